@@ -1,0 +1,72 @@
+"""The one table of environment variables: every name that procgroup reads, its type, default and meaning.
+
+No other file reads ``os.environ`` for a variable of its own; they call the readers below.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable. ``get()`` reads it now; an unusable value raises ValueError that names it."""
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    meaning: str
+
+    def get(self) -> T:
+        text = os.environ.get(self.name)
+        if text is None or text == "":
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"environment variable {self.name}={text!r} is not usable: {error}") from error
+
+    def is_set(self) -> bool:
+        return bool(os.environ.get(self.name))
+
+
+def _flag(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("expected 1 or 0")
+
+
+def _transport(text: str) -> str:
+    if text not in ("auto", "shm", "tcp"):
+        raise ValueError("expected auto, shm or tcp")
+    return text
+
+
+RANK = Variable[int | None]("RANK", int, None, "This process's global rank.")
+WORLD_SIZE = Variable[int | None]("WORLD_SIZE", int, None, "How many ranks there are.")
+LOCAL_RANK = Variable[int | None]("LOCAL_RANK", int, None, "This process's rank on its host.")
+LOCAL_WORLD_SIZE = Variable[int | None]("LOCAL_WORLD_SIZE", int, None, "How many ranks this host has.")
+MASTER_ADDR = Variable[str]("MASTER_ADDR", str, "", "Where the store listens: host name or address.")
+MASTER_PORT = Variable[int | None]("MASTER_PORT", int, None, "Where the store listens: TCP port.")
+PROCGROUP_INIT_METHOD = Variable[str]("PROCGROUP_INIT_METHOD", str, "", "The init_method when none is given.")
+TORCH_DISTRIBUTED_INIT_METHOD = Variable[str](
+    "TORCH_DISTRIBUTED_INIT_METHOD", str, "", "The same, under torch's name; PROCGROUP_INIT_METHOD wins."
+)
+PROCGROUP_STORE = Variable[str](
+    "PROCGROUP_STORE", str, "", "host:port of a store that the launcher hosts; ranks connect to it as clients."
+)
+PROCGROUP_JOB_KEY = Variable[str](
+    "PROCGROUP_JOB_KEY", str, "", "The job's secret, in hex; stores and data connections prove it. Set by the launcher."
+)
+PROCGROUP_TRANSPORT = Variable[str](
+    "PROCGROUP_TRANSPORT", _transport, "auto", "auto, shm (fail without shared memory) or tcp (never use it)."
+)
+TORCHELASTIC_RUN_ID = Variable[str]("TORCHELASTIC_RUN_ID", str, "", "Set in every process that a launcher started.")

@@ -1,0 +1,229 @@
+"""Every exception that procgroup raises.
+
+::
+
+    RuntimeError
+    └── DistError                      anything that goes wrong between ranks
+        ├── DistBackendError           in a process group
+        │   ├── OperationError         in one call: has op, sequence, group, rank, size
+        │   │   ├── CollectiveMismatch     the ranks did not make the same call
+        │   │   ├── CollectiveTimeout      the deadline passed before every rank arrived
+        │   │   ├── PeerLost               a rank's process ended
+        │   │   ├── PeerFailed             a rank left this call with an error of its own
+        │   │   └── GroupBroken            an earlier failure ended this group
+        │   └── ForkedProcessError     a group was used in a forked child
+        ├── DistNetworkError           a connection could not be made
+        ├── DistStoreError             in a key-value store
+        │   ├── QueueEmptyError        queue_pop(block=False) found nothing
+        │   ├── StoreTimeout           the deadline passed before the keys were there
+        │   ├── StoreLost              the store's server is gone
+        │   └── StoreLimitError        a key or value is larger than the store takes
+        └── RendezvousError            while ranks find each other
+            ├── RendezvousTimeout      some ranks never came; names them
+            └── RendezvousConflict     two ranks claim one place, or disagree on the world size
+
+Each is built from data and keeps it as attributes; the text follows from the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class DistError(RuntimeError):
+    """Anything that goes wrong between ranks."""
+
+
+class DistBackendError(DistError):
+    """A process group could not do what it was asked."""
+
+
+class OperationError(DistBackendError):
+    """One call on a process group failed on this rank.
+
+    Attributes: ``op`` (name of the operation), ``sequence`` (its number in the group), ``group``
+    (the group's name), ``rank`` and ``size`` (this rank in the group, and how many there are).
+    """
+
+    def __init__(
+        self,
+        happened: str,
+        *,
+        op: str,
+        sequence: int,
+        group: str,
+        rank: int,
+        size: int,
+        advice: str = "",
+    ) -> None:
+        self.op = op
+        self.sequence = sequence
+        self.group = group
+        self.rank = rank
+        self.size = size
+        text = f"{op} #{sequence} on group {group} (rank {rank} of {size}): {happened}"
+        super().__init__(f"{text}. {advice}" if advice else text)
+
+
+class CollectiveMismatch(OperationError):
+    """The ranks did not make the same call; no array was changed on any rank.
+
+    ``calls`` maps each rank to the description of the call that it made.
+    """
+
+    def __init__(self, *, calls: Mapping[int, str], **call: Any) -> None:
+        self.calls = dict(calls)
+        mine = self.calls[call["rank"]]
+        others = "; ".join(
+            f"rank {rank} called {text}" for rank, text in sorted(self.calls.items()) if text != mine
+        )
+        super().__init__(
+            f"the ranks made different calls; expected {mine} on every rank, got: {others}",
+            advice="Make the same call with the same op, dtype, count and root on every rank; "
+            "no array was changed.",
+            **call,
+        )
+
+
+class CollectiveTimeout(OperationError):
+    """The deadline passed before every rank arrived. ``missing`` lists the ranks, ``seconds`` the limit."""
+
+    def __init__(self, *, missing: Sequence[int], seconds: float, **call: Any) -> None:
+        self.missing = tuple(missing)
+        self.seconds = seconds
+        super().__init__(
+            f"not complete after {seconds:g} s; still waiting for {_ranks(self.missing)}",
+            advice="See what those ranks are doing, or pass a longer timeout.",
+            **call,
+        )
+
+
+class PeerLost(OperationError):
+    """The process of a rank ended. ``peer`` is its rank in the group, ``pid`` its process, ``how`` what is known."""
+
+    def __init__(self, *, peer: int, pid: int, how: str, **call: Any) -> None:
+        self.peer = peer
+        self.pid = pid
+        self.how = how
+        super().__init__(
+            f"lost rank {peer} (pid {pid}): {how}",
+            advice="An array that this call was writing in place may be half done. "
+            "Look at that rank's own output for the cause.",
+            **call,
+        )
+
+
+class PeerFailed(OperationError):
+    """A rank left this call with an error of its own. ``peer`` is its rank, ``reason`` what it said."""
+
+    def __init__(self, *, peer: int, reason: str, **call: Any) -> None:
+        self.peer = peer
+        self.reason = reason
+        super().__init__(
+            f"rank {peer} gave up: {reason}",
+            advice=f"Look at rank {peer}'s own error for the cause.",
+            **call,
+        )
+
+
+class GroupBroken(OperationError):
+    """An earlier failure ended this group. ``reason`` is that failure's text."""
+
+    def __init__(self, *, reason: str, **call: Any) -> None:
+        self.reason = reason
+        super().__init__(
+            f"this group ended with an earlier failure: {reason}",
+            advice="Destroy the group and make a new one.",
+            **call,
+        )
+
+
+class ForkedProcessError(DistBackendError):
+    """A process group was used in a forked child, which shares no connection with the other ranks."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} was used in a forked child of the process that made it; "
+            "call init_process_group in the child, or use only arrays there."
+        )
+
+
+class DistNetworkError(DistError):
+    """A connection could not be made."""
+
+
+class DistStoreError(DistError):
+    """A key-value store could not do what it was asked."""
+
+
+class QueueEmptyError(DistStoreError):
+    """``queue_pop(block=False)`` found nothing."""
+
+
+class StoreTimeout(DistStoreError):
+    """The deadline passed before the keys were there. ``keys`` are all that were waited for."""
+
+    def __init__(self, *, keys: Sequence[str], seconds: float) -> None:
+        self.keys = tuple(keys)
+        self.seconds = seconds
+        super().__init__(f"wait timeout after {round(seconds * 1000)}ms, keys: {', '.join(self.keys)}")
+
+
+class StoreLost(DistStoreError):
+    """The store's server is gone. ``host`` and ``port`` say which."""
+
+    def __init__(self, *, host: str, port: int, reason: str) -> None:
+        self.host = host
+        self.port = port
+        super().__init__(f"lost the store at {host}:{port}: {reason}. Look at the process that hosts it.")
+
+
+class StoreLimitError(DistStoreError):
+    """A key or value is larger than the store takes. Nothing was stored."""
+
+    def __init__(self, *, what: str, size: int, limit: int) -> None:
+        self.size = size
+        self.limit = limit
+        super().__init__(f"{what} of {size} bytes is larger than the limit of {limit} bytes")
+
+
+class RendezvousError(DistError):
+    """The ranks could not find each other."""
+
+
+class RendezvousTimeout(RendezvousError):
+    """Some ranks never came. ``missing`` lists them; ``joined`` maps the others to where they joined from."""
+
+    def __init__(self, *, missing: Sequence[int], joined: Mapping[int, str], size: int, seconds: float) -> None:
+        self.missing = tuple(missing)
+        self.joined = dict(joined)
+        self.size = size
+        self.seconds = seconds
+        where = ", ".join(f"{rank}@{place}" for rank, place in sorted(self.joined.items())) or "none"
+        super().__init__(
+            f"rendezvous not complete after {seconds:g} s: still missing {_ranks(self.missing)} of {size} "
+            f"(joined: {where}). Start the missing ranks with the same address and world size."
+        )
+
+
+class RendezvousConflict(RendezvousError):
+    """Two processes claim one rank, or the ranks disagree on the world size."""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+
+
+_OPERATION_ERRORS: dict[str, type[OperationError]] = {
+    "mismatch": CollectiveMismatch,
+    "timeout": CollectiveTimeout,
+    "lost": PeerLost,
+    "failed": PeerFailed,
+    "broken": GroupBroken,
+}
+
+
+def from_native(kind: str, data: Mapping[str, Any]) -> DistError:
+    """Build the exception for a failure that the native engine reports as data."""
+    return _OPERATION_ERRORS[kind](**data)

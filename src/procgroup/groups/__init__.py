@@ -1,0 +1,1 @@
+"""Process groups, and what they ask of a backend."""

@@ -1,0 +1,1 @@
+"""Key-value stores, through which processes find each other."""

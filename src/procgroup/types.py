@@ -1,0 +1,52 @@
+"""Value types that every room shares."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import IntEnum
+
+Timeout = timedelta | float | int
+"""A length of time: a ``timedelta``, or a number of seconds."""
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+"""How long a process group's operations may take when nobody says otherwise."""
+
+DEFAULT_STORE_TIMEOUT = timedelta(minutes=5)
+"""How long a store's waiting operations may take when nobody says otherwise."""
+
+
+class ReduceOp(IntEnum):
+    """How the elements of the ranks are combined. The numbers are those of the native engine.
+
+    ``AVG`` divides the sum by the number of ranks and exists for floating-point arrays only;
+    ``BAND``, ``BOR`` and ``BXOR`` exist for integers and bool only.
+    """
+
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+
+
+def seconds(timeout: Timeout) -> float:
+    """Return a timeout in seconds.
+
+    Raises TypeError for anything but a ``timedelta``, an ``int`` or a ``float``, and ValueError
+    for a negative or not-a-number length.
+    """
+    if isinstance(timeout, timedelta):
+        length = timeout.total_seconds()
+    elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        length = float(timeout)
+    else:
+        raise TypeError(
+            f"expected timeout to be a datetime.timedelta or a number of seconds, "
+            f"got {timeout!r} of type {type(timeout).__name__}"
+        )
+    if not length >= 0:
+        raise ValueError(f"expected timeout to be at least 0 seconds, got {length}")
+    return length
