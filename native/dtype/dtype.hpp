@@ -1,0 +1,36 @@
+// Element types and reduce ops, and the one function that combines elements.
+//
+// Vocabulary: a *source* is one rank's elements; sources are given in rank order and combined lower
+// rank first, so that every rank that combines the same sources gets the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace procgroup {
+
+enum class Dtype : uint8_t {
+  kBool, kInt8, kUint8, kInt16, kUint16, kInt32, kUint32, kInt64, kUint64,
+  kFloat16, kBfloat16, kFloat32, kFloat64,
+};
+inline constexpr int kDtypes = 13;
+
+// The numbers are those of procgroup.types.ReduceOp.
+enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor };
+inline constexpr int kReduceOps = 8;
+
+size_t dtype_size(Dtype dtype);
+const char* dtype_name(Dtype dtype);      // NumPy's name: "float32", "bfloat16"
+const char* reduce_op_name(ReduceOp op);  // "SUM"
+
+// Whether `op` means something on `dtype`: AVG on floating point only, B* on integers and bool only.
+bool supports(ReduceOp op, Dtype dtype);
+
+// out[i] = sources[0][i] op sources[1][i] op ... for i < count; AVG divides the sum by `source_count`.
+// `out` may be the same address as any source; otherwise out and sources do not overlap.
+// float16 and bfloat16 are accumulated in float32 and rounded once. MIN and MAX: a NaN in any source
+// gives NaN; -0.0 counts as smaller than +0.0. bool: SUM, MAX, BOR are "or"; PRODUCT, MIN, BAND "and".
+// Integer sums and products wrap. Vectorised; the instruction set is chosen at run time.
+void reduce(Dtype dtype, ReduceOp op, void* out, const void* const* sources, int source_count, size_t count);
+
+}  // namespace procgroup

@@ -1,0 +1,21 @@
+// What made an operation fail, as data. The bindings turn it into an exception of procgroup.errors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace procgroup {
+
+struct Failure {
+  enum class Kind : uint8_t { kMismatch, kTimeout, kLost, kFailed, kBroken, kInterrupted, kAborted };
+  Kind kind;
+  int peer = -1;                    // kLost, kFailed: the group rank
+  int64_t pid = 0;                  // kLost
+  std::string reason;               // kLost: how; kFailed, kBroken: the text
+  double seconds = 0;               // kTimeout: the limit that passed
+  std::vector<int> missing;         // kTimeout: group ranks that have not arrived
+  std::vector<std::string> calls;   // kMismatch: by group rank, what each called
+};
+
+}  // namespace procgroup

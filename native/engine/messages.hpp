@@ -1,0 +1,73 @@
+// Point-to-point messages over channels: framing, matching by (group, tag), eager and rendezvous.
+//
+// Vocabulary. A *message* goes from one rank to another under a *key* (group, tag); messages with one
+// key between two ranks arrive in the order in which they were sent. A message of at most kEagerBytes
+// is *eager*: it is written at once and, when nobody has asked for it yet, kept by the receiver as
+// *unexpected*. A larger one announces itself, waits until the receiver has matched it (*granted*),
+// and then streams into the receiver's own buffer. The same frames run over sockets and shared memory.
+//
+// Messages is not thread-safe: the engine holds one mutex around every call.
+#pragma once
+
+#include <poll.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/operation.hpp"
+#include "transport/channel.hpp"
+
+namespace procgroup {
+
+inline constexpr size_t kEagerBytes = 16 * 1024;
+inline constexpr int kAnySource = -1;
+
+struct MessageKey {
+  uint64_t group;
+  uint64_t tag;  // users' tags are below 2^63; the engine's own have the highest bit set
+  bool operator==(const MessageKey&) const = default;
+};
+
+// One send or receive. Its buffer must live until is_over().
+class Transfer : public Operation {
+ public:
+  int source = -1;      // receives, when over: the world rank that it came from
+  size_t bytes = 0;     // receives, when over: how many bytes came
+};
+
+class Messages {
+ public:
+  explicit Messages(int rank, int world_size);
+  ~Messages();
+
+  void attach(int peer, std::unique_ptr<Channel> channel);
+  bool attached(int peer) const;
+
+  // Start a transfer; `peer` is a world rank. A message whose size differs from the receive's
+  // capacity fails that receive (Failure kFailed, saying both sizes); the channel stays usable.
+  std::shared_ptr<Transfer> send(int peer, MessageKey key, const void* data, size_t bytes);
+  // `sources` restricts kAnySource to these world ranks (the group's members).
+  std::shared_ptr<Transfer> receive(int peer, MessageKey key, void* data, size_t capacity,
+                                    const std::vector<int>* sources = nullptr);
+  // Give up a transfer that is not over; it fails with `failure` and its buffer is not touched again.
+  void cancel(Transfer& transfer, Failure failure);
+
+  // Advance every channel as far as it goes now; tell whether anything moved.
+  bool pump();
+
+  // Every transfer with that peer fails with this failure, now and later.
+  void fail_peer(int peer, Failure failure);
+
+  // What to poll while waiting for sockets (events already set).
+  void descriptors(std::vector<pollfd>& into) const;
+  // Whether everything that was sent has left this process.
+  bool flushed() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace procgroup

@@ -1,0 +1,42 @@
+// One issued call on this rank, in a form that can be advanced a little at a time by any thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "engine/failure.hpp"
+
+namespace procgroup {
+
+enum class Progress {
+  kDone,     // over, well or badly
+  kMoved,    // something was done; call again
+  kWaiting,  // nothing can be done before another rank acts
+};
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+
+  // Do what can be done now, without ever waiting. One thread at a time.
+  virtual Progress advance() = 0;
+
+  // Group ranks that this operation is waiting for now (for error texts; may be approximate).
+  virtual std::vector<int> missing() const = 0;
+
+  bool is_over() const { return over_.load(std::memory_order_acquire); }
+  const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
+
+  void finish() { over_.store(true, std::memory_order_release); }
+  void fail(Failure failure) {
+    failure_.emplace(std::move(failure));
+    over_.store(true, std::memory_order_release);
+  }
+
+ private:
+  std::optional<Failure> failure_;
+  std::atomic<bool> over_{false};
+};
+
+}  // namespace procgroup
