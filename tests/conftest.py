@@ -1,0 +1,60 @@
+"""What holds for every test: a hard time limit that shows all stacks, no core files, nothing left running."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+# Ranks outnumber cores in most tests; a thread pool per rank would only make them wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    os.environ.pop(_name, None)
+
+SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
+"""Whether the tests take seeded samples of their large products (``make test``) or all of them (``make test-all``)."""
+
+# The servers that multiprocessing keeps for the whole run.
+_SERVERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a stack dump ends with SIGABRT
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    torch_is_missing = importlib.util.find_spec("torch") is None
+    for item in items:
+        if SAMPLED and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="runs in make test-all"))
+        if torch_is_missing and item.get_closest_marker("torch"):
+            item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
+
+
+@pytest.fixture(scope="session")
+def sampled() -> bool:
+    return SAMPLED
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Fail a test that leaves processes of its own behind, after killing them."""
+    before = set(psutil.Process().children())
+    yield
+    left = [process for process in set(psutil.Process().children()) - before if not _is_server(process)]
+    _, running = psutil.wait_procs(left, timeout=1)
+    for process in running:
+        process.kill()
+    assert not running, f"the test left these running: {running}"
+
+
+def _is_server(process: psutil.Process) -> bool:
+    try:
+        return any(name in " ".join(process.cmdline()) for name in _SERVERS)
+    except psutil.Error:
+        return False

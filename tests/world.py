@@ -1,0 +1,363 @@
+"""Run a function, a script or a command as real processes with a deadline, and collect what became of them.
+
+A *world* is a number of ranks that were started together. Each rank is a process of its own with RANK,
+WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set; its output goes to a file; its
+return value or exception comes back as an `Outcome`. Ranks are forked from a server process that has
+imported NumPy already, so a world of 4 starts in some 50 ms::
+
+    def add(rank, size, amount):
+        dist.init_process_group()
+        ...
+        return total
+
+    assert run(add, 4, args=(1,)) == [6, 6, 6, 6]          # raises WorldFailed when a rank fails
+
+    with start(add, 4, args=(1,)) as world:                # to interfere while it runs
+        world.wait_for_output(0, "ready")
+        world.kill(2)
+        outcomes = world.wait(timeout=5)
+    assert isinstance(outcomes[0].error, PeerLost)
+
+    done = run_command([sys.executable, "-m", "procgroup", "run", "script.py"], timeout=30)
+
+A world that is not over at its deadline is made to dump the Python stacks of all its threads on all its
+ranks, is killed, and `WorldTimeout` shows everything. The function must stand at the top of its module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for_sentinels
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+DEFAULT_TIMEOUT = 30.0
+"""Seconds that a world may take when the test does not say."""
+
+_DUMP_SECONDS = 1.0
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(["numpy", "ml_dtypes", "pytest", "world"])
+
+
+@dataclass
+class Outcome:
+    """What became of one rank: its return value, or what it raised, and all that it printed."""
+
+    rank: int
+    value: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    exit_code: int | None = None
+    """As subprocess has it: negative for a signal."""
+    output: str = ""
+    """stdout and stderr together."""
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and self.exit_code == 0
+
+
+class WorldFailed(AssertionError):
+    """A rank raised, or ended with another exit status than 0. ``outcomes`` has them all."""
+
+    def __init__(self, outcomes: Sequence[Outcome], headline: str = "a rank failed") -> None:
+        self.outcomes = list(outcomes)
+        super().__init__(headline + "".join(_describe(outcome) for outcome in outcomes))
+
+
+class WorldTimeout(WorldFailed):
+    """The world was not over at its deadline; the outputs end with the stacks of the ranks that hung."""
+
+
+class World:
+    """Ranks that were started together. Use as a context manager: leaving it kills those that still run."""
+
+    def __init__(self, directory: str, processes: Sequence[Any]) -> None:
+        self._directory = directory
+        self._processes = list(processes)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def is_alive(self, rank: int) -> bool:
+        return bool(self._processes[rank].is_alive())
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to one rank."""
+        os.kill(self._processes[rank].pid, number)
+
+    def output(self, rank: int) -> str:
+        """Return what a rank has printed so far."""
+        return Path(self._directory, f"{rank}.output").read_text(errors="replace")
+
+    def wait_for_output(self, rank: int, text: str, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Wait until a rank has printed ``text``."""
+        deadline = time.monotonic() + timeout
+        while text not in self.output(rank):
+            if not self.is_alive(rank) and text not in self.output(rank):
+                raise WorldFailed([self._outcome(rank)], f"rank {rank} ended before it printed {text!r}")
+            if time.monotonic() > deadline:
+                raise self._time_out(f"rank {rank} did not print {text!r} within {timeout:g} s")
+            time.sleep(0.005)
+
+    def wait(self, timeout: float = DEFAULT_TIMEOUT) -> list[Outcome]:
+        """Wait until every rank has ended and return the outcomes in rank order; raise WorldTimeout."""
+        deadline = time.monotonic() + timeout
+        while running := [process for process in self._processes if process.exitcode is None]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._time_out(f"not over after {timeout:g} s")
+            wait_for_sentinels([process.sentinel for process in running], left)
+        return [self._outcome(rank) for rank in range(len(self._processes))]
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.exitcode is None:
+                process.kill()
+            process.join()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _time_out(self, headline: str) -> WorldTimeout:
+        hung = [rank for rank, process in enumerate(self._processes) if process.exitcode is None]
+        for rank in hung:
+            _signal(self._processes[rank].pid, signal.SIGCONT, signal.SIGABRT)
+        wait_for_sentinels([self._processes[rank].sentinel for rank in hung], _DUMP_SECONDS)
+        time.sleep(0.2)
+        self.close()
+        outcomes = [self._outcome(rank) for rank in range(len(self._processes))]
+        return WorldTimeout(outcomes, f"{headline}; still running: ranks {hung}")
+
+    def _outcome(self, rank: int) -> Outcome:
+        outcome = Outcome(rank, exit_code=self._processes[rank].exitcode, output=self.output(rank))
+        with contextlib.suppress(FileNotFoundError):
+            result = Path(self._directory, f"{rank}.result").read_bytes()
+            outcome.value, parts, outcome.traceback = pickle.loads(result)
+            outcome.error = _rebuild(*parts) if parts else None
+        return outcome
+
+
+def start(
+    function: Callable[..., Any],
+    size: int,
+    *,
+    args: Sequence[Any] = (),
+    environment: Mapping[str, str] | None = None,
+    environments: Sequence[Mapping[str, str]] | None = None,
+) -> World:
+    """Start ``function(rank, size, *args)`` on ``size`` ranks; ``environments`` adds variables rank by rank."""
+    if "<locals>" in function.__qualname__:
+        raise TypeError(f"{function.__qualname__} must stand at the top of its module, so that a process can find it")
+    directory = tempfile.mkdtemp(prefix="world-")
+    port = free_port()
+    processes = []
+    for rank in range(size):
+        variables = rank_environment(rank, size, port, environment)
+        variables.update(environments[rank] if environments else {})
+        where = (inspect.getfile(function), function.__qualname__)
+        process = _server.Process(target=_be_rank, args=(directory, rank, size, where, tuple(args), variables))
+        Path(directory, f"{rank}.output").touch()
+        process.start()
+        processes.append(process)
+    return World(directory, processes)
+
+
+def run(
+    function: Callable[..., Any],
+    size: int,
+    *,
+    args: Sequence[Any] = (),
+    timeout: float = DEFAULT_TIMEOUT,
+    environment: Mapping[str, str] | None = None,
+    environments: Sequence[Mapping[str, str]] | None = None,
+) -> list[Any]:
+    """Run ``function(rank, size, *args)`` on ``size`` ranks and return what each returned; raise WorldFailed."""
+    outcomes = attempt(function, size, args=args, timeout=timeout, environment=environment, environments=environments)
+    if not all(outcome.ok for outcome in outcomes):
+        raise WorldFailed(outcomes)
+    return [outcome.value for outcome in outcomes]
+
+
+def attempt(
+    function: Callable[..., Any],
+    size: int,
+    *,
+    args: Sequence[Any] = (),
+    timeout: float = DEFAULT_TIMEOUT,
+    environment: Mapping[str, str] | None = None,
+    environments: Sequence[Mapping[str, str]] | None = None,
+) -> list[Outcome]:
+    """Run as `run` does, but return the outcomes, also of ranks that failed."""
+    with start(function, size, args=args, environment=environment, environments=environments) as world:
+        return world.wait(timeout)
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    environment: Mapping[str, str] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    standard_input: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end, whatever its exit status; stdout and stderr come back as text.
+
+    At the deadline it and all its descendants dump their stacks and are killed, and WorldTimeout is raised.
+    """
+    with (
+        tempfile.TemporaryFile("w+") as stdout,
+        tempfile.TemporaryFile("w+") as stderr,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=directory,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
+            text=True,
+        ) as process,
+    ):
+        timed_out = False
+        try:
+            process.communicate(standard_input, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            _dump_and_kill(process.pid)
+            process.wait()
+        stdout.seek(0)
+        stderr.seek(0)
+        done = subprocess.CompletedProcess(command, process.returncode, stdout.read(), stderr.read())
+    if timed_out:
+        outcome = Outcome(0, exit_code=done.returncode, output=done.stdout + done.stderr)
+        raise WorldTimeout([outcome], f"{' '.join(command)}: not over after {timeout:g} s")
+    return done
+
+
+def free_port() -> int:
+    """Return a TCP port on which nothing listens now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def rank_environment(rank: int, size: int, port: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's environment with the variables of one rank of a world on this host."""
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **(environment or {}),
+    }
+
+
+def _be_rank(
+    directory: str, rank: int, size: int, where: tuple[str, str], args: tuple[Any, ...], variables: dict[str, str]
+) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    output = os.open(Path(directory, f"{rank}.output"), os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(sys.stderr)
+    atexit._clear()  # those of the server process are not this rank's
+    failed = True
+    try:
+        value = _find(*where)(rank, size, *args)
+        pickle.loads(result := pickle.dumps((value, None, "")))
+        failed = False
+    except (Exception, KeyboardInterrupt) as error:
+        result = _pickled_error(error)
+    partial = Path(directory, f"{rank}.partial")
+    partial.write_bytes(result)
+    partial.rename(Path(directory, f"{rank}.result"))
+    atexit._run_exitfuncs()  # multiprocessing ends without them, a program does not
+    sys.exit(int(failed))
+
+
+def _find(file: str, qualname: str) -> Callable[..., Any]:
+    specification = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    found: Any = module
+    for name in qualname.split("."):
+        found = getattr(found, name)
+    return found  # type: ignore[no-any-return]
+
+
+def _pickled_error(error: BaseException) -> bytes:
+    """Take an exception apart: pickle cannot rebuild one whose constructor takes other arguments than its args."""
+    attributes = {name: value for name, value in vars(error).items() if _can_pickle(value)}
+    parts = (type(error), error.args if _can_pickle(error.args) else (str(error),), attributes)
+    if not _can_pickle(type(error)):
+        parts = (RuntimeError, (repr(error),), {})
+    return pickle.dumps((None, parts, traceback.format_exc()))
+
+
+def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+def _can_pickle(value: Any) -> bool:
+    try:
+        pickle.loads(pickle.dumps(value))
+        return True
+    except Exception:
+        return False
+
+
+def _describe(outcome: Outcome) -> str:
+    end = f"exit status {outcome.exit_code}" if outcome.exit_code else "ok" if outcome.ok else "raised"
+    return f"\n--- rank {outcome.rank}: {end}\n{outcome.output}{outcome.traceback}"
+
+
+def _signal(pid: int, *numbers: int) -> None:
+    for number in numbers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _dump_and_kill(pid: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]
+        for process in family:
+            _signal(process.pid, signal.SIGCONT, signal.SIGABRT)
+        _, alive = psutil.wait_procs(family, _DUMP_SECONDS)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
