@@ -1,0 +1,25 @@
+// What the engine asks of the language that it is called from.
+#pragma once
+
+namespace procgroup {
+
+// For Python: the global interpreter lock, and signals that Python code wants to handle.
+class Host {
+ public:
+  virtual ~Host() = default;
+  // Let other threads of the language run; take the lock back.
+  virtual void unlock() = 0;
+  virtual void lock() = 0;
+  // Called unlocked: whether the caller must stop waiting (a signal handler raised). Leaves it unlocked.
+  virtual bool interrupted() = 0;
+};
+
+// Callers that are not Python: nothing to let go of, nobody interrupts.
+class NoHost final : public Host {
+ public:
+  void unlock() override {}
+  void lock() override {}
+  bool interrupted() override { return false; }
+};
+
+}  // namespace procgroup

@@ -1,0 +1,43 @@
+#include "transport/descriptor.hpp"
+
+namespace procgroup {
+namespace {
+
+// One round of a multiply-xorshift hash: cheap, and every input bit reaches every output bit.
+uint64_t mix(uint64_t hash, uint64_t word) {
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+  return hash ^ (hash >> 29);
+}
+
+}  // namespace
+
+const char* op_name(OpKind op) {
+  switch (op) {
+    case OpKind::kBarrier: return "barrier";
+    case OpKind::kBroadcast: return "broadcast";
+    case OpKind::kReduce: return "reduce";
+    case OpKind::kAllReduce: return "all_reduce";
+    case OpKind::kAllGather: return "all_gather";
+    case OpKind::kSend: return "send";
+    case OpKind::kRecv: return "recv";
+  }
+  return "unknown operation";
+}
+
+uint64_t Descriptor::fingerprint() const {
+  const uint64_t kinds = uint64_t{static_cast<uint8_t>(op)} | uint64_t{static_cast<uint8_t>(dtype)} << 8 |
+                         uint64_t{static_cast<uint8_t>(reduce_op)} << 16 |
+                         uint64_t{static_cast<uint32_t>(root)} << 32;
+  return mix(mix(mix(mix(0x70726f6367726f75, group), sequence), kinds), count);
+}
+
+std::string Descriptor::describe() const {
+  std::string text = op_name(op);
+  if (op == OpKind::kBarrier) return text;
+  if (op == OpKind::kReduce || op == OpKind::kAllReduce) text += std::string("(") + reduce_op_name(reduce_op) + ")";
+  text += " of " + std::to_string(count) + " " + dtype_name(dtype);
+  if (root >= 0) text += (op == OpKind::kBroadcast ? " from rank " : " to rank ") + std::to_string(root);
+  return text;
+}
+
+}  // namespace procgroup
