@@ -1,6 +1,7 @@
 // The Python module procgroup._native: each room of the engine binds itself in a file of its own.
-#include <nanobind/nanobind.h>
+#include "bindings.hpp"
 
 NB_MODULE(_native, module) {
   module.doc() = "The native engine of procgroup; use the procgroup package instead.";
+  bind_kernels(module);
 }

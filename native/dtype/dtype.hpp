@@ -10,8 +10,19 @@
 namespace procgroup {
 
 enum class Dtype : uint8_t {
-  kBool, kInt8, kUint8, kInt16, kUint16, kInt32, kUint32, kInt64, kUint64,
-  kFloat16, kBfloat16, kFloat32, kFloat64,
+  kBool,
+  kInt8,
+  kUint8,
+  kInt16,
+  kUint16,
+  kInt32,
+  kUint32,
+  kInt64,
+  kUint64,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
 };
 inline constexpr int kDtypes = 13;
 

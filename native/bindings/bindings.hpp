@@ -1,0 +1,6 @@
+// One function per room: each adds its names to procgroup._native.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_kernels(nanobind::module_& module);

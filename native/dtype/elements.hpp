@@ -1,0 +1,91 @@
+// How each dtype is loaded from memory, and stored again after its elements were combined.
+//
+// An *element* type names its Storage (what lies in memory) and its Accumulator (what is combined).
+// Only kernels.cpp includes this file, once per instruction set: everything is in that set's own
+// namespace, so that the linker cannot replace code for one processor by code for another.
+#pragma once
+
+#include <cstdint>
+
+namespace procgroup::PROCGROUP_KERNELS {
+namespace {
+
+// An element at any address: arrays inside of messages and files need not be aligned.
+template <class T>
+struct __attribute__((packed, may_alias)) Unaligned {
+  T value;
+};
+
+// A dtype that is combined as it lies in memory.
+template <class T>
+struct Plain {
+  using Storage = T;
+  using Accumulator = T;
+  static T load(T stored) { return stored; }
+  static T store(T accumulated) { return accumulated; }
+};
+
+inline float float_from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+inline uint32_t bits_of_float(float value) { return __builtin_bit_cast(uint32_t, value); }
+
+struct Bfloat16 {
+  using Storage = uint16_t;
+  using Accumulator = float;
+
+  static float load(uint16_t stored) { return float_from_bits(uint32_t{stored} << 16); }
+
+  // To nearest, ties to even; a NaN stays one (rounding it up could carry into infinity).
+  static uint16_t store(float value) {
+    const uint32_t bits = bits_of_float(value);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const uint32_t quiet = (bits >> 16) | 0x40;
+    return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+  }
+};
+
+// Integer arithmetic that gives the bits of the F16C instructions, NaNs included, and that compilers
+// vectorise: every case is computed and the right one selected.
+struct Float16 {
+  using Storage = uint16_t;
+  using Accumulator = float;
+
+  static float load(uint16_t stored) {
+    const uint32_t magnitude = stored & 0x7fffu;
+    const uint32_t shifted = magnitude << 13;
+    const uint32_t normal = shifted + (112u << 23);  // from exponent bias 15 to 127
+    const uint32_t subnormal = bits_of_float(float_from_bits(shifted + (113u << 23)) - float_from_bits(113u << 23));
+    const uint32_t special = shifted | 0x7f800000u | (magnitude > 0x7c00u ? 0x400000u : 0u);
+    const uint32_t finite = magnitude < 0x400u ? subnormal : normal;
+    return float_from_bits((magnitude >= 0x7c00u ? special : finite) | (stored & 0x8000u) << 16);
+  }
+
+  static uint16_t store(float value) {
+    const uint32_t bits = bits_of_float(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
+    // The last bit of 0.5f weighs as much as the smallest float16: the addition rounds to it.
+    const uint32_t subnormal = bits_of_float(float_from_bits(magnitude) + 0.5f) - bits_of_float(0.5f);
+    const uint32_t not_a_number = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+    const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+    const uint32_t bounded = magnitude >= 0x477ff000u ? 0x7c00u : finite;
+    return static_cast<uint16_t>((magnitude > 0x7f800000u ? not_a_number : bounded) | (bits >> 16 & 0x8000u));
+  }
+};
+
+// The 16-bit floating-point dtypes as integers in the order of their values, -0.0 before +0.0, for MIN
+// and MAX. NaNs become kNan, the integer that wins.
+template <uint16_t kInfinity, int16_t kNan>
+struct Ordered16 {
+  using Storage = uint16_t;
+  using Accumulator = int16_t;
+
+  static int16_t flip(int16_t bits) { return static_cast<int16_t>(bits ^ ((bits >> 15) & 0x7fff)); }
+  static int16_t load(uint16_t stored) {
+    const int16_t key = flip(static_cast<int16_t>(stored));
+    return (stored & 0x7fff) > kInfinity ? kNan : key;
+  }
+  static uint16_t store(int16_t key) { return static_cast<uint16_t>(flip(key)); }
+};
+
+}  // namespace
+}  // namespace procgroup::PROCGROUP_KERNELS

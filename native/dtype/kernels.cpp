@@ -1,0 +1,185 @@
+// The element kernels, compiled once per instruction set into the namespace PROCGROUP_KERNELS.
+//
+// Every kernel is a plain loop that the compiler vectorises; only float16 with F16C is written with
+// intrinsics, because compilers do not vectorise that conversion. Two, three and four sources are
+// combined in registers. More go through an accumulator that stays in the first-level cache:
+//
+//     sources  0 1 | 2 | 3 | ... | n-1
+//               \|   |   |         |
+//     block     [accumulator]  ->  out        and then the next block
+#include "dtype/kernels.hpp"
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+#include "dtype/combine.hpp"
+#include "dtype/elements.hpp"
+
+// `out` may be one of the sources, at the same address: iterations are independent although the
+// compiler cannot know it.
+#ifdef __clang__
+#define PROCGROUP_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define PROCGROUP_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+namespace procgroup::PROCGROUP_KERNELS {
+namespace {
+
+constexpr size_t kBlockBytes = 8192;
+
+template <class Element>
+using Source = const Unaligned<typename Element::Storage>*;
+
+template <class Element>
+Source<Element> source_at(const void* const* sources, int index, size_t begin) {
+  return static_cast<Source<Element>>(sources[index]) + begin;
+}
+
+template <class Element>
+typename Element::Accumulator load(Source<Element> source, size_t index) {
+  return Element::load(source[index].value);
+}
+
+template <class Element, class Op, int kSources>
+void combine_in_registers(void* out, const void* const* sources, size_t count) {
+  const auto first = source_at<Element>(sources, 0, 0);
+  const auto second = source_at<Element>(sources, 1, 0);
+  const auto third = kSources > 2 ? source_at<Element>(sources, 2, 0) : nullptr;
+  const auto fourth = kSources > 3 ? source_at<Element>(sources, 3, 0) : nullptr;
+  const auto target = static_cast<Unaligned<typename Element::Storage>*>(out);
+  PROCGROUP_INDEPENDENT
+  for (size_t i = 0; i < count; ++i) {
+    auto value = Op::combine(load<Element>(first, i), load<Element>(second, i));
+    if constexpr (kSources > 2) value = Op::combine(value, load<Element>(third, i));
+    if constexpr (kSources > 3) value = Op::combine(value, load<Element>(fourth, i));
+    target[i].value = Element::store(Op::finish(value, kSources));
+  }
+}
+
+template <class Element, class Op>
+void combine_block(void* out, const void* const* sources, int source_count, size_t begin, size_t count) {
+  using Accumulator = typename Element::Accumulator;
+  alignas(64) Accumulator accumulator[kBlockBytes / sizeof(Accumulator)];
+  const auto first = source_at<Element>(sources, 0, begin);
+  const auto second = source_at<Element>(sources, 1, begin);
+  for (size_t i = 0; i < count; ++i) accumulator[i] = Op::combine(load<Element>(first, i), load<Element>(second, i));
+  for (int next = 2; next < source_count - 1; ++next) {
+    const auto source = source_at<Element>(sources, next, begin);
+    for (size_t i = 0; i < count; ++i) accumulator[i] = Op::combine(accumulator[i], load<Element>(source, i));
+  }
+  const auto last = source_at<Element>(sources, source_count - 1, begin);
+  const auto target = static_cast<Unaligned<typename Element::Storage>*>(out) + begin;
+  PROCGROUP_INDEPENDENT
+  for (size_t i = 0; i < count; ++i) {
+    const Accumulator value = Op::combine(accumulator[i], load<Element>(last, i));
+    target[i].value = Element::store(Op::finish(value, source_count));
+  }
+}
+
+template <class Element, class Op>
+void kernel(void* out, const void* const* sources, int source_count, size_t count) {
+  if (source_count == 2) return combine_in_registers<Element, Op, 2>(out, sources, count);
+  if (source_count == 3) return combine_in_registers<Element, Op, 3>(out, sources, count);
+  if (source_count == 4) return combine_in_registers<Element, Op, 4>(out, sources, count);
+  constexpr size_t kBlock = kBlockBytes / sizeof(typename Element::Accumulator);
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    combine_block<Element, Op>(out, sources, source_count, begin, count - begin < kBlock ? count - begin : kBlock);
+  }
+}
+
+// Bitwise ops see bytes, whatever the width of the elements.
+template <class Op, size_t kSize>
+void bitwise_kernel(void* out, const void* const* sources, int source_count, size_t count) {
+  kernel<Plain<uint8_t>, Op>(out, sources, source_count, count * kSize);
+}
+
+#ifdef __F16C__
+
+constexpr size_t kLanes = 8;
+inline __m256 widen(const void* source) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(source)));
+}
+inline void narrow(void* out, __m256 value) {
+  _mm_storeu_si128(static_cast<__m128i*>(out), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+}
+
+inline const char* bytes_at(const void* address, size_t index) {
+  return static_cast<const char*>(address) + index * sizeof(uint16_t);
+}
+
+template <class Op>
+void float16_vectors(void* out, const void* const* sources, int source_count, size_t count) {
+  for (size_t i = 0; i < count; i += kLanes) {
+    auto value = Op::combine(widen(bytes_at(sources[0], i)), widen(bytes_at(sources[1], i)));
+    for (int next = 2; next < source_count; ++next) value = Op::combine(value, widen(bytes_at(sources[next], i)));
+    narrow(static_cast<char*>(out) + i * sizeof(uint16_t), Op::finish(value, source_count));
+  }
+}
+
+template <class Op>
+void float16_kernel(void* out, const void* const* sources, int source_count, size_t count) {
+  const size_t whole = count - count % kLanes;
+  if (source_count == 2) {
+    float16_vectors<Op>(out, sources, 2, whole);
+  } else {
+    float16_vectors<Op>(out, sources, source_count, whole);
+  }
+  for (size_t i = whole; i < count; ++i) {
+    const auto at = [&](int index) { return Float16::load(source_at<Float16>(sources, index, i)->value); };
+    float value = at(0);
+    for (int next = 1; next < source_count; ++next) value = Op::combine(value, at(next));
+    (static_cast<Unaligned<uint16_t>*>(out) + i)->value = Float16::store(Op::finish(value, source_count));
+  }
+}
+
+#else
+
+template <class Op>
+void float16_kernel(void* out, const void* const* sources, int source_count, size_t count) {
+  kernel<Float16, Op>(out, sources, source_count, count);
+}
+
+#endif
+
+// One row of the table; the columns are those of ReduceOp. Sums and products of signed integers wrap,
+// so they are those of the unsigned ones.
+#define PROCGROUP_INTEGER_ROW(SIGNED_OR_NOT, UNSIGNED)                          \
+  {kernel<Plain<UNSIGNED>, Sum>,         nullptr,                               \
+   kernel<Plain<UNSIGNED>, Product>,     kernel<Plain<SIGNED_OR_NOT>, Min>,     \
+   kernel<Plain<SIGNED_OR_NOT>, Max>,    bitwise_kernel<And, sizeof(UNSIGNED)>, \
+   bitwise_kernel<Or, sizeof(UNSIGNED)>, bitwise_kernel<Xor, sizeof(UNSIGNED)>}
+
+constexpr Kernel kAnd = bitwise_kernel<And, 1>;
+constexpr Kernel kOr = bitwise_kernel<Or, 1>;
+constexpr uint16_t kFloat16Infinity = 0x7c00;
+constexpr uint16_t kBfloat16Infinity = 0x7f80;
+
+constexpr KernelTable kTable = {{
+    {kOr, nullptr, kAnd, kAnd, kOr, kAnd, kOr, bitwise_kernel<Xor, 1>},
+    PROCGROUP_INTEGER_ROW(int8_t, uint8_t),
+    PROCGROUP_INTEGER_ROW(uint8_t, uint8_t),
+    PROCGROUP_INTEGER_ROW(int16_t, uint16_t),
+    PROCGROUP_INTEGER_ROW(uint16_t, uint16_t),
+    PROCGROUP_INTEGER_ROW(int32_t, uint32_t),
+    PROCGROUP_INTEGER_ROW(uint32_t, uint32_t),
+    PROCGROUP_INTEGER_ROW(int64_t, uint64_t),
+    PROCGROUP_INTEGER_ROW(uint64_t, uint64_t),
+    {float16_kernel<Sum>, float16_kernel<Average>, float16_kernel<Product>,
+     kernel<Ordered16<kFloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kFloat16Infinity, INT16_MAX>, Max>, nullptr,
+     nullptr, nullptr},
+    {kernel<Bfloat16, Sum>, kernel<Bfloat16, Average>, kernel<Bfloat16, Product>,
+     kernel<Ordered16<kBfloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kBfloat16Infinity, INT16_MAX>, Max>,
+     nullptr, nullptr, nullptr},
+    {kernel<Plain<float>, Sum>, kernel<Plain<float>, Average>, kernel<Plain<float>, Product>, kernel<Plain<float>, Min>,
+     kernel<Plain<float>, Max>, nullptr, nullptr, nullptr},
+    {kernel<Plain<double>, Sum>, kernel<Plain<double>, Average>, kernel<Plain<double>, Product>,
+     kernel<Plain<double>, Min>, kernel<Plain<double>, Max>, nullptr, nullptr, nullptr},
+}};
+
+}  // namespace
+
+const KernelTable& kernel_table() { return kTable; }
+
+}  // namespace procgroup::PROCGROUP_KERNELS
