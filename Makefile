@@ -1,0 +1,120 @@
+# Every command sets up what it needs in .venv and build/, and is quick the second time.
+# PYTHON=... and CXX=... name a Python and a compiler of your own.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+TORCH := torch==2.13.0
+
+# What the installed package is made of: a change here, and only here, installs it again.
+SOURCES := $(shell find src native -type f ! -name '*.so' ! -path '*/__pycache__/*' ! -path 'native/tests/*') \
+	pyproject.toml CMakeLists.txt
+NATIVE := $(shell find native -type f) CMakeLists.txt
+# Python's random layout of memory is more than ThreadSanitizer of older compilers can take.
+FIXED_LAYOUT := $(shell command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null && echo setarch -R)
+
+.PHONY: help demo test test-all check sanitize bench develop format clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.examples  ## Build, then train a classifier on real images with 4 processes
+	@echo "== training on 4 ranks: examples/train_digits.py"
+	@$(PY) -m procgroup run --nproc-per-node 4 examples/train_digits.py
+
+test: $(VENV)/.test  ## Run all tests, with samples of the large products (at most 10 minutes on 2 cores)
+	@$(MAKE) native-tests
+	@echo "== tests"
+	@$(PY) -m pytest
+
+test-all: $(VENV)/.test  ## Run all tests in full
+	@$(MAKE) native-tests
+	@echo "== tests, in full"
+	@PROCGROUP_TEST_ALL=1 $(PY) -m pytest
+
+check: $(VENV)/.check  ## Format, lint, types, layers, and the native module's stub
+	@echo "== check"
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+	@find native -name '*.hpp' -o -name '*.cpp' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+	@$(PY) tools/check_words.py
+	@$(PY) tools/native_stub.py --check
+
+format: $(VENV)/.check  ## Format the sources, and write the native module's stub again
+	@$(VENV)/bin/ruff check --fix --quiet . || true
+	@$(VENV)/bin/ruff format --quiet .
+	@find native -name '*.hpp' -o -name '*.cpp' | xargs $(VENV)/bin/clang-format -i
+	@$(PY) tools/native_stub.py --write
+
+sanitize: $(VENV)/.test  ## Run the native tests under AddressSanitizer, UBSan and ThreadSanitizer
+	@$(MAKE) native-tests SANITIZE=address,undefined
+	@$(MAKE) native-tests SANITIZE=thread
+
+bench: $(VENV)/.test  ## Measure procgroup beside Gloo, MPICH and Open MPI
+	@$(PY) -m benchmarks
+
+develop: $(VENV)/.develop  ## Install for development: Python sources in place, native module rebuilt by make develop
+
+clean:  ## Remove .venv and everything built
+	rm -rf $(VENV) build
+
+# --- set-up, each step once ---
+
+$(PY):
+	@python=$$(sh tools/preflight.sh) && echo "== making $(VENV) with $$python" && "$$python" -m venv $(VENV)
+	@$(PIP) --upgrade pip
+
+# Built once, in isolation, into a wheel; then installed with what each command needs beside it.
+build/wheel/.built: $(PY) $(SOURCES)
+	@sh tools/preflight.sh >/dev/null
+	@echo "== building procgroup's native module"
+	@rm -rf build/wheel
+	@$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	@touch $@
+
+$(VENV)/.package: build/wheel/.built
+	@$(PIP) build/wheel/*.whl
+	@$(PIP) --force-reinstall --no-deps build/wheel/*.whl
+	@touch $@
+
+$(VENV)/.examples: $(VENV)/.package
+	@echo "== installing what the examples use"
+	@$(PIP) "$$(echo build/wheel/*.whl)[examples]"
+	@touch $@
+
+# PyTorch is only what some tests compare with; procgroup never imports it.
+$(VENV)/.test: $(VENV)/.package
+	@echo "== installing what the tests use"
+	@$(PIP) "$$(echo build/wheel/*.whl)[examples,test]" $(TORCH)
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.package
+	@echo "== installing what the checks use"
+	@$(PIP) "$$(echo build/wheel/*.whl)[check]"
+	@touch $@
+
+$(VENV)/.develop: $(VENV)/.test $(VENV)/.check $(NATIVE)
+	@echo "== installing in place"
+	@$(PIP) $$($(PY) tools/build_requirements.py)
+	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# --- native tests ---
+
+.PHONY: native-tests
+SANITIZE =
+comma := ,
+native-tests: BUILD = build/native-tests$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
+native-tests:
+	@echo "== native tests$(if $(SANITIZE), under $(SANITIZE))"
+	@$(VENV)/bin/cmake -S . -B $(BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
+		-DPROCGROUP_BUILD_PYTHON=OFF -DPROCGROUP_BUILD_TESTS=ON -DPROCGROUP_SANITIZE=$(SANITIZE) >$(BUILD).log 2>&1 \
+		|| { cat $(BUILD).log; exit 1; }
+	@$(VENV)/bin/cmake --build $(BUILD) >$(BUILD).log 2>&1 || { tail -n 60 $(BUILD).log; exit 1; }
+	@$(if $(filter thread,$(SANITIZE)),$(FIXED_LAYOUT)) $(VENV)/bin/ctest --test-dir $(BUILD) \
+		--output-on-failure --no-tests=error --timeout 300 $(if $(SANITIZE),--label-exclude slow)

@@ -1,0 +1,34 @@
+"""Setup and cleanup as functions, and the questions a library asks before it uses a group.
+
+python -m procgroup run --nproc-per-node 2 examples/setup_and_cleanup.py
+"""
+
+import numpy as np
+
+import procgroup as dist
+
+
+def setup() -> None:
+    assert dist.is_available() and not dist.is_initialized()
+    dist.init_process_group("gloo")
+
+
+def cleanup() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    try:
+        setup()
+        launched = "by the launcher" if dist.is_torchelastic_launched() else "by hand"
+        print(f"rank {dist.get_rank()} of {dist.get_world_size()} on {dist.get_backend()}, started {launched}")
+        dist.all_reduce(np.ones(4))
+        dist.barrier()
+    finally:
+        cleanup()
+    assert not dist.is_initialized()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""How long calls may take, in seconds or as a timedelta, and options as a dict.
+
+python -m procgroup run --nproc-per-node 2 examples/timeouts_and_options.py
+"""
+
+import time
+from datetime import timedelta
+
+import numpy as np
+
+import procgroup as dist
+
+dist.init_process_group("gloo", timeout=timedelta(minutes=10), group_name="trainers")
+dist.barrier()
+dist.destroy_process_group()
+
+dist.init_process_group("gloo", pg_options={"timeout": 1, "init_method_timeout": 30})
+if dist.get_rank() == 0:
+    started = time.monotonic()
+    try:
+        dist.recv(np.zeros(1), src=1)  # which rank 1 never sends
+    except dist.DistBackendError as error:
+        print(f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}")
+else:
+    time.sleep(2)
+dist.destroy_process_group()

@@ -1,0 +1,37 @@
+"""Refuse what must not be in the sources: name look-ups that can hang, and pickle on what came from outside."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FORBIDDEN = {
+    r"\bgetfqdn\b": "a host's own name may not resolve; publish addresses",
+    r"\bgethostbyname\w*\b": "use getaddrinfo, which knows IPv6",
+    r"\bgethostbyaddr\b|\bgetnameinfo\b": "nothing may wait for reverse DNS",
+    r"\bpickle\.loads?\b": "nothing that came from a store or socket is unpickled",
+}
+MAY_UNPICKLE = {
+    "src/procgroup/launch/spawn.py",  # what the parent process wrote for its own children
+    "src/procgroup/launch/start_processes.py",
+}
+
+
+def main() -> int:
+    found = 0
+    for path in sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("native/**/*.?pp")]):
+        name = path.relative_to(ROOT).as_posix()
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            for pattern, reason in FORBIDDEN.items():
+                if "pickle" in pattern and name in MAY_UNPICKLE:
+                    continue
+                if match := re.search(pattern, line):
+                    print(f"{name}:{number}: {match.group()}: {reason}")
+                    found += 1
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
