@@ -30,6 +30,7 @@ class TrainingView:
             TextColumn("training on {task.fields[size]} ranks"),
             BarColumn(bar_width=30),
             TextColumn("epoch {task.completed}/{task.total}"),
+            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
             TimeElapsedColumn(),
         )
         self._progress = Progress(*columns, console=terminal() if visible else None, disable=not visible)

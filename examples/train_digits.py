@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-from digits_view import TrainingView, save_curves
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 import procgroup as dist
+from digits_view import TrainingView, save_curves
 
 Array = NDArray[np.float64]
 LAYERS = (64, 256, 128, 10)

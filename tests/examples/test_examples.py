@@ -48,9 +48,9 @@ OTHERS = {"two_scripts_environment", "digits_view", "train_digits"}
 
 
 def commands(name: str) -> list[str]:
-    """Return the commands of an example's docstring: its indented lines."""
-    docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text()), clean=False) or ""
-    return [line.strip() for line in docstring.splitlines() if re.match(r"    (\w+=\S+ )*python ", line)]
+    """Return the commands of an example's docstring: its lines that start python."""
+    docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
+    return [line.strip() for line in docstring.splitlines() if re.match(r" *(\w+=\S+ )*python ", line)]
 
 
 def run(command: str) -> str:
