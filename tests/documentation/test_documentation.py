@@ -1,0 +1,84 @@
+"""Every Python and console block of the documentation is executed, page by page, from top to bottom.
+
+A Python block that opens with a comment ``# name.py`` becomes that file; another is run as a program. In a
+console block each line that starts with ``$`` is a command; the lines under it must be lines of its output, in
+any order, where ``...`` stands for anything. ``make`` commands are only checked to be targets of the Makefile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import world
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    for match in BLOCK.finditer(page.read_text()):
+        yield match[1], match[2]
+
+
+def run_python(text: str, directory: Path) -> None:
+    if name := re.match(r"# (\w+\.py)\n", text):
+        (directory / name[1]).write_text(text)
+        return
+    done = world.run_command([sys.executable, "-c", text], directory=directory)
+    assert done.returncode == 0, f"{text}\n{done.stderr}"
+
+
+def run_console(text: str, directory: Path) -> None:
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, *expected = part.strip().splitlines()
+        if command.startswith("make "):
+            assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            continue
+        check_output(command.replace("29500", str(world.free_port())), expected, directory)
+
+
+def check_output(command: str, expected: list[str], directory: Path) -> None:
+    path = f"{directory}/bin:{os.environ['PATH']}"
+    done = world.run_command(["bash", "-c", command], directory=directory, environment={"PATH": path})
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    for line in expected:
+        pattern = ".*".join(re.escape(piece) for piece in line.split("..."))
+        assert re.search(f"^{pattern}$", done.stdout, re.MULTILINE), f"{line!r} is not in:\n{done.stdout}"
+
+
+def provide_commands(directory: Path) -> None:
+    """Put this interpreter's python and procgroup on the path of the commands."""
+    (directory / "bin").mkdir()
+    for name, arguments in {"python": "", "procgroup": "-m procgroup"}.items():
+        file = directory / "bin" / name
+        file.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        file.chmod(0o755)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    provide_commands(tmp_path)
+    for language, text in blocks(page):
+        if language == "python":
+            run_python(text, tmp_path)
+        elif language == "console":
+            run_console(text, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_are_of_a_kind_that_is_executed(page: Path) -> None:
+    assert {language for language, _ in blocks(page)} <= {"python", "console"}

@@ -1,0 +1,43 @@
+"""What is installed: small, typed, and light to import."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import procgroup
+import world
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_importing_procgroup_imports_no_array_library() -> None:
+    program = "import sys, procgroup; print(sorted({'numpy', 'torch', 'ml_dtypes', 'rich', 'psutil', 'jax', 'cupy'} & set(sys.modules)))"
+    done = world.run_command([sys.executable, "-c", program])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_the_package_is_marked_as_typed() -> None:
+    assert Path(procgroup.__file__).with_name("py.typed").exists()
+
+
+def test_the_package_takes_megabytes_not_gigabytes() -> None:
+    installed = sum(file.stat().st_size for file in Path(procgroup.__file__).parent.rglob("*") if file.is_file())
+    assert installed < 8 << 20
+
+
+def test_the_changelog_has_the_version() -> None:
+    version = importlib.metadata.version("procgroup")
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_native_module_needs_no_library_but_the_system_s() -> None:
+    import procgroup._native
+
+    done = world.run_command(["ldd", str(procgroup._native.__file__)])
+    names = {line.split()[0].split(".so")[0] for line in done.stdout.splitlines() if ".so" in line}
+    expected = {"linux-vdso", "libstdc++", "libm", "libgcc_s", "libc", "libpthread", "librt"}
+    assert {Path(name).name for name in names} <= expected | {
+        n for n in map(lambda n: Path(n).name, names) if n.startswith("ld-linux")
+    }
