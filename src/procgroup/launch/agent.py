@@ -1,0 +1,214 @@
+"""The agent: starts the ranks of one host, shows what they write, and ends them together.
+
+One thread, one loop, no polling: it waits on the ranks' pipes, its own outputs and its signals (SIGCHLD among
+them). A job ends in one of these ways; the times are the longest that each step waits::
+
+    all ranks end with 0 ─────────────────────────────────────────────────────> 0
+    a rank fails ──REPORT_SECONDS──> SIGTERM ──shutdown_timeout──> SIGKILL ───> the first failure's status
+    the launcher gets a signal ────> same signal ──grace──────────> SIGKILL ──> 128 + signal
+        another signal after it ───> SIGKILL at once
+
+After a failure the other ranks first get a moment to say themselves whom they lost; that costs nothing when
+they end by themselves. Every signal goes to a rank's whole process group. A second signal from outside shows
+that somebody has no more patience. When the agent itself is killed, the kernel kills the ranks
+(``die_with_parent``), which is why they are started from the thread that lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.launch.output import Sink, open_sinks
+from procgroup.launch.rank_process import RankProcess, Stream
+from procgroup.launch.report import Failure, describe, first_failure
+from procgroup.launch.signals import SignalInbox
+
+REPORT_SECONDS = 2.0
+"""How long the other ranks have, after the first failure, to report it themselves."""
+
+INTERRUPT_SECONDS = 2.0
+"""How long ranks have to end after Ctrl-C, when no shutdown timeout was asked for."""
+
+SHUTDOWN_SECONDS = 30.0
+"""How long ranks have to end after SIGTERM, when no shutdown timeout was asked for."""
+
+_UNKILLABLE_SECONDS = 30.0
+_PENDING_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What to start as one rank."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log_directory: Path | None = None
+
+
+class Agent:
+    """Runs the planned ranks to their common end. ``shutdown_timeout`` is in seconds; None: the defaults above."""
+
+    def __init__(
+        self, plans: Sequence[RankPlan], signals: Sequence[signal.Signals], shutdown_timeout: float | None = None
+    ) -> None:
+        self._plans = plans
+        self._signals = signals
+        self._shutdown_timeout = shutdown_timeout
+        self._sinks: tuple[Sink, Sink] = open_sinks()
+        self._ranks: list[RankProcess] = []
+        self._failures: list[Failure] = []
+        self._kills_before = OutOfMemoryKills.so_far()
+        self._received: signal.Signals | None = None
+        self._next_step: tuple[float, Callable[[], None]] | None = None
+        self._given_up = False
+
+    def run(self) -> int:
+        """Start the ranks, wait for the end of all, report; return the exit status of the job."""
+        with SignalInbox(self._signals) as inbox:
+            try:
+                self._start(inbox)
+                while not self._given_up and (self._living() or any(sink.pending for sink in self._sinks)):
+                    self._turn(inbox)
+                return self._conclude(inbox)
+            finally:
+                for rank in self._ranks:
+                    rank.signal(signal.SIGKILL)
+
+    def _start(self, inbox: SignalInbox) -> None:
+        for number, plan in enumerate(self._plans):
+            self._heed(inbox)
+            if self._received is not None:
+                return
+            rank = RankProcess(
+                number,
+                plan.command,
+                plan.environment,
+                self._sinks,
+                standard_input=number == 0,
+                log_directory=plan.log_directory,
+            )
+            self._ranks.append(rank)
+
+    def _living(self) -> list[RankProcess]:
+        return [rank for rank in self._ranks if rank.ending is None]
+
+    def _turn(self, inbox: SignalInbox) -> None:
+        """Wait for the next thing to happen and deal with it."""
+        timeout = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
+        self._move_bytes(inbox, timeout)
+        self._heed(inbox)
+        for rank in self._living():
+            if rank.reap():
+                self._judge(rank)
+        if self._next_step is not None and time.monotonic() >= self._next_step[0]:
+            _, step = self._next_step
+            self._next_step = None
+            step()
+
+    def _move_bytes(self, inbox: SignalInbox, timeout: float | None) -> None:
+        """Read what ranks wrote and write what fits; while an output is behind, its readers wait."""
+        with selectors.PollSelector() as selector:
+            selector.register(inbox.descriptor, selectors.EVENT_READ)
+            for sink in set(self._sinks):
+                if sink.pending:
+                    selector.register(sink.descriptor, selectors.EVENT_WRITE, sink)
+            for stream in self._open_streams():
+                if stream.sink.pending < _PENDING_BYTES:
+                    selector.register(stream.descriptor, selectors.EVENT_READ, stream)
+            for key, _ in selector.select(timeout):
+                if isinstance(key.data, Stream):
+                    key.data.read_some()
+                elif isinstance(key.data, Sink):
+                    key.data.write_some()
+
+    def _open_streams(self) -> list[Stream]:
+        """Return the open streams; close those whose output is gone, so that its ranks learn it from their writes."""
+        streams = [stream for rank in self._ranks for stream in rank.streams if stream.open]
+        for stream in streams:
+            if stream.sink.broken:
+                stream.close()
+        return [stream for stream in streams if stream.open]
+
+    def _heed(self, inbox: SignalInbox) -> None:
+        """Pass a first signal on to the ranks; end them at once on another."""
+        for number in inbox.take():
+            if self._received is not None:
+                self._say(f"{number.name} again: killing {_count(self._living())}")
+                self._kill()
+            else:
+                self._received = number
+                self._say(f"{number.name}: ending {_count(self._living())}")
+                default = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
+                self._end(number, default)
+
+    def _judge(self, rank: RankProcess) -> None:
+        """Look at a rank that has just ended; the first failure begins the end of the others."""
+        assert rank.ending is not None
+        if rank.ending.exit_code == 0 or rank.told_to_end:
+            return
+        shown = rank.stderr.traceback_time if rank.ending.exit_code == 1 else None
+        failure = Failure(
+            rank=rank.rank,
+            pid=rank.pid,
+            exit_code=rank.ending.exit_code,
+            time=shown or rank.ending.time,
+            stderr=rank.stderr.tail.decode(errors="replace"),
+            peak_memory=rank.ending.peak_memory,
+            kills=OutOfMemoryKills.so_far().since(self._kills_before),
+        )
+        self._failures.append(failure)
+        if len(self._failures) == 1:
+            self._schedule(REPORT_SECONDS, lambda: self._end(signal.SIGTERM, SHUTDOWN_SECONDS))
+
+    def _end(self, number: signal.Signals, default_timeout: float) -> None:
+        """Ask every living rank to end, and plan to kill those that do not."""
+        for rank in self._living():
+            rank.told_to_end = True
+            rank.signal(number)
+        self._schedule(default_timeout if self._shutdown_timeout is None else self._shutdown_timeout, self._kill)
+
+    def _kill(self) -> None:
+        for rank in self._living():
+            rank.told_to_end = True
+            rank.signal(signal.SIGKILL)
+        self._schedule(_UNKILLABLE_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        """Stop waiting for ranks that even SIGKILL does not end: they hang in the kernel."""
+        for rank in self._living():
+            self._say(f"rank {rank.rank} (pid {rank.pid}) hangs in the kernel and cannot be killed; leaving it")
+        self._given_up = True
+
+    def _schedule(self, seconds: float, step: Callable[[], None]) -> None:
+        self._next_step = (time.monotonic() + seconds, step)
+
+    def _conclude(self, inbox: SignalInbox) -> int:
+        if self._received is not None:
+            return 128 + self._received
+        if not self._failures:
+            return 1 if self._given_up else 0
+        ended = [rank.rank for rank in self._ranks if rank.told_to_end]
+        self._sinks[1].put_lines(None, describe(self._failures, ended, socket.gethostname()).encode())
+        while self._sinks[1].pending and not inbox.take():
+            self._move_bytes(inbox, None)
+        return first_failure(self._failures).exit_status
+
+    def _say(self, text: str) -> None:
+        self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())
+
+
+def _count(ranks: Sequence[RankProcess]) -> str:
+    return "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
+
+
+def say(text: str) -> None:
+    """Write one line of the launcher's own to stderr."""
+    print(f"procgroup run: {text}", file=sys.stderr, flush=True)

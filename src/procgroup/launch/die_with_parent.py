@@ -1,0 +1,54 @@
+"""Tie a process's life to that of the process that started it.
+
+Also a program, run before a rank's own program, in the process that becomes the rank::
+
+    python -I -S die_with_parent.py PARENT_PID COMMAND ARGUMENT...
+
+The kernel sends the signal when the *thread* that started the child ends, so children are started from a
+thread that lives as long as its process. The request survives exec, so the command need not know of it. It
+is made before the look at the parent's pid: a parent that died before the request is seen by the look, one
+that dies after it by the kernel. Doing it in a fresh interpreter, not between fork and exec, means that no
+Python code runs in a copy of a process whose other threads hold locks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; if that has happened already, end now.
+
+    Does nothing on systems other than Linux.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _main() -> None:
+    parent_pid, command = int(sys.argv[1]), sys.argv[2:]
+    die_with_parent(parent_pid)
+    # Python ignores SIGPIPE and SIGXFSZ, and a shell's background jobs ignore SIGINT; exec hands that on.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,219 @@
+"""The flags of ``procgroup run``: torchrun's names, in both spellings, with defaults from PET_* variables.
+
+A flag of torchrun that this launcher does not have yet is refused by name with the reason; it is never
+ignored, and never an unknown argument.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from procgroup.cluster.accelerators import visible_gpus
+from procgroup.cluster.cores import usable_cores
+
+_ONE_NODE = "it serves jobs of several nodes, and this launcher runs one node"
+_REFUSED = {
+    "--rdzv-backend": _ONE_NODE,
+    "--rdzv-endpoint": _ONE_NODE,
+    "--rdzv-conf": _ONE_NODE,
+    "--local-addr": _ONE_NODE,
+    "--monitor-interval": "ranks are watched by events, without an interval",
+    "--start-method": "it applies to functions; use procgroup.start_processes(..., start_method=...)",
+    "--event-log-handler": "there is no event log yet",
+    "--redirects": "use --log-dir, which keeps stdout and stderr of every rank",
+    "-r": "use --log-dir, which keeps stdout and stderr of every rank",
+    "--tee": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
+    "-t": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
+    "--local-ranks-filter": "output is not filtered yet",
+    "--duplicate-stdout-filters": "output is not filtered yet",
+    "--duplicate-stderr-filters": "output is not filtered yet",
+    "--logs-specs": "log plug-ins do not exist here; use --log-dir",
+    "--numa-binding": "ranks are not bound yet; use numactl with --no-python",
+    "--virtual-local-rank": "devices are not divided among the ranks yet; use LOCAL_RANK to choose one",
+    "--run-path": "give the script itself",
+}
+
+
+class Refuse(argparse.Action):
+    """Ends the program with a sentence that names the flag and the reason."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        parser.error(f"{option_string} is not supported: {self.metavar}")
+
+
+def parse(program: str, arguments: Sequence[str], *, old_contract: bool = False) -> argparse.Namespace:
+    """Parse the command line; ``old_contract`` adds ``--use-env``.
+
+    An unusable one ends the program with status 2 and the reason.
+    """
+    parser = _parser(program, old_contract)
+    for flag, reason in _REFUSED.items():
+        if flag.startswith("--") and os.environ.get(_variable(flag)):
+            parser.error(f"{_variable(flag)}, set in the environment, is not supported: {reason}")
+    options = parser.parse_args(arguments)
+    if options.module and options.no_python:
+        parser.error("--module and --no-python exclude each other: without Python there are no modules")
+    if old_contract and options.no_python and not options.use_env:
+        parser.error("--no-python needs --use-env: a program that is not Python gets no --local-rank argument")
+    options.parser = parser
+    return options
+
+
+def _parser(program: str, old_contract: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        usage=f"{program} [flags] script [arguments of the script]",
+        description="Start a program as N ranks on this host and end them together.",
+        epilog="Every flag may be written with dashes or underscores; PET_<FLAG> in the environment sets its default.",
+        allow_abbrev=False,
+    )
+    _add_size_flags(parser)
+    _add_behaviour_flags(parser)
+    _add_program_flags(parser)
+    if old_contract:
+        _add(parser, "--use-env", bool, False, "leave out the --local-rank=N argument; LOCAL_RANK says the same")
+    for flag, reason in _REFUSED.items():
+        parser.add_argument(*_spellings(flag), action=Refuse, nargs="?", metavar=reason, help=argparse.SUPPRESS)
+    parser.add_argument("script", help="the program: a script, a module with -m, any command with --no-python")
+    parser.add_argument("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
+    return parser
+
+
+def _add_size_flags(parser: argparse.ArgumentParser) -> None:
+    _add(parser, "--nproc-per-node", _process_count, "1", "ranks to start: a number, cpu, gpu, or auto", "N")
+    _add(parser, "--nnodes", _one_node, "1", "1, the only number yet", "N")
+    _add(parser, "--node-rank", _only_zero, "0", "0, the only node", "N")
+    _add(parser, "--max-restarts", _only_zero, "0", "0, the only number yet", "N")
+    _add(parser, "--standalone", bool, False, "one node, nothing to configure; this is the default")
+    _add(parser, "--master-addr", str, "127.0.0.1", "address on which the store listens", "HOST")
+    _add(parser, "--master-port", _port, "0", "its port; 0 takes a free one", "PORT")
+
+
+def _add_behaviour_flags(parser: argparse.ArgumentParser) -> None:
+    _add(parser, "--rdzv-id", str, "", "the job's name, TORCHELASTIC_RUN_ID; random by default", "NAME")
+    _add(parser, "--role", str, "default", "ROLE_NAME of the ranks", "NAME")
+    _add(parser, "--log-dir", str, "", "keep each rank's stdout.log and stderr.log below this directory", "PATH")
+    _add(
+        parser,
+        "--shutdown-timeout",
+        _seconds,
+        os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None,
+        "seconds between asking ranks to end and killing them; 30 by default, 2 after Ctrl-C",
+        "SECONDS",
+    )
+    _add(
+        parser,
+        "--signals-to-handle",
+        _signals,
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "signals that are passed on to the ranks, separated by commas",
+        "NAMES",
+    )
+
+
+def _add_program_flags(parser: argparse.ArgumentParser) -> None:
+    _add(parser, "--module", bool, False, "run a module, as python -m does", short="-m")
+    _add(parser, "--no-python", bool, False, "run the program itself, without the Python interpreter")
+
+
+def _add(
+    parser: argparse.ArgumentParser,
+    flag: str,
+    kind: Callable[[str], Any],
+    default: str | bool | None,
+    text: str,
+    metavar: str | None = None,
+    short: str | None = None,
+) -> None:
+    """Add one flag in both spellings, with its PET_ variable as default."""
+    spellings = [short, *_spellings(flag)] if short else _spellings(flag)
+    set_by = os.environ.get(_variable(flag))
+    if kind is bool:
+        parser.add_argument(*spellings, action="store_true", default=_truth(parser, flag, set_by), help=text)
+    else:
+        parser.add_argument(*spellings, type=kind, default=set_by or default, metavar=metavar, help=text)
+
+
+def _spellings(flag: str) -> list[str]:
+    underscored = "--" + flag[2:].replace("-", "_")
+    return [flag] if not flag.startswith("--") or underscored == flag else [flag, underscored]
+
+
+def _variable(flag: str) -> str:
+    return "PET_" + flag[2:].replace("-", "_").upper()
+
+
+def _truth(parser: argparse.ArgumentParser, flag: str, text: str | None) -> bool:
+    if text not in (None, "", "0", "1"):
+        parser.error(f"{_variable(flag)}={text!r}, set in the environment, is not usable: expected 1 or 0")
+    return text == "1"
+
+
+def _process_count(text: str) -> int:
+    """Read a number of ranks; ``auto`` is the number of GPUs, or of usable cores where there are none."""
+    if text == "cpu":
+        return usable_cores()
+    if text in ("gpu", "auto"):
+        gpus = visible_gpus()
+        if text == "gpu" and not gpus:
+            raise argparse.ArgumentTypeError("gpu: this host shows no GPU; give a number, cpu or auto")
+        return gpus or usable_cores()
+    return _number(text, 1, "a number of at least 1, cpu, gpu or auto")
+
+
+def _one_node(text: str) -> int:
+    if text not in ("1", "1:1"):
+        raise argparse.ArgumentTypeError(f"{text} is not supported: this launcher runs one node yet")
+    return 1
+
+
+def _only_zero(text: str) -> int:
+    if text != "0":
+        raise argparse.ArgumentTypeError(f"{text} is not supported: this launcher runs one node, once; only 0 works")
+    return 0
+
+
+def _port(text: str) -> int:
+    port = _number(text, 0, "a port from 0 to 65535")
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return port
+
+
+def _number(text: str, least: int, expected: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least 0, got {text!r}")
+    return value
+
+
+def _signals(text: str) -> list[signal.Signals]:
+    """Read names of signals; those that no process can handle are refused."""
+    chosen: list[signal.Signals] = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        number = getattr(signal, name, None)
+        if not isinstance(number, signal.Signals):
+            raise argparse.ArgumentTypeError(f"expected names of signals such as SIGTERM,SIGINT, got {name!r}")
+        if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+            raise argparse.ArgumentTypeError(f"{name} cannot be passed on to the ranks")
+        chosen.append(number)
+    return chosen

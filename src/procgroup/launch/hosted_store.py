@@ -1,0 +1,43 @@
+"""The store that a launcher hosts for its ranks."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from procgroup.stores.tcp import StoreServer
+
+
+class HostedStore:
+    """A store server in this process, and what a rank needs to reach it.
+
+    The port is bound once and kept until ``close``: no other process can take it between the choice and
+    the use. Every client has to prove ``job_key``, 32 random bytes in hex.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.host = host
+        self.job_key = os.urandom(32).hex()
+        self._server = StoreServer(host, port, job_key=self.job_key)
+        self.port = self._server.port
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that lead a rank to this store."""
+        return {
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+            "PROCGROUP_STORE": f"{self.host}:{self.port}",
+            "PROCGROUP_JOB_KEY": self.job_key,
+        }
+
+    def close(self) -> None:
+        """Stop serving and give the port back. Idempotent."""
+        self._server.close()
+
+    def __enter__(self) -> HostedStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,57 @@
+"""Start processes from a thread that lives as long as this process does.
+
+The kernel ends a child that asked for it together with the *thread* that started it. The main thread lasts;
+another thread may end early and would take the children along. So for other threads one thread is kept
+that does nothing but start processes.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from multiprocessing.process import BaseProcess
+
+_Answers = queue.SimpleQueue[BaseException | None]
+
+
+class LastingStarter:
+    """Starts multiprocessing processes; usable from every thread, and again in a forked child."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: queue.SimpleQueue[tuple[BaseProcess, _Answers]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget_thread)
+
+    def start(self, process: BaseProcess) -> None:
+        """Do ``process.start()``; raises what that raises."""
+        if threading.current_thread() is threading.main_thread():
+            process.start()
+            return
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="procgroup-starter", daemon=True)
+                self._thread.start()
+        answers: _Answers = queue.SimpleQueue()
+        self._requests.put((process, answers))
+        error = answers.get()
+        if error is not None:
+            raise error
+
+    def _serve(self) -> None:
+        while True:
+            process, answers = self._requests.get()
+            try:
+                process.start()
+            except BaseException as error:
+                answers.put(error)
+            else:
+                answers.put(None)
+
+    def _forget_thread(self) -> None:
+        """Begin anew in a forked child, which has no other threads and may have copied a held lock."""
+        self._lock = threading.Lock()
+        self._requests = queue.SimpleQueue()
+        self._thread = None

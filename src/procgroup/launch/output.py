@@ -1,0 +1,162 @@
+"""What the ranks write, put together so that every line stays whole and says whose it is.
+
+Words: a *line* ends with a newline. A *live line* has none yet and is shown already, because it redraws
+itself with carriage returns, as a progress bar does. A *sink* is an output of the launcher (its stdout or
+stderr); when both are one file they are one sink, since two could tear each other's lines::
+
+    rank 0 pipe ──> LinePrefixer ──┐
+    rank 1 pipe ──> LinePrefixer ──┼──> Sink ──> stdout          "[rank 1] step 3\\n"
+    rank 2 pipe ──> LinePrefixer ──┘
+
+Bytes are never decoded, so text that is cut in the middle of a character, or is no text, passes unchanged.
+At most one rank owns the live line of a sink. Another rank's line ends it first; it goes on below.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is shown as several lines, so that one rank cannot fill the launcher's memory."""
+
+_REDRAW = re.compile(rb"\r(?=[^\r\n])")
+_ERASE_LINE = b"\r\x1b[K"
+# A pipe that reports room takes this many bytes without blocking (PIPE_BUF on Linux).
+_WRITE_BYTES = 4096
+
+
+class Sink:
+    """One output of the launcher. What it is given is kept until ``write_some`` finds room for it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.broken = False
+        self._pending = bytearray()
+        self._live_owner: LinePrefixer | None = None
+        self._terminal = _is_terminal(descriptor)
+
+    @property
+    def pending(self) -> int:
+        """How many bytes wait to be written."""
+        return len(self._pending)
+
+    def put_lines(self, owner: LinePrefixer | None, text: bytes) -> None:
+        """Show whole lines. A live line of another owner is ended first."""
+        if self._live_owner is not None and self._live_owner is not owner:
+            self._put(_ERASE_LINE if self._terminal else b"\n")
+            self._live_owner.interrupt()
+        self._live_owner = None
+        self._put(text)
+
+    def put_live(self, owner: LinePrefixer, text: bytes) -> bool:
+        """Show part of a live line, unless the live line is another owner's; return whether it was shown."""
+        if self._live_owner not in (None, owner):
+            return False
+        self._live_owner = owner
+        self._put(text)
+        return True
+
+    def write_some(self) -> None:
+        """Write what fits without blocking; to be called when the descriptor is ready."""
+        try:
+            written = os.write(self.descriptor, self._pending[:_WRITE_BYTES])
+        except BlockingIOError:
+            return
+        except OSError:
+            self.broken = True
+            self._pending.clear()
+        else:
+            del self._pending[:written]
+
+    def _put(self, text: bytes) -> None:
+        if not self.broken:
+            self._pending += text
+
+
+class LinePrefixer:
+    """Turns what one rank writes on one stream into prefixed lines on a sink."""
+
+    def __init__(self, prefix: str, sink: Sink) -> None:
+        self.sink = sink
+        self._prefix = prefix.encode()
+        self._partial = bytearray()
+        # Of a live line: whether one is shown, and whether its cursor stands behind a carriage return.
+        self._live = False
+        self._returned = False
+
+    def feed(self, data: bytes) -> None:
+        """Take what the rank wrote; show what can be shown."""
+        self._partial += data
+        end = self._partial.rfind(b"\n") + 1
+        if end:
+            self._show_lines(bytes(self._partial[:end]))
+            del self._partial[:end]
+        if self._live or b"\r" in self._partial:
+            self._show_live()
+        while len(self._partial) > MAX_LINE_BYTES:
+            cut = _character_boundary(self._partial, MAX_LINE_BYTES)
+            self._show_lines(bytes(self._partial[:cut]) + b"\n")
+            del self._partial[:cut]
+
+    def finish(self) -> None:
+        """Show a last line that has no newline; the rank writes no more."""
+        if self._partial or self._live:
+            self._show_lines(bytes(self._partial) + b"\n")
+            self._partial.clear()
+
+    def interrupt(self) -> None:
+        """Learn that another rank's lines have ended this live line."""
+        self._live = self._returned = False
+
+    def _show_lines(self, text: bytes) -> None:
+        body = self._redrawn(text[:-1]).replace(b"\n", b"\n" + self._prefix)
+        self.sink.put_lines(self, self._opening(text) + body + b"\n")
+        self._live = self._returned = False
+
+    def _show_live(self) -> None:
+        text = bytes(self._partial)
+        if text and self.sink.put_live(self, self._opening(text) + self._redrawn(text)):
+            self._partial.clear()
+            self._live, self._returned = True, text.endswith(b"\r")
+
+    def _opening(self, text: bytes) -> bytes:
+        """Return the prefix unless the text goes on with a live line or brings a prefix of its own."""
+        continues = self._live and not (self._returned and text[:1] not in (b"\r", b"\n"))
+        return b"" if continues or _REDRAW.match(text) else self._prefix
+
+    def _redrawn(self, text: bytes) -> bytes:
+        """Repeat the prefix behind each carriage return that overwrites it."""
+        return _REDRAW.sub(lambda match: b"\r" + self._prefix, text) if b"\r" in text else text
+
+
+def open_sinks() -> tuple[Sink, Sink]:
+    """Return the sinks of this process's stdout and stderr: one sink, twice, when both are the same file."""
+    out, err = _same_file(1), _same_file(2)
+    if out is not None and out == err:
+        both = Sink(1)
+        return both, both
+    return Sink(1), Sink(2)
+
+
+def _same_file(descriptor: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _is_terminal(descriptor: int) -> bool:
+    try:
+        return os.isatty(descriptor)
+    except OSError:
+        return False
+
+
+def _character_boundary(text: bytearray, end: int) -> int:
+    """Return the last place at or before ``end`` that does not split a UTF-8 character."""
+    for cut in range(end, end - 4, -1):
+        if text[cut] & 0xC0 != 0x80:
+            return cut
+    return end

@@ -1,0 +1,154 @@
+"""One rank as a process: its start, its output, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from procgroup.launch import die_with_parent
+from procgroup.launch.output import LinePrefixer, Sink
+from procgroup.launch.report import TRACEBACK_HEADER
+
+READ_BYTES = 64 * 1024
+TAIL_BYTES = 64 * 1024
+# What a pipe can still hold when its writer has ended (the largest that an ordinary user may make it).
+_PIPE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank ended: ``exit_code`` (negative for a signal), when (monotonic seconds), its peak memory in bytes."""
+
+    exit_code: int
+    time: float
+    peak_memory: int
+
+
+class Stream:
+    """One stream of a rank: read from a pipe, shown by prefixed lines, and, when asked for, kept in a file."""
+
+    def __init__(self, descriptor: int, prefix: str, sink: Sink, log: Path | None) -> None:
+        self.descriptor = descriptor
+        self.open = True
+        self.sink = sink
+        self.tail = bytearray()
+        self.traceback_time: float | None = None
+        self._lines = LinePrefixer(prefix, sink)
+        self._log: BinaryIO | None = log.open("wb", buffering=0) if log else None
+        os.set_blocking(descriptor, False)
+
+    def read_some(self) -> bool:
+        """Take what is there, once; return whether there was anything. Closes the stream at its end."""
+        try:
+            data = os.read(self.descriptor, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._take(data)
+        else:
+            self.close()
+        return bool(data)
+
+    def close(self) -> None:
+        """Show what is left and let go of the pipe. Idempotent."""
+        if self.open:
+            self.open = False
+            os.close(self.descriptor)
+            self._lines.finish()
+            if self._log:
+                self._log.close()
+
+    def drain(self) -> None:
+        """Take all that an ended rank left in the pipe, but do not wait for others who hold it open."""
+        taken = 0
+        while self.open and taken <= _PIPE_BYTES and self.read_some():
+            taken += READ_BYTES
+        self.close()
+
+    def _take(self, data: bytes) -> None:
+        header = TRACEBACK_HEADER.encode()
+        if header in self.tail[-len(header) :] + data:
+            self.traceback_time = time.monotonic()
+        self.tail += data
+        del self.tail[:-TAIL_BYTES]
+        self._lines.feed(data)
+        if self._log:
+            self._log.write(data)
+
+
+class RankProcess:
+    """A rank's process, in a session and process group of its own.
+
+    ``standard_input`` says whether it gets the launcher's stdin (else an empty one). ``log_directory``, where
+    given, gets ``stdout.log`` and ``stderr.log``, without prefixes.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        sinks: tuple[Sink, Sink],
+        *,
+        standard_input: bool,
+        log_directory: Path | None,
+    ) -> None:
+        self.rank = rank
+        self.ending: Ending | None = None
+        self.told_to_end = False
+        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        out, err = os.pipe(), os.pipe()
+        logs = [log_directory and log_directory / name for name in ("stdout.log", "stderr.log")]
+        self.streams = [
+            Stream(pipe[0], f"[rank {rank}] ", sink, log)
+            for pipe, sink, log in zip((out, err), sinks, logs, strict=True)
+        ]
+        try:
+            self._process = subprocess.Popen(
+                [*guard, *command],
+                env=dict(environment),
+                stdin=None if standard_input else subprocess.DEVNULL,
+                stdout=out[1],
+                stderr=err[1],
+                start_new_session=True,
+            )
+        finally:
+            os.close(out[1])
+            os.close(err[1])
+        self.pid = self._process.pid
+
+    @property
+    def stderr(self) -> Stream:
+        return self.streams[1]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the rank's process group; nothing happens when the rank has ended."""
+        if self.ending is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def reap(self) -> bool:
+        """Return whether the rank has ended by now; if so, end what is left of its process group.
+
+        The group is signalled before the rank's exit status is collected: until then the kernel gives
+        its number to nobody else.
+        """
+        if self.ending is None:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            self.signal(signal.SIGKILL)
+            _, status, usage = os.wait4(self.pid, 0)
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            unit = 1 if sys.platform == "darwin" else 1024
+            self.ending = Ending(self._process.returncode, time.monotonic(), usage.ru_maxrss * unit)
+            for stream in self.streams:
+                stream.drain()
+        return True

@@ -1,0 +1,97 @@
+"""``procgroup run``: start a program as N ranks on this host and end them together."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from procgroup.cluster.cores import usable_cores
+from procgroup.launch import flags
+from procgroup.launch.agent import Agent, RankPlan, say
+from procgroup.launch.worker_environment import REPLACED, Job, worker_environment
+
+
+def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
+    """Run the command line ``arguments``; return the exit status."""
+    options = flags.parse(program, arguments)
+    return launch(options, options.script_arguments)
+
+
+def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
+    """Start the ranks that the parsed ``options`` describe; return the exit status of the job."""
+    command = _command(options)
+    # Imported only now: the flags and their help need no store, and so no native module.
+    from procgroup.launch.hosted_store import HostedStore
+
+    threads = max(1, usable_cores() // options.nproc_per_node)
+    _tell_about_environment(options.nproc_per_node, threads)
+    with HostedStore(options.master_addr, options.master_port) as store:
+        job = Job(
+            run_id=options.rdzv_id or os.urandom(16).hex(),
+            ranks=options.nproc_per_node,
+            store=store.environment(),
+            threads_per_rank=threads,
+            role=options.role,
+            signals=",".join(number.name for number in options.signals_to_handle),
+        )
+        plans = _plans(job, [*command, *script_arguments], options.log_dir)
+        return Agent(plans, options.signals_to_handle, options.shutdown_timeout).run()
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    """Return the command that runs the program; exit with the reason when there is no such program."""
+    if options.no_python:
+        if shutil.which(options.script) is None:
+            options.parser.error(f"there is no program {options.script!r} to execute: check the name and PATH")
+        return [options.script]
+    interpreter = os.environ.get("PYTHON_EXEC") or sys.executable
+    if shutil.which(interpreter) is None:
+        options.parser.error(f"PYTHON_EXEC={interpreter!r} is no program that can be executed")
+    if not options.module:
+        if not Path(options.script).exists():
+            options.parser.error(f"there is no script {options.script!r} in {Path.cwd()}")
+        return [interpreter, "-u", options.script]
+    if not os.environ.get("PYTHON_EXEC") and not _module_exists(options.script.partition(".")[0]):
+        options.parser.error(f"there is no module {options.script!r}; the script after -m is a module's name")
+    return [interpreter, "-u", "-m", options.script]
+
+
+def _module_exists(name: str) -> bool:
+    """Look for a top-level module as the ranks will, without importing it."""
+    path = [str(Path.cwd()), *sys.path]
+    return name in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(name, path) is not None
+
+
+def _plans(job: Job, command: Sequence[str], log_dir: str) -> list[RankPlan]:
+    plans = []
+    attempt = Path(log_dir, job.run_id, "attempt_0") if log_dir and log_dir != os.devnull else None
+    if attempt:
+        say(f"logs are kept in {attempt}")
+    for rank in range(job.ranks):
+        directory = attempt / str(rank) if attempt else None
+        if directory:
+            directory.mkdir(parents=True, exist_ok=True)
+        plans.append(
+            RankPlan(
+                command=[part.replace("${local_rank}", str(rank)) for part in command],
+                environment=worker_environment(
+                    job, rank, str(directory / "error.json") if directory else "", os.environ
+                ),
+                log_directory=directory,
+            )
+        )
+    return plans
+
+
+def _tell_about_environment(ranks: int, threads: int) -> None:
+    """Say in one line each which thread count was chosen, and which variables of the user are replaced."""
+    if "OMP_NUM_THREADS" not in os.environ and ranks > 1:
+        say(f"OMP_NUM_THREADS={threads} per rank ({usable_cores()} usable cores, {ranks} ranks); set it to choose")
+    replaced = [name for name in REPLACED if name in os.environ]
+    if replaced:
+        say(f"{', '.join(replaced)} of the environment {'is' if len(replaced) == 1 else 'are'} replaced for the ranks")

@@ -1,0 +1,68 @@
+"""Signals to the launcher, as events of its loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class SignalInbox:
+    """Collects the given signals, and wakes a loop that waits on ``descriptor`` for each of them and each SIGCHLD.
+
+    Nothing is done in the handlers themselves. A SIGHUP that is ignored on entry (``nohup``) stays ignored.
+    Use as a context manager, in the main thread; the earlier handlers come back at the end.
+    """
+
+    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "the launcher was called in a thread other than the main one, where Python delivers no signals; "
+                "call it in the main thread"
+            )
+        self._numbers = [number for number in numbers if not _kept_ignored(number)]
+        self._received: list[signal.Signals] = []
+        self._earlier: dict[signal.Signals, Any] = {}
+        self.descriptor, self._write_end = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._write_end, False)
+
+    def __enter__(self) -> SignalInbox:
+        self._earlier_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake_only)
+        for number in self._numbers:
+            self._earlier[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._earlier_wakeup)
+        os.close(self.descriptor)
+        os.close(self._write_end)
+
+    def take(self) -> list[signal.Signals]:
+        """Return the signals that have come since the last call, in order."""
+        try:
+            while os.read(self.descriptor, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        received, self._received = self._received, []
+        return received
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(signal.Signals(number))
+
+
+def _wake_only(number: int, frame: FrameType | None) -> None:
+    """Handle SIGCHLD, so that the kernel reports it; the wake-up descriptor does the rest."""
+
+
+def _kept_ignored(number: signal.Signals) -> bool:
+    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
