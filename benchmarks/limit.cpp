@@ -1,5 +1,5 @@
-// What the hardware allows: all_reduce(SUM) of float32 between processes over one shared mapping, without Python, checks,
-// numbering or deadlines. It takes part in the benchmark as one more peer: `limit SOCKET RANKS [--pin]`.
+// What the hardware allows: all_reduce(SUM) of float32 between processes over one shared mapping, without Python,
+// checks, numbering or deadlines. It takes part in the benchmark as one more peer: `limit SOCKET RANKS [--pin]`.
 //
 // Vocabulary:
 //   flag    one cache line per rank, two of each by turns: a sequence number, and up to 56 bytes of payload beside it
@@ -293,7 +293,8 @@ int serve(Arena& arena, const char* path, int number, int ranks, bool pin) {
   Rank rank(arena, number, ranks);
   Service service(rank, number, ranks);
   std::ostringstream hello;
-  hello << "hello " << number << ' ' << ranks << " bare C++, " << (ranks > sysconf(_SC_NPROCESSORS_ONLN) ? "yield" : "spin");
+  hello << "hello " << number << ' ' << ranks << " bare C++, "
+        << (ranks > sysconf(_SC_NPROCESSORS_ONLN) ? "yield" : "spin");
   say(driver.get(), hello.str());
   char line[256];
   while (fgets(line, sizeof(line), driver.get()) != nullptr && std::strncmp(line, "quit", 4) != 0) {

@@ -27,7 +27,9 @@ console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
 
 def arguments_of(command_line: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--op", default="all_reduce", choices=OPERATIONS, help="send_recv is a round trip of ranks 0 and 1")
+    parser.add_argument(
+        "--op", default="all_reduce", choices=OPERATIONS, help="send_recv is a round trip of ranks 0 and 1"
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", default="8,64K,1M,16M,64M", help="bytes per rank")
     parser.add_argument("--rounds", type=int, default=10, help="10 or a multiple balances the order of 5 peers")
@@ -35,7 +37,9 @@ def arguments_of(command_line: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(PEERS), help="which take part")
     parser.add_argument("--reference", default="procgroup", help="the peer that the others are compared with")
     parser.add_argument("--pin", action="store_true", help="keep rank i on core i modulo the usable cores")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds after which a start or a turn counts as stuck")
+    parser.add_argument(
+        "--timeout", type=float, default=120, help="seconds after which a start or a turn counts as stuck"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round there")
     arguments = parser.parse_args(command_line)
     try:
@@ -57,18 +61,19 @@ def _known_peers(names: list[str]) -> list[str]:
     return names
 
 
-def start(names: Sequence[str], ranks: int, pin: bool, directory: Path, on_exit: contextlib.ExitStack) -> dict[str, Peer]:
+def start(
+    names: Sequence[str], ranks: int, pin: bool, directory: Path, on_exit: contextlib.ExitStack
+) -> dict[str, Peer]:
     """Start the peers that can be had; say which cannot."""
     peers = {}
     for name in names:
         try:
             command = PEERS[name](ranks)
+            if pin:
+                command = replace(command, arguments=[*command.arguments, "--pin"])
+            peers[name] = on_exit.enter_context(Peer(command, ranks, directory))
         except PeerFailure as failure:
             say(f"left out: {failure}")
-            continue
-        if pin:
-            command = replace(command, arguments=[*command.arguments, "--pin"])
-        peers[name] = on_exit.enter_context(Peer(command, ranks, directory))
     return peers
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-import procgroup as dist
 from rank_loop import Buffers, Call, Driver, serve
+
+import procgroup as dist
 
 
 def ping_pong(buffers: Buffers) -> Call:

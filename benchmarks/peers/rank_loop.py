@@ -24,7 +24,7 @@ Call = Callable[[], Any]
 
 
 class Buffers:
-    """The arrays of one operation on one rank: ``array`` of ``bytes`` bytes of float32, ``output`` for a row per rank."""
+    """The arrays of one operation on one rank: ``array`` of so many bytes , ``output`` with a row per rank, float32."""
 
     def __init__(self, operation: str, size_in_bytes: int, rank: int, ranks: int) -> None:
         self.array = np.full(max(size_in_bytes // 4, 1), rank + 1, dtype=np.float32)
@@ -49,7 +49,7 @@ CORRECT: Mapping[str, Callable[[Buffers], bool]] = {
 
 
 class Driver:
-    """This rank's socket to the driver. Connect before anything that can get stuck: when the driver goes, so does the rank."""
+    """This rank's socket to the driver: when the driver goes, so does the rank. Connect before all that can hang."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -75,7 +75,9 @@ class Driver:
             yield words
 
 
-def serve(driver: Driver, rank: int, ranks: int, operations: Mapping[str, Callable[[Buffers], Call]], name: str) -> None:
+def serve(
+    driver: Driver, rank: int, ranks: int, operations: Mapping[str, Callable[[Buffers], Call]], name: str
+) -> None:
     """Answer the driver's commands until it says quit or goes away."""
     pin_to_one_core(rank)
     gc.disable()

@@ -25,7 +25,7 @@ class Ratio:
 
     @property
     def verdict(self) -> Verdict:
-        """``ahead`` when the whole interval says that the reference is faster, ``behind`` when slower, else ``open``."""
+        """``ahead``: the whole interval says that the reference is faster; ``behind``: slower; else ``open``."""
         if self.low > 1:
             return "ahead"
         return "behind" if self.high < 1 else "open"

@@ -44,10 +44,17 @@ class Peer:
         self._listener.bind(str(path))
         self._listener.listen(ranks)
         arguments = [argument.replace("{socket}", str(path)) for argument in command.arguments]
+        try:
+            self._launcher = self._launch(arguments, command.environment)
+        except OSError as error:
+            self._listener.close()
+            raise PeerFailure(self.name, f"cannot start {arguments[0]}: {error}") from error
+
+    def _launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self._log.open("wb") as log:
-            self._launcher = subprocess.Popen(
+            return subprocess.Popen(
                 arguments,
-                env={**os.environ, **command.environment},
+                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -15,6 +15,7 @@ end of the connection is therefore all that it takes to end a rank, however the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -64,8 +65,6 @@ class RankConnection:
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket = connected
         self._pending = b""
-        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        self._process = os.pidfd_open(struct.unpack("3i", credentials)[0])
         connected.settimeout(max(deadline - time.monotonic(), 0.01))
         line = None
         while line is None:
@@ -75,6 +74,8 @@ class RankConnection:
             raise ValueError(f"expected hello, got {line[:80]!r}")
         self.rank, self.size = int(rank), int(size)
         self.description = description[0] if description else ""
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self._process = os.pidfd_open(struct.unpack("3i", credentials)[0])
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -97,10 +98,8 @@ class RankConnection:
         return line.decode(errors="replace")
 
     def kill(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     def close(self) -> None:
         self._socket.close()

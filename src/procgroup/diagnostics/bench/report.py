@@ -53,7 +53,7 @@ class Report:
         ratio = None if name == self.reference else result.ratio(name, self.reference)
         if ratio is None:
             return [*cells, "", "", ""]
-        return [*cells, f"{ratio.mean:.2f}", f"{ratio.low:.2f} to {ratio.high:.2f}", ratio.verdict]
+        return [*cells, _digits(ratio.mean), f"{_digits(ratio.low)} to {_digits(ratio.high)}", ratio.verdict]
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; times in nanoseconds per call."""
@@ -111,5 +111,10 @@ def parse_size(text: str) -> int:
 
 
 def _microseconds(nanoseconds: float) -> str:
-    value = nanoseconds / 1000
-    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+    return _digits(nanoseconds / 1000)
+
+
+def _digits(value: float) -> str:
+    """Return a positive number with about three digits, never in powers of ten."""
+    decimals = 0 if value >= 1000 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{decimals}f}"
