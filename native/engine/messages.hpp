@@ -6,6 +6,8 @@
 // *unexpected*. A larger one announces itself, waits until the receiver has matched it (*granted*),
 // and then streams into the receiver's own buffer. The same frames run over sockets and shared memory.
 //
+// The ranks in the failures and in missing() of a transfer are world ranks; groups translate them.
+//
 // Messages is not thread-safe: the engine holds one mutex around every call.
 #pragma once
 
@@ -57,7 +59,9 @@ class Messages {
   // Advance every channel as far as it goes now; tell whether anything moved.
   bool pump();
 
-  // Every transfer with that peer fails with this failure, now and later.
+  // Every transfer with that peer fails with this failure, now and later; but small messages that had
+  // arrived before are still received. A receive from any source fails when all its sources have failed.
+  // A channel that breaks, or a frame that no correct peer sends, does the same with Failure kLost.
   void fail_peer(int peer, Failure failure);
 
   // What to poll while waiting for sockets (events already set).

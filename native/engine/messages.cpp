@@ -1,0 +1,150 @@
+#include "engine/messages.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "engine/connection.hpp"
+#include "engine/matching.hpp"
+#include "engine/transfer.hpp"
+
+namespace procgroup {
+
+struct Messages::State {
+  State(int own_rank, int world_size) : rank(own_rank), matching(world_size) {
+    for (int peer = 0; peer < world_size; ++peer) connections.push_back(std::make_unique<Connection>(peer, matching));
+  }
+
+  Connection& with(int peer) {
+    if (peer < 0 || peer >= static_cast<int>(connections.size()) || peer == rank) {
+      throw std::invalid_argument("rank " + std::to_string(rank) + " cannot exchange messages with rank " +
+                                  std::to_string(peer) + " of " + std::to_string(connections.size()));
+    }
+    return *connections[static_cast<size_t>(peer)];
+  }
+
+  bool is_failed(int peer) const { return connections[static_cast<size_t>(peer)]->failure() != nullptr; }
+
+  // The failure that this receive meets: its peer's, or with any source that of the last peer that could
+  // still have sent; null while one lives.
+  const Failure* failure_of(const ReceiveTransfer& receive) const {
+    const Failure* failure = nullptr;
+    for (const auto& connection : connections) {
+      if (connection.get() == connections[static_cast<size_t>(rank)].get()) continue;
+      if (!receive.accepts(connection->peer())) continue;
+      failure = connection->failure();
+      if (failure == nullptr) return nullptr;
+    }
+    return failure;
+  }
+
+  void fail(int peer, const Failure& failure) {
+    with(peer).fail(failure);
+    const auto lost = [&](const ReceiveTransfer& receive) { return failure_of(receive) != nullptr; };
+    for (const auto& receive : matching.take_posted_if(lost)) receive->fail(failure);
+  }
+
+  void fail_if_faulty(int peer) {
+    const Connection& connection = with(peer);
+    if (connection.fault() != nullptr && connection.failure() == nullptr) fail(peer, *connection.fault());
+  }
+
+  // Write what was just queued; a small message then leaves in the call that sent it.
+  void write_now(int peer) {
+    with(peer).write();
+    fail_if_faulty(peer);
+  }
+
+  bool pump(int peer) {
+    Connection& connection = with(peer);
+    if (!connection.attached()) return false;
+    bool moved = connection.write();
+    if (connection.read()) moved = connection.write() || true;
+    fail_if_faulty(peer);
+    return moved;
+  }
+
+  const int rank;
+  Matching matching;
+  std::vector<std::unique_ptr<Connection>> connections;  // by world rank; our own is never used
+};
+
+Messages::Messages(int rank, int world_size) : state_(std::make_unique<State>(rank, world_size)) {}
+Messages::~Messages() = default;
+
+void Messages::attach(int peer, std::unique_ptr<Channel> channel) {
+  Connection& connection = state_->with(peer);
+  if (connection.attached()) throw std::logic_error("rank " + std::to_string(peer) + " has a channel already");
+  if (connection.failure() != nullptr) return;  // lost for good: the new channel is closed
+  connection.attach(std::move(channel));
+  state_->write_now(peer);
+}
+
+bool Messages::attached(int peer) const { return state_->with(peer).attached(); }
+
+std::shared_ptr<Transfer> Messages::send(int peer, MessageKey key, const void* data, size_t bytes) {
+  Connection& connection = state_->with(peer);
+  auto transfer = std::make_shared<SendTransfer>(peer, key, data, bytes);
+  if (connection.failure() != nullptr) {
+    transfer->fail(*connection.failure());
+    return transfer;
+  }
+  connection.send(transfer);
+  state_->write_now(peer);
+  return transfer;
+}
+
+std::shared_ptr<Transfer> Messages::receive(int peer, MessageKey key, void* data, size_t capacity,
+                                            const std::vector<int>* sources) {
+  if (peer != kAnySource) state_->with(peer);
+  auto receive = std::make_shared<ReceiveTransfer>(peer, key, data, capacity, sources);
+  if (auto arrival = state_->matching.take_arrival(*receive)) {
+    const int source = arrival->source;
+    state_->with(source).accept(*std::move(arrival), receive);
+    state_->write_now(source);
+  } else if (const Failure* failure = state_->failure_of(*receive)) {
+    receive->fail(*failure);
+  } else {
+    state_->matching.post(receive);
+  }
+  return receive;
+}
+
+void Messages::cancel(Transfer& transfer, Failure failure) {
+  if (transfer.is_over()) return;
+  if (auto* send = dynamic_cast<SendTransfer*>(&transfer)) {
+    state_->with(send->peer).cancel(*send, failure);
+    return state_->write_now(send->peer);
+  }
+  auto& receive = dynamic_cast<ReceiveTransfer&>(transfer);
+  state_->matching.remove_posted(receive);
+  receive.fail(std::move(failure));
+  if (receive.source < 0) return;
+  state_->with(receive.source).give_up(receive);
+  state_->write_now(receive.source);
+}
+
+bool Messages::pump() {
+  bool moved = false;
+  for (int peer = 0; peer < static_cast<int>(state_->connections.size()); ++peer) {
+    if (peer != state_->rank) moved = state_->pump(peer) || moved;
+  }
+  return moved;
+}
+
+void Messages::fail_peer(int peer, Failure failure) { state_->fail(peer, failure); }
+
+void Messages::descriptors(std::vector<pollfd>& into) const {
+  for (const auto& connection : state_->connections) {
+    const short events = connection->events();
+    if (connection->descriptor() >= 0 && events != 0) into.push_back({connection->descriptor(), events, 0});
+  }
+}
+
+bool Messages::flushed() const {
+  return std::all_of(state_->connections.begin(), state_->connections.end(),
+                     [](const auto& connection) { return connection->flushed(); });
+}
+
+}  // namespace procgroup

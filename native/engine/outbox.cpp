@@ -1,0 +1,164 @@
+#include "engine/outbox.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace procgroup {
+namespace {
+
+constexpr int kSmallInARow = 16;
+constexpr size_t kTurnBytes = 1024 * 1024;  // written in one turn, so that other connections get theirs
+constexpr size_t kStagedBytes = 8 * 1024;   // payload copied beside its header: one system call, one packet
+
+}  // namespace
+
+void Outbox::send(std::shared_ptr<SendTransfer> transfer) {
+  FrameHeader header{.kind = FrameKind::kEager, .key = transfer->key, .bytes = transfer->size};
+  if (transfer->size > kEagerBytes) {
+    header.kind = FrameKind::kAnnounce;
+    header.number = ++last_number_;
+    messages_.emplace(header.number, LargeMessage{transfer});
+  }
+  small_.push_back({header, std::move(transfer)});
+}
+
+void Outbox::grant(uint64_t number) { small_.push_back({{.kind = FrameKind::kGrant, .number = number}, nullptr}); }
+
+void Outbox::refuse(uint64_t number, uint64_t capacity) {
+  small_.push_back({{.kind = FrameKind::kRefuse, .number = number, .bytes = capacity}, nullptr});
+}
+
+void Outbox::granted(uint64_t number) {
+  const bool already =
+      std::find(streams_.begin(), streams_.end(), number) != streams_.end() ||
+      (current_.active && current_.header.kind == FrameKind::kData && current_.header.number == number);
+  if (!already && messages_.contains(number)) streams_.push_back(number);
+}
+
+void Outbox::refused(uint64_t number, uint64_t capacity) {
+  const auto found = messages_.find(number);
+  if (found == messages_.end()) return;
+  const std::shared_ptr<SendTransfer> transfer = found->second.transfer;
+  cancel(*transfer, failed(transfer->peer, "the receiver refused the message of " + std::to_string(transfer->size) +
+                                               " bytes: its receive has room for " + std::to_string(capacity) +
+                                               " bytes, or was given up"));
+}
+
+void Outbox::cancel(SendTransfer& transfer, const Failure& failure) {
+  const auto carries = [&](const auto& entry) { return entry.transfer.get() == &transfer; };
+  const bool unwritten = std::erase_if(small_, carries) > 0;
+  if (current_.active && current_.transfer.get() == &transfer) abandon_current();
+  const auto found = std::find_if(messages_.begin(), messages_.end(),
+                                  [&](const auto& entry) { return entry.second.transfer.get() == &transfer; });
+  const std::shared_ptr<SendTransfer> large = found == messages_.end() ? nullptr : found->second.transfer;
+  if (large) {
+    const uint64_t number = found->first;
+    std::erase(streams_, number);
+    messages_.erase(found);
+    if (!unwritten) small_.push_back({{.kind = FrameKind::kWithdraw, .key = transfer.key, .number = number}, nullptr});
+  }
+  fail_unless_over(transfer, failure);
+}
+
+void Outbox::fail_all(const Failure& failure) {
+  for (const SmallFrame& frame : small_) {
+    if (frame.transfer) fail_unless_over(*frame.transfer, failure);
+  }
+  for (const auto& [number, message] : messages_) fail_unless_over(*message.transfer, failure);
+  if (current_.transfer) fail_unless_over(*current_.transfer, failure);
+  small_.clear();
+  streams_.clear();
+  messages_.clear();
+  current_ = {};
+}
+
+bool Outbox::write(Channel& channel) {
+  size_t moved = 0;
+  while (moved < kTurnBytes && (current_.active || start_next())) {
+    moved += write_current(channel);
+    if (current_.active) break;  // the channel is full
+  }
+  return moved > 0;
+}
+
+bool Outbox::start_next() {
+  if (!small_.empty() && (streams_.empty() || small_in_a_row_ < kSmallInARow)) {
+    SmallFrame frame = std::move(small_.front());
+    small_.pop_front();
+    ++small_in_a_row_;
+    const bool eager = frame.header.kind == FrameKind::kEager;
+    const std::byte* payload = eager ? frame.transfer->data : nullptr;
+    start(frame.header, std::move(frame.transfer), payload);
+    return true;
+  }
+  small_in_a_row_ = 0;
+  if (streams_.empty()) return false;
+  const uint64_t number = streams_.front();
+  streams_.pop_front();
+  const LargeMessage& message = messages_.at(number);
+  const size_t bytes = std::min(kBulkBytes, message.transfer->size - message.sent);
+  start({.kind = FrameKind::kData, .number = number, .bytes = bytes}, message.transfer,
+        message.transfer->data + message.sent);
+  return true;
+}
+
+void Outbox::start(const FrameHeader& header, std::shared_ptr<SendTransfer> transfer, const std::byte* payload) {
+  const size_t bytes = payload == nullptr ? 0 : static_cast<size_t>(header.bytes);
+  const size_t beside = std::min(bytes, kStagedBytes);
+  current_.active = true;
+  current_.header = header;
+  current_.transfer = std::move(transfer);
+  current_.staged.resize(sizeof header + beside);
+  std::memcpy(current_.staged.data(), &header, sizeof header);
+  if (beside > 0) std::memcpy(current_.staged.data() + sizeof header, payload, beside);
+  current_.staged_written = 0;
+  current_.rest = payload + beside;
+  current_.rest_bytes = bytes - beside;
+}
+
+size_t Outbox::write_current(Channel& channel) {
+  size_t moved = 0;
+  if (current_.staged_written < current_.staged.size()) {
+    moved = channel.write_some(current_.staged.data() + current_.staged_written,
+                               current_.staged.size() - current_.staged_written);
+    current_.staged_written += moved;
+    if (current_.staged_written < current_.staged.size()) return moved;
+  }
+  while (current_.rest_bytes > 0) {
+    const size_t more = channel.write_some(current_.rest, current_.rest_bytes);
+    if (more == 0) return moved;
+    current_.rest += more;
+    current_.rest_bytes -= more;
+    moved += more;
+  }
+  finish_current();
+  return moved;
+}
+
+void Outbox::finish_current() {
+  current_.active = false;
+  const std::shared_ptr<SendTransfer> transfer = std::move(current_.transfer);
+  if (!transfer) return;
+  if (current_.header.kind == FrameKind::kEager) transfer->finish();
+  if (current_.header.kind != FrameKind::kData) return;
+  const auto message = messages_.find(current_.header.number);
+  message->second.sent += static_cast<size_t>(current_.header.bytes);
+  if (message->second.sent < transfer->size) {
+    streams_.push_back(current_.header.number);
+    return;
+  }
+  messages_.erase(message);
+  transfer->finish();
+}
+
+// A frame that was begun must end, or all later ones are lost; the sender's buffer is not ours any more,
+// so the rest of the frame is copied.
+void Outbox::abandon_current() {
+  current_.staged.insert(current_.staged.end(), current_.rest, current_.rest + current_.rest_bytes);
+  current_.rest_bytes = 0;
+  current_.transfer = nullptr;
+}
+
+}  // namespace procgroup

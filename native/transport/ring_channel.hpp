@@ -1,0 +1,61 @@
+// A channel over two byte rings in shared memory, one for each direction.
+//
+//              producer's mapping                          Vocabulary. The *head* counts all bytes ever
+//   +--------+--------+--------+-----------------+         produced, the *tail* all bytes ever consumed;
+//   |  head  |  tail  | closed | bytes[capacity] |         both only grow, and a byte with number n lies
+//   +--------+--------+--------+-----------------+         at bytes[n % capacity]. One thread of one
+//     producer consumer producer                           process produces, one of another consumes.
+//
+// Nothing that the other side wrote is trusted: each side keeps its own counter privately and the
+// capacity outside the ring, and takes a foreign counter only when 0 <= head - tail <= capacity.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "transport/channel.hpp"
+
+namespace procgroup {
+
+struct Ring {
+  static constexpr size_t kLine = 64;
+
+  alignas(kLine) std::atomic<uint64_t> head;
+  alignas(kLine) std::atomic<uint64_t> tail;
+  alignas(kLine) std::atomic<uint32_t> closed;
+
+  // Bytes of memory that a ring takes; it begins at an address that is a multiple of kLine.
+  static size_t bytes(size_t capacity) { return sizeof(Ring) + capacity; }
+  // Lay an empty, open ring there. The producer calls it before the consumer learns of the address.
+  static Ring* initialise(void* address);
+
+  std::byte* data() { return reinterpret_cast<std::byte*>(this + 1); }
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+class RingChannel : public Channel {
+ public:
+  // `outgoing` is produced here and consumed there, `incoming` the other way round; both outlive this
+  // channel. `capacity`, of either ring, is a power of two (else std::invalid_argument). `announce` is
+  // called after bytes were published or consumed: it rings the other process's doorbell.
+  RingChannel(Ring* outgoing, Ring* incoming, size_t capacity, std::function<void()> announce);
+  ~RingChannel() override;
+
+  size_t write_some(const void* data, size_t bytes) override;
+  size_t read_some(void* data, size_t bytes) override;
+  int descriptor() const override { return -1; }
+
+ private:
+  size_t used(uint64_t head, uint64_t tail) const;
+
+  Ring* outgoing_;
+  Ring* incoming_;
+  size_t capacity_;
+  uint64_t head_;  // of outgoing_: ours alone to write
+  uint64_t tail_;  // of incoming_: ours alone to write
+  std::function<void()> announce_;
+};
+
+}  // namespace procgroup

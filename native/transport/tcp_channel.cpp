@@ -1,0 +1,72 @@
+#include "transport/tcp_channel.hpp"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+namespace procgroup {
+namespace {
+
+void make_non_blocking(int socket) {
+  const int flags = fcntl(socket, F_GETFL);
+  if (flags < 0 || fcntl(socket, F_SETFL, flags | O_NONBLOCK) < 0) {
+    throw std::system_error(errno, std::generic_category(), "cannot make a connection non-blocking");
+  }
+}
+
+bool is_tcp(int socket) {
+  int protocol = 0;
+  socklen_t size = sizeof protocol;
+  return getsockopt(socket, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 && protocol == IPPROTO_TCP;
+}
+
+void set_tcp_option(int socket, int option, unsigned value) {
+  if (setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value) < 0) {
+    throw std::system_error(errno, std::generic_category(), "cannot set an option of a TCP connection");
+  }
+}
+
+// What a failed send or recv means: nothing now, or nothing ever again.
+size_t nothing_moved() {
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
+  throw ChannelClosed{errno};
+}
+
+}  // namespace
+
+TcpChannel::TcpChannel(FileDescriptor socket, double user_timeout_s) : socket_(std::move(socket)) {
+  make_non_blocking(socket_.get());
+  if (!is_tcp(socket_.get())) return;  // a Unix socket has neither option and needs neither
+  set_tcp_option(socket_.get(), TCP_NODELAY, 1);
+  set_tcp_option(socket_.get(), TCP_USER_TIMEOUT, static_cast<unsigned>(user_timeout_s * 1000));
+}
+
+TcpChannel::~TcpChannel() {
+  if (!socket_) return;
+  ::shutdown(socket_.get(), SHUT_WR);
+  // Closing a socket that holds unread bytes sends a reset, which would throw away what we wrote
+  // last; so the unread bytes are taken first. The bound keeps a flooding peer from holding us here.
+  char discarded[16 * 1024];
+  for (int round = 0; round < 256 && ::recv(socket_.get(), discarded, sizeof discarded, MSG_DONTWAIT) > 0; ++round) {
+  }
+}
+
+size_t TcpChannel::write_some(const void* data, size_t bytes) {
+  if (bytes == 0) return 0;
+  const ssize_t moved = ::send(socket_.get(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return moved < 0 ? nothing_moved() : static_cast<size_t>(moved);
+}
+
+size_t TcpChannel::read_some(void* data, size_t bytes) {
+  if (bytes == 0) return 0;
+  const ssize_t moved = ::recv(socket_.get(), data, bytes, MSG_DONTWAIT);
+  if (moved == 0) throw ChannelClosed{0};
+  return moved < 0 ? nothing_moved() : static_cast<size_t>(moved);
+}
+
+}  // namespace procgroup

@@ -1,0 +1,24 @@
+// A channel over a connected stream socket. The handshake is over before: only frames run here.
+#pragma once
+
+#include "base/file_descriptor.hpp"
+#include "transport/channel.hpp"
+
+namespace procgroup {
+
+class TcpChannel : public Channel {
+ public:
+  // Takes the socket over and makes it non-blocking. `user_timeout_s` bounds how long written bytes may
+  // stay unacknowledged before the connection counts as broken. Throws std::system_error.
+  explicit TcpChannel(FileDescriptor socket, double user_timeout_s = 30);
+  ~TcpChannel() override;
+
+  size_t write_some(const void* data, size_t bytes) override;
+  size_t read_some(void* data, size_t bytes) override;
+  int descriptor() const override { return socket_.get(); }
+
+ private:
+  FileDescriptor socket_;
+};
+
+}  // namespace procgroup
