@@ -353,11 +353,12 @@ def _signal(pid: int, *numbers: int) -> None:
 
 
 def _dump_and_kill(pid: int) -> None:
+    """Let a process and its descendants dump their stacks, one after the other, the youngest first."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        family = [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         for process in family:
-            _signal(process.pid, signal.SIGCONT, signal.SIGABRT)
-        _, alive = psutil.wait_procs(family, _DUMP_SECONDS)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+            _signal(process.pid, signal.SIGSTOP)  # so that nobody reacts to another's end before its own turn
+        for process in reversed(family):
+            _signal(process.pid, signal.SIGABRT, signal.SIGCONT)
+            psutil.wait_procs([process], _DUMP_SECONDS)
+            _signal(process.pid, signal.SIGKILL)
