@@ -55,8 +55,8 @@ sanitize: $(VENV)/.test  ## Run the native tests under AddressSanitizer, UBSan a
 	@$(MAKE) native-tests SANITIZE=address,undefined
 	@$(MAKE) native-tests SANITIZE=thread
 
-bench: $(VENV)/.test  ## Measure procgroup beside Gloo, MPICH and Open MPI
-	@$(PY) -m benchmarks
+bench: $(VENV)/.test  ## Measure procgroup beside Gloo, MPICH and Open MPI (BENCH="--ranks 4" passes options)
+	@$(PY) benchmarks/run.py $(BENCH)
 
 develop: $(VENV)/.develop  ## Install for development: Python sources in place, native module rebuilt by make develop
 

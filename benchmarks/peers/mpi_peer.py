@@ -1,0 +1,46 @@
+"""An MPI library under mpi4py as a peer: ``mpiexec -n N python mpi_peer.py SOCKET``, for MPICH and Open MPI alike."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from rank_loop import Buffers, Call, Driver, serve
+
+driver = Driver(sys.argv[1])
+
+from mpi4py import MPI  # noqa: E402  (importing it is MPI_Init, which can get stuck: the driver comes first)
+
+world = MPI.COMM_WORLD
+
+
+def reduce(buffers: Buffers) -> Call:
+    if buffers.rank == 0:
+        return partial(world.Reduce, MPI.IN_PLACE, buffers.array)
+    return partial(world.Reduce, buffers.array, None)
+
+
+def ping_pong(buffers: Buffers) -> Call:
+    def call() -> None:
+        if buffers.rank == 0:
+            world.Send(buffers.array, 1)
+            world.Recv(buffers.array, 1)
+        elif buffers.rank == 1:
+            world.Recv(buffers.array, 0)
+            world.Send(buffers.array, 0)
+
+    return call
+
+
+OPERATIONS = {
+    "all_reduce": lambda buffers: partial(world.Allreduce, MPI.IN_PLACE, buffers.array),
+    "broadcast": lambda buffers: partial(world.Bcast, buffers.array, 0),
+    "reduce": reduce,
+    "all_gather": lambda buffers: partial(world.Allgather, buffers.array, buffers.output),
+    "barrier": lambda buffers: world.Barrier,
+    "send_recv": ping_pong,
+}
+
+if __name__ == "__main__":
+    library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].strip(" \0").split())
+    serve(driver, world.Get_rank(), world.Get_size(), OPERATIONS, library)

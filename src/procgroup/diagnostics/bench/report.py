@@ -1,0 +1,120 @@
+"""The result as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from procgroup.diagnostics.bench.rounds import SizeResult
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Report:
+    """One interleaved run: ``descriptions`` and ``idle_ns`` by peer, ``left_out`` with the reasons."""
+
+    operation: str
+    ranks: int
+    reference: str
+    descriptions: dict[str, str]
+    results: Sequence[SizeResult]
+    left_out: dict[str, str]
+    idle_ns: dict[str, int]
+
+    def table(self) -> Table:
+        title = f"{self.operation}, float32, {self.ranks} ranks on {len(os.sched_getaffinity(0))} cores"
+        table = Table(title=title, caption=f"ratio: time of the peer / time of {self.reference}, per round")
+        table.add_column("bytes", justify="right")
+        table.add_column("peer")
+        for heading in ("median µs", "minimum µs", "ratio", "95 % interval"):
+            table.add_column(heading, justify="right")
+        table.add_column(f"{self.reference} is")
+        for result in self.results:
+            for name in result.rounds:
+                table.add_row(*self._row(result, name))
+            table.add_section()
+        return table
+
+    def _row(self, result: SizeResult, name: str) -> list[str]:
+        cells = [
+            size_text(result.size),
+            name,
+            _microseconds(result.median_ns(name)),
+            _microseconds(result.minimum_ns(name)),
+        ]
+        ratio = None if name == self.reference else result.ratio(name, self.reference)
+        if ratio is None:
+            return [*cells, "", "", ""]
+        return [*cells, _digits(ratio.mean), f"{_digits(ratio.low)} to {_digits(ratio.high)}", ratio.verdict]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; times in nanoseconds per call."""
+        return {
+            "operation": self.operation,
+            "ranks": self.ranks,
+            "reference": self.reference,
+            "machine": machine(),
+            "peers": self.descriptions,
+            "left_out": self.left_out,
+            "idle_processor_ns": self.idle_ns,
+            "sizes": [{"bytes": result.size, "peers": self._peers_as_dict(result)} for result in self.results],
+        }
+
+    def _peers_as_dict(self, result: SizeResult) -> dict[str, Any]:
+        peers = {}
+        for name, rounds in result.rounds.items():
+            ratio = result.ratio(name, self.reference)
+            peers[name] = {
+                "median_ns": result.median_ns(name),
+                "minimum_ns": result.minimum_ns(name),
+                "rounds": [asdict(one) for one in rounds],
+                "ratio": None if ratio is None else {**asdict(ratio), "verdict": ratio.verdict},
+            }
+        return peers
+
+
+def machine() -> dict[str, Any]:
+    """Return what the times depend on: processor, usable cores, system, load when asked."""
+    model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    return {
+        "processor": model.group(1) if model else platform.processor(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def size_text(size: int) -> str:
+    """Return a size as people write it: 8, 64K, 1M."""
+    for unit in ("G", "M", "K"):
+        if size and size % _UNITS[unit] == 0:
+            return f"{size // _UNITS[unit]}{unit}"
+    return str(size)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that ``8``, ``64K`` or ``1M`` stand for; a positive multiple of 4, else ValueError."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.strip().upper())
+    size = int(match.group(1)) * _UNITS.get(match.group(2), 1) if match else 0
+    if size < 4 or size % 4:
+        raise ValueError(f"expected a size like 8, 64K or 1M, whole float32 elements; got {text!r}")
+    return size
+
+
+def _microseconds(nanoseconds: float) -> str:
+    return _digits(nanoseconds / 1000)
+
+
+def _digits(value: float) -> str:
+    """Return a positive number with about three digits, never in powers of ten."""
+    decimals = 0 if value >= 1000 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{decimals}f}"

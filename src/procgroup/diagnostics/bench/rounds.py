@@ -1,0 +1,108 @@
+"""The interleaved run: for each size, rounds of all peers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from procgroup.diagnostics.bench.intervals import Ratio, ratio_of_rounds
+from procgroup.diagnostics.bench.peer import Peer
+from procgroup.diagnostics.bench.protocol import PeerFailure
+from procgroup.diagnostics.bench.schedule import FEWEST_SAMPLES, Plan, plan_for, rotating_order
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one peer took in one round, in nanoseconds per call."""
+
+    median_ns: float
+    minimum_ns: float
+
+
+@dataclass
+class SizeResult:
+    """All rounds of one size; a peer that failed on the way has fewer of them, the earliest."""
+
+    size: int
+    rounds: dict[str, list[Round]] = field(default_factory=dict)
+
+    def median_ns(self, peer: str) -> float:
+        return statistics.median(one.median_ns for one in self.rounds[peer])
+
+    def minimum_ns(self, peer: str) -> float:
+        return min(one.minimum_ns for one in self.rounds[peer])
+
+    def ratio(self, peer: str, reference: str) -> Ratio | None:
+        """Return the peer's time over the reference's, from the rounds that both finished; None when there are none."""
+        pairs = list(zip(self.rounds.get(peer, []), self.rounds.get(reference, []), strict=False))
+        if not pairs:
+            return None
+        return ratio_of_rounds([one.median_ns for one, _ in pairs], [other.median_ns for _, other in pairs])
+
+
+@dataclass
+class InterleavedRun:
+    """Measures one operation on all peers, and leaves out those that fail, saying so through ``tell``.
+
+    ``seconds`` is about how long one peer's turn takes; ``timeout`` is after how many seconds a
+    turn counts as stuck.
+    """
+
+    operation: str
+    peers: dict[str, Peer]
+    rounds: int
+    seconds: float
+    timeout: float
+    tell: Callable[[str], None]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def sizes(self, sizes: Iterable[int]) -> list[SizeResult]:
+        """Measure every size in turn; ends early when no peer is left."""
+        return [self._one_size(size) for size in sizes if self.peers]
+
+    def _one_size(self, size: int) -> SizeResult:
+        result = SizeResult(size)
+        plans = {name: plan for name in list(self.peers) if (plan := self._calibrate(name, size))}
+        names = list(plans)
+        for round_index in range(self.rounds):
+            for name in rotating_order(names, round_index):
+                times = self._turn(name, size, plans[name])
+                if times:
+                    one = Round(statistics.median(times), min(times))
+                    result.rounds.setdefault(name, []).append(one)
+        return result
+
+    def _calibrate(self, name: str, size: int) -> Plan | None:
+        first = self._turn(name, size, Plan(FEWEST_SAMPLES, calls=1))
+        if not first:
+            return None
+        second = self._turn(name, size, plan_for(min(first), self.seconds / 5))
+        return plan_for(statistics.median(second), self.seconds) if second else None
+
+    def _turn(self, name: str, size: int, plan: Plan) -> Sequence[float]:
+        """Return the times of one turn; an empty list when the peer is, or just was, left out."""
+        peer = self.peers.get(name)
+        if peer is None:
+            return []
+        try:
+            return peer.measure(self.operation, size, plan, self.timeout)
+        except PeerFailure as failure:
+            self.leave_out(failure)
+            return []
+
+    def leave_out(self, failure: PeerFailure) -> None:
+        self.left_out[failure.peer] = failure.reason
+        self.tell(f"left out from here on: {failure}")
+        self.peers.pop(failure.peer).kill()
+
+
+def connect_all(peers: Mapping[str, Peer], timeout: float) -> list[PeerFailure]:
+    """Wait until the ranks of all peers are ready; return the failures of those that are not."""
+    failures = []
+    for peer in peers.values():
+        try:
+            peer.connect(timeout)
+        except PeerFailure as failure:
+            failures.append(failure)
+    return failures
