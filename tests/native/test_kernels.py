@@ -261,5 +261,5 @@ def test_misuse_is_refused() -> None:
         reduce_into(array, "float32", ReduceOp.SUM, [array, array[:3]])
     with pytest.raises(BufferError):
         _native.reduce_elements("float32", 0, bytes(16), [array])
-    with pytest.raises(ValueError, match="instruction set of this processor .* got mmx"):
+    with pytest.raises(ValueError, match=r"instruction set of this processor .* got mmx"):
         _native.set_instruction_set("mmx")
