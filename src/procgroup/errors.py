@@ -11,6 +11,8 @@
         │   │   ├── PeerLost               a rank's process ended
         │   │   ├── PeerFailed             a rank left this call with an error of its own
         │   │   └── GroupBroken            an earlier failure ended this group
+        │   ├── WaitTimeout            wait(timeout) ended before the call did; the call goes on
+        │   ├── GroupDestroyed         a group was used after destroy_process_group
         │   └── ForkedProcessError     a group was used in a forked child
         ├── DistNetworkError           a connection could not be made
         ├── DistStoreError             in a key-value store
@@ -136,6 +138,29 @@ class GroupBroken(OperationError):
             f"this group ended with an earlier failure: {reason}",
             advice="Destroy the group and make a new one.",
             **call,
+        )
+
+
+class WaitTimeout(DistBackendError):
+    """``Work.wait(timeout)`` ended before the call did, which goes on. Has ``op`` and ``seconds``."""
+
+    def __init__(self, *, op: str, where: str, seconds: float) -> None:
+        self.op = op
+        self.seconds = seconds
+        super().__init__(
+            f"{op} on {where}: not complete after waiting {seconds:g} s. The call goes on: wait again, "
+            "and leave its arrays alone until then."
+        )
+
+
+class GroupDestroyed(DistBackendError, ValueError):
+    """A group was used after it was destroyed."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        super().__init__(
+            f"Invalid process group specified: group {group} has been destroyed. "
+            "Call init_process_group again, and let go of the old group."
         )
 
 

@@ -1,0 +1,70 @@
+"""What this installation can do, and what started this process."""
+
+from __future__ import annotations
+
+from procgroup import environ
+from procgroup.api.membership import is_foreign, resolve
+from procgroup.backends import registry
+from procgroup.groups.group import ProcessGroup
+
+
+def is_available() -> bool:
+    """Tell whether process groups can be used here: always True."""
+    return True
+
+
+def is_torchelastic_launched() -> bool:
+    """Tell whether a launcher started this process: whether TORCHELASTIC_RUN_ID is set."""
+    return environ.TORCHELASTIC_RUN_ID.is_set()
+
+
+def is_backend_available(backend: str) -> bool:
+    """Tell whether ``init_process_group(backend)`` can work here."""
+    return registry.is_backend_available(backend)
+
+
+def is_gloo_available() -> bool:
+    """Tell whether "gloo" can be asked for: always True; procgroup's own transport answers to that name."""
+    return registry.is_backend_available("gloo")
+
+
+def is_mpi_available() -> bool:
+    """Tell whether "mpi" can be asked for: not in this version."""
+    return registry.is_backend_available("mpi")
+
+
+def is_nccl_available() -> bool:
+    """Tell whether "nccl" can be asked for: not in this version."""
+    return registry.is_backend_available("nccl")
+
+
+def is_ucc_available() -> bool:
+    """Tell whether "ucc" can be asked for: not in this version."""
+    return registry.is_backend_available("ucc")
+
+
+def is_xccl_available() -> bool:
+    """Tell whether "xccl" can be asked for: not in this version."""
+    return registry.is_backend_available("xccl")
+
+
+def get_backend(group: ProcessGroup | None = None) -> str:
+    """Return the backend's name as it was asked for; ``group.transport`` says what moves the bytes.
+
+    Raises ValueError when this rank is not in the group.
+    """
+    if is_foreign(group):
+        raise ValueError("Invalid process group specified")
+    return resolve(group).name()
+
+
+def get_backend_config(group: ProcessGroup | None = None) -> str:
+    """Return the backend's name for each kind of device, such as "cpu:gloo,cuda:gloo"."""
+    if is_foreign(group):
+        raise ValueError("Invalid process group specified")
+    return resolve(group).backend_config
+
+
+def get_default_backend_for_device(device: object) -> str:
+    """Return the backend that None means for arrays on a device. Raises ValueError for an unknown one."""
+    return registry.default_backend_for_device(device)

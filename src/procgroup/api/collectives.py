@@ -1,0 +1,110 @@
+"""Calls that every rank of a group makes.
+
+``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks.
+
+Each returns None when the call is over or, with ``async_op=True``, a Work. ``timeout`` is a timedelta or
+seconds; None means the group's own. A rank that is not in the group is warned, and nothing happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from procgroup.api.default import current
+from procgroup.api.membership import is_foreign, resolve, warn_foreign
+from procgroup.groups.group import ProcessGroup
+from procgroup.groups.work import Work
+from procgroup.types import ReduceOp, Timeout
+
+
+def all_reduce(
+    tensor: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Combine the arrays of all ranks, element by element, into every rank's ``tensor``; bit-identical on all ranks.
+
+    Raises CollectiveMismatch on every rank, changing nothing, when op, dtype or count differ.
+    """
+    if group is None:
+        return current().all_reduce(tensor, op, async_op, timeout)
+    if is_foreign(group):
+        warn_foreign("all_reduce")
+        return None
+    return resolve(group).all_reduce(tensor, op, async_op, timeout)
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Combine the arrays of all ranks into that of ``dst``; the other ranks' arrays keep their values."""
+    if is_foreign(group):
+        warn_foreign("reduce")
+        return None
+    chosen = resolve(group)
+    return chosen.reduce(tensor, group_rank_of(chosen, dst, group_dst), op, async_op, timeout)
+
+
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Copy the array of ``src`` into every rank's ``tensor``."""
+    if is_foreign(group):
+        warn_foreign("broadcast")
+        return None
+    chosen = resolve(group)
+    return chosen.broadcast(tensor, group_rank_of(chosen, src, group_src), async_op, timeout)
+
+
+def all_gather(
+    tensor_list: Sequence[Any],
+    tensor: Any,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Copy the array of each group rank ``r`` into ``tensor_list[r]`` on every rank."""
+    if is_foreign(group):
+        warn_foreign("all_gather")
+        return None
+    return resolve(group).all_gather(tensor_list, tensor, async_op, timeout)
+
+
+def barrier(
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Wait until every rank has come here. ``device_ids`` means nothing on CPUs."""
+    if is_foreign(group):
+        warn_foreign("barrier")
+        return None
+    if device_ids is not None and not isinstance(device_ids, (list, tuple)):
+        raise TypeError("Invalid function argument: device_ids type should be List[int]")
+    return resolve(group).barrier(async_op, timeout)
+
+
+def group_rank_of(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
+    """Return the group rank of whoever is meant. Raises ValueError unless exactly one of the two is given."""
+    if global_rank is None:
+        if group_rank is None:
+            raise ValueError("Must specify global_rank or group_rank")
+        return group_rank
+    if group_rank is not None:
+        raise ValueError("Can't specify both group_rank and global_rank")
+    return group.group_rank(global_rank)

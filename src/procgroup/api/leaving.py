@@ -1,0 +1,50 @@
+"""What becomes of groups when the process ends or forks.
+
+At exit a group that was never destroyed leaves in order. A forked child shares no connection with the
+other ranks: its copies of the groups raise ForkedProcessError, and it says goodbye to nobody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+from procgroup.api import excepthook
+from procgroup.groups.group import ProcessGroup
+from procgroup.stores.store import Store
+
+_alive: dict[ProcessGroup, Store | None] = {}
+_is_watching: list[bool] = []
+
+# A forked child must not run the destructors of what its parent uses.
+_kept: list[tuple[ProcessGroup, Store | None]] = []
+
+
+def watch(group: ProcessGroup, store: Store | None) -> None:
+    """Look after a group, and the store if it is the group's own, from now on."""
+    if not _is_watching:
+        _is_watching.append(True)
+        atexit.register(_leave_all)
+        os.register_at_fork(after_in_child=_mark_forked)
+    _alive[group] = store
+
+
+def leave(group: ProcessGroup) -> None:
+    """End a group in order and close its own store. Idempotent."""
+    group.shutdown()
+    store = _alive.pop(group, None)
+    if store is not None:
+        store.close()
+
+
+def _leave_all() -> None:
+    for group in list(_alive):
+        leave(group)
+
+
+def _mark_forked() -> None:
+    for group in _alive:
+        group.mark_forked()
+    _kept.extend(_alive.items())
+    _alive.clear()
+    excepthook.remove()

@@ -1,0 +1,156 @@
+"""From nothing to a default group, and back: the one place that joins rendezvous, backends and groups."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from typing import Any
+
+from procgroup import environ
+from procgroup.api import default, excepthook, leaving
+from procgroup.api.membership import is_foreign, resolve
+from procgroup.api.options import Timeouts, read_timeouts
+from procgroup.backends import registry
+from procgroup.groups.group import ProcessGroup
+from procgroup.rendezvous import hosting, place
+from procgroup.rendezvous.handlers import rendezvous
+from procgroup.rendezvous.join import World, join
+from procgroup.stores.store import Store
+from procgroup.types import Timeout
+
+GROUP_NAME = "0"
+"""The default group's name, as in torch.distributed: groups are numbered as they are made."""
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Timeout | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Find the other ranks and make the default group.
+
+    ``init_method`` is env:// (the default), tcp://host:port or file:///path; ``store`` may be given instead,
+    with ``rank`` and ``world_size``. Keywords win over the environment. ``timeout`` is a timedelta or seconds,
+    30 minutes by default; ``pg_options={"init_method_timeout": ...}`` sets another one for this call.
+    ``group_name`` and ``device_id`` are taken for compatibility and mean nothing on CPUs.
+
+    Raises ValueError for a second call and for what is missing, RendezvousError when the ranks do not come
+    together. After a failure nothing is left behind, and it can be called again.
+    """
+    slot = default.slot()
+    if slot.group is not None and slot.group.is_usable():
+        raise ValueError("trying to initialize the default process group twice!")
+    timeouts = read_timeouts(timeout, pg_options)
+    config = registry.parse(backend)
+    started = time.monotonic()
+    found, own, rank, world_size = _find_store(init_method, store, rank, world_size, timeouts)
+    try:
+        world = _join(found, rank, world_size, timeouts, started)
+        slot.group = _make_group(config, found, rank, world_size, timeouts, world)
+    except BaseException:
+        if own:
+            found.close()
+            hosting.stop_hosting_of(found)
+        raise
+    slot.was_used = True
+    leaving.watch(slot.group, found if own else None)
+    if slot is default.PROCESS_SLOT:
+        excepthook.install(rank)
+
+
+def destroy_process_group(group: ProcessGroup | None = None) -> None:
+    """Leave a group (None: the default one) in order; what was sent still arrives. Other ranks need not call it.
+
+    Raises AssertionError when there was never a default group. Destroying a group again does nothing.
+    """
+    if is_foreign(group):
+        return
+    slot = default.slot()
+    if group is None and slot.group is None:
+        if not slot.was_used:
+            raise AssertionError("Process group cannot be None")
+        return
+    chosen = resolve(group)
+    leaving.leave(chosen)
+    if chosen is slot.group:
+        slot.group = None
+        if slot is default.PROCESS_SLOT:
+            excepthook.remove()
+
+
+def is_initialized() -> bool:
+    """Tell whether there is a default group."""
+    return default.slot().group is not None
+
+
+def _find_store(
+    init_method: str | None, store: Store | None, rank: int, world_size: int, timeouts: Timeouts
+) -> tuple[Store, bool, int, int]:
+    """Return (store, whether it is ours to close, rank, world size)."""
+    if store is not None:
+        if init_method is not None:
+            raise AssertionError("Cannot specify both init_method and store.")
+        if not world_size > 0:
+            raise AssertionError("world_size must be positive if using store")
+        if not rank >= 0:
+            raise AssertionError("rank must be non-negative if using store")
+        place.check(rank, world_size)
+        return store, False, rank, world_size
+    url = init_method if init_method is not None else _default_init_method()
+    found, rank, world_size = next(rendezvous(url, rank, world_size, timeout=timeouts.rendezvous))
+    return found, True, rank, world_size
+
+
+def _default_init_method() -> str:
+    return environ.PROCGROUP_INIT_METHOD.get() or environ.TORCH_DISTRIBUTED_INIT_METHOD.get() or "env://"
+
+
+def _join(store: Store, rank: int, world_size: int, timeouts: Timeouts, started: float) -> World | None:
+    if world_size == 1:
+        return None
+    return join(store, rank, world_size, timeouts.rendezvous, started=started)
+
+
+def _make_group(
+    config: registry.BackendConfig,
+    store: Store,
+    rank: int,
+    world_size: int,
+    timeouts: Timeouts,
+    world: World | None,
+) -> ProcessGroup:
+    from procgroup.stores.prefix import PrefixStore
+
+    group_store = PrefixStore(f"default_pg/{world.round if world else 0}", store)
+    backend = registry.create(
+        config,
+        group_store,
+        rank,
+        world_size,
+        group_name=GROUP_NAME,
+        timeout=timeouts.calls.total_seconds(),
+        data_key=_data_key(world) if world else None,
+    )
+    return ProcessGroup(
+        backend,
+        group_store,
+        rank=rank,
+        members=range(world_size),
+        group_name=GROUP_NAME,
+        timeout=timeouts.calls,
+        backend_config=str(config),
+        group_desc="default_pg",
+    )
+
+
+def _data_key(world: World) -> bytes:
+    """Return what data connections prove: it takes both the job's secret, if there is one, and this round's."""
+    job_key = environ.PROCGROUP_JOB_KEY.get()
+    return hmac.new(job_key.encode(), b"procgroup data " + world.key, hashlib.sha256).digest()

@@ -1,0 +1,50 @@
+"""Which group a call means: the default one, one that is given, or one that this rank is not in."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from procgroup.api import default
+from procgroup.groups.group import ProcessGroup
+
+
+class _World(type):
+    """Lets ``group.WORLD`` be the default group of the moment."""
+
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802 - torch.distributed's name
+        return default.slot().group
+
+
+class group(metaclass=_World):  # noqa: N801 - torch.distributed's name
+    """``group.WORLD`` is the default group; None before init_process_group."""
+
+
+class GroupMember(metaclass=_World):
+    """``GroupMember.NON_GROUP_MEMBER`` stands for a group that this rank is not in."""
+
+    NON_GROUP_MEMBER = -100
+
+
+def resolve(given: Any) -> ProcessGroup:
+    """Return the group that ``group=given`` means. Raises ValueError when it is none."""
+    if given is None:
+        return default.current()
+    if isinstance(given, ProcessGroup):
+        return given
+    raise ValueError(f"Invalid process group specified: {given!r}")
+
+
+def is_foreign(given: Any) -> bool:
+    """Tell whether ``group=given`` stands for a group that this rank is not in."""
+    return isinstance(given, int) and given == GroupMember.NON_GROUP_MEMBER
+
+
+def warn_foreign(op: str) -> None:
+    """Say that a call does nothing because this rank is not in its group."""
+    world = default.slot().group
+    rank = -1 if world is None else world.rank()
+    warnings.warn(
+        f"Running {op} on global rank {rank} which does not belong to the given group.", UserWarning, stacklevel=4
+    )

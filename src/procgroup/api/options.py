@@ -1,0 +1,51 @@
+"""The options of init_process_group that come as one object: ``pg_options``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from procgroup import types
+from procgroup.types import DEFAULT_TIMEOUT, Timeout
+
+_NAMES = ("timeout", "init_method_timeout")
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long a group's calls may take, and how long the ranks may take to find each other."""
+
+    calls: timedelta
+    rendezvous: timedelta
+
+
+def read_timeouts(timeout: Timeout | None, pg_options: Any) -> Timeouts:
+    """Read the timeouts; the keyword wins over ``pg_options``, a dict of "timeout" and "init_method_timeout".
+
+    Raises TypeError for other types, ValueError for a dict with other names.
+    """
+    options = _as_mapping(pg_options)
+    calls = _first(timeout, options.get("timeout"), DEFAULT_TIMEOUT)
+    return Timeouts(calls, _first(options.get("init_method_timeout"), calls))
+
+
+def _as_mapping(pg_options: Any) -> Mapping[str, Any]:
+    if pg_options is None:
+        return {}
+    if not isinstance(pg_options, Mapping):
+        raise TypeError(f"Expected pg_options argument to be a dict of {_NAMES}, got {pg_options!r}")
+    unknown = sorted(str(name) for name in pg_options if name not in _NAMES)
+    if unknown:
+        raise ValueError(f"pg_options has unknown names {unknown}; expected {', '.join(_NAMES)}")
+    return pg_options
+
+
+def _first(*timeouts: Timeout | None) -> timedelta:
+    chosen = next(timeout for timeout in timeouts if timeout is not None)
+    return (
+        chosen
+        if isinstance(chosen, timedelta) and types.seconds(chosen) >= 0
+        else timedelta(seconds=types.seconds(chosen))
+    )

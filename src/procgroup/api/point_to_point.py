@@ -1,0 +1,90 @@
+"""Messages between two ranks. ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks.
+
+Messages between two ranks with one tag arrive in the order in which they were sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from procgroup.api.collectives import group_rank_of
+from procgroup.api.membership import is_foreign, resolve, warn_foreign
+from procgroup.groups.group import ProcessGroup
+from procgroup.groups.work import Work
+from procgroup.types import Timeout
+
+
+def send(
+    tensor: Any,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> None:
+    """Send an array; return when ``tensor`` may be changed again. Raises ValueError for a message to oneself."""
+    if is_foreign(group):
+        warn_foreign("send")
+        return
+    chosen = resolve(group)
+    destination = group_rank_of(chosen, dst, group_dst)
+    if destination == chosen.rank():
+        raise ValueError(
+            "Invalid destination rank: destination rank should not be the same as the rank of the current process."
+        )
+    chosen.send(tensor, destination, tag, False, timeout)
+
+
+def isend(
+    tensor: Any,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Start to send an array, which is not to be changed before the Work's ``wait`` returns."""
+    if is_foreign(group):
+        warn_foreign("isend")
+        return None
+    chosen = resolve(group)
+    return chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, True, timeout)
+
+
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> int:
+    """Receive an array into ``tensor`` from one rank, or from any when none is named.
+
+    Returns the sender's global rank; -1 when this rank is not in the group.
+    """
+    if is_foreign(group):
+        warn_foreign("recv")
+        return -1
+    chosen = resolve(group)
+    return chosen.members[chosen.recv(tensor, _source(chosen, src, group_src), tag, timeout)]
+
+
+def irecv(
+    tensor: Any,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Start to receive an array into ``tensor``, which is not to be used before the Work's ``wait`` returns."""
+    if is_foreign(group):
+        warn_foreign("irecv")
+        return None
+    chosen = resolve(group)
+    return chosen.irecv(tensor, _source(chosen, src, group_src), tag, timeout)
+
+
+def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int | None:
+    return None if src is None and group_src is None else group_rank_of(group, src, group_src)

@@ -1,0 +1,55 @@
+"""Who am I, and who are we."""
+
+from __future__ import annotations
+
+from procgroup import environ
+from procgroup.api.membership import is_foreign, resolve
+from procgroup.groups.group import ProcessGroup
+
+
+def get_rank(group: ProcessGroup | None = None) -> int:
+    """Return this process's rank in a group; -1 when it is not in it. Raises ValueError before init_process_group."""
+    return -1 if is_foreign(group) else resolve(group).rank()
+
+
+def get_world_size(group: ProcessGroup | None = None) -> int:
+    """Return how many ranks a group has; -1 when this process is not in it.
+
+    Raises ValueError before init_process_group.
+    """
+    return -1 if is_foreign(group) else resolve(group).size()
+
+
+def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
+    """Return the global ranks of a group, in group order."""
+    return list(resolve(group).members)
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """Return a global rank's rank in a group. Raises ValueError when it is not a member."""
+    if is_foreign(group):
+        raise ValueError(f"Global rank {global_rank} is not part of group {group}")
+    return resolve(group).group_rank(global_rank)
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """Return a group rank's global rank. Raises ValueError when the group has no such rank."""
+    if is_foreign(group):
+        raise ValueError(f"Group rank {group_rank} is not part of group {group}")
+    return resolve(group).global_rank(group_rank)
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Return this process's rank on its host: LOCAL_RANK, else ``fallback_rank``.
+
+    Raises RuntimeError without both.
+    """
+    local_rank = environ.LOCAL_RANK.get()
+    if local_rank is not None:
+        return local_rank
+    if fallback_rank is not None:
+        return int(fallback_rank)
+    raise RuntimeError(
+        "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
+        "assuming you are not running in a multi-device context and want the code to run locally instead."
+    )

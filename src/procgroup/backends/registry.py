@@ -1,0 +1,116 @@
+"""From a backend's name to a backend: what the names mean, which of them work here, and how one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from procgroup.errors import DistBackendError
+from procgroup.groups.backend import Backend
+from procgroup.stores.store import Store
+
+DEFAULT = "gloo"
+"""What None means. Programs that ask for Gloo get procgroup's own CPU transport under that name."""
+
+_OURS = ("gloo", "procgroup")
+_KNOWN = ("gloo", "procgroup", "nccl", "mpi", "ucc", "xccl")
+_DEFAULT_FOR_DEVICE = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True)
+class BackendConfig:
+    """What was asked for: a name for each kind of device. ``name`` is what get_backend returns."""
+
+    name: str
+    by_device: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return ",".join(f"{device}:{name}" for device, name in self.by_device.items())
+
+
+def is_backend_available(backend: str) -> bool:
+    """Tell whether a backend's name can be used here, on CPU arrays."""
+    return backend.lower() in _OURS
+
+
+def default_backend_for_device(device: object) -> str:
+    """Return the backend's name for "cpu", "cuda:1" or an object with a ``type``. Raises ValueError for others."""
+    kind = device if isinstance(device, str) else getattr(device, "type", None)
+    name = _DEFAULT_FOR_DEVICE.get(kind.split(":")[0]) if isinstance(kind, str) else None
+    if name is None:
+        raise ValueError(f"Default backend not registered for device : {device}")
+    return name
+
+
+def parse(backend: str | None) -> BackendConfig:
+    """Read "gloo", "procgroup" or "cpu:gloo,cuda:nccl". None means "gloo".
+
+    Raises TypeError when it is not a string, ValueError for an unknown name or form, and
+    DistBackendError for a backend that this version does not have. Another device than the CPU may name
+    a backend that is missing: that counts only once an array of that device is used.
+    """
+    if backend is None:
+        return BackendConfig(DEFAULT, {"cpu": DEFAULT})
+    if not isinstance(backend, str):
+        raise TypeError(f"Expected parameter `backend` to be a str, got {backend!r} of type {type(backend).__name__}.")
+    if ":" in backend:
+        return _parse_devices(backend.lower())
+    name = backend.lower()
+    _check_known(name, backend)
+    _check_available(name, backend)
+    return BackendConfig(name, {"cpu": name, "cuda": name})
+
+
+def _parse_devices(backend: str) -> BackendConfig:
+    by_device: dict[str, str] = {}
+    for part in backend.split(","):
+        device, colon, name = part.strip().partition(":")
+        if not (device and colon and name) or device in by_device:
+            raise ValueError(
+                f"Invalid backend {backend!r}: expected one backend's name, or device:name pairs for "
+                "different devices, such as 'cpu:gloo,cuda:nccl'."
+            )
+        _check_known(name, backend)
+        by_device[device] = name
+    if "cpu" not in by_device:
+        raise DistBackendError(f"Backend {backend!r} names none for the CPU, and this version moves CPU arrays only.")
+    _check_available(by_device["cpu"], backend)
+    return BackendConfig(by_device["cpu"] if len(by_device) == 1 else backend, by_device)
+
+
+def _check_known(name: str, backend: str) -> None:
+    if name not in _KNOWN:
+        raise ValueError(f"Unknown backend type {name!r} in {backend!r}; expected one of {', '.join(_KNOWN)}.")
+
+
+def _check_available(name: str, backend: str) -> None:
+    if name not in _OURS:
+        raise DistBackendError(
+            f"Backend {name!r} (from {backend!r}) is not in this version of procgroup, which moves CPU arrays only. "
+            "Use 'gloo' or 'procgroup', which both name its own transport."
+        )
+
+
+def create(
+    config: BackendConfig,
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    group_name: str,
+    timeout: float,
+    data_key: bytes | None,
+) -> Backend:
+    """Make the backend of one group: loopback for one rank, the native one otherwise."""
+    if size == 1:
+        from procgroup.backends.loopback import LoopbackBackend
+
+        return LoopbackBackend(name=config.name, group_name=group_name, timeout=timeout)
+    try:
+        from procgroup.backends.native import NativeBackend
+    except ImportError as error:
+        raise DistBackendError(
+            f"procgroup's native engine cannot be loaded ({error}), and a group of {size} ranks needs it. "
+            "Build and install the package: pip install ."
+        ) from error
+    return NativeBackend(store, rank, size, name=config.name, group_name=group_name, timeout=timeout, data_key=data_key)

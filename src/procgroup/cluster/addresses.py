@@ -1,0 +1,39 @@
+"""Where something listens: a host and a port, read from text and written to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A host (name or address, IPv6 without brackets) and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Read "host:port" or "[ipv6]:port". Raises ValueError that shows the text for anything else. Asks no DNS."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"expected host:port, with an IPv6 address in brackets, got {text!r}")
+    if not colon or not host:
+        raise ValueError(f"expected host:port, got {text!r}")
+    return Endpoint(host, parse_port(port, text))
+
+
+def parse_port(port: str | int, text: str | None = None) -> int:
+    """Read a TCP port. Raises ValueError, showing ``text`` if given, unless it is a number from 0 to 65535."""
+    shown = port if text is None else text
+    if isinstance(port, str) and not (port.isascii() and port.isdigit()):
+        raise ValueError(f"expected a port number, got {port!r} in {shown!r}")
+    number = int(port)
+    if not 0 <= number <= 65535:
+        raise ValueError(f"expected a port between 0 and 65535, got {number} in {shown!r}")
+    return number

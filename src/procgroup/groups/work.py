@@ -1,0 +1,97 @@
+"""Work: one issued call, as its caller sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from procgroup import types
+from procgroup.errors import WaitTimeout
+from procgroup.groups.backend import Operation
+
+
+class Work:
+    """A call that was issued with ``async_op=True``. Its arrays are not to be touched before ``wait`` returns."""
+
+    __slots__ = ("_arrays", "_future", "_members", "_operation", "_where", "op")
+
+    def __init__(
+        self,
+        operation: Operation,
+        op: str,
+        arrays: Sequence[Any],
+        *,
+        where: str,
+        members: Sequence[int] | None = None,
+    ) -> None:
+        self.op = op
+        self._operation = operation
+        self._arrays = list(arrays)
+        self._where = where
+        self._members = members
+        self._future: Future[list[Any]] | None = None
+
+    def wait(self, timeout: types.Timeout | None = None) -> bool:
+        """Wait until the call is over and return True.
+
+        ``timeout`` is a timedelta or seconds; None or zero means the call's own deadline. Raises what
+        made the call fail, and WaitTimeout when ``timeout`` passed first: then the call goes on.
+        """
+        limit = None if timeout is None else types.seconds(timeout) or None
+        if not self._operation.wait(limit):
+            raise WaitTimeout(op=self.op, where=self._where, seconds=limit or 0.0)
+        return True
+
+    def is_completed(self) -> bool:
+        """Tell whether the call is over, well or badly, without waiting."""
+        return self._operation.is_completed()
+
+    def is_success(self) -> bool:
+        """Tell whether the call is over and went well."""
+        return self._operation.is_completed() and self._operation.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return what made the call fail; None while it runs and when it went well."""
+        return self._operation.exception()
+
+    def result(self) -> list[Any]:
+        """Return the call's arrays. Raises RuntimeError while it runs, and what made it fail."""
+        if not self._operation.is_completed():
+            raise RuntimeError(f"{self.op} on {self._where} is not over yet; call wait() before result().")
+        error = self._operation.exception()
+        if error is not None:
+            raise error
+        return self._arrays
+
+    def get_future(self) -> Future[list[Any]]:
+        """Return a future of ``result()``, completed by a thread of the backend. Cancelling it has no effect."""
+        if self._future is None:
+            self._future = Future()
+            self._future.set_running_or_notify_cancel()
+            self._operation.on_completion(self._complete_future)
+        return self._future
+
+    def source_rank(self) -> int:
+        """Return the global rank that a receive, which is over, got its message from.
+
+        Raises RuntimeError for other calls.
+        """
+        if self._members is None:
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+            )
+        self.result()
+        return self._members[self._operation.source]
+
+    def _complete_future(self) -> None:
+        assert self._future is not None
+        error = self._operation.exception()
+        if error is None:
+            self._future.set_result(self._arrays)
+        else:
+            self._future.set_exception(error)
+
+    def __repr__(self) -> str:
+        state = "running" if not self.is_completed() else "complete" if self.is_success() else "failed"
+        return f"<Work {self.op} on {self._where}: {state}>"

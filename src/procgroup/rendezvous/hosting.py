@@ -1,0 +1,62 @@
+"""Who hosts the TCP store of a rendezvous, and for how long.
+
+Rank 0 hosts it, unless the launcher does. A process that hosts one keeps it until it exits, also after
+destroy_process_group: a rank that is quicker to initialise again must find the same store, not one
+that is about to end. Only when an initialisation fails is the store closed, so that the other
+ranks learn of it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from procgroup import environ, types
+from procgroup.stores.store import Store
+from procgroup.types import Timeout
+
+_lock = threading.Lock()
+_hosted: dict[tuple[int, str, int], Store] = {}
+
+
+def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
+    """Return a connection to the store at host:port; on rank 0, host it there first, unless the launcher does.
+
+    Raises DistNetworkError when the address is taken by another program or is not reached in ``timeout``.
+    """
+    from procgroup.stores.tcp import TCPStore
+
+    limit = types.seconds(timeout)
+    if rank == 0 and not hosted_by_launcher(host, port):
+        return _host(host, port, limit).clone()
+    return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+
+
+def hosted_by_launcher(host: str, port: int) -> bool:
+    """Tell whether the launcher says that it hosts the store at host:port, so that all ranks are clients."""
+    return environ.PROCGROUP_STORE.get() == f"{host}:{port}"
+
+
+def stop_hosting(host: str, port: int) -> None:
+    """Close the store that this process hosts at host:port, if it does."""
+    with _lock:
+        store = _hosted.pop((os.getpid(), host, port), None)
+    if store is not None:
+        store.close()
+
+
+def stop_hosting_of(store: Store) -> None:
+    """Close the hosted store that ``store`` is a connection to, if this process hosts it."""
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    if isinstance(host, str) and isinstance(port, int):
+        stop_hosting(host, port)
+
+
+def _host(host: str, port: int, limit: float) -> Store:
+    from procgroup.stores.tcp import TCPStore
+
+    with _lock:
+        place = (os.getpid(), host, port)
+        if place not in _hosted:
+            _hosted[place] = TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
+        return _hosted[place]
