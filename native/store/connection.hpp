@@ -1,0 +1,56 @@
+// One client's connection, as the server holds it: bytes in, bytes out, and where its handshake stands.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+
+#include "store/descriptor.hpp"
+#include "store/protocol.hpp"
+#include "store/table.hpp"
+
+namespace procgroup::store {
+
+class Connection {
+ public:
+  enum class State { kHello, kProof, kOpen };
+  enum class Receipt { kSome, kNothing, kClosed };
+
+  Connection(uint64_t number, StoreDescriptor accepted, std::string from)
+      : id(number), socket(std::move(accepted)), peer(std::move(from)) {}
+
+  const uint64_t id;
+  StoreDescriptor socket;
+  const std::string peer;  // "address:port", for log lines
+  State state = State::kHello;
+  Hello hello{};        // once it has come
+  Welcome welcome{};    // what was answered
+  bool doomed = false;  // closed at the end of this turn of the server's loop
+  bool polls_writable = false;
+
+  // Read once from the socket.
+  Receipt receive();
+  // What has come and is not used yet.
+  std::string_view input() const { return std::string_view(input_).substr(used_); }
+  void use(size_t bytes);
+
+  // Both send what goes now and keep the rest; false: the connection is broken.
+  bool send(std::string_view bytes);
+  bool send(uint32_t request, const Answer& answer);
+  bool flush();
+  bool has_output() const { return !output_.empty(); }
+
+ private:
+  struct Segment {
+    std::string own;
+    Value shared;  // instead of `own`
+    std::string_view bytes() const { return shared ? std::string_view(*shared) : std::string_view(own); }
+  };
+
+  std::string input_;
+  size_t used_ = 0;
+  std::deque<Segment> output_;
+  size_t sent_ = 0;  // of the first segment
+};
+
+}  // namespace procgroup::store

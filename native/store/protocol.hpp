@@ -1,0 +1,171 @@
+// The protocol between a store's clients and its server.
+//
+// Vocabulary. A *connection* carries one *handshake* and then *frames*. A *request* is a frame from the
+// client; each is answered by exactly one *reply* with the same request number. A request *waits* when
+// its reply has to wait for somebody else's request (get of a missing key, barrier, ...). Deadlines
+// belong to the client: when one passes it sends *cancel*, and the waiting request is then answered
+// with kCancelled, unless its reply is on the way already; so a connection never loses its place.
+//
+//   client                                  server
+//     | -- Hello (128 bytes) ----------------> |   who I am, which job, my nonce
+//     | <---------------- Welcome (148 bytes)- |   verdict, its nonce, its proof of the job key
+//     | -- Proof (32 bytes) -----------------> |   only when the job has a key
+//     | <------------------ Verdict (4 bytes)- |   only when the job has a key
+//     | -- frame: get "a" -------------------> |
+//     | <------------------- frame: kOk, value-|
+//
+//   frame:    0        4    5       8         12
+//             | length | op | zeros | request | body: `length` bytes |
+//             (a reply has a Status in the place of op)
+//   field:    | u32 length | bytes |                 strings inside a body
+//
+// All numbers are little-endian. A proof is HMAC-SHA256(job key, role + Hello + the server's nonce), so
+// neither side's proof serves for the other nor for another connection. The key protects who may
+// speak, not what others on the wire can read. The Hello's magic ends in an empty line, so that an HTTP
+// server on a wrongly given port answers it at once instead of waiting for more.
+//
+// Deliberately not here: encryption, a reply in pieces, several replies to one request, resuming a
+// lost connection. A client uses a connection for one request at a time and opens another for a
+// second thread.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "base/sha256.hpp"
+
+namespace procgroup::store {
+
+static_assert(std::endian::native == std::endian::little, "the store's protocol is written for little-endian machines");
+
+inline constexpr std::string_view kMagic{"PGSTORE1\r\n\r\n", 12};
+inline constexpr uint32_t kVersion = 1;
+
+inline constexpr size_t kMaxKeyBytes = 64 * 1024;
+inline constexpr size_t kMaxValueBytes = size_t{1} << 30;
+inline constexpr size_t kMaxFrameBytes = kMaxValueBytes + (size_t{1} << 20);
+inline constexpr size_t kMaxKeysPerRequest = 65'536;
+inline constexpr size_t kMaxConnections = 65'536;
+// Requests of one connection that wait at a time; with one reply more, this bounds its output.
+inline constexpr size_t kMaxWaitsPerConnection = 64;
+inline constexpr double kHandshakeSeconds = 10;
+
+enum class Op : uint8_t {
+  kSet = 1,      // key, value                 ->
+  kGet,          // key                        -> the value (waits)
+  kWait,         // keys                       -> (waits)
+  kAdd,          // key, i64                   -> i64
+  kCheck,        // keys                       -> u8
+  kCompareSet,   // key, expected, desired     -> the value
+  kDelete,       // key                        -> u8
+  kNumKeys,      //                            -> u64
+  kListKeys,     // prefix                     -> keys
+  kAppend,       // key, value                 ->
+  kMultiGet,     // keys                       -> values (waits)
+  kMultiSet,     // keys and values in turn    ->
+  kQueuePush,    // key, value                 ->
+  kQueuePop,     // key, u8 block              -> the value (waits when block)
+  kQueueLength,  // key                        -> u64
+  kBarrier,      // key, u64 world size        -> (waits)
+  kWorkers,      // u64 how many               -> u64 joined (waits; its kCancelled says how many, too)
+  kCancel,       // u32 request                   no reply of its own
+};
+
+enum class Status : uint8_t {
+  kOk,
+  kCancelled,
+  kQueueEmpty,
+  kError,     // body: text
+  kTooLarge,  // body: u64 size that the value would have had
+};
+
+enum class Admission : uint32_t { kWelcome, kOtherVersion, kOtherJob, kKeyNeeded, kWrongKey, kFull };
+
+enum HelloFlag : uint32_t {
+  kHasKey = 1,
+  kJoins = 2,  // counts among the workers that kWorkers waits for
+  kHost = 4,   // belongs to the process that hosts the server, which need not outlive it
+};
+
+struct Hello {
+  char magic[12];
+  uint32_t version;
+  uint32_t flags;
+  uint32_t client[2];  // random; the connections of one client share it
+  uint8_t nonce[32];
+  char job[64];  // name of the job, or zeros for "not told"
+  uint32_t zero;
+};
+static_assert(sizeof(Hello) == 128);
+
+struct Welcome {
+  char magic[12];
+  uint32_t version;
+  uint32_t admission;
+  uint8_t nonce[32];
+  char job[64];
+  Digest proof;
+};
+static_assert(sizeof(Welcome) == 148);
+
+struct Header {
+  uint32_t length;
+  uint8_t op;
+  uint8_t zeros[3];
+  uint32_t request;
+};
+static_assert(sizeof(Header) == 12);
+
+// What a peer sent is not this protocol; the connection is closed.
+struct ProtocolError {
+  std::string reason;
+};
+
+inline void put(std::string& body, uint64_t number) { body.append(reinterpret_cast<const char*>(&number), 8); }
+inline void put_length(std::string& body, size_t length) {
+  const auto narrow = static_cast<uint32_t>(length);
+  body.append(reinterpret_cast<const char*>(&narrow), 4);
+}
+inline void put_field(std::string& body, std::string_view bytes) {
+  put_length(body, bytes.size());
+  body.append(bytes);
+}
+
+// Takes a body apart; every take throws ProtocolError when the body is shorter than it says.
+class BodyReader {
+ public:
+  explicit BodyReader(std::string_view body) : left_(body) {}
+
+  bool at_end() const { return left_.empty(); }
+  template <class Number>
+  Number take() {
+    Number number;
+    std::memcpy(&number, take_bytes(sizeof(Number)).data(), sizeof(Number));
+    return number;
+  }
+  std::string_view take_field() { return take_bytes(take<uint32_t>()); }
+  std::string_view take_key() {
+    const std::string_view key = take_field();
+    if (key.size() > kMaxKeyBytes) throw ProtocolError{"a key of " + std::to_string(key.size()) + " bytes"};
+    return key;
+  }
+  void finish() const {
+    if (!left_.empty()) throw ProtocolError{"a frame with " + std::to_string(left_.size()) + " bytes too many"};
+  }
+
+ private:
+  std::string_view take_bytes(size_t bytes) {
+    if (bytes > left_.size()) throw ProtocolError{"a frame that ends inside a field"};
+    const std::string_view taken = left_.substr(0, bytes);
+    left_.remove_prefix(bytes);
+    return taken;
+  }
+
+  std::string_view left_;
+};
+
+}  // namespace procgroup::store

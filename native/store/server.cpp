@@ -1,0 +1,446 @@
+#include "store/server.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <deque>
+#include <system_error>
+#include <unordered_map>
+
+#include "base/clock.hpp"
+#include "store/connection.hpp"
+#include "store/table.hpp"
+
+namespace procgroup::store {
+namespace {
+
+constexpr uint64_t kListenerId = 0;
+constexpr uint64_t kWakeId = 1;
+constexpr uint64_t kFirstConnectionId = 2;
+constexpr int kEventsPerTurn = 256;
+constexpr int kAcceptsPerTurn = 256;
+constexpr int kReadsOfRefused = 16;
+// How long to stop accepting when the process has no descriptor left.
+constexpr int64_t kAcceptPauseNs = 100'000'000;
+
+[[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+std::string describe(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (address.ss_family == AF_INET) {
+    const auto& four = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &four.sin_addr, text, sizeof text);
+    return std::string(text) + ":" + std::to_string(ntohs(four.sin_port));
+  }
+  const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
+  inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof text);
+  return "[" + std::string(text) + "]:" + std::to_string(ntohs(six.sin6_port));
+}
+
+int port_of(int listener) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) != 0) fail("getsockname");
+  return ntohs(address.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(address).sin_port
+                                            : reinterpret_cast<sockaddr_in6&>(address).sin6_port);
+}
+
+// The first bytes of something foreign, fit for a log line.
+std::string printable(std::string_view bytes) {
+  std::string text(bytes.substr(0, 24));
+  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 32 || c > 126; }, '.');
+  return text;
+}
+
+void set_option(int socket, int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof value); }
+
+// Small replies go at once; a client whose host died is noticed within about half a minute.
+void configure(int socket) {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 15);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+}  // namespace
+
+class Server::Loop {
+ public:
+  Loop(int listener, int port, Identity identity, Shared& shared);
+  void run();
+  int waker() const { return wake_.get(); }
+
+ private:
+  void turn(const epoll_event& event);
+  void accept_some();
+  void pause_accepting();
+  void resume_accepting();
+  void admit(StoreDescriptor socket, const sockaddr_storage& address);
+  void read_from(Connection& connection);
+  void use_input(Connection& connection);
+  size_t use_one(Connection& connection, std::string_view input);
+  size_t use_hello(Connection& connection, std::string_view input);
+  size_t use_proof(Connection& connection, std::string_view input);
+  size_t use_frame(Connection& connection, std::string_view input);
+  void open(Connection& connection);
+  void write_to(Connection& connection);
+  void after_send(Connection& connection, bool ok);
+  void deliver(Ticket ticket, Answer&& answer);
+  void refuse(Connection& connection, const std::string& reason);
+  void doom(Connection& connection);
+  void bury_the_doomed();
+  void end_late_handshakes();
+  int milliseconds_to_next_deadline() const;
+  bool watch(int operation, int descriptor, uint32_t events, uint64_t id);
+  void log(const std::string& text) const;
+
+  StoreDescriptor listener_;
+  StoreDescriptor epoll_;
+  StoreDescriptor wake_;
+  const int port_;
+  const Identity identity_;
+  Shared& shared_;
+  Table table_;
+  uint64_t next_id_ = kFirstConnectionId;
+  std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
+  std::deque<std::pair<Deadline, uint64_t>> handshakes_;
+  std::vector<uint64_t> doomed_;
+  Deadline accept_again_ = Deadline::never();
+};
+
+Server::Loop::Loop(int listener, int port, Identity identity, Shared& shared)
+    : listener_(listener),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      port_(port),
+      identity_(std::move(identity)),
+      shared_(shared),
+      table_([this](Ticket ticket, Answer&& answer) { deliver(ticket, std::move(answer)); }) {
+  if (!epoll_) fail("epoll_create1");
+  if (!wake_) fail("eventfd");
+  fcntl(listener, F_SETFL, fcntl(listener, F_GETFL) | O_NONBLOCK);
+  fcntl(listener, F_SETFD, FD_CLOEXEC);
+  if (!watch(EPOLL_CTL_ADD, listener, EPOLLIN, kListenerId)) fail("epoll_ctl");
+  if (!watch(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, kWakeId)) fail("epoll_ctl");
+}
+
+void Server::Loop::run() {
+  epoll_event events[kEventsPerTurn];
+  while (!shared_.stopping.load(std::memory_order_acquire)) {
+    if (shared_.draining.load(std::memory_order_acquire) && handshakes_.empty() &&
+        shared_.guests.load(std::memory_order_relaxed) == 0) {
+      break;
+    }
+    const int count = epoll_wait(epoll_.get(), events, kEventsPerTurn, milliseconds_to_next_deadline());
+    for (int i = 0; i < count; ++i) turn(events[i]);
+    if (accept_again_.at_ns != Deadline::never().at_ns && accept_again_.passed()) resume_accepting();
+    if (!doomed_.empty()) bury_the_doomed();
+    if (!handshakes_.empty()) end_late_handshakes();
+  }
+  listener_.reset();
+  connections_.clear();
+  shared_.guests.store(0, std::memory_order_release);
+  shared_.running.store(false, std::memory_order_release);
+}
+
+void Server::Loop::turn(const epoll_event& event) {
+  if (event.data.u64 == kListenerId) return accept_some();
+  if (event.data.u64 == kWakeId) {
+    uint64_t times;
+    [[maybe_unused]] const ssize_t got = read(wake_.get(), &times, sizeof times);
+    return;
+  }
+  const auto found = connections_.find(event.data.u64);
+  if (found == connections_.end() || found->second->doomed) return;
+  Connection& connection = *found->second;
+  if (event.events & EPOLLOUT) write_to(connection);
+  if (connection.doomed) return;
+  if (event.events & EPOLLIN) {
+    read_from(connection);
+  } else if (event.events & (EPOLLERR | EPOLLHUP)) {
+    doom(connection);
+  }
+}
+
+void Server::Loop::accept_some() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    const int number =
+        accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (number >= 0) {
+      admit(StoreDescriptor(number), address);
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      return pause_accepting();
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      return;
+    }
+  }
+}
+
+void Server::Loop::pause_accepting() {
+  log("cannot accept more connections now (" + std::generic_category().message(errno) + "); raise `ulimit -n`");
+  watch(EPOLL_CTL_MOD, listener_.get(), 0, kListenerId);
+  accept_again_ = {now_ns() + kAcceptPauseNs};
+}
+
+void Server::Loop::resume_accepting() {
+  watch(EPOLL_CTL_MOD, listener_.get(), EPOLLIN, kListenerId);
+  accept_again_ = Deadline::never();
+}
+
+void Server::Loop::admit(StoreDescriptor socket, const sockaddr_storage& address) {
+  configure(socket.get());
+  const uint64_t id = next_id_++;
+  auto connection = std::make_unique<Connection>(id, std::move(socket), describe(address));
+  if (connections_.size() >= kMaxConnections) {
+    const Welcome full = make_refusal(identity_, Admission::kFull);
+    connection->send({reinterpret_cast<const char*>(&full), sizeof full});
+    return log("refused " + connection->peer + ": " + std::to_string(kMaxConnections) + " connections are open");
+  }
+  if (!watch(EPOLL_CTL_ADD, connection->socket.get(), EPOLLIN, id)) {
+    return log("refused " + connection->peer + ": " + std::generic_category().message(errno));
+  }
+  handshakes_.emplace_back(Deadline::after(kHandshakeSeconds), id);
+  connections_.emplace(id, std::move(connection));
+}
+
+void Server::Loop::read_from(Connection& connection) {
+  switch (connection.receive()) {
+    case Connection::Receipt::kSome:
+      return use_input(connection);
+    case Connection::Receipt::kNothing:
+      return;
+    case Connection::Receipt::kClosed:
+      return doom(connection);
+  }
+}
+
+void Server::Loop::use_input(Connection& connection) {
+  try {
+    while (!connection.doomed && !connection.has_output()) {
+      const std::string_view input = connection.input();
+      const size_t used = input.empty() ? 0 : use_one(connection, input);
+      if (used == 0) return;
+      connection.use(used);
+    }
+  } catch (const ProtocolError& error) {
+    refuse(connection, error.reason);
+  } catch (const std::bad_alloc&) {
+    refuse(connection, "its request needs more memory than there is");
+  }
+}
+
+// Returns how many bytes were used; 0: more have to come first.
+size_t Server::Loop::use_one(Connection& connection, std::string_view input) {
+  switch (connection.state) {
+    case Connection::State::kHello:
+      return use_hello(connection, input);
+    case Connection::State::kProof:
+      return use_proof(connection, input);
+    case Connection::State::kOpen:
+      return use_frame(connection, input);
+  }
+  return 0;
+}
+
+size_t Server::Loop::use_hello(Connection& connection, std::string_view input) {
+  if (!kMagic.starts_with(input.substr(0, kMagic.size()))) {
+    throw ProtocolError{"it does not speak the store's protocol; its first bytes: '" + printable(input) + "'"};
+  }
+  if (input.size() < sizeof(Hello)) return 0;
+  std::memcpy(&connection.hello, input.data(), sizeof(Hello));
+  connection.welcome = make_welcome(identity_, connection.hello);
+  const Welcome& welcome = connection.welcome;
+  after_send(connection, connection.send({reinterpret_cast<const char*>(&welcome), sizeof welcome}));
+  switch (static_cast<Admission>(welcome.admission)) {
+    case Admission::kWelcome:
+      break;
+    case Admission::kOtherJob:
+      throw ProtocolError{"it belongs to job '" + printable(job_of(connection.hello.job)) + "'"};
+    case Admission::kKeyNeeded:
+      throw ProtocolError{"it does not know the job's key"};
+    default:
+      throw ProtocolError{"it speaks version " + std::to_string(connection.hello.version) + " of the protocol"};
+  }
+  if (identity_.job_key.empty()) {
+    open(connection);
+  } else {
+    connection.state = Connection::State::kProof;
+  }
+  return sizeof(Hello);
+}
+
+size_t Server::Loop::use_proof(Connection& connection, std::string_view input) {
+  Digest proof;
+  if (input.size() < proof.size()) return 0;
+  std::memcpy(proof.data(), input.data(), proof.size());
+  const bool holds = same_digest(proof, client_proof(identity_, connection.hello, connection.welcome));
+  const auto verdict = static_cast<uint32_t>(holds ? Admission::kWelcome : Admission::kWrongKey);
+  after_send(connection, connection.send({reinterpret_cast<const char*>(&verdict), sizeof verdict}));
+  if (!holds) throw ProtocolError{"its job key is a different one"};
+  open(connection);
+  return proof.size();
+}
+
+void Server::Loop::open(Connection& connection) {
+  connection.state = Connection::State::kOpen;
+  if (!(connection.hello.flags & kHost)) shared_.guests.fetch_add(1, std::memory_order_release);
+  if (connection.hello.flags & kJoins) table_.join(client_of(connection.hello));
+}
+
+size_t Server::Loop::use_frame(Connection& connection, std::string_view input) {
+  Header header;
+  if (input.size() < sizeof header) return 0;
+  std::memcpy(&header, input.data(), sizeof header);
+  if (header.length > kMaxFrameBytes) {
+    throw ProtocolError{"a frame of " + std::to_string(header.length) + " bytes, more than the limit of " +
+                        std::to_string(kMaxFrameBytes)};
+  }
+  const size_t whole = sizeof header + header.length;
+  if (input.size() < whole) return 0;
+  if (table_.waits_of(connection.id) >= kMaxWaitsPerConnection && static_cast<Op>(header.op) != Op::kCancel) {
+    throw ProtocolError{"more than " + std::to_string(kMaxWaitsPerConnection) + " requests that wait"};
+  }
+  shared_.requests.fetch_add(1, std::memory_order_relaxed);
+  table_.run({connection.id, header.request}, static_cast<Op>(header.op),
+             input.substr(sizeof header, header.length));
+  return whole;
+}
+
+void Server::Loop::deliver(Ticket ticket, Answer&& answer) {
+  const auto found = connections_.find(ticket.connection);
+  if (found == connections_.end() || found->second->doomed) return;
+  after_send(*found->second, found->second->send(ticket.request, answer));
+}
+
+void Server::Loop::write_to(Connection& connection) {
+  after_send(connection, connection.flush());
+  // What came while its output was stuck has been waiting for this.
+  if (!connection.doomed && !connection.has_output()) use_input(connection);
+}
+
+void Server::Loop::after_send(Connection& connection, bool ok) {
+  if (!ok) return doom(connection);
+  if (connection.has_output() == connection.polls_writable) return;
+  connection.polls_writable = connection.has_output();
+  const uint32_t events = connection.polls_writable ? EPOLLOUT : EPOLLIN;
+  if (!watch(EPOLL_CTL_MOD, connection.socket.get(), events, connection.id)) doom(connection);
+}
+
+void Server::Loop::refuse(Connection& connection, const std::string& reason) {
+  log("closed the connection from " + connection.peer + ": " + reason);
+  // Let a refusal that was sent arrive: a reset would overtake it if unread bytes were left.
+  shutdown(connection.socket.get(), SHUT_WR);
+  for (int i = 0; i < kReadsOfRefused && connection.receive() == Connection::Receipt::kSome; ++i) {
+    connection.use(connection.input().size());
+  }
+  doom(connection);
+}
+
+void Server::Loop::doom(Connection& connection) {
+  if (connection.doomed) return;
+  connection.doomed = true;
+  doomed_.push_back(connection.id);
+}
+
+void Server::Loop::bury_the_doomed() {
+  for (const uint64_t id : doomed_) {
+    const auto found = connections_.find(id);
+    const Connection& connection = *found->second;
+    table_.forget(id);
+    if (connection.state == Connection::State::kOpen && !(connection.hello.flags & kHost)) {
+      shared_.guests.fetch_sub(1, std::memory_order_release);
+    }
+    connections_.erase(found);
+  }
+  doomed_.clear();
+}
+
+void Server::Loop::end_late_handshakes() {
+  while (!handshakes_.empty()) {
+    const auto [deadline, id] = handshakes_.front();
+    const auto found = connections_.find(id);
+    const bool over = found == connections_.end() || found->second->state == Connection::State::kOpen;
+    if (!over && !deadline.passed()) return;
+    handshakes_.pop_front();
+    if (!over) refuse(*found->second, "no complete handshake within " + std::to_string(int(kHandshakeSeconds)) + " s");
+  }
+  bury_the_doomed();
+}
+
+int Server::Loop::milliseconds_to_next_deadline() const {
+  const int64_t handshake = handshakes_.empty() ? Deadline::never().at_ns : handshakes_.front().first.at_ns;
+  const int64_t next = std::min(handshake, accept_again_.at_ns);
+  if (next == Deadline::never().at_ns) return -1;
+  return static_cast<int>(Deadline{next}.remaining_ns(int64_t{60} * 1'000'000'000) / 1'000'000) + 1;
+}
+
+bool Server::Loop::watch(int operation, int descriptor, uint32_t events, uint64_t id) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  return epoll_ctl(epoll_.get(), operation, descriptor, &event) == 0;
+}
+
+// Never waits: a stderr that nobody reads must not stop the store.
+void Server::Loop::log(const std::string& text) const {
+  const std::string line = "procgroup store on port " + std::to_string(port_) + ": " + text + "\n";
+  pollfd out{STDERR_FILENO, POLLOUT, 0};
+  if (poll(&out, 1, 0) != 1 || !(out.revents & POLLOUT)) return;
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+Server::Server(int listener, Identity identity)
+    : port_(port_of(listener)),
+      generation_(fork_generation()),
+      shared_(std::make_unique<Shared>()),
+      loop_(std::make_unique<Loop>(listener, port_, std::move(identity), *shared_)) {
+  // Signals belong to the threads that know what to do with them.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::make_unique<std::thread>([loop = loop_.get()] { loop->run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Server::~Server() {
+  stop();
+  if (thread_) {
+    // A forked child: the thread is not here, and its state may be half changed. Leave all of it alone.
+    static_cast<void>(thread_.release());
+    static_cast<void>(loop_.release());
+    static_cast<void>(shared_.release());
+  }
+}
+
+void Server::stop() {
+  if (!thread_ || generation_ != fork_generation()) return;
+  shared_->stopping.store(true, std::memory_order_release);
+  wake();
+  thread_->join();
+  thread_.reset();
+}
+
+void Server::drain() {
+  if (!thread_ || generation_ != fork_generation()) return;
+  shared_->draining.store(true, std::memory_order_release);
+  wake();
+}
+
+void Server::wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(loop_->waker(), &one, sizeof one);
+}
+
+}  // namespace procgroup::store

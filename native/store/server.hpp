@@ -1,0 +1,56 @@
+// The store's server: one thread, one epoll, any number of clients.
+//
+// Whatever a client sends is bounded by the limits in protocol.hpp; what is not the protocol closes that
+// connection with one line on stderr and concerns nobody else. A connection whose replies are not
+// read is not read from either, so that its output stays bounded.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "store/handshake.hpp"
+
+namespace procgroup::store {
+
+class Server {
+ public:
+  // Takes over a listening TCP socket. Throws std::system_error when it is none.
+  Server(int listener, Identity identity);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  int port() const { return port_; }
+  // End now: every connection is closed. Idempotent.
+  void stop();
+  // End as soon as no client but those of this process is connected.
+  void drain();
+  bool running() const { return shared_->running.load(std::memory_order_acquire); }
+  // Connected clients' connections, without those of this process.
+  int guests() const { return shared_->guests.load(std::memory_order_acquire); }
+  uint64_t requests() const { return shared_->requests.load(std::memory_order_relaxed); }
+
+ private:
+  class Loop;
+  // Written by the server's thread. `running` and `guests` are released after what they tell of has
+  // happened (the listener is closed; the connection is admitted or closed); `requests` only counts.
+  // `stopping` and `draining` are requests to the thread; the eventfd's write orders them.
+  struct Shared {
+    std::atomic<bool> running{true};
+    std::atomic<int> guests{0};
+    std::atomic<uint64_t> requests{0};
+    std::atomic<bool> stopping{false};
+    std::atomic<bool> draining{false};
+  };
+
+  void wake();
+
+  int port_ = 0;
+  uint64_t generation_;  // of the process that owns the thread; a forked child has none to join
+  std::unique_ptr<Shared> shared_;
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace procgroup::store

@@ -1,0 +1,363 @@
+#include "store/table.hpp"
+
+#include <charconv>
+
+namespace procgroup::store {
+namespace {
+
+std::vector<std::string> take_keys(BodyReader& body) {
+  std::vector<std::string> keys;
+  while (!body.at_end()) {
+    if (keys.size() == kMaxKeysPerRequest) throw ProtocolError{"a request with too many keys"};
+    keys.emplace_back(body.take_key());
+  }
+  return keys;
+}
+
+Value take_value(BodyReader& body) {
+  const std::string_view bytes = body.take_field();
+  if (bytes.size() > kMaxValueBytes) throw ProtocolError{"a value of " + std::to_string(bytes.size()) + " bytes"};
+  return std::make_shared<const std::string>(bytes);
+}
+
+std::string as_bytes(uint64_t number) {
+  std::string bytes;
+  put(bytes, number);
+  return bytes;
+}
+
+std::string quoted(const std::string& key) { return "'" + key + "'"; }
+
+Answer bare(const Value& value) { return Answer{Status::kOk, {}, {value}}; }
+
+Answer too_large(size_t size) { return Answer{Status::kTooLarge, as_bytes(size), {}}; }
+
+}  // namespace
+
+void Table::run(Ticket ticket, Op op, std::string_view bytes) {
+  if (waits_.contains(ticket)) throw ProtocolError{"a request number that is still in use"};
+  BodyReader body(bytes);
+  switch (op) {
+    case Op::kSet: {
+      const std::string_view key = body.take_key();
+      const Value value = take_value(body);
+      body.finish();
+      set(key, value);
+      return reply(ticket);
+    }
+    case Op::kGet: {
+      // The fast path of every start-up: no vector of keys unless it has to wait.
+      std::string key(body.take_key());
+      body.finish();
+      if (Entry* entry = find(key); entry && entry->value) return deliver_(ticket, bare(entry->value));
+      return wait_for_keys(ticket, op, {std::move(key)});
+    }
+    case Op::kWait:
+    case Op::kMultiGet:
+      return wait_for_keys(ticket, op, take_keys(body));
+    case Op::kAdd:
+      return add(ticket, body);
+    case Op::kCheck:
+      return check(ticket, body);
+    case Op::kCompareSet:
+      return compare_set(ticket, body);
+    case Op::kDelete: {
+      const std::string key(body.take_key());
+      body.finish();
+      return reply(ticket, std::string(1, entries_.erase(key) ? '\1' : '\0'));
+    }
+    case Op::kNumKeys:
+      body.finish();
+      return reply(ticket, as_bytes(entries_.size()));
+    case Op::kListKeys:
+      return list_keys(ticket, body);
+    case Op::kAppend:
+      return append(ticket, body);
+    case Op::kMultiSet:
+      return multi_set(ticket, body);
+    case Op::kQueuePush:
+      return queue_push(ticket, body);
+    case Op::kQueuePop:
+      return queue_pop(ticket, body);
+    case Op::kQueueLength: {
+      const Entry* entry = find(std::string(body.take_key()));
+      body.finish();
+      return reply(ticket, as_bytes(entry ? entry->queue.size() : 0));
+    }
+    case Op::kBarrier:
+      return barrier(ticket, body);
+    case Op::kWorkers:
+      return workers(ticket, body);
+    case Op::kCancel: {
+      const auto request = body.take<uint32_t>();
+      body.finish();
+      return cancel({ticket.connection, request});
+    }
+  }
+  throw ProtocolError{"an unknown operation " + std::to_string(static_cast<int>(op))};
+}
+
+Table::Entry* Table::find(const std::string& key) {
+  const auto found = entries_.find(key);
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+void Table::set(std::string_view key, Value value) {
+  const std::string name(key);
+  entries_[name].value = std::move(value);
+  wake(name);
+}
+
+void Table::add(Ticket ticket, BodyReader& body) {
+  const std::string key(body.take_key());
+  const auto amount = body.take<int64_t>();
+  body.finish();
+  int64_t number = 0;
+  if (const Entry* entry = find(key); entry && entry->value) {
+    const std::string& text = *entry->value;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size()) {
+      return fail(ticket, "add: key " + quoted(key) + " holds a value that is not a decimal number of 64 bits");
+    }
+  }
+  if (__builtin_add_overflow(number, amount, &number)) {
+    return fail(ticket, "add: the sum at key " + quoted(key) + " does not fit in 64 bits");
+  }
+  set(key, std::make_shared<const std::string>(std::to_string(number)));
+  reply(ticket, as_bytes(static_cast<uint64_t>(number)));
+}
+
+void Table::check(Ticket ticket, BodyReader& body) {
+  for (const std::string& key : take_keys(body)) {
+    if (!find(key)) return reply(ticket, std::string(1, '\0'));
+  }
+  reply(ticket, "\1");
+}
+
+void Table::compare_set(Ticket ticket, BodyReader& body) {
+  const std::string key(body.take_key());
+  const Value expected = take_value(body);
+  const Value desired = take_value(body);
+  body.finish();
+  const Entry* entry = find(key);
+  const bool present = entry && entry->value;
+  const bool matches = present ? *entry->value == *expected : expected->empty();
+  if (!matches) return deliver_(ticket, bare(present ? entry->value : expected));
+  set(key, desired);
+  deliver_(ticket, bare(desired));
+}
+
+void Table::list_keys(Ticket ticket, BodyReader& body) {
+  const std::string_view prefix = body.take_key();
+  body.finish();
+  std::string keys;
+  for (const auto& [key, entry] : entries_) {
+    if (std::string_view(key).starts_with(prefix)) put_field(keys, key);
+    if (keys.size() > kMaxFrameBytes) return fail(ticket, "list_keys: too many keys for one reply; give a prefix");
+  }
+  reply(ticket, std::move(keys));
+}
+
+void Table::append(Ticket ticket, BodyReader& body) {
+  const std::string_view key = body.take_key();
+  const std::string_view tail = body.take_field();
+  body.finish();
+  const Entry* entry = find(std::string(key));
+  std::string joined = entry && entry->value ? *entry->value : std::string();
+  if (joined.size() + tail.size() > kMaxValueBytes) return deliver_(ticket, too_large(joined.size() + tail.size()));
+  joined.append(tail);
+  set(key, std::make_shared<const std::string>(std::move(joined)));
+  reply(ticket);
+}
+
+void Table::multi_set(Ticket ticket, BodyReader& body) {
+  std::vector<std::pair<std::string_view, Value>> pairs;
+  while (!body.at_end()) {
+    if (pairs.size() == kMaxKeysPerRequest) throw ProtocolError{"a request with too many keys"};
+    const std::string_view key = body.take_key();
+    pairs.emplace_back(key, take_value(body));
+  }
+  for (auto& [key, value] : pairs) set(key, std::move(value));
+  reply(ticket);
+}
+
+void Table::queue_push(Ticket ticket, BodyReader& body) {
+  const std::string key(body.take_key());
+  Value value = take_value(body);
+  body.finish();
+  entries_[key].queue.push_back(std::move(value));
+  reply(ticket);
+  wake(key);
+}
+
+void Table::queue_pop(Ticket ticket, BodyReader& body) {
+  std::string key(body.take_key());
+  const bool block = body.take<uint8_t>() != 0;
+  body.finish();
+  const Entry* entry = find(key);
+  if (!block && (!entry || entry->queue.empty())) return deliver_(ticket, Answer{Status::kQueueEmpty, {}, {}});
+  wait_for_keys(ticket, Op::kQueuePop, {std::move(key)});
+}
+
+void Table::barrier(Ticket ticket, BodyReader& body) {
+  std::string key(body.take_key());
+  const auto world_size = body.take<uint64_t>();
+  body.finish();
+  std::list<Ticket>& line = barriers_[key];
+  if (!line.empty() && waits_.at(line.front()).count != world_size) {
+    return fail(ticket, "barrier " + quoted(key) + ": others wait in it with world size " +
+                            std::to_string(waits_.at(line.front()).count) + ", this call said " +
+                            std::to_string(world_size));
+  }
+  Wait wait{Op::kBarrier, {key}, 0, world_size, {}};
+  wait.place = line.insert(line.end(), ticket);
+  waits_.emplace(ticket, std::move(wait));
+  if (line.size() < world_size) return;
+  const std::list<Ticket> arrived = std::move(line);
+  barriers_.erase(key);
+  for (const Ticket each : arrived) {
+    waits_.erase(each);
+    reply(each);
+  }
+}
+
+void Table::workers(Ticket ticket, BodyReader& body) {
+  const auto count = body.take<uint64_t>();
+  body.finish();
+  Wait wait{Op::kWorkers, {}, 0, count, {}};
+  wait.place = workers_line_.insert(workers_line_.end(), ticket);
+  waits_.emplace(ticket, std::move(wait));
+  wake_workers();
+}
+
+void Table::join(uint64_t client) {
+  // Bounded by the connections that there can be, so that reconnecting clients cannot grow it for ever.
+  if (workers_.size() < kMaxConnections) workers_.insert(client);
+  wake_workers();
+}
+
+void Table::wake_workers() {
+  for (auto place = workers_line_.begin(); place != workers_line_.end();) {
+    const Ticket ticket = *place++;
+    const auto wait = waits_.find(ticket);
+    if (wait->second.count > workers_.size()) continue;
+    leave_line(wait);
+    waits_.erase(wait);
+    reply(ticket, as_bytes(workers_.size()));
+  }
+}
+
+// Whether this key no longer keeps that request waiting. A queue counts for wait(), a value only for get().
+bool Table::ready(const Wait& wait, const std::string& key) {
+  const Entry* entry = find(key);
+  if (!entry) return false;
+  if (wait.op == Op::kQueuePop) return !entry->queue.empty();
+  return wait.op == Op::kWait ? entry->exists() : entry->value != nullptr;
+}
+
+// Moves `next` to the first key that is missing. A key that was deleted again after it had been seen counts
+// as missing, so that values can be read when this says yes.
+bool Table::satisfied(Wait& wait) {
+  while (wait.next < wait.keys.size() && ready(wait, wait.keys[wait.next])) ++wait.next;
+  if (wait.next < wait.keys.size()) return false;
+  for (size_t i = 0; i < wait.keys.size(); ++i) {
+    if (!ready(wait, wait.keys[i])) {
+      wait.next = i;
+      return false;
+    }
+  }
+  return true;
+}
+
+void Table::wait_for_keys(Ticket ticket, Op op, std::vector<std::string> keys) {
+  Wait wait{op, std::move(keys), 0, 0, {}};
+  if (satisfied(wait)) return answer_wait(ticket, wait);
+  stand_in_line(waits_.emplace(ticket, std::move(wait)).first);
+}
+
+std::list<Ticket>& Table::line_of(const Wait& wait) {
+  if (wait.op == Op::kWorkers) return workers_line_;
+  if (wait.op == Op::kBarrier) return barriers_[wait.keys.front()];
+  return lines_[wait.keys[wait.next]];
+}
+
+void Table::stand_in_line(Waits::iterator wait) {
+  std::list<Ticket>& line = line_of(wait->second);
+  wait->second.place = line.insert(line.end(), wait->first);
+}
+
+void Table::leave_line(Waits::iterator wait) {
+  std::list<Ticket>& line = line_of(wait->second);
+  line.erase(wait->second.place);
+  if (!line.empty() || wait->second.op == Op::kWorkers) return;
+  if (wait->second.op == Op::kBarrier) {
+    barriers_.erase(wait->second.keys.front());
+  } else {
+    lines_.erase(wait->second.keys[wait->second.next]);
+  }
+}
+
+void Table::answer_wait(Ticket ticket, Wait& wait) {
+  Answer answer;
+  if (wait.op == Op::kQueuePop) {
+    const auto found = entries_.find(wait.keys.front());
+    answer.values.push_back(std::move(found->second.queue.front()));
+    found->second.queue.pop_front();
+    if (!found->second.exists()) entries_.erase(found);
+  } else if (wait.op != Op::kWait) {
+    size_t total = 0;
+    for (const std::string& key : wait.keys) {
+      answer.values.push_back(find(key)->value);
+      total += 4 + answer.values.back()->size();
+    }
+    answer.fields = wait.op == Op::kMultiGet;
+    if (total > kMaxFrameBytes) return deliver_(ticket, too_large(total));
+  }
+  deliver_(ticket, std::move(answer));
+}
+
+void Table::wake(const std::string& key) {
+  const auto found = lines_.find(key);
+  if (found == lines_.end()) return;
+  // Requests leave this line and may enter it again, behind those that are still to be looked at.
+  const std::vector<Ticket> line(found->second.begin(), found->second.end());
+  for (const Ticket ticket : line) {
+    const auto wait = waits_.find(ticket);
+    if (!ready(wait->second, key)) continue;
+    leave_line(wait);
+    if (!satisfied(wait->second)) {
+      stand_in_line(wait);
+      continue;
+    }
+    Wait done = std::move(wait->second);
+    waits_.erase(wait);
+    answer_wait(ticket, done);
+  }
+}
+
+void Table::cancel(Ticket ticket) {
+  const auto wait = waits_.find(ticket);
+  if (wait == waits_.end()) return;
+  const bool counts = wait->second.op == Op::kWorkers;
+  leave_line(wait);
+  waits_.erase(wait);
+  deliver_(ticket, Answer{Status::kCancelled, counts ? as_bytes(workers_.size()) : std::string(), {}});
+}
+
+void Table::forget(uint64_t connection) {
+  auto wait = waits_.lower_bound({connection, 0});
+  while (wait != waits_.end() && wait->first.connection == connection) {
+    leave_line(wait);
+    wait = waits_.erase(wait);
+  }
+}
+
+size_t Table::waits_of(uint64_t connection) const {
+  size_t count = 0;
+  for (auto wait = waits_.lower_bound({connection, 0}); wait != waits_.end() && wait->first.connection == connection; ++wait) {
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace procgroup::store
