@@ -4,3 +4,4 @@
 #include <nanobind/nanobind.h>
 
 void bind_kernels(nanobind::module_& module);
+void bind_stores(nanobind::module_& module);

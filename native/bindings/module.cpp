@@ -3,5 +3,8 @@
 
 NB_MODULE(_native, module) {
   module.doc() = "The native engine of procgroup; use the procgroup package instead.";
+  // Objects that live until the process ends, such as a store that a module holds, are no mistake.
+  nanobind::set_leak_warnings(false);
   bind_kernels(module);
+  bind_stores(module);
 }

@@ -1,9 +1,13 @@
 #include "store/client.hpp"
 
+#include <algorithm>
+
 #include "store/client_connection.hpp"
 
 namespace procgroup::store {
 namespace {
+
+constexpr double kReconnectSeconds = 10;
 
 uint64_t random_id() {
   uint64_t id;
@@ -57,7 +61,15 @@ std::unique_ptr<ClientConnection> Client::acquire(Deadline deadline, const Check
     }
     id = id_;
   }
-  return ClientConnection::open(options_, id, deadline, check);
+  // The server has answered before: when it no longer does, it is lost rather than late.
+  const Deadline patience{std::min(deadline.at_ns, Deadline::after(kReconnectSeconds).at_ns)};
+  try {
+    return ClientConnection::open(options_, id, patience, check);
+  } catch (const ConnectFailure& failure) {
+    if (failure.kind != ConnectFailure::Kind::kTimeout) throw;
+    if (deadline.passed()) throw DeadlinePassed{};
+    lose(failure.detail);
+  }
 }
 
 void Client::release(std::unique_ptr<ClientConnection> connection) {

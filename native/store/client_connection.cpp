@@ -87,8 +87,7 @@ bool is_self_connected(const StoreDescriptor& socket) {
 }
 
 // Tries all addresses at once; the first that accepts wins. No descriptor: `error` says why.
-StoreDescriptor connect_any(const Client::Options& options, Deadline deadline, const Check& check,
-                            std::string& error) {
+StoreDescriptor connect_any(const Client::Options& options, Deadline deadline, const Check& check, std::string& error) {
   std::vector<StoreDescriptor> sockets;
   for (const std::string& address : options.addresses) {
     StoreDescriptor socket = start_connecting(address, options.port);

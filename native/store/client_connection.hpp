@@ -32,7 +32,7 @@ class ClientConnection {
   uint32_t next_request_ = 1;
   bool intact_ = true;
   size_t received_ = 0;  // bytes of the reply that is being received
-  std::string frame_;  // reused from request to request
+  std::string frame_;    // reused from request to request
 };
 
 }  // namespace procgroup::store

@@ -39,11 +39,11 @@ std::string describe(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     const auto& four = reinterpret_cast<const sockaddr_in&>(address);
     inet_ntop(AF_INET, &four.sin_addr, text, sizeof text);
-    return std::string(text) + ":" + std::to_string(ntohs(four.sin_port));
+    return std::string(text).append(":").append(std::to_string(ntohs(four.sin_port)));
   }
   const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
   inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof text);
-  return "[" + std::string(text) + "]:" + std::to_string(ntohs(six.sin6_port));
+  return std::string("[").append(text).append("]:").append(std::to_string(ntohs(six.sin6_port)));
 }
 
 int port_of(int listener) {
@@ -313,8 +313,7 @@ size_t Server::Loop::use_frame(Connection& connection, std::string_view input) {
     throw ProtocolError{"more than " + std::to_string(kMaxWaitsPerConnection) + " requests that wait"};
   }
   shared_.requests.fetch_add(1, std::memory_order_relaxed);
-  table_.run({connection.id, header.request}, static_cast<Op>(header.op),
-             input.substr(sizeof header, header.length));
+  table_.run({connection.id, header.request}, static_cast<Op>(header.op), input.substr(sizeof header, header.length));
   return whole;
 }
 

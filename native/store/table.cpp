@@ -354,7 +354,8 @@ void Table::forget(uint64_t connection) {
 
 size_t Table::waits_of(uint64_t connection) const {
   size_t count = 0;
-  for (auto wait = waits_.lower_bound({connection, 0}); wait != waits_.end() && wait->first.connection == connection; ++wait) {
+  for (auto wait = waits_.lower_bound({connection, 0}); wait != waits_.end() && wait->first.connection == connection;
+       ++wait) {
     ++count;
   }
   return count;

@@ -77,13 +77,10 @@ class CollectiveMismatch(OperationError):
     def __init__(self, *, calls: Mapping[int, str], **call: Any) -> None:
         self.calls = dict(calls)
         mine = self.calls[call["rank"]]
-        others = "; ".join(
-            f"rank {rank} called {text}" for rank, text in sorted(self.calls.items()) if text != mine
-        )
+        others = "; ".join(f"rank {rank} called {text}" for rank, text in sorted(self.calls.items()) if text != mine)
         super().__init__(
             f"the ranks made different calls; expected {mine} on every rank, got: {others}",
-            advice="Make the same call with the same op, dtype, count and root on every rank; "
-            "no array was changed.",
+            advice="Make the same call with the same op, dtype, count and root on every rank; no array was changed.",
             **call,
         )
 
@@ -187,12 +184,18 @@ class QueueEmptyError(DistStoreError):
 
 
 class StoreTimeout(DistStoreError):
-    """The deadline passed before the keys were there. ``keys`` are all that were waited for."""
+    """The deadline passed before the keys were there.
 
-    def __init__(self, *, keys: Sequence[str], seconds: float) -> None:
+    ``keys`` are all that were waited for, ``seconds`` the limit, ``what`` the operation.
+    """
+
+    def __init__(self, *, keys: Sequence[str], seconds: float, what: str = "wait") -> None:
         self.keys = tuple(keys)
         self.seconds = seconds
-        super().__init__(f"wait timeout after {round(seconds * 1000)}ms, keys: {', '.join(self.keys)}")
+        self.what = what
+        names = ", ".join(f"/{key}" for key in self.keys) if what == "wait" else ", ".join(self.keys)
+        label = "keys" if what == "wait" else "key"
+        super().__init__(f"{what} timeout after {round(seconds * 1000)}ms, {label}: {names}")
 
 
 class StoreLost(DistStoreError):

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
 
-from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout
+from procgroup.errors import DistStoreError, StoreLimitError
+from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, seconds
 
 MAX_KEY_BYTES = 64 * 1024
 MAX_VALUE_BYTES = 1 << 30
+MAX_KEYS_PER_REQUEST = 65_536
 
 
 class Store(ABC):
@@ -21,47 +26,170 @@ class Store(ABC):
     Every waiting method takes ``timeout`` (a ``timedelta`` or seconds; None: the store's own), ends
     within 0.5 s of it and of Ctrl-C, and raises StoreTimeout. A key above ``MAX_KEY_BYTES`` or a value
     above ``MAX_VALUE_BYTES`` raises StoreLimitError and stores nothing. ``timeout`` is a property,
-    initially 300 s.
+    initially 300 s. All methods may be called from any thread; one that waits delays no other.
     """
 
-    timeout = DEFAULT_STORE_TIMEOUT
+    _seconds = DEFAULT_STORE_TIMEOUT.total_seconds()
 
-    def set_timeout(self, timeout: Timeout) -> None: ...
+    @property
+    def timeout(self) -> timedelta:
+        """How long waiting methods wait when they are not told. May be set to a ``timedelta`` or seconds."""
+        return timedelta(seconds=min(self._seconds, timedelta.max.total_seconds() - 1))
+
+    @timeout.setter
+    def timeout(self, timeout: Timeout) -> None:
+        self.set_timeout(timeout)
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set how long waiting methods wait when they are not told."""
+        self._seconds = seconds(timeout)
+
     @abstractmethod
-    def set(self, key: str, value: str | bytes) -> None: ...
+    def set(self, key: str, value: str | bytes) -> None:
+        """Store a value, in the place of what the key held before."""
+
     @abstractmethod
-    def get(self, key: str, timeout: Timeout | None = None) -> bytes: ...
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
+        """Return the key's value; wait until there is one."""
+
     @abstractmethod
-    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None: ...
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        """Wait until every key holds a value, or a queue that is not empty."""
+
     @abstractmethod
-    def add(self, key: str, amount: int) -> int: ...
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which is kept as decimal text and starts at 0, and return the sum.
+
+        Raises DistStoreError when the key holds something else, or when the sum exceeds 64 bits.
+        """
+
     @abstractmethod
-    def check(self, keys: Sequence[str]) -> bool: ...
+    def check(self, keys: Sequence[str]) -> bool:
+        """Tell whether every key holds a value, or a queue that is not empty. Never waits."""
+
     @abstractmethod
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes: ...
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Store ``desired`` if the key holds ``expected``, or is missing and ``expected`` is empty.
+
+        Returns the value that the key then holds; ``expected`` when it is missing and stays so.
+        """
+
     @abstractmethod
-    def delete_key(self, key: str) -> bool: ...
+    def delete_key(self, key: str) -> bool:
+        """Forget a key, its value and its queue; tell whether there was one."""
+
     @abstractmethod
-    def num_keys(self) -> int: ...
+    def num_keys(self) -> int:
+        """Return how many keys hold a value, or a queue that is not empty."""
+
     @abstractmethod
-    def list_keys(self, prefix: str = "") -> list[str]: ...
+    def list_keys(self, prefix: str = "") -> list[str]:
+        """Return those keys, in any order, that begin with ``prefix``."""
+
     @abstractmethod
-    def append(self, key: str, value: str | bytes) -> None: ...
+    def append(self, key: str, value: str | bytes) -> None:
+        """Put bytes behind the key's value; a missing key counts as empty."""
+
     @abstractmethod
-    def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]: ...
+    def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
+        """Return the values of several keys in one request; wait until all are there."""
+
     @abstractmethod
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None: ...
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Store several values in one request. Raises DistStoreError when the lengths differ."""
+
     @abstractmethod
-    def queue_push(self, key: str, value: str | bytes) -> None: ...
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """Put a value at the end of the key's queue."""
+
     @abstractmethod
-    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes: ...
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
+        """Take the first value of the key's queue; wait for one, or raise QueueEmptyError."""
+
     @abstractmethod
-    def queue_len(self, key: str) -> int: ...
+    def queue_len(self, key: str) -> int:
+        """Return how many values the key's queue holds."""
+
     @abstractmethod
-    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None: ...
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        """Wait until ``world_size`` callers are in the barrier of this name; it can then be used again.
+
+        A caller whose timeout passes leaves the barrier and raises StoreTimeout. Raises DistStoreError
+        when those who wait in it gave another ``world_size``.
+        """
+
     @abstractmethod
-    def clone(self) -> Store: ...
+    def clone(self) -> Store:
+        """Return another store on the same keys, with the same timeout, to be closed on its own."""
+
     def has_extended_api(self) -> bool:
+        """Tell whether append, multi_get, multi_set and the queues work: on every store."""
         return True
+
     def close(self) -> None:
-        """Let go of connections and files. Idempotent."""
+        """Let go of connections and files. Idempotent; later calls raise."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _limit(self, timeout: Timeout | None) -> float:
+        return self._seconds if timeout is None else seconds(timeout)
+
+
+def checked_key(key: str) -> str:
+    """Return the key. Raises TypeError for another type, StoreLimitError for one that is too long."""
+    if not isinstance(key, str):
+        raise TypeError(f"expected key to be str, got {type(key).__name__}")
+    size = len(key.encode())
+    if size > MAX_KEY_BYTES:
+        raise StoreLimitError(what="a key", size=size, limit=MAX_KEY_BYTES)
+    return key
+
+
+def checked_keys(keys: Sequence[str]) -> list[str]:
+    """Return the keys as a list. Raises TypeError, also for one str, and StoreLimitError."""
+    if isinstance(keys, (str, bytes)):
+        raise TypeError("expected keys to be a sequence of str, got one str")
+    if len(keys) > MAX_KEYS_PER_REQUEST:
+        raise StoreLimitError(what="a list of keys", size=len(keys), limit=MAX_KEYS_PER_REQUEST)
+    return [checked_key(key) for key in keys]
+
+
+def checked_value(value: str | bytes) -> bytes:
+    """Return the value as bytes. Raises TypeError for another type, StoreLimitError for one that is too long."""
+    if isinstance(value, str):
+        value = value.encode()
+    elif not isinstance(value, bytes):
+        raise TypeError(f"expected value to be str or bytes, got {type(value).__name__}")
+    if len(value) > MAX_VALUE_BYTES:
+        raise StoreLimitError(what="a value", size=len(value), limit=MAX_VALUE_BYTES)
+    return value
+
+
+def checked_amount(amount: int) -> int:
+    """Return what is to be added. Raises TypeError and ValueError for what is no 64-bit integer."""
+    if not isinstance(amount, int):
+        raise TypeError(f"expected amount to be int, got {type(amount).__name__}")
+    if not -(2**63) <= amount < 2**63:
+        raise ValueError(f"expected amount to fit in 64 bits, got {amount}")
+    return int(amount)
+
+
+def checked_world_size(world_size: int) -> int:
+    """Return the size of a barrier. Raises ValueError when nobody could pass it."""
+    if world_size < 1:
+        raise ValueError(f"expected world_size to be at least 1, got {world_size}")
+    return world_size
+
+
+def check_same_length(keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+    """Raise DistStoreError when multi_set was given lists of different lengths."""
+    if len(keys) != len(values):
+        raise DistStoreError(
+            f"multiSet keys and values vectors must be of same size: got {len(keys)} keys and {len(values)} values"
+        )

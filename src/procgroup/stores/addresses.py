@@ -1,0 +1,129 @@
+"""Where a store listens and where its clients look for it: host names to sockets and numeric addresses."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import queue
+import socket
+import threading
+import time
+
+from procgroup.errors import DistNetworkError
+
+_BACKLOG = 4096
+_LOOPBACK = ("127.0.0.1", "::1")
+
+
+def numeric(host: str) -> str | None:
+    """Return the host if it is a literal IPv4 or IPv6 address, without brackets."""
+    literal = host.removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.ip_address(literal)
+    except ValueError:
+        return None
+    return literal
+
+
+def resolve(host: str, seconds: float) -> list[str]:
+    """Return the numeric addresses of a host; an empty list when it has none, or none in time.
+
+    A literal address and "localhost" ask no resolver. A resolver may block for longer than anybody
+    wants to wait and cannot be interrupted, so it is asked in a thread that is left behind then.
+    """
+    literal = numeric(host)
+    if literal is not None:
+        return [_reachable(literal)]
+    if host.lower() in ("localhost", ""):
+        return list(_LOOPBACK)
+    found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    threading.Thread(target=_ask_resolver, args=(host, found), daemon=True).start()
+    try:
+        return found.get(timeout=min(seconds, threading.TIMEOUT_MAX))
+    except queue.Empty:
+        return []
+
+
+def _reachable(address: str) -> str:
+    """Nobody can connect to a wildcard; this host is meant."""
+    return {"0.0.0.0": _LOOPBACK[0], "::": _LOOPBACK[1]}.get(address, address)
+
+
+def _ask_resolver(host: str, found: queue.SimpleQueue[list[str]]) -> None:
+    try:
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        found.put([])
+    else:
+        found.put(list(dict.fromkeys(str(answer[4][0]) for answer in answers)))
+
+
+def resolve_until(host: str, seconds: float) -> list[str]:
+    """Resolve, again and again until the host has an address or the time is over."""
+    deadline = time.monotonic() + seconds
+    pause = 0.05
+    while True:
+        addresses = resolve(host, max(0.0, deadline - time.monotonic()))
+        left = deadline - time.monotonic()
+        if addresses or left <= 0:
+            return addresses
+        time.sleep(min(pause, left))
+        pause = min(pause * 2, 1.0)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket: on the address alone if ``host`` is a local one, else on every address.
+
+    A host's own name may map to 127.0.1.1, and a service address belongs to no host: so another name,
+    or an address of nobody here, listens on the wildcard. "localhost" is the loopback address.
+    Raises DistNetworkError when the port is taken or not allowed.
+    """
+    literal = _LOOPBACK[0] if host.lower() == "localhost" else numeric(host)
+    try:
+        if literal is None:
+            return _listen_everywhere(port)
+        try:
+            return _listen_on(literal, port)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            return _listen_everywhere(port)
+    except OSError as error:
+        raise DistNetworkError(_listen_text(host, port, error)) from error
+
+
+def _listen_on(address: str, port: int, *, dual_stack: bool = False) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _listen_everywhere(port: int) -> socket.socket:
+    try:
+        return _listen_on("::", port, dual_stack=True)
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EINVAL, errno.EPROTONOSUPPORT):
+            raise
+        return _listen_on("0.0.0.0", port)
+
+
+def _listen_text(host: str, port: int, error: OSError) -> str:
+    number = error.errno or 0
+    name = errno.errorcode.get(number, "unknown")
+    advice = {
+        errno.EADDRINUSE: "Another program listens there: choose another port, or 0 for any free one",
+        errno.EACCES: "Choose a port above 1023",
+    }.get(number, "Choose another address or port")
+    return (
+        f"The server socket has failed to listen on any local network address. host: {host}, port: {port}, "
+        f"code: {-number}, name: {name}, message: {error.strerror}. {advice}."
+    )

@@ -1,0 +1,305 @@
+"""The store that any processes share over TCP: one of them, or the launcher, hosts its server.
+
+The server is a native thread that waits on its clients' behalf, so a request is one round trip also when
+it waits. Both sides prove the job's key (PROCGROUP_JOB_KEY) before anything else is said; without one the
+store is open to whoever can connect, and says so when that is more than this host.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ipaddress
+import os
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+
+from procgroup import _native, environ
+from procgroup.errors import DistNetworkError, DistStoreError
+from procgroup.stores.addresses import listen, resolve_until
+from procgroup.stores.store import (
+    Store,
+    check_same_length,
+    checked_amount,
+    checked_world_size,
+)
+from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, seconds
+
+LINGER_SECONDS = 30.0
+"""How long a process that hosts servers waits for their clients to leave, at a normal exit."""
+
+_JOINS = 2
+_HOST = 4
+
+_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
+"""Every server of this process that is still referred to."""
+
+_draining: set[StoreServer] = set()
+"""Those whose stores are gone while other processes still use them."""
+
+
+class StoreServer:
+    """A store's server without a client, for whoever hosts a store for others.
+
+    Listens on ``host`` and ``port`` (0: any free one; see ``port``), or takes over the listening socket
+    ``listen_fd``. ``job_key`` is the job's secret: bytes, hex text as in PROCGROUP_JOB_KEY, "" for none, or
+    None for that variable's. Raises DistNetworkError when it cannot listen there.
+    """
+
+    def __init__(
+        self, host: str, port: int, *, listen_fd: int | None = None, job_key: bytes | str | None = None
+    ) -> None:
+        listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
+        key = _key_bytes(job_key)
+        address, self.port = listener.getsockname()[:2]
+        self.addresses: list[str] = _addresses_here(address)
+        self._native = _native.StoreServer(listener.detach(), _job(), key)
+        self._pid = os.getpid()
+        _servers.add(self)
+        if not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            _say_keyless(self.port)
+
+    @property
+    def running(self) -> bool:
+        """Whether it still serves."""
+        return self._native.running
+
+    @property
+    def guests(self) -> int:
+        """How many connections other processes have."""
+        return self._native.guests
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has served."""
+        return self._native.requests
+
+    def close(self) -> None:
+        """Stop serving now; its clients' calls raise StoreLost. Idempotent."""
+        self._native.stop()
+        _draining.discard(self)
+
+    def release(self) -> None:
+        """Stop serving when the last client of another process has left; at exit at the latest."""
+        if self._pid != os.getpid():
+            return
+        self._native.drain()
+        if self.guests > 0:
+            _draining.add(self)
+        else:
+            self.close()
+        for server in [server for server in _draining if not server.running]:
+            server.close()
+
+
+@atexit.register
+def _linger() -> None:
+    """Let the clients of this process's servers leave in order, unless it ends with an exception."""
+    if getattr(sys, "last_value", None) is not None:
+        return
+    deadline = time.monotonic() + LINGER_SECONDS
+    waiting = [server for server in _servers if server._pid == os.getpid()]
+    while time.monotonic() < deadline and any(server.running and server.guests for server in waiting):
+        time.sleep(0.005)
+
+
+class _Hosting:
+    """The stores of this process that share one server; it is released with the last of them."""
+
+    def __init__(self, server: StoreServer) -> None:
+        self.server = server
+        self.release = weakref.finalize(self, server.release)
+        self.release.atexit = False
+
+
+class TCPStore(Store):
+    """A store that processes share over TCP.
+
+    One process gives ``is_master=True`` and hosts the server at ``port`` (0: any free one; see ``port``) or
+    on the listening socket ``master_listen_fd``; a literal local address is bound alone, another name binds
+    every address. The others connect, trying again until ``timeout``. With ``world_size`` and
+    ``wait_for_workers`` the master returns when that many clients, its own included, have connected.
+    ``multi_tenant`` joins the store that has the port already. ``use_libuv`` changes nothing.
+
+    When the last store object of the hosting process is gone, the server stays while other processes use
+    it; at a normal exit the process waits up to ``LINGER_SECONDS`` for them. ``close()`` stops it at once.
+    A forked child connects anew by itself.
+
+    Raises DistNetworkError when the port is taken, nobody answers, or whoever answers is not this job's
+    store; DistStoreError when not all workers come. Later calls raise StoreLost once the server is gone.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        self.set_timeout(timeout)
+        self._host = host_name
+        self._hosting = _host(host_name, _checked_port(port), master_listen_fd, multi_tenant) if is_master else None
+        self._port = self._hosting.server.port if self._hosting else port
+        self._uses_libuv = use_libuv
+        flags = _JOINS | (_HOST if self._hosting else 0)
+        self._client = self._connect(flags)
+        if is_master and wait_for_workers and world_size is not None and world_size > 0:
+            self._wait_for_workers(world_size)
+
+    @property
+    def host(self) -> str:
+        """The host name that was given."""
+        return self._host
+
+    @property
+    def port(self) -> int:
+        """The port of the server, also when 0 was given."""
+        return self._port
+
+    @property
+    def libuvBackend(self) -> bool:  # noqa: N802
+        """What was given as ``use_libuv``; there is one server here."""
+        return self._uses_libuv
+
+    def _connect(self, flags: int) -> _native.StoreClient:
+        started = time.monotonic()
+        addresses = self._hosting.server.addresses if self._hosting else resolve_until(self._host, self._seconds)
+        if not addresses:
+            raise DistNetworkError(
+                f"The client socket has timed out after {round(self._seconds * 1000)}ms while trying to connect to "
+                f"({self._host}, {self._port}): no address is known for this host name. Correct the name."
+            )
+        left = max(0.0, self._seconds - (time.monotonic() - started))
+        return _native.StoreClient(addresses, self._host, self._port, _job(), _key_bytes(None), flags, left)
+
+    def _wait_for_workers(self, world_size: int) -> None:
+        joined = self._client.wait_for_workers(world_size, self._seconds)
+        if joined < world_size:
+            self.close()
+            raise DistStoreError(
+                f"Timed out after {self._seconds:g} seconds waiting for clients. {joined}/{world_size} clients joined."
+            )
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._client.set(key, value, self._seconds)
+
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
+        return self._client.get(key, self._seconds if timeout is None else seconds(timeout))
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        self._client.wait(keys, self._limit(timeout))
+
+    def add(self, key: str, amount: int) -> int:
+        return self._client.add(key, checked_amount(amount), self._seconds)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._client.check(keys, self._seconds)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        return self._client.compare_set(key, expected, desired, self._seconds)
+
+    def delete_key(self, key: str) -> bool:
+        return self._client.delete_key(key, self._seconds)
+
+    def num_keys(self) -> int:
+        return self._client.num_keys(self._seconds)
+
+    def list_keys(self, prefix: str = "") -> list[str]:
+        return self._client.list_keys(prefix, self._seconds)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._client.append(key, value, self._seconds)
+
+    def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
+        return self._client.multi_get(keys, self._limit(timeout))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        check_same_length(keys, values)
+        self._client.multi_set(keys, values, self._seconds)
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        self._client.queue_push(key, value, self._seconds)
+
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
+        return self._client.queue_pop(key, block, self._limit(timeout))
+
+    def queue_len(self, key: str) -> int:
+        return self._client.queue_len(key, self._seconds)
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        self._client.barrier(key, checked_world_size(world_size), self._limit(timeout))
+
+    def clone(self) -> TCPStore:
+        clone = TCPStore.__new__(TCPStore)
+        clone._seconds = self._seconds
+        clone._host, clone._port = self._host, self._port
+        clone._hosting = self._hosting
+        clone._uses_libuv = self._uses_libuv
+        clone._client = clone._connect(_HOST if self._hosting else 0)
+        return clone
+
+    def close(self) -> None:
+        """Close the connections, and stop the server if this process hosts it. Idempotent."""
+        self._client.close()
+        if self._hosting is not None and self._hosting.server._pid == os.getpid():
+            self._hosting.server.close()
+
+
+def _host(host: str, port: int, listen_fd: int | None, multi_tenant: bool) -> _Hosting | None:
+    try:
+        return _Hosting(StoreServer(host, port, listen_fd=listen_fd))
+    except DistNetworkError as error:
+        if multi_tenant and "EADDRINUSE" in str(error):
+            return None
+        raise
+
+
+def _take_over(listen_fd: int) -> socket.socket:
+    listener = socket.socket(fileno=listen_fd)
+    if listener.type != socket.SOCK_STREAM or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        listener.detach()
+        raise ValueError(f"expected descriptor {listen_fd} to be a TCP socket that listens")
+    return listener
+
+
+def _addresses_here(bound: str) -> list[str]:
+    """Where this process reaches its own server: a wildcard stands for the loopback addresses."""
+    return {"::": ["127.0.0.1", "::1"], "0.0.0.0": ["127.0.0.1"]}.get(bound, [bound])
+
+
+def _job() -> str:
+    return environ.TORCHELASTIC_RUN_ID.get()
+
+
+def _key_bytes(job_key: bytes | str | None) -> bytes:
+    if isinstance(job_key, bytes):
+        return job_key
+    text = environ.PROCGROUP_JOB_KEY.get() if job_key is None else job_key
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ValueError("expected the job key (PROCGROUP_JOB_KEY) to be hex digits, two for each byte") from None
+
+
+def _say_keyless(port: int) -> None:
+    print(
+        f"procgroup: the store on port {port} listens beyond this host without a job key, so whoever can connect can "
+        "read and change it. `procgroup run` sets a key; or set PROCGROUP_JOB_KEY to one secret (hex) everywhere.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _checked_port(port: int) -> int:
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise TypeError(f"expected port to be int, got {type(port).__name__}")
+    if not 0 <= port <= 65535:
+        raise ValueError(f"expected port to be between 0 and 65535, got {port}")
+    return port
