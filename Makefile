@@ -12,6 +12,7 @@ TORCH := torch==2.13.0
 # What the installed package is made of: a change here, and only here, installs it again.
 SOURCES := $(shell find src native -type f ! -name '*.so' ! -path '*/__pycache__/*' ! -path 'native/tests/*') \
 	pyproject.toml CMakeLists.txt
+NATIVE_SOURCES := find native benchmarks -name '*.hpp' -o -name '*.cpp'
 NATIVE := $(shell find native -type f) CMakeLists.txt
 # Python's random layout of memory is more than ThreadSanitizer of older compilers can take.
 FIXED_LAYOUT := $(shell command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null && echo setarch -R)
@@ -35,20 +36,31 @@ test-all: $(VENV)/.test  ## Run all tests in full
 	@echo "== tests, in full"
 	@PROCGROUP_TEST_ALL=1 $(PY) -m pytest
 
-check: $(VENV)/.check  ## Format, lint, types, layers, and the native module's stub
-	@echo "== check"
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy
-	@$(VENV)/bin/lint-imports
-	@find native -name '*.hpp' -o -name '*.cpp' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+CHECKS := check-lint check-format check-types check-layers check-native check-words check-stub
+.PHONY: $(CHECKS)
+check:  ## Format, lint, types, layers, and the native module's stub: all of them, then what failed
+	@$(MAKE) --keep-going $(CHECKS)
+
+$(CHECKS): $(VENV)/.check
+check-lint:
+	@$(VENV)/bin/ruff check --quiet .
+check-format:
+	@$(VENV)/bin/ruff format --quiet --check .
+check-types:
+	@$(VENV)/bin/mypy --no-error-summary
+check-layers:
+	@$(VENV)/bin/lint-imports --no-logo >build/layers.log || { cat build/layers.log; exit 1; }
+check-native:
+	@$(NATIVE_SOURCES) | xargs $(VENV)/bin/clang-format --dry-run --Werror
+check-words:
 	@$(PY) tools/check_words.py
+check-stub:
 	@$(PY) tools/native_stub.py --check
 
 format: $(VENV)/.check  ## Format the sources, and write the native module's stub again
-	@$(VENV)/bin/ruff check --fix --quiet . || true
+	@$(VENV)/bin/ruff check --fix --quiet --exit-zero .
 	@$(VENV)/bin/ruff format --quiet .
-	@find native -name '*.hpp' -o -name '*.cpp' | xargs $(VENV)/bin/clang-format -i
+	@$(NATIVE_SOURCES) | xargs $(VENV)/bin/clang-format -i
 	@$(PY) tools/native_stub.py --write
 
 sanitize: $(VENV)/.test  ## Run the native tests under AddressSanitizer, UBSan and ThreadSanitizer

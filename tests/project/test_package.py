@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
+import tomllib
 from pathlib import Path
 
 import procgroup
@@ -19,6 +19,16 @@ def test_importing_procgroup_imports_no_array_library() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
+def test_the_launcher_starts_without_an_array_library() -> None:
+    libraries = "{'numpy', 'torch', 'ml_dtypes', 'jax', 'cupy'}"
+    program = (
+        "import sys; from procgroup.__main__ import main\n"
+        "try: main(['run', '--help'])\n"
+        f"finally: print('imported', sorted({libraries} & set(sys.modules)))"
+    )
+    assert "imported []" in world.run_command([sys.executable, "-c", program]).stdout
+
+
 def test_the_package_is_marked_as_typed() -> None:
     assert Path(procgroup.__file__).with_name("py.typed").exists()
 
@@ -29,7 +39,7 @@ def test_the_package_takes_megabytes_not_gigabytes() -> None:
 
 
 def test_the_changelog_has_the_version() -> None:
-    version = importlib.metadata.version("procgroup")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
 
 
