@@ -16,6 +16,9 @@ struct Failure {
   double seconds = 0;               // kTimeout: the limit that passed
   std::vector<int> missing;         // kTimeout: group ranks that have not arrived
   std::vector<std::string> calls;   // kMismatch: by group rank, what each called
+
+  // One clause for other ranks and for later calls: "lost rank 1 (pid 42): its process ended".
+  std::string summary() const;
 };
 
 }  // namespace procgroup

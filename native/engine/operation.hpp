@@ -28,6 +28,9 @@ class Operation {
   bool is_over() const { return over_.load(std::memory_order_acquire); }
   const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
 
+  // End it from outside. Its arrays are not touched afterwards.
+  virtual void give_up(Failure failure) { fail(std::move(failure)); }
+
   void finish() { over_.store(true, std::memory_order_release); }
   void fail(Failure failure) {
     failure_.emplace(std::move(failure));

@@ -1,0 +1,211 @@
+#include "engine/engine.hpp"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <bit>
+#include <chrono>
+#include <cstdio>
+#include <system_error>
+
+#include "base/futex.hpp"
+#include "engine/fork_guard.hpp"
+#include "transport/ring_channel.hpp"
+#include "transport/tcp_channel.hpp"
+
+namespace procgroup {
+namespace {
+
+// One ring per ordered pair; together at most about 1 MiB per rank, and at least 16 KiB each.
+size_t ring_capacity(int world_size) {
+  const size_t share = (size_t{1} << 20) / static_cast<size_t>(world_size);
+  return std::bit_floor(std::clamp(share, size_t{16} << 10, size_t{256} << 10));
+}
+
+size_t ring_stride(size_t capacity) { return (Ring::bytes(capacity) + 63) / 64 * 64; }
+
+}  // namespace
+
+Engine::Engine(const EngineOptions& options, bool shared)
+    : options_(options), messages_(options.rank, options.world_size) {
+  policy_.oversubscribed = options.local_ranks > options.usable_cores;
+  policy_.hold_lock = !options.ranks_are_threads;
+  for (int peer = 0; peer < options.world_size; ++peer) peers_.push_back(std::make_unique<Peer>());
+  if (shared) make_arena();
+  if (!arena_) {
+    private_recorder_ = std::make_unique<std::byte[]>(Recorder::bytes());
+    recorder_ = std::make_unique<Recorder>(private_recorder_.get());
+  }
+  progress_ = std::make_unique<ProgressThread>(*this, policy_);
+  wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  guard_forks(this);
+}
+
+Engine::~Engine() {
+  if (forked()) {
+    // The threads behind these do not exist here: they can be neither joined nor destroyed.
+    static_cast<void>(progress_.release());
+    static_cast<void>(life_lock_.release());
+    static_cast<void>(watcher_.release());
+    return;
+  }
+  shutdown(0);
+  unguard_forks(this);
+}
+
+void Engine::make_arena() {
+  auto arena = std::make_unique<Arena>(Arena::create(rank()));
+  ArenaHeader& header = arena->header();
+  header.ring_capacity = ring_capacity(world_size());
+  header.rings = arena->allocate(ring_stride(header.ring_capacity) * static_cast<size_t>(world_size()));
+  for (int peer = 0; peer < world_size(); ++peer)
+    Ring::initialise(arena->at(header.rings, 0) + ring_stride(header.ring_capacity) * index(peer));
+  header.recorder = arena->allocate(Recorder::bytes());
+  recorder_ = std::make_unique<Recorder>(arena->at(header.recorder, Recorder::bytes()));
+  life_lock_ = std::make_unique<LifeLock>(header.life);
+  watcher_ = std::make_unique<LifeWatcher>([this](int peer, const std::string& how) { on_lost(peer, how); },
+                                           [this](int peer) { on_left(peer); });
+  arena_ = std::move(arena);
+}
+
+void Engine::attach_shared(int peer_rank, FileDescriptor descriptor, FileDescriptor socket) {
+  Peer& peer = *peers_[index(peer_rank)];
+  peer.arena = std::make_unique<Arena>(Arena::attach(std::move(descriptor)));
+  peer.socket = std::move(socket);
+  ArenaHeader& theirs = peer.arena->header();
+  peer.pid = theirs.pid;
+  const ArenaHeader& ours = arena_->header();
+  if (theirs.rank != peer_rank || theirs.ring_capacity != ours.ring_capacity)
+    throw std::runtime_error("rank " + std::to_string(peer_rank) + " sent the arena of another rank or world");
+  const size_t stride = ring_stride(ours.ring_capacity);
+  std::byte* outgoing = arena_->at(ours.rings + stride * index(peer_rank), stride);
+  std::byte* incoming = peer.arena->at(theirs.rings + stride * index(rank()), stride);
+  const Arena* bell = peer.arena.get();
+  const std::lock_guard lock(messages_mutex_);
+  messages_.attach(peer_rank, std::make_unique<RingChannel>(reinterpret_cast<Ring*>(outgoing),
+                                                            reinterpret_cast<Ring*>(incoming), ours.ring_capacity,
+                                                            [bell] { bell->ring(); }));
+  watcher_->watch(peer_rank, theirs.life, peer.socket.get());
+}
+
+void Engine::attach_socket(int peer_rank, FileDescriptor socket, int64_t pid) {
+  Peer& peer = *peers_[index(peer_rank)];
+  peer.pid = pid;
+  peer.socket_number = socket.get();
+  uses_sockets_ = true;
+  const std::lock_guard lock(messages_mutex_);
+  messages_.attach(peer_rank, std::make_unique<TcpChannel>(std::move(socket)));
+}
+
+PeerStatus Engine::peer_status(int peer) const { return peers_[index(peer)]->status.load(std::memory_order_acquire); }
+
+Failure Engine::loss(int peer_rank) const {
+  const Peer& peer = *peers_[index(peer_rank)];
+  return {.kind = Failure::Kind::kLost, .peer = peer_rank, .pid = peer.pid, .reason = peer.how};
+}
+
+void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
+  Peer& peer = *peers_[index(peer_rank)];
+  peer.how = std::move(how);
+  peer.status.store(status, std::memory_order_release);
+  {
+    const std::lock_guard lock(messages_mutex_);
+    // What the peer sent before it ended still arrives.
+    while (messages_.pump()) {
+    }
+    messages_.fail_peer(peer_rank, loss(peer_rank));
+  }
+  kick();
+}
+
+void Engine::on_lost(int peer, const std::string& how) { set_status(peer, PeerStatus::kLost, how); }
+
+void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, "its process left in order before this call"); }
+
+void Engine::kick() {
+  if (arena_) arena_->ring();
+  if (socket_sleepers_.load(std::memory_order_seq_cst) != 0) {
+    const uint64_t one = 1;
+    // A full counter means that a wake is already pending.
+    static_cast<void>(!write(wake_.get(), &one, sizeof one));
+  }
+}
+
+void Engine::completed() {
+  {
+    const std::lock_guard lock(completions_mutex_);
+    ++completions_;
+    completions_changed_.notify_all();
+  }
+  kick();
+}
+
+uint64_t Engine::await_completions(uint64_t seen, double seconds) {
+  std::unique_lock lock(completions_mutex_);
+  completions_changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return completions_ > seen; });
+  return completions_;
+}
+
+void Engine::sleep(int64_t nanoseconds, const std::function<bool()>& ready) {
+  if (uses_sockets_ || !arena_) return sleep_on_sockets(nanoseconds, ready);
+  ArenaHeader& header = arena_->header();
+  // Announce first, look last: whoever changes a flag after our look sees us asleep, and rings.
+  header.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
+  if (!ready()) futex_wait(header.doorbell, rung, nanoseconds);
+  header.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Engine::sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready) {
+  socket_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  if (!ready()) {
+    std::vector<pollfd> polled;
+    polled.push_back({.fd = wake_.get(), .events = POLLIN, .revents = 0});
+    {
+      const std::lock_guard lock(messages_mutex_);
+      messages_.descriptors(polled);
+    }
+    const timespec timeout{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
+    ppoll(polled.data(), polled.size(), &timeout, nullptr);
+  }
+  // The last one to wake takes the wake away, so that it wakes everybody who slept.
+  if (socket_sleepers_.fetch_sub(1, std::memory_order_seq_cst) == 1) {
+    uint64_t wakes = 0;
+    static_cast<void>(!read(wake_.get(), &wakes, sizeof wakes));
+  }
+}
+
+void Engine::flush(Deadline deadline) {
+  for (;;) {
+    {
+      const std::lock_guard lock(messages_mutex_);
+      messages_.pump();
+      if (messages_.flushed() || deadline.passed()) return;
+    }
+    sleep(deadline.remaining_ns(5'000'000), [] { return false; });
+  }
+}
+
+void Engine::shutdown(double seconds) {
+  if (shut_down_ || forked()) return;
+  shut_down_ = true;
+  flush(Deadline::after(seconds));
+  progress_->stop();
+  watcher_.reset();
+  if (life_lock_) life_lock_->release();
+  for (const auto& peer : peers_) peer->socket.reset();
+}
+
+void Engine::abandon() {
+  forked_.store(true, std::memory_order_relaxed);
+  if (arena_) arena_->abandon();
+  for (const auto& peer : peers_) {
+    if (peer->arena) peer->arena->abandon();
+    peer->socket.reset();
+    if (peer->socket_number >= 0) ::close(peer->socket_number);
+  }
+  wake_.reset();
+}
+
+}  // namespace procgroup

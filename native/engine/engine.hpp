@@ -1,0 +1,132 @@
+// One rank's engine: its arena, its peers, who of them lives, its messages and its groups.
+//
+//     Engine ── Arena            what this rank shares, and the one doorbell that its waiters sleep on
+//       │  ├── Peer per rank     the peer's arena (same host), its Unix socket, whether it lives
+//       │  ├── LifeLock/Watcher  tells peers when this process ends, and hears when theirs do
+//       │  ├── Messages          point-to-point, and collectives where there is no shared memory
+//       │  └── ProgressThread    advances what was issued asynchronously
+//       └── Group ...            numbering, agreement, collectives
+//
+// Threads. Any thread may issue calls. `messages_mutex` guards Messages; `peers_` is complete before the
+// first group is made and constant from then on, except for the atomic status of each peer. Lock order:
+// a group's queue mutex, then messages_mutex, then the progress thread's mutex.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/messages.hpp"
+#include "engine/progress_thread.hpp"
+#include "engine/recorder.hpp"
+#include "engine/waiting.hpp"
+#include "transport/arena.hpp"
+#include "transport/life.hpp"
+
+namespace procgroup {
+
+struct EngineOptions {
+  int rank = 0;
+  int world_size = 1;
+  int usable_cores = 1;        // cores that this process may run on
+  int local_ranks = 1;         // ranks that share them
+  bool ranks_are_threads = false;
+};
+
+enum class PeerStatus : uint32_t { kPresent, kLeft, kLost };
+
+class Engine final : public Lounge {
+ public:
+  // `shared` asks for an arena; without one (or when the system refuses it) only sockets can be attached.
+  Engine(const EngineOptions& options, bool shared);
+  ~Engine() override;
+  Engine(const Engine&) = delete;
+
+  int rank() const { return options_.rank; }
+  int world_size() const { return options_.world_size; }
+  bool has_arena() const { return arena_ != nullptr; }
+  int arena_descriptor() const { return arena_->descriptor(); }
+
+  // Set-up, before the first group, from one thread. Both take the descriptors over.
+  void attach_shared(int peer, FileDescriptor arena, FileDescriptor socket);
+  void attach_socket(int peer, FileDescriptor socket, int64_t pid);
+
+  Arena& arena() { return *arena_; }
+  const Arena* peer_arena(int peer) const { return peer == rank() ? arena_.get() : peers_[index(peer)]->arena.get(); }
+  PeerStatus peer_status(int peer) const;
+  Failure loss(int peer) const;  // a kLost failure; only when the peer left or is lost
+
+  Messages& messages() { return messages_; }
+  std::mutex& messages_mutex() { return messages_mutex_; }
+  bool uses_sockets() const { return uses_sockets_; }
+  ProgressThread& progress() { return *progress_; }
+  Recorder& recorder() { return *recorder_; }
+  const WaitPolicy& policy() const { return policy_; }
+
+  // Wake this process's own waiters.
+  void kick();
+  // The progress thread has finished an asynchronous operation.
+  void completed();
+  // Wait until more than `seen` asynchronous operations are over or `seconds` have passed; how many are.
+  uint64_t await_completions(uint64_t seen, double seconds);
+  void sleep(int64_t nanoseconds, const std::function<bool()>& ready) override;
+
+  // Leave in order: flush what was sent within `seconds`, then say goodbye. Idempotent.
+  void shutdown(double seconds);
+  // Every operation in progress fails at once, here and (through the groups' states) on the peers.
+  void abort() {
+    aborted_.store(true, std::memory_order_release);
+    kick();
+  }
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  bool is_shut_down() const { return shut_down_; }
+
+  // True in a child that was forked from the process that made this engine: nothing may be used there.
+  bool forked() const { return forked_.load(std::memory_order_relaxed); }
+  // Called in the forked child, by the fork handler: closes descriptors, touches nothing shared.
+  void abandon();
+
+ private:
+  struct Peer {
+    std::unique_ptr<Arena> arena;
+    FileDescriptor socket;
+    int socket_number = -1;  // of a data socket, which its channel owns
+    int64_t pid = 0;
+    std::string how;                                        // written before status
+    std::atomic<PeerStatus> status{PeerStatus::kPresent};  // release by the watcher, acquire by readers
+  };
+
+  static size_t index(int rank) { return static_cast<size_t>(rank); }
+  void make_arena();
+  void on_lost(int peer, const std::string& how);
+  void on_left(int peer);
+  void set_status(int peer, PeerStatus status, std::string how);
+  void flush(Deadline deadline);
+  void sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready);
+
+  EngineOptions options_;
+  WaitPolicy policy_;
+  std::unique_ptr<Arena> arena_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::mutex messages_mutex_;
+  Messages messages_;
+  bool uses_sockets_ = false;
+  std::unique_ptr<std::byte[]> private_recorder_;
+  std::unique_ptr<Recorder> recorder_;
+  FileDescriptor wake_;  // an eventfd: wakes those who sleep on sockets
+  std::atomic<uint32_t> socket_sleepers_{0};
+  std::atomic<bool> aborted_{false};
+  std::atomic<bool> forked_{false};
+  bool shut_down_ = false;
+  std::mutex completions_mutex_;
+  std::condition_variable completions_changed_;
+  uint64_t completions_ = 0;
+  std::unique_ptr<ProgressThread> progress_;
+  std::unique_ptr<LifeLock> life_lock_;
+  std::unique_ptr<LifeWatcher> watcher_;
+};
+
+}  // namespace procgroup

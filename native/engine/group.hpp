@@ -1,0 +1,131 @@
+// One process group on this rank: numbers its calls, runs them in order, and knows when it is over.
+//
+// Collectives are first in, first out. A blocking call on an idle group runs in the caller's thread; when
+// anything is pending it queues behind that, and the progress thread runs it. Messages have an order of
+// their own per peer and tag, and never wait for collectives.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.hpp"
+#include "engine/request.hpp"
+#include "engine/shared_call.hpp"
+
+namespace procgroup {
+
+struct GroupOptions {
+  uint64_t id = 0;
+  std::string name;
+  std::vector<int> members;  // world ranks, in group order
+  int rank = 0;              // this process's group rank
+  double timeout = 1800;     // seconds, for calls that bring no limit of their own
+  bool shared = true;        // through shared memory
+  GroupLayout layout;
+};
+
+// A call that failed: thrown by the blocking forms, and what a finished Operation is turned into.
+struct OperationFailed {
+  Failure failure;
+  Descriptor call;
+};
+
+struct MessageRequest {
+  OpKind op;       // kSend or kRecv
+  void* data;      // not written by kSend
+  size_t count;    // elements
+  Dtype dtype;
+  int peer;        // group rank, or kAnySource
+  uint64_t tag;
+};
+
+class GroupOperation;
+
+class Group final : public Source {
+ public:
+  Group(Engine& engine, GroupOptions options);
+  ~Group() override;
+
+  const std::string& name() const { return options_.name; }
+  int rank() const { return options_.rank; }
+  int size() const { return static_cast<int>(options_.members.size()); }
+  double timeout() const { return options_.timeout; }
+  void set_timeout(double seconds) { options_.timeout = seconds; }
+
+  // Shared memory: where this rank's group memory lies in its arena, and where the others' lie.
+  uint64_t offset() const { return offset_; }
+  void attach(const std::vector<uint64_t>& offsets);
+
+  // Blocking. Throws OperationFailed. A negative limit means the group's own.
+  void run(Request& request, double seconds, Host& host);
+  int run_message(const MessageRequest& request, double seconds, Host& host);  // the sender's group rank
+
+  // Asynchronous.
+  std::shared_ptr<GroupOperation> start(Request request, double seconds);
+  std::shared_ptr<GroupOperation> start_message(const MessageRequest& request, double seconds);
+
+  // Leave in order, or in disorder. Idempotent.
+  void leave();
+  Progress advance_pending() override;
+  void examine_pending() override;
+
+ private:
+  friend class QueuedCall;
+  friend class MessageOperation;
+
+  double limit(double seconds) const { return seconds < 0 ? options_.timeout : seconds; }
+  void require_usable(const Descriptor& call);
+  void number(Descriptor& call);
+  std::unique_ptr<Operation> make_call(const Request& request);
+  void finish_turn();
+  void supervise(Operation& operation, double seconds, Host& host);
+  std::optional<Failure> examine(const Operation& operation) const;
+  std::optional<Failure> examine_member(int member, const std::vector<int>& missing) const;
+  void break_with(const Failure& failure);
+  std::optional<Failure> broken() const;
+  Progress advance_queue();
+  Progress advance_messages();
+  int group_rank(int world_rank) const;
+  Descriptor describe(const MessageRequest& request) const;
+
+  Engine& engine_;
+  GroupOptions options_;
+  uint64_t offset_ = 0;
+  std::vector<const Arena*> arenas_;       // by group rank
+  std::optional<SharedState> shared_;
+  uint64_t sequence_ = 0;                  // of the last call that has started; guarded by busy_
+  std::atomic<bool> busy_{false};          // a call is running
+  std::atomic<int> queued_{0};             // calls in queue_
+  std::mutex queue_mutex_;                 // guards queue_ and messages_
+  std::deque<std::shared_ptr<GroupOperation>> queue_;
+  std::vector<std::shared_ptr<GroupOperation>> messages_;
+  std::atomic<bool> over_{false};          // broken or left; reason_ says why
+  mutable std::mutex reason_mutex_;
+  std::optional<Failure> reason_;
+  bool left_ = false;
+  bool head_has_turn_ = false;             // of the progress thread alone: it holds busy_ for the head of queue_
+};
+
+// An operation of a group that may outlive the call which issued it.
+class GroupOperation : public Operation {
+ public:
+  GroupOperation(Group& group, double seconds) : group_(group), seconds_(seconds), deadline_(Deadline::after(seconds)) {}
+
+  Group& group() const { return group_; }
+  double seconds() const { return seconds_; }
+  Deadline deadline() const { return deadline_; }
+  virtual Descriptor call() const = 0;
+  virtual int source() const { return -1; }  // receives, when over: the sender's group rank
+
+ protected:
+  Group& group_;
+  const double seconds_;
+  const Deadline deadline_;
+};
+
+}  // namespace procgroup

@@ -1,0 +1,98 @@
+#include "engine/group_operation.hpp"
+
+namespace procgroup {
+
+QueuedCall::QueuedCall(Group& group, Request request, double seconds)
+    : GroupOperation(group, seconds), request_(std::move(request)) {}
+
+Progress QueuedCall::advance() {
+  if (is_over()) return Progress::kDone;
+  if (!running_) {
+    if (std::optional<Failure> broken = group_.broken()) {
+      fail(std::move(*broken));
+      return Progress::kDone;
+    }
+    group_.number(request_.descriptor);
+    running_ = group_.make_call(request_);
+  }
+  const Progress progress = running_->advance();
+  if (progress != Progress::kDone) return progress;
+  if (const Failure* failure = running_->failure())
+    fail(*failure);
+  else
+    finish();
+  return Progress::kDone;
+}
+
+std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }
+
+void QueuedCall::give_up(Failure failure) {
+  if (running_) running_->give_up(failure);
+  fail(std::move(failure));
+}
+
+MessageOperation::MessageOperation(Group& group, const MessageRequest& request, double seconds)
+    : GroupOperation(group, seconds), request_(request) {
+  if (request.peer != kAnySource) return;
+  for (const int member : group.options_.members)
+    if (member != group.engine_.rank()) sources_.push_back(member);
+}
+
+MessageOperation::~MessageOperation() {
+  if (transfer_ && !transfer_->is_over()) give_up({.kind = Failure::Kind::kAborted});
+}
+
+Progress MessageOperation::advance() {
+  if (is_over()) return Progress::kDone;
+  const std::lock_guard lock(group_.engine_.messages_mutex());
+  if (!transfer_) start();
+  const bool moved = transfer_->is_over() ? true : group_.engine_.messages().pump();
+  if (transfer_->is_over()) {
+    conclude();
+    return Progress::kDone;
+  }
+  return moved ? Progress::kMoved : Progress::kWaiting;
+}
+
+void MessageOperation::start() {
+  Messages& messages = group_.engine_.messages();
+  const MessageKey key{group_.options_.id, request_.tag};
+  const size_t bytes = request_.count * dtype_size(request_.dtype);
+  const int peer = request_.peer == kAnySource
+                       ? kAnySource
+                       : group_.options_.members[static_cast<size_t>(request_.peer)];
+  transfer_ = request_.op == OpKind::kSend
+                  ? messages.send(peer, key, request_.data, bytes)
+                  : messages.receive(peer, key, request_.data, bytes, sources_.empty() ? nullptr : &sources_);
+}
+
+void MessageOperation::conclude() {
+  const Failure* failure = transfer_->failure();
+  if (failure == nullptr) {
+    finish();
+    return;
+  }
+  Failure mine = *failure;
+  if (mine.peer >= 0) mine.peer = group_.group_rank(mine.peer);
+  fail(std::move(mine));
+}
+
+std::vector<int> MessageOperation::missing() const {
+  return request_.peer == kAnySource ? std::vector<int>{} : std::vector<int>{request_.peer};
+}
+
+Descriptor MessageOperation::call() const { return group_.describe(request_); }
+
+int MessageOperation::source() const {
+  return transfer_ && transfer_->is_over() && request_.op == OpKind::kRecv ? group_.group_rank(transfer_->source) : -1;
+}
+
+void MessageOperation::give_up(Failure failure) {
+  if (transfer_) {
+    const std::lock_guard lock(group_.engine_.messages_mutex());
+    if (!transfer_->is_over()) group_.engine_.messages().cancel(*transfer_, failure);
+  }
+  if (!is_over()) fail(std::move(failure));
+}
+
+}  // namespace procgroup

@@ -1,0 +1,45 @@
+// The two kinds of operations that a group queues: a collective that waits for its turn, and a message.
+#pragma once
+
+#include <memory>
+
+#include "engine/group.hpp"
+
+namespace procgroup {
+
+// A collective that is numbered and started when everything before it is over.
+class QueuedCall final : public GroupOperation {
+ public:
+  QueuedCall(Group& group, Request request, double seconds);
+
+  Progress advance() override;
+  std::vector<int> missing() const override;
+  Descriptor call() const override { return request_.descriptor; }
+  void give_up(Failure failure) override;
+
+ private:
+  Request request_;
+  std::unique_ptr<Operation> running_;
+};
+
+class MessageOperation final : public GroupOperation {
+ public:
+  MessageOperation(Group& group, const MessageRequest& request, double seconds);
+  ~MessageOperation() override;
+
+  Progress advance() override;
+  std::vector<int> missing() const override;
+  Descriptor call() const override;
+  int source() const override;
+  void give_up(Failure failure) override;
+
+ private:
+  void start();
+  void conclude();
+
+  const MessageRequest request_;
+  std::vector<int> sources_;  // world ranks that kAnySource may match
+  std::shared_ptr<Transfer> transfer_;
+};
+
+}  // namespace procgroup

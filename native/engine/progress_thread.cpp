@@ -1,0 +1,89 @@
+#include "engine/progress_thread.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "base/pause.hpp"
+
+namespace procgroup {
+namespace {
+
+constexpr int64_t kSliceNs = 20'000'000;
+
+}  // namespace
+
+ProgressThread::ProgressThread(Lounge& lounge, const WaitPolicy& policy) : lounge_(lounge), policy_(policy) {}
+
+ProgressThread::~ProgressThread() { stop(); }
+
+void ProgressThread::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void ProgressThread::add(Source* source) {
+  const std::lock_guard pass(pass_);
+  sources_.push_back(source);
+}
+
+void ProgressThread::remove(Source* source) {
+  const std::lock_guard pass(pass_);
+  std::erase(sources_, source);
+}
+
+void ProgressThread::notify() {
+  const std::lock_guard lock(mutex_);
+  work_ = true;
+  if (!thread_.joinable() && !stop_) thread_ = std::thread([this] { run(); });
+  changed_.notify_all();
+}
+
+Progress ProgressThread::advance_all() {
+  const std::lock_guard pass(pass_);
+  Progress progress = Progress::kDone;
+  for (Source* source : sources_) {
+    const Progress one = source->advance_pending();
+    if (one == Progress::kMoved) progress = Progress::kMoved;
+    if (one == Progress::kWaiting && progress == Progress::kDone) progress = Progress::kWaiting;
+  }
+  return progress;
+}
+
+void ProgressThread::examine_all() {
+  const std::lock_guard pass(pass_);
+  for (Source* source : sources_) source->examine_pending();
+}
+
+void ProgressThread::run() {
+  int64_t moved_at = now_ns();
+  const int64_t patience = policy_.oversubscribed ? policy_.yield_ns : policy_.spin_ns;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (stop_) return;
+      work_ = false;
+    }
+    const Progress progress = advance_all();
+    if (progress == Progress::kMoved) {
+      moved_at = now_ns();
+    } else if (progress == Progress::kDone) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return work_ || stop_; });
+      moved_at = now_ns();
+    } else if (now_ns() - moved_at < patience) {
+      policy_.oversubscribed ? static_cast<void>(sched_yield()) : cpu_pause();
+    } else {
+      examine_all();
+      bool moved = false;
+      lounge_.sleep(kSliceNs, [&] { return moved = advance_all() != Progress::kWaiting; });
+      if (moved) moved_at = now_ns();
+    }
+  }
+}
+
+}  // namespace procgroup

@@ -1,0 +1,46 @@
+// How a rank waits for an operation: spin, then yield or sleep; always with a deadline.
+//
+//     holding the language's lock   about 2 us of polling: giving the lock away can cost 100 times that
+//     spinning                      as long as a sleep and a wake would take, when every rank has a core
+//     yielding                      instead of spinning, when ranks outnumber the usable cores
+//     sleeping                      on the process's doorbell or its sockets, in slices short enough for
+//                                   deadlines, lost peers and Ctrl-C
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "base/clock.hpp"
+#include "engine/failure.hpp"
+#include "engine/host.hpp"
+#include "engine/operation.hpp"
+
+namespace procgroup {
+
+struct WaitPolicy {
+  bool oversubscribed = false;   // ranks outnumber usable cores: yield, do not spin
+  bool hold_lock = true;         // false when ranks are threads of one process
+  int64_t spin_ns = 60'000;
+  int64_t yield_ns = 1'500'000;
+};
+
+// Where a waiter sleeps and what it looks after; implemented by the engine.
+class Lounge {
+ public:
+  virtual ~Lounge() = default;
+  // Sleep at most this long, unless `ready` (called after the sleeper is registered) says there is work.
+  virtual void sleep(int64_t nanoseconds, const std::function<bool()>& ready) = 0;
+};
+
+// Tells what, outside of the operation itself, ends it: a lost or failed peer, an abort.
+using Examine = std::function<std::optional<Failure>(const Operation&)>;
+
+// Advance `operation` until it is over. `seconds` is its time limit. Host's lock is held on entry and exit.
+void drive(Operation& operation, double seconds, const WaitPolicy& policy, Lounge& lounge, Host& host,
+           const Examine& examine);
+
+// Wait until another thread has finished `operation`, at most until `deadline`; false when that passed or
+// when the host interrupted (then `interrupted` is set).
+bool await_completion(const Operation& operation, Deadline deadline, Lounge& lounge, Host& host, bool& interrupted);
+
+}  // namespace procgroup

@@ -1,0 +1,143 @@
+#include "transport/arena.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
+#include "base/futex.hpp"
+
+namespace procgroup {
+namespace {
+
+constexpr uint64_t kMagic = 0x3150554f52474350;  // "PCGROUP1"
+constexpr uint32_t kVersion = 1;
+constexpr uint64_t kPage = 4096;
+// Address space, not memory: pages exist once allocate() has reserved them.
+constexpr uint64_t kReach = uint64_t{8} << 30;
+
+[[noreturn]] void refuse(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+std::byte* map(int descriptor, uint64_t bytes) {
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  if (base == MAP_FAILED) refuse("mapping an arena");
+  // A forked child must not write into memory that its parent shares with other ranks.
+  madvise(base, bytes, MADV_DONTFORK);
+  return static_cast<std::byte*>(base);
+}
+
+uint64_t round_to_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+}  // namespace
+
+Arena::Arena(FileDescriptor descriptor, std::byte* base, uint64_t reach)
+    : descriptor_(std::move(descriptor)), base_(base), reach_(reach) {}
+
+Arena::Arena(Arena&& other) noexcept
+    : descriptor_(std::move(other.descriptor_)),
+      base_(std::exchange(other.base_, nullptr)),
+      reach_(other.reach_),
+      used_(std::move(other.used_)),
+      free_(std::move(other.free_)) {}
+
+Arena::~Arena() {
+  if (base_ != nullptr) munmap(base_, reach_);
+}
+
+Arena Arena::create(int rank) {
+  FileDescriptor descriptor(memfd_create("procgroup", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!descriptor) refuse("creating an arena");
+  if (ftruncate(descriptor.get(), kReach) != 0) refuse("sizing an arena");
+  if (fcntl(descriptor.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) refuse("sealing an arena");
+  if (fallocate(descriptor.get(), 0, 0, kPage) != 0) refuse("reserving an arena");
+  std::byte* base = map(descriptor.get(), kReach);
+  auto* header = new (base) ArenaHeader{};
+  header->magic = kMagic;
+  header->version = kVersion;
+  header->rank = rank;
+  header->pid = getpid();
+  header->reach = kReach;
+  Arena arena(std::move(descriptor), base, kReach);
+  arena.free_[kPage] = kReach - kPage;
+  return arena;
+}
+
+Arena Arena::attach(FileDescriptor descriptor) {
+  struct stat status{};
+  if (fstat(descriptor.get(), &status) != 0) refuse("examining a peer's arena");
+  const int seals = fcntl(descriptor.get(), F_GET_SEALS);
+  if (static_cast<uint64_t>(status.st_size) != kReach || seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+    throw std::runtime_error("a peer sent a descriptor that is not an arena");
+  Arena arena(std::move(descriptor), map(descriptor.get(), kReach), kReach);
+  const ArenaHeader& header = arena.header();
+  if (header.magic != kMagic || header.version != kVersion)
+    throw std::runtime_error("a peer's arena has another version; run one version of procgroup on all ranks");
+  arena.descriptor_.reset();
+  return arena;
+}
+
+uint64_t Arena::allocate(size_t bytes) {
+  const uint64_t wanted = round_to_pages(bytes == 0 ? 1 : bytes);
+  const std::lock_guard lock(mutex_);
+  for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
+    const auto [offset, room] = *hole;
+    if (room < wanted) continue;
+    if (fallocate(descriptor_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(wanted)) != 0)
+      refuse("reserving shared memory");
+    free_.erase(hole);
+    if (room > wanted) free_[offset + wanted] = room - wanted;
+    used_[offset] = wanted;
+    return offset;
+  }
+  errno = ENOMEM;
+  refuse("allocating shared memory");
+}
+
+void Arena::release(uint64_t offset) {
+  const std::lock_guard lock(mutex_);
+  const auto found = used_.find(offset);
+  if (found == used_.end()) return;
+  uint64_t start = found->first;
+  uint64_t bytes = found->second;
+  used_.erase(found);
+  // The pages go back to the system and read as zero when they are reserved again.
+  fallocate(descriptor_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start),
+            static_cast<off_t>(bytes));
+  auto next = free_.lower_bound(start);
+  if (next != free_.end() && next->first == start + bytes) {
+    bytes += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == start) {
+      start = previous->first;
+      bytes += previous->second;
+    }
+  }
+  free_[start] = bytes;
+}
+
+std::byte* Arena::at(uint64_t offset, size_t bytes) const {
+  if (offset >= reach_ || bytes > reach_ - offset)
+    throw std::out_of_range("a peer named shared memory outside its arena");
+  return base_ + offset;
+}
+
+void Arena::ring() const {
+  ArenaHeader& target = header();
+  target.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  if (target.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(target.doorbell);
+}
+
+void Arena::abandon() {
+  base_ = nullptr;
+  descriptor_.reset();
+}
+
+}  // namespace procgroup

@@ -1,0 +1,78 @@
+// An arena: the memory that one rank shares with the others on its host.
+//
+//     arena of rank r (a memfd; reserved before use, so that touching it cannot raise SIGBUS)
+//     +--------+------------+-----------------+-----------------+-- - - -
+//     | header | allocation | allocation      | ...             | not yet reserved
+//     +--------+------------+-----------------+-----------------+-- - - -
+//
+// The owner allocates; peers map the same descriptor and reach an allocation by its offset, which the
+// owner publishes. The descriptor is sealed against shrinking, so no peer can be made to fault either.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "base/file_descriptor.hpp"
+#include "transport/life.hpp"
+
+namespace procgroup {
+
+// First in every arena. Only `life`, `doorbell` and `sleepers` are written by peers.
+struct ArenaHeader {
+  uint64_t magic;
+  uint32_t version;
+  int32_t rank;
+  int64_t pid;
+  uint64_t reach;          // bytes of address space; offsets at or above it are never valid
+  uint64_t rings;          // offset of this rank's outgoing rings, one per world rank
+  uint64_t ring_capacity;  // of each ring
+  uint64_t recorder;       // offset of this rank's recorder
+  alignas(64) LifeWord life;
+  // The one futex of this process's waiters: whoever changes something that a sleeper may wait for adds
+  // one and wakes. `sleepers` tells whether that is worth a system call.
+  alignas(64) std::atomic<uint32_t> doorbell;
+  alignas(64) std::atomic<uint32_t> sleepers;
+};
+
+class Arena {
+ public:
+  // Make this rank's arena. Throws std::system_error when memory or descriptors are refused.
+  static Arena create(int rank);
+  // Map a peer's arena. Throws std::system_error, or std::runtime_error when it is not one of ours.
+  static Arena attach(FileDescriptor descriptor);
+
+  Arena(Arena&& other) noexcept;
+  Arena& operator=(Arena&&) = delete;
+  ~Arena();
+
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
+  int descriptor() const { return descriptor_.get(); }
+
+  // Offset of `bytes` zeroed bytes, aligned to a page, reserved in memory. Throws std::system_error (ENOSPC, ENOMEM).
+  uint64_t allocate(size_t bytes);
+  void release(uint64_t offset);
+
+  // The address of a range; throws std::out_of_range when a peer named one that is not in the arena.
+  std::byte* at(uint64_t offset, size_t bytes) const;
+
+  // Wake whoever sleeps in this arena's process.
+  void ring() const;
+
+  // In a forked child the mapping is gone (MADV_DONTFORK): forget it without touching it.
+  void abandon();
+
+ private:
+  Arena(FileDescriptor descriptor, std::byte* base, uint64_t reach);
+
+  FileDescriptor descriptor_;
+  std::byte* base_;
+  uint64_t reach_;
+  std::mutex mutex_;                           // guards the two maps
+  std::map<uint64_t, uint64_t> used_;  // offset -> bytes
+  std::map<uint64_t, uint64_t> free_;  // offset -> bytes, never adjacent
+};
+
+}  // namespace procgroup
