@@ -3,8 +3,9 @@
 
 NB_MODULE(_native, module) {
   module.doc() = "The native engine of procgroup; use the procgroup package instead.";
-  // Objects that live until the process ends, such as a store that a module holds, are no mistake.
+  // A group that is still alive when the interpreter ends is no defect: programs need not destroy theirs.
   nanobind::set_leak_warnings(false);
+  bind_engine(module);
   bind_kernels(module);
   bind_stores(module);
 }

@@ -4,9 +4,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cstdio>
 #include <system_error>
 
 #include "base/futex.hpp"
@@ -29,10 +29,15 @@ size_t ring_stride(size_t capacity) { return (Ring::bytes(capacity) + 63) / 64 *
 
 Engine::Engine(const EngineOptions& options, bool shared)
     : options_(options), messages_(options.rank, options.world_size) {
-  policy_.oversubscribed = options.local_ranks > options.usable_cores;
   policy_.hold_lock = !options.ranks_are_threads;
   for (int peer = 0; peer < options.world_size; ++peer) peers_.push_back(std::make_unique<Peer>());
-  if (shared) make_arena();
+  if (shared) {
+    try {
+      make_arena();
+    } catch (const std::system_error& error) {
+      arena_problem_ = error.what();
+    }
+  }
   if (!arena_) {
     private_recorder_ = std::make_unique<std::byte[]>(Recorder::bytes());
     recorder_ = std::make_unique<Recorder>(private_recorder_.get());
@@ -55,7 +60,7 @@ Engine::~Engine() {
 }
 
 void Engine::make_arena() {
-  auto arena = std::make_unique<Arena>(Arena::create(rank()));
+  auto arena = std::make_shared<Arena>(Arena::create(rank()));
   ArenaHeader& header = arena->header();
   header.ring_capacity = ring_capacity(world_size());
   header.rings = arena->allocate(ring_stride(header.ring_capacity) * static_cast<size_t>(world_size()));
@@ -70,8 +75,14 @@ void Engine::make_arena() {
 }
 
 void Engine::attach_shared(int peer_rank, FileDescriptor descriptor, FileDescriptor socket) {
+  attach_arena(peer_rank, std::make_shared<Arena>(Arena::attach(std::move(descriptor))), std::move(socket));
+}
+
+void Engine::attach_thread(int peer_rank, const Engine& engine) { attach_arena(peer_rank, engine.arena_, {}); }
+
+void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, FileDescriptor socket) {
   Peer& peer = *peers_[index(peer_rank)];
-  peer.arena = std::make_unique<Arena>(Arena::attach(std::move(descriptor)));
+  peer.arena = std::move(arena);
   peer.socket = std::move(socket);
   ArenaHeader& theirs = peer.arena->header();
   peer.pid = theirs.pid;

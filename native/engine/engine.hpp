@@ -31,8 +31,6 @@ namespace procgroup {
 struct EngineOptions {
   int rank = 0;
   int world_size = 1;
-  int usable_cores = 1;        // cores that this process may run on
-  int local_ranks = 1;         // ranks that share them
   bool ranks_are_threads = false;
 };
 
@@ -48,11 +46,17 @@ class Engine final : public Lounge {
   int rank() const { return options_.rank; }
   int world_size() const { return options_.world_size; }
   bool has_arena() const { return arena_ != nullptr; }
-  int arena_descriptor() const { return arena_->descriptor(); }
+  // Why there is no arena; empty when there is one, or when none was asked for.
+  const std::string& arena_problem() const { return arena_problem_; }
+  int arena_descriptor() const { return arena_ ? arena_->descriptor() : -1; }
+  // How many ranks share how many usable cores: decides whether waiting spins or yields.
+  void set_cores(int usable_cores, int local_ranks) { policy_.oversubscribed = local_ranks > usable_cores; }
 
-  // Set-up, before the first group, from one thread. Both take the descriptors over.
+  // Set-up, before the first group, from one thread. The descriptors are taken over.
   void attach_shared(int peer, FileDescriptor arena, FileDescriptor socket);
   void attach_socket(int peer, FileDescriptor socket, int64_t pid);
+  // A rank that is a thread of this process: one mapping serves both.
+  void attach_thread(int peer, const Engine& engine);
 
   Arena& arena() { return *arena_; }
   const Arena* peer_arena(int peer) const { return peer == rank() ? arena_.get() : peers_[index(peer)]->arena.get(); }
@@ -91,7 +95,7 @@ class Engine final : public Lounge {
 
  private:
   struct Peer {
-    std::unique_ptr<Arena> arena;
+    std::shared_ptr<Arena> arena;
     FileDescriptor socket;
     int socket_number = -1;  // of a data socket, which its channel owns
     int64_t pid = 0;
@@ -101,6 +105,7 @@ class Engine final : public Lounge {
 
   static size_t index(int rank) { return static_cast<size_t>(rank); }
   void make_arena();
+  void attach_arena(int peer, std::shared_ptr<Arena> arena, FileDescriptor socket);
   void on_lost(int peer, const std::string& how);
   void on_left(int peer);
   void set_status(int peer, PeerStatus status, std::string how);
@@ -109,7 +114,8 @@ class Engine final : public Lounge {
 
   EngineOptions options_;
   WaitPolicy policy_;
-  std::unique_ptr<Arena> arena_;
+  std::shared_ptr<Arena> arena_;
+  std::string arena_problem_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::mutex messages_mutex_;
   Messages messages_;

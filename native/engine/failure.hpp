@@ -12,10 +12,10 @@ struct Failure {
   Kind kind;
   int peer = -1;                    // kLost, kFailed: the group rank
   int64_t pid = 0;                  // kLost
-  std::string reason;               // kLost: how; kFailed, kBroken: the text
+  std::string reason{};             // kLost: how; kFailed, kBroken: the text
   double seconds = 0;               // kTimeout: the limit that passed
-  std::vector<int> missing;         // kTimeout: group ranks that have not arrived
-  std::vector<std::string> calls;   // kMismatch: by group rank, what each called
+  std::vector<int> missing{};       // kTimeout: group ranks that have not arrived
+  std::vector<std::string> calls{};  // kMismatch: by group rank, what each called
 
   // One clause for other ranks and for later calls: "lost rank 1 (pid 42): its process ended".
   std::string summary() const;

@@ -103,8 +103,8 @@ void Group::finish_turn() {
 }
 
 int Group::run_message(const MessageRequest& request, double seconds, Host& host) {
-  require_usable(describe(request));
   MessageOperation operation(*this, request, limit(seconds));
+  require_usable(operation.call());
   Recording recording(engine_.recorder(), operation.call());
   drive(operation, limit(seconds), engine_.policy(), engine_, host,
         [this](const Operation& running) { return examine(running); });
@@ -127,8 +127,8 @@ std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
 }
 
 std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& request, double seconds) {
-  require_usable(describe(request));
   auto operation = std::make_shared<MessageOperation>(*this, request, limit(seconds));
+  require_usable(operation->call());
   // Messages of one thread are numbered by their receiver in the order in which they start.
   if (operation->advance() == Progress::kDone) return operation;
   {
@@ -212,15 +212,16 @@ void Group::examine_pending() {
 
 void Group::number(Descriptor& call) {
   call.group = options_.id;
-  call.sequence = ++sequence_;
+  call.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 std::unique_ptr<Operation> Group::make_call(const Request& request) {
   return std::make_unique<SharedCall>(*shared_, request);
 }
 
-void Group::require_usable(const Descriptor& call) {
+void Group::require_usable(Descriptor call) {
   if (!over_.load(std::memory_order_acquire)) return;
+  if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
   throw OperationFailed{*broken(), call};
 }
 
@@ -314,8 +315,9 @@ int Group::group_rank(int world_rank) const {
   return found == options_.members.end() ? -1 : static_cast<int>(found - options_.members.begin());
 }
 
-Descriptor Group::describe(const MessageRequest& request) const {
+Descriptor Group::describe(const MessageRequest& request) {
   Descriptor call;
+  call.sequence = message_sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   call.group = options_.id;
   call.op = request.op;
   call.dtype = request.dtype;

@@ -79,7 +79,7 @@ class Group final : public Source {
   friend class MessageOperation;
 
   double limit(double seconds) const { return seconds < 0 ? options_.timeout : seconds; }
-  void require_usable(const Descriptor& call);
+  void require_usable(Descriptor call);
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);
   void finish_turn();
@@ -91,14 +91,15 @@ class Group final : public Source {
   Progress advance_queue();
   Progress advance_messages();
   int group_rank(int world_rank) const;
-  Descriptor describe(const MessageRequest& request) const;
+  Descriptor describe(const MessageRequest& request);
 
   Engine& engine_;
   GroupOptions options_;
   uint64_t offset_ = 0;
   std::vector<const Arena*> arenas_;       // by group rank
   std::optional<SharedState> shared_;
-  uint64_t sequence_ = 0;                  // of the last call that has started; guarded by busy_
+  std::atomic<uint64_t> sequence_{0};      // of the last collective that has started; written by whoever has the turn
+  std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
   std::atomic<bool> busy_{false};          // a call is running
   std::atomic<int> queued_{0};             // calls in queue_
   std::mutex queue_mutex_;                 // guards queue_ and messages_

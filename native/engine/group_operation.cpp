@@ -32,7 +32,7 @@ void QueuedCall::give_up(Failure failure) {
 }
 
 MessageOperation::MessageOperation(Group& group, const MessageRequest& request, double seconds)
-    : GroupOperation(group, seconds), request_(request) {
+    : GroupOperation(group, seconds), request_(request), call_(group.describe(request)) {
   if (request.peer != kAnySource) return;
   for (const int member : group.options_.members)
     if (member != group.engine_.rank()) sources_.push_back(member);
@@ -80,8 +80,6 @@ void MessageOperation::conclude() {
 std::vector<int> MessageOperation::missing() const {
   return request_.peer == kAnySource ? std::vector<int>{} : std::vector<int>{request_.peer};
 }
-
-Descriptor MessageOperation::call() const { return group_.describe(request_); }
 
 int MessageOperation::source() const {
   return transfer_ && transfer_->is_over() && request_.op == OpKind::kRecv ? group_.group_rank(transfer_->source) : -1;

@@ -29,7 +29,7 @@ class MessageOperation final : public GroupOperation {
 
   Progress advance() override;
   std::vector<int> missing() const override;
-  Descriptor call() const override;
+  Descriptor call() const override { return call_; }
   int source() const override;
   void give_up(Failure failure) override;
 
@@ -38,6 +38,7 @@ class MessageOperation final : public GroupOperation {
   void conclude();
 
   const MessageRequest request_;
+  const Descriptor call_;
   std::vector<int> sources_;  // world ranks that kAnySource may match
   std::shared_ptr<Transfer> transfer_;
 };

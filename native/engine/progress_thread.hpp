@@ -45,7 +45,7 @@ class ProgressThread {
   void examine_all();
 
   Lounge& lounge_;
-  const WaitPolicy policy_;
+  const WaitPolicy& policy_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::vector<Source*> sources_;

@@ -17,6 +17,8 @@
 
 namespace procgroup {
 
+class Arena;
+
 // What the calls of one group share. One call runs at a time.
 struct SharedState {
   int rank;

@@ -1,0 +1,417 @@
+// Engine, Group and Operation for Python: views of arrays in, exceptions of procgroup.errors out.
+#include "engine/engine.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "array_view.hpp"
+#include "bindings.hpp"
+#include "python_host.hpp"
+#include "engine/group.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace procgroup {
+namespace {
+
+[[noreturn]] void raise(nb::handle exception) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  throw nb::python_error();
+}
+
+nb::object build_exception(const Failure& failure, const Descriptor& call, const Group& group) {
+  nb::dict data;
+  data["op"] = op_name(call.op);
+  data["sequence"] = call.sequence;
+  data["group"] = group.name();
+  data["rank"] = group.rank();
+  data["size"] = group.size();
+  const char* kind = "broken";
+  switch (failure.kind) {
+    case Failure::Kind::kMismatch: {
+      kind = "mismatch";
+      nb::dict calls;
+      for (size_t rank = 0; rank < failure.calls.size(); ++rank) calls[nb::int_(rank)] = failure.calls[rank];
+      data["calls"] = calls;
+      break;
+    }
+    case Failure::Kind::kTimeout:
+      kind = "timeout";
+      data["missing"] = nb::cast(failure.missing);
+      data["seconds"] = failure.seconds;
+      break;
+    case Failure::Kind::kLost:
+      kind = "lost";
+      data["peer"] = failure.peer;
+      data["pid"] = failure.pid;
+      data["how"] = failure.reason;
+      break;
+    case Failure::Kind::kFailed:
+      kind = "failed";
+      data["peer"] = failure.peer;
+      data["reason"] = failure.reason;
+      break;
+    case Failure::Kind::kBroken:
+    case Failure::Kind::kInterrupted:
+    case Failure::Kind::kAborted:
+      data["reason"] = failure.summary();
+  }
+  return nb::module_::import_("procgroup.errors").attr("from_native")(kind, data);
+}
+
+double seconds_of(nb::handle timeout) { return timeout.is_none() ? -1.0 : nb::cast<double>(timeout); }
+
+class PythonGroup;
+
+// An issued operation and what it works on, kept until it is over.
+struct Issued {
+  std::shared_ptr<GroupOperation> operation;
+  std::vector<ArrayView> arrays;
+  nb::object callback;
+};
+
+class PythonEngine {
+ public:
+  PythonEngine(int rank, int world_size, bool ranks_are_threads, bool shared)
+      : engine_(std::make_shared<Engine>(EngineOptions{rank, world_size, ranks_are_threads}, shared)) {}
+  ~PythonEngine() { close(0); }
+
+  const std::shared_ptr<Engine>& engine() const {
+    require_not_forked();
+    return engine_;
+  }
+  void require_not_forked() const {
+    if (!engine_->forked()) return;
+    raise(nb::module_::import_("procgroup.errors").attr("ForkedProcessError")("a process group"));
+  }
+
+  void keep(std::shared_ptr<Issued> issued) {
+    sweep();
+    issued_.push_back(std::move(issued));
+  }
+  // Let go of the arrays of operations that are over.
+  void sweep() {
+    std::erase_if(issued_, [](const std::shared_ptr<Issued>& issued) {
+      return issued->operation->is_over() && !issued->callback.is_valid();
+    });
+  }
+
+  // `start` starts the completion thread, when the first operation is watched.
+  void on_first_watch(nb::object start) { start_watching_ = std::move(start); }
+  void watch() {
+    if (const nb::object start = std::exchange(start_watching_, nb::object()); start.is_valid()) start();
+  }
+
+  // One turn of the completion thread: wait for completions, then call what was registered for them.
+  bool run_completions(double seconds) {
+    if (closed_) return false;
+    {
+      const nb::gil_scoped_release unlocked;
+      seen_ = engine_->await_completions(seen_, seconds);
+    }
+    std::vector<nb::object> due;
+    for (const std::shared_ptr<Issued>& issued : issued_)
+      if (issued->callback.is_valid() && issued->operation->is_over()) due.push_back(std::move(issued->callback));
+    sweep();
+    for (const nb::object& callback : due) callback();
+    return !closed_;
+  }
+
+  void close(double seconds) {
+    if (engine_->forked()) {
+      // Their threads do not exist here; what they were working on must not be touched.
+      for (std::shared_ptr<Issued>& issued : issued_) new std::shared_ptr<Issued>(std::move(issued));
+      issued_.clear();
+      return;
+    }
+    closed_ = true;
+    {
+      const nb::gil_scoped_release unlocked;
+      engine_->shutdown(seconds);
+    }
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::vector<std::shared_ptr<Issued>> issued_;
+  nb::object start_watching_;
+  uint64_t seen_ = 0;
+  bool closed_ = false;
+};
+
+class PythonOperation {
+ public:
+  PythonOperation(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Group> group, std::shared_ptr<Issued> issued)
+      : engine_(std::move(engine)), group_(std::move(group)), issued_(std::move(issued)) {}
+
+  bool wait(nb::handle timeout) {
+    GroupOperation& operation = *issued_->operation;
+    const double seconds = seconds_of(timeout);
+    const Deadline deadline = seconds < 0 ? Deadline::never() : Deadline::after(seconds);
+    PythonHost host;
+    bool interrupted = false;
+    const bool over = await_completion(operation, deadline, *engine_->engine(), host, interrupted);
+    host.rethrow();
+    if (over) raise_failure();
+    return over;
+  }
+  bool is_completed() const { return issued_->operation->is_over(); }
+  nb::object exception() const {
+    const GroupOperation& operation = *issued_->operation;
+    if (!operation.is_over() || operation.failure() == nullptr) return nb::none();
+    return build_exception(*operation.failure(), operation.call(), *group_);
+  }
+  int source() const { return issued_->operation->is_over() ? issued_->operation->source() : -1; }
+  void on_completion(nb::object callback) {
+    if (is_completed()) {
+      callback();
+      return;
+    }
+    issued_->callback = std::move(callback);
+    engine_->watch();
+    // It may have ended in between: then no completion will be counted for it any more.
+    if (is_completed()) engine_->engine()->completed();
+  }
+
+ private:
+  void raise_failure() const {
+    nb::object error = exception();
+    if (!error.is_none()) raise(error);
+  }
+
+  std::shared_ptr<PythonEngine> engine_;
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<Issued> issued_;
+};
+
+class PythonGroup {
+ public:
+  PythonGroup(std::shared_ptr<PythonEngine> engine, uint64_t id, std::string name, std::vector<int> members, int rank,
+              double timeout, bool shared)
+      : engine_(std::move(engine)),
+        group_(std::make_shared<Group>(*engine_->engine(), GroupOptions{.id = id,
+                                                                        .name = std::move(name),
+                                                                        .members = std::move(members),
+                                                                        .rank = rank,
+                                                                        .timeout = timeout,
+                                                                        .shared = shared,
+                                                                        .layout = {}})) {}
+
+  uint64_t offset() const { return group_->offset(); }
+  void attach(const std::vector<uint64_t>& offsets) { group_->attach(offsets); }
+  void set_timeout(double seconds) { group_->set_timeout(seconds); }
+
+  nb::object all_reduce(nb::handle array, int op, bool async_op, nb::handle timeout) {
+    ArrayView view(array, Access::kWrite);
+    Request request = reduction(OpKind::kAllReduce, view, op, -1);
+    return issue(request, async_op, timeout, view);
+  }
+  nb::object reduce(nb::handle array, int root, int op, bool async_op, nb::handle timeout) {
+    ArrayView view(array, root == group_->rank() ? Access::kWrite : Access::kRead);
+    Request request = reduction(OpKind::kReduce, view, op, checked_rank(root));
+    return issue(request, async_op, timeout, view);
+  }
+  nb::object broadcast(nb::handle array, int root, bool async_op, nb::handle timeout) {
+    ArrayView view(array, root == group_->rank() ? Access::kRead : Access::kWrite);
+    Request request = make(OpKind::kBroadcast, view, checked_rank(root));
+    return issue(request, async_op, timeout, view);
+  }
+  nb::object all_gather(nb::handle outputs, nb::handle array, bool async_op, nb::handle timeout);
+  nb::object barrier(bool async_op, nb::handle timeout) {
+    Request request;
+    return issue(request, async_op, timeout);
+  }
+  nb::object send(nb::handle array, int destination, uint64_t tag, bool async_op, nb::handle timeout) {
+    ArrayView view(array, Access::kRead);
+    return message(OpKind::kSend, std::move(view), checked_peer(destination), tag, async_op, timeout);
+  }
+  nb::object recv(nb::handle array, int source, uint64_t tag, bool async_op, nb::handle timeout) {
+    ArrayView view(array, Access::kWrite);
+    const int peer = source == kAnySource ? kAnySource : checked_peer(source);
+    return message(OpKind::kRecv, std::move(view), peer, tag, async_op, timeout);
+  }
+  void leave() {
+    if (!group_unusable()) group_->leave();
+  }
+
+ private:
+  bool group_unusable() const {
+    try {
+      engine_->require_not_forked();
+    } catch (nb::python_error&) {
+      return true;
+    }
+    return false;
+  }
+  int checked_rank(int rank) const {
+    if (rank >= 0 && rank < group_->size()) return rank;
+    throw nb::value_error(("expected a rank from 0 to " + std::to_string(group_->size() - 1) + " of group " +
+                           group_->name() + ", got " + std::to_string(rank))
+                              .c_str());
+  }
+  int checked_peer(int peer) const {
+    if (checked_rank(peer) != group_->rank()) return peer;
+    throw nb::value_error(
+        "Invalid destination rank: destination rank should not be the same as the rank of the current process.");
+  }
+  Request make(OpKind op, const ArrayView& view, int root) const {
+    Request request;
+    request.descriptor.op = op;
+    request.descriptor.dtype = view.dtype();
+    request.descriptor.count = view.count();
+    request.descriptor.root = root;
+    request.input = request.output = view.data();
+    return request;
+  }
+  Request reduction(OpKind op, const ArrayView& view, int reduce_op, int root) const {
+    if (reduce_op < 0 || reduce_op >= kReduceOps) throw nb::value_error("unknown reduce op");
+    const auto chosen = static_cast<ReduceOp>(reduce_op);
+    if (!supports(chosen, view.dtype()))
+      throw nb::type_error((std::string(op_name(op)) + " on rank " + std::to_string(group_->rank()) +
+                            ": ReduceOp." + reduce_op_name(chosen) + " is not defined for " +
+                            dtype_name(view.dtype()) + " arrays; use another op or convert the array")
+                               .c_str());
+    Request request = make(op, view, root);
+    request.descriptor.reduce_op = chosen;
+    return request;
+  }
+
+  template <class... Views>
+  nb::object issue(Request& request, bool async_op, nb::handle timeout, Views&... views) {
+    const double seconds = seconds_of(timeout);
+    if (async_op) {
+      auto issued = std::make_shared<Issued>();
+      (issued->arrays.push_back(std::move(views)), ...);
+      return issue_async(std::move(request), seconds, std::move(issued));
+    }
+    engine_->require_not_forked();
+    PythonHost host;
+    try {
+      group_->run(request, seconds, host);
+    } catch (const OperationFailed& failed) {
+      host.rethrow();
+      raise(build_exception(failed.failure, failed.call, *group_));
+    }
+    return nb::none();
+  }
+  nb::object issue_async(Request request, double seconds, std::shared_ptr<Issued> issued) {
+    engine_->require_not_forked();
+    return adopt(std::move(issued), [&] { return group_->start(std::move(request), seconds); });
+  }
+  template <class Start>
+  nb::object adopt(std::shared_ptr<Issued> issued, Start start) {
+    try {
+      issued->operation = start();
+    } catch (const OperationFailed& failed) {
+      raise(build_exception(failed.failure, failed.call, *group_));
+    }
+    engine_->keep(issued);
+    return nb::cast(std::make_shared<PythonOperation>(engine_, group_, std::move(issued)));
+  }
+  nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, nb::handle timeout) {
+    engine_->require_not_forked();
+    if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
+    const double seconds = seconds_of(timeout);
+    const MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag};
+    if (async_op) {
+      auto issued = std::make_shared<Issued>();
+      issued->arrays.push_back(std::move(view));
+      return adopt(std::move(issued), [&] { return group_->start_message(request, seconds); });
+    }
+    PythonHost host;
+    try {
+      const int source = group_->run_message(request, seconds, host);
+      return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();
+    } catch (const OperationFailed& failed) {
+      host.rethrow();
+      raise(build_exception(failed.failure, failed.call, *group_));
+    }
+  }
+
+  std::shared_ptr<PythonEngine> engine_;
+  std::shared_ptr<Group> group_;
+};
+
+nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool async_op, nb::handle timeout) {
+  const nb::object list = nb::steal(PySequence_Fast(outputs.ptr(), "expected a list of arrays"));
+  if (!list.is_valid()) throw nb::python_error();
+  if (nb::len(list) != static_cast<size_t>(group_->size()))
+    throw nb::value_error(("all_gather on rank " + std::to_string(group_->rank()) + ": expected a list of " +
+                           std::to_string(group_->size()) + " arrays, one per rank, got " +
+                           std::to_string(nb::len(list)))
+                              .c_str());
+  auto issued = std::make_shared<Issued>();
+  issued->arrays.emplace_back(array, Access::kRead);
+  Request request = make(OpKind::kAllGather, issued->arrays[0], -1);
+  for (nb::handle output : list) {
+    const ArrayView& view = issued->arrays.emplace_back(output, Access::kWrite);
+    const ArrayView& input = issued->arrays[0];
+    if (view.count() != input.count() || view.dtype() != input.dtype())
+      throw nb::value_error(("all_gather on rank " + std::to_string(group_->rank()) + ": output " +
+                             std::to_string(request.outputs.size()) + " holds " + std::to_string(view.count()) + " " +
+                             dtype_name(view.dtype()) + ", expected " + std::to_string(input.count()) + " " +
+                             dtype_name(input.dtype()) + " as in the input")
+                                .c_str());
+    request.outputs.push_back(view.data());
+  }
+  if (async_op) return issue_async(std::move(request), seconds_of(timeout), std::move(issued));
+  return issue(request, false, timeout);
+}
+
+}  // namespace
+}  // namespace procgroup
+
+using namespace procgroup;
+
+void bind_engine(nb::module_& module) {
+  nb::class_<PythonEngine>(module, "Engine")
+      .def(nb::init<int, int, bool, bool>(), "rank"_a, "world_size"_a, "ranks_are_threads"_a, "shared"_a)
+      .def_prop_ro("arena_problem", [](const PythonEngine& self) { return self.engine()->arena_problem(); })
+      .def("set_cores",
+           [](PythonEngine& self, int usable, int ranks) { self.engine()->set_cores(usable, ranks); },
+           "usable_cores"_a, "local_ranks"_a)
+      .def("on_first_watch", &PythonEngine::on_first_watch, "start"_a)
+      .def_prop_ro("arena_descriptor", [](const PythonEngine& self) { return self.engine()->arena_descriptor(); })
+      .def("attach_shared",
+           [](PythonEngine& self, int peer, int arena, int socket) {
+             self.engine()->attach_shared(peer, FileDescriptor(arena), FileDescriptor(socket));
+           },
+           "peer"_a, "arena"_a, "socket"_a)
+      .def("attach_socket",
+           [](PythonEngine& self, int peer, int socket, int64_t pid) {
+             self.engine()->attach_socket(peer, FileDescriptor(socket), pid);
+           },
+           "peer"_a, "socket"_a, "pid"_a)
+      .def("run_completions", &PythonEngine::run_completions, "seconds"_a)
+      .def("abort", [](PythonEngine& self) { self.engine()->abort(); })
+      .def("shutdown", &PythonEngine::close, "seconds"_a);
+
+  nb::class_<PythonOperation>(module, "Operation")
+      .def("wait", &PythonOperation::wait, "timeout"_a.none())
+      .def("is_completed", &PythonOperation::is_completed)
+      .def("exception", &PythonOperation::exception)
+      .def("on_completion", &PythonOperation::on_completion, "callback"_a)
+      .def_prop_ro("source", &PythonOperation::source);
+
+  nb::class_<PythonGroup>(module, "Group")
+      .def(nb::init<std::shared_ptr<PythonEngine>, uint64_t, std::string, std::vector<int>, int, double, bool>(),
+           "engine"_a, "id"_a, "name"_a, "members"_a, "rank"_a, "timeout"_a, "shared"_a)
+      .def_prop_ro("offset", &PythonGroup::offset)
+      .def("attach", &PythonGroup::attach, "offsets"_a)
+      .def("set_timeout", &PythonGroup::set_timeout, "seconds"_a)
+      .def("leave", &PythonGroup::leave)
+      .def("all_reduce", &PythonGroup::all_reduce)
+      .def("reduce", &PythonGroup::reduce)
+      .def("broadcast", &PythonGroup::broadcast)
+      .def("all_gather", &PythonGroup::all_gather)
+      .def("barrier", &PythonGroup::barrier)
+      .def("send", &PythonGroup::send)
+      .def("recv", &PythonGroup::recv);
+}

@@ -1,0 +1,199 @@
+// Whole engines, with ranks as threads of this process over one mapping, so that a race detector sees all of it.
+#include "engine/engine.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "engine/group.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+void check(bool condition, const char* what, int rank) {
+  if (condition) return;
+  std::fprintf(stderr, "engine_test: rank %d: %s\n", rank, what);
+  std::abort();
+}
+
+struct Rank {
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Group> group;
+};
+
+// A small layout, so that few elements already take many chunks.
+constexpr GroupLayout kTiny{.small_bytes = 256, .slot_bytes = 1024};
+
+std::vector<Rank> make_world(int size, double timeout) {
+  std::vector<Rank> world(static_cast<size_t>(size));
+  std::vector<int> members(static_cast<size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  for (int rank = 0; rank < size; ++rank) {
+    EngineOptions options{.rank = rank, .world_size = size, .ranks_are_threads = true};
+    world[static_cast<size_t>(rank)].engine = std::make_unique<Engine>(options, true);
+    check(world[static_cast<size_t>(rank)].engine->has_arena(), "expected an arena", rank);
+  }
+  std::vector<uint64_t> offsets;
+  for (int rank = 0; rank < size; ++rank) {
+    Rank& mine = world[static_cast<size_t>(rank)];
+    mine.engine->set_cores(1, size);
+    for (int peer = 0; peer < size; ++peer)
+      if (peer != rank) mine.engine->attach_thread(peer, *world[static_cast<size_t>(peer)].engine);
+    mine.group = std::make_unique<Group>(
+        *mine.engine,
+        GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank, .timeout = timeout, .layout = kTiny});
+    offsets.push_back(mine.group->offset());
+  }
+  for (Rank& rank : world) rank.group->attach(offsets);
+  return world;
+}
+
+void in_all_ranks(std::vector<Rank>& world, const std::function<void(Group&)>& body) {
+  std::vector<std::thread> threads;
+  for (Rank& rank : world) threads.emplace_back([&] { body(*rank.group); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+Request request_for(OpKind op, std::vector<int64_t>& data, int root = -1, ReduceOp reduce_op = ReduceOp::kSum) {
+  Request request;
+  request.descriptor.op = op;
+  request.descriptor.dtype = Dtype::kInt64;
+  request.descriptor.reduce_op = reduce_op;
+  request.descriptor.root = root;
+  request.descriptor.count = data.size();
+  request.input = request.output = data.data();
+  return request;
+}
+
+int64_t value(int rank, size_t index) { return static_cast<int64_t>(index % 1009) * (rank + 1); }
+
+std::vector<int64_t> values(int rank, size_t count) {
+  std::vector<int64_t> data(count);
+  for (size_t index = 0; index < count; ++index) data[index] = value(rank, index);
+  return data;
+}
+
+int64_t sum(int size, size_t index) { return static_cast<int64_t>(index % 1009) * size * (size + 1) / 2; }
+
+void collectives(Group& group, size_t count) {
+  NoHost host;
+  const int size = group.size();
+  const int root = static_cast<int>(count % static_cast<size_t>(size));
+  std::vector<int64_t> data = values(group.rank(), count);
+  Request all_reduce = request_for(OpKind::kAllReduce, data);
+  group.run(all_reduce, -1, host);
+  for (size_t index = 0; index < count; ++index) check(data[index] == sum(size, index), "all_reduce", group.rank());
+
+  data = values(group.rank(), count);
+  Request reduce = request_for(OpKind::kReduce, data, root);
+  group.run(reduce, -1, host);
+  for (size_t index = 0; index < count; ++index)
+    check(data[index] == (group.rank() == root ? sum(size, index) : value(group.rank(), index)), "reduce",
+          group.rank());
+
+  data = values(group.rank(), count);
+  Request broadcast = request_for(OpKind::kBroadcast, data, root);
+  group.run(broadcast, -1, host);
+  for (size_t index = 0; index < count; ++index) check(data[index] == value(root, index), "broadcast", group.rank());
+
+  data = values(group.rank(), count);
+  std::vector<std::vector<int64_t>> gathered(static_cast<size_t>(size), std::vector<int64_t>(count));
+  Request all_gather = request_for(OpKind::kAllGather, data);
+  for (std::vector<int64_t>& output : gathered) all_gather.outputs.push_back(output.data());
+  group.run(all_gather, -1, host);
+  for (int rank = 0; rank < size; ++rank) check(gathered[static_cast<size_t>(rank)] == values(rank, count), "all_gather", rank);
+
+  Request barrier;
+  group.run(barrier, -1, host);
+}
+
+void asynchronous_calls_keep_their_order(Group& group) {
+  NoHost host;
+  std::vector<std::vector<int64_t>> arrays(8, values(group.rank(), 700));
+  std::vector<std::shared_ptr<GroupOperation>> operations;
+  for (std::vector<int64_t>& data : arrays) operations.push_back(group.start(request_for(OpKind::kAllReduce, data), -1));
+  std::vector<int64_t> last = values(group.rank(), 3);
+  Request blocking = request_for(OpKind::kAllReduce, last);
+  group.run(blocking, -1, host);
+  for (const auto& operation : operations) check(operation->is_over() && !operation->failure(), "queued", group.rank());
+  for (const std::vector<int64_t>& data : arrays) check(data[5] == sum(group.size(), 5), "queued sum", group.rank());
+}
+
+void messages(Group& group, size_t count) {
+  NoHost host;
+  const int next = (group.rank() + 1) % group.size();
+  const int previous = (group.rank() + group.size() - 1) % group.size();
+  std::vector<int64_t> out = values(group.rank(), count);
+  std::vector<int64_t> in(count);
+  const auto sending = group.start_message({OpKind::kSend, out.data(), count, Dtype::kInt64, next, 3}, -1);
+  const int source = group.run_message({OpKind::kRecv, in.data(), count, Dtype::kInt64, previous, 3}, -1, host);
+  check(source == previous && in == values(previous, count), "message", group.rank());
+  while (!sending->is_over()) std::this_thread::yield();
+}
+
+Failure::Kind kind_of_failure(Group& group, Request request, double seconds) {
+  NoHost host;
+  try {
+    group.run(request, seconds, host);
+  } catch (const OperationFailed& failed) {
+    return failed.failure.kind;
+  }
+  check(false, "expected a failure", group.rank());
+  std::abort();
+}
+
+void mismatch_changes_nothing(int size) {
+  std::vector<Rank> world = make_world(size, 20);
+  in_all_ranks(world, [](Group& group) {
+    std::vector<int64_t> data = values(group.rank(), 500);
+    const ReduceOp op = group.rank() == 1 ? ReduceOp::kMax : ReduceOp::kSum;
+    const Failure::Kind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data, -1, op), -1);
+    check(kind == Failure::Kind::kMismatch, "expected a mismatch", group.rank());
+    check(data == values(group.rank(), 500), "a mismatch changed an array", group.rank());
+    check(kind_of_failure(group, {}, -1) == Failure::Kind::kBroken, "expected a broken group", group.rank());
+  });
+}
+
+void timeout_and_leaving(int size) {
+  std::vector<Rank> world = make_world(size, 20);
+  in_all_ranks(world, [](Group& group) {
+    std::vector<int64_t> data(4);
+    if (group.rank() == 0) {
+      group.leave();
+      return;
+    }
+    const Failure::Kind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data), 5);
+    check(kind == Failure::Kind::kLost, "expected that rank 0 has left", group.rank());
+  });
+  std::vector<Rank> late = make_world(size, 20);
+  in_all_ranks(late, [](Group& group) {
+    std::vector<int64_t> data(4);
+    if (group.rank() == 0) return;
+    const Failure::Kind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data), 0.2);
+    check(kind == Failure::Kind::kTimeout || kind == Failure::Kind::kFailed, "expected a timeout", group.rank());
+  });
+}
+
+}  // namespace
+
+int main() {
+  for (const int size : {2, 3, 4}) {
+    std::vector<Rank> world = make_world(size, 60);
+    in_all_ranks(world, [](Group& group) {
+      for (const size_t count : {0, 1, 5, 32, 33, 100, 1000, 3001}) collectives(group, count);
+      asynchronous_calls_keep_their_order(group);
+      for (const size_t count : {0, 1, 1000, 40'000}) messages(group, count);
+      for (int repeat = 0; repeat < 200; ++repeat) collectives(group, 7);
+    });
+    for (Rank& rank : world) rank.group->leave();
+    for (Rank& rank : world) rank.engine->shutdown(1);
+    mismatch_changes_nothing(size);
+    timeout_and_leaving(size);
+  }
+  std::puts("engine_test: passed");
+}

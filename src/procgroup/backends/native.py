@@ -1,0 +1,148 @@
+"""The built-in CPU backend: shared memory between ranks of one host, TCP where there is none.
+
+The group's verbs are the native engine's own methods: one crossing into C++, in which everything that
+a call needs happens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sys
+import threading
+import time
+
+from procgroup import _native, environ
+from procgroup.backends.mesh import Mesh, address_facing
+from procgroup.cluster.cores import cores_by_affinity, usable_cores
+from procgroup.errors import DistBackendError
+from procgroup.stores.store import Store
+
+_FLUSH_SECONDS = 5.0
+_SUPPORTS = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "barrier", "send", "recv"})
+
+
+class NativeBackend:
+    """One process group's engine on this rank.
+
+    Creating it connects all ranks of the group through ``store`` and returns when every rank has; it
+    raises DistNetworkError or StoreTimeout when that takes longer than ``timeout`` seconds.
+    """
+
+    supports = _SUPPORTS
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        name: str = "procgroup",
+        group_name: str = "default",
+        timeout: float = 1800.0,
+        data_key: bytes | None = None,
+        ranks_are_threads: bool = False,
+    ) -> None:
+        self.name = name
+        self._completions: threading.Thread | None = None
+        wanted = environ.PROCGROUP_TRANSPORT.get()
+        mesh = Mesh(store, rank, size, _data_key(store, rank, data_key), time.monotonic() + timeout)
+        self._engine = _native.Engine(rank, size, ranks_are_threads, wanted != "tcp")
+        self._engine.set_cores(usable_cores(), size)
+        self._engine.on_first_watch(self._start_completions)
+        self._group = self._make_group(mesh, group_name, timeout, wanted)
+        # The verbs of the Backend protocol, without a Python frame in between.
+        self.all_reduce = self._group.all_reduce
+        self.reduce = self._group.reduce
+        self.broadcast = self._group.broadcast
+        self.all_gather = self._group.all_gather
+        self.barrier = self._group.barrier
+        self.send = self._group.send
+        self.recv = self._group.recv
+
+    def shutdown(self) -> None:
+        self._group.leave()
+        self._engine.shutdown(_FLUSH_SECONDS)
+
+    def abort(self) -> None:
+        self._engine.abort()
+
+    def _make_group(self, mesh: Mesh, group_name: str, timeout: float, wanted: str) -> _native.Group:
+        members = list(range(mesh.size))
+        identity = _identity(group_name, members)
+        problem: str | None = "PROCGROUP_TRANSPORT=tcp"
+        if wanted != "tcp":
+            problem = self._share(mesh, identity, group_name, timeout)
+            if problem is None:
+                return self._group
+            if wanted == "shm":
+                raise DistBackendError(
+                    f"rank {mesh.rank} of {mesh.size}: PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: "
+                    f"{problem}. Start them on one host, or allow TCP with PROCGROUP_TRANSPORT=auto."
+                )
+            if mesh.rank == 0:
+                print(f"procgroup: the ranks do not share memory, using TCP ({problem})", file=sys.stderr, flush=True)
+        self.transport = "tcp"
+        for connection in mesh.connect_sockets(address_facing(mesh.store)):
+            self._engine.attach_socket(connection.peer, connection.socket.detach(), connection.pid)
+        return _native.Group(self._engine, identity, group_name, members, mesh.rank, timeout, False)
+
+    def _share(self, mesh: Mesh, identity: int, group_name: str, timeout: float) -> str | None:
+        """Set up shared memory with every rank; return why that is not possible, or None."""
+        problem = self._engine.arena_problem
+        if problem == "":
+            try:
+                members = list(range(mesh.size))
+                self._group = _native.Group(self._engine, identity, group_name, members, mesh.rank, timeout, True)
+            except OSError as error:
+                problem = str(error)
+        problem = mesh.agree("arena", problem or None)
+        if problem is not None:
+            return problem
+        connections = mesh.connect_shared(self._engine.arena_descriptor, self._group.offset)
+        if isinstance(connections, str):
+            return connections
+        offsets = [self._group.offset] * mesh.size
+        for connection in connections:
+            assert connection.arena is not None
+            self._engine.attach_shared(connection.peer, connection.arena, connection.socket.detach())
+            offsets[connection.peer] = connection.offset
+        self._engine.set_cores(_cores_together(mesh.cores), mesh.size)
+        self._group.attach(offsets)
+        self.transport = "shared memory"
+        return mesh.agree("attached", None)
+
+    def _start_completions(self) -> None:
+        """Start the thread that calls what was registered with ``Operation.on_completion``."""
+        if self._completions is None:
+            engine = self._engine
+
+            def run() -> None:
+                while engine.run_completions(0.5):
+                    pass
+
+            self._completions = threading.Thread(target=run, name="procgroup-completions", daemon=True)
+            self._completions.start()
+
+
+def _data_key(store: Store, rank: int, given: bytes | None) -> bytes:
+    """The key that data connections prove: derived from the job's, or a random one that rank 0 hands out."""
+    if given is not None:
+        return hashlib.sha256(b"procgroup data key\0" + given).digest()
+    if rank == 0:
+        store.set("data_key", secrets.token_bytes(32))
+    return store.get("data_key")
+
+
+def _cores_together(cores: dict[int, list[int]]) -> int:
+    """How many cores the ranks of one host can keep busy together: each may be bound to others."""
+    own = usable_cores()
+    if own < cores_by_affinity():
+        return own
+    return len(set().union(*cores.values()))
+
+
+def _identity(group_name: str, members: list[int]) -> int:
+    """64 bits that name this group, equal on all members."""
+    text = f"{group_name}\0{members}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
