@@ -16,6 +16,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(_name, None)
 
+if "PYTHONPATH" in os.environ:  # commands run in other folders too
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
+
 SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 """Whether the tests take seeded samples of their large products (``make test``) or all of them (``make test-all``)."""
 

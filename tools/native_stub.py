@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +22,18 @@ def generated() -> str:
     generator = StubGen(importlib.import_module("procgroup._native"))
     generator.put(generator.module)
     ruff = [sys.executable, "-m", "ruff", "--quiet"]
-    text = generator.get()
+    text = complete(generator.get())
     for step in (["check", "--fix", "--exit-zero"], ["format"]):
         command = [*ruff, *step, "--stdin-filename", str(STUB), "-"]
         text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     return text
+
+
+def complete(text: str) -> str:
+    """Give the generic types the arguments that mypy asks for and that C++ does not know."""
+    for generic, arguments in {"Sequence": "Any", "list": "Any", "dict": "str, Any", "tuple": "Any, ..."}.items():
+        text = re.sub(rf"(?<=[:>\[|] ){generic}\b(?!\[)", f"{generic}[{arguments}]", text)
+    return re.sub(r"\nimport|\nfrom", r"\nfrom typing import Any\g<0>", text, count=1) if "Any" in text else text
 
 
 def main() -> int:
