@@ -28,9 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_help())
         return 0
     if name == "--version":
-        from importlib.metadata import version
-
-        print(f"procgroup {version('procgroup')}")
+        print(f"procgroup {_version()}")
         return 0
     if name not in COMMANDS:
         print(f"procgroup: there is no command {name!r}; the commands are: {', '.join(COMMANDS)}", file=sys.stderr)
@@ -45,6 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run() -> int:
     """Run ``procgroup run`` with this process's arguments (the program ``pgrun``)."""
     return main(["run", *sys.argv[1:]])
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("procgroup")
+    except PackageNotFoundError:
+        return "(run from its sources, not installed)"
 
 
 def _help() -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from procgroup.launch import die_with_parent
+from procgroup.launch.interrupt_filter import InterruptFilter
 from procgroup.launch.output import LinePrefixer, Sink
 from procgroup.launch.report import TRACEBACK_HEADER
 
@@ -41,6 +42,7 @@ class Stream:
         self.sink = sink
         self.tail = bytearray()
         self.traceback_time: float | None = None
+        self.interrupts = InterruptFilter()
         self._lines = LinePrefixer(prefix, sink)
         self._log: BinaryIO | None = log.open("wb", buffering=0) if log else None
         os.set_blocking(descriptor, False)
@@ -62,6 +64,7 @@ class Stream:
         if self.open:
             self.open = False
             os.close(self.descriptor)
+            self._lines.feed(self.interrupts.finish())
             self._lines.finish()
             if self._log:
                 self._log.close()
@@ -79,7 +82,7 @@ class Stream:
             self.traceback_time = time.monotonic()
         self.tail += data
         del self.tail[:-TAIL_BYTES]
-        self._lines.feed(data)
+        self._lines.feed(self.interrupts.feed(data))
         if self._log:
             self._log.write(data)
 
@@ -132,6 +135,7 @@ class RankProcess:
     def signal(self, number: int) -> None:
         """Send a signal to the rank's process group; nothing happens when the rank has ended."""
         if self.ending is None:
+            self.stderr.interrupts.active |= number == signal.SIGINT
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from procgroup.cluster.cores import usable_cores
+from procgroup.errors import DistError
 from procgroup.launch import flags
 from procgroup.launch.agent import Agent, RankPlan, say
 from procgroup.launch.worker_environment import REPLACED, Job, worker_environment
@@ -30,7 +31,12 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
 
     threads = max(1, usable_cores() // options.nproc_per_node)
     _tell_about_environment(options.nproc_per_node, threads)
-    with HostedStore(options.master_addr, options.master_port) as store:
+    try:
+        store = HostedStore(options.master_addr, options.master_port)
+    except (DistError, OSError) as error:
+        say(f"cannot host the store at {options.master_addr}:{options.master_port}: {error}")
+        return 1
+    with store:
         job = Job(
             run_id=options.rdzv_id or os.urandom(16).hex(),
             ranks=options.nproc_per_node,

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from procgroup.errors import GroupBroken, PeerFailed, PeerLost, StoreLost
 
 MAX_TRACEBACK = 8 * 1024
-"""Characters of a traceback that are kept; JSON needs at most 6 bytes for each below U+10000, 12 above."""
+"""Characters of a traceback that are kept: at most 6 bytes each in the record, and a pipe takes 64 KiB."""
 
 # Exceptions by which a rank says that another one, or the store, went first.
 _SECONDARY = (PeerLost, PeerFailed, GroupBroken, StoreLost)
@@ -80,7 +80,8 @@ class Record:
         if len(text) > MAX_TRACEBACK:
             half = MAX_TRACEBACK // 2
             text = f"{text[:half]}\n  ... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
-        connection.send_bytes(json.dumps(asdict(replace(self, traceback=text))).encode())
+        record = json.dumps(asdict(replace(self, traceback=text)), ensure_ascii=False)
+        connection.send_bytes(record.encode(errors="backslashreplace"))
 
     @classmethod
     def receive(cls, connection: Connection) -> Record | None:

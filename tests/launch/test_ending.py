@@ -1,0 +1,214 @@
+"""How a job ends: signals to the launcher, its own death, ranks that resist, children of ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from world import run_command
+
+SLEEP = """
+    import os, time
+    print("pid", os.getpid(), flush=True)
+    time.sleep(60)
+"""
+RESIST = """
+    import os, signal, time
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    print("pid", os.getpid(), flush=True)
+    while True:
+        time.sleep(1)
+"""
+WITH_CHILD = """
+    import os, subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print("pid", os.getpid(), "child", child.pid, flush=True)
+    {end}
+"""
+
+Gone = Callable[[list[int], float], None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_all_ranks_and_is_the_exit_status(
+    start_launcher: Any, gone: Gone, number: signal.Signals
+) -> None:
+    running = start_launcher(SLEEP, "--nproc-per-node", "3")
+    running.wait_for("pid", 3)
+    began = time.monotonic()
+    running.process.send_signal(number)
+    assert running.process.wait(timeout=10) == 128 + number
+    assert time.monotonic() - began < 3
+    gone(running.pids(), 0.5)
+    assert f"procgroup run: {number.name}: ending 3 ranks\n" in running.stderr
+
+
+def test_an_interrupt_shows_one_line_per_rank_and_no_wall_of_tracebacks(start_launcher: Any) -> None:
+    running = start_launcher(SLEEP, "--nproc-per-node", "2")
+    running.wait_for("pid", 2)
+    running.process.send_signal(signal.SIGINT)
+    running.process.wait(timeout=10)
+    assert "Traceback" not in running.stderr
+    assert running.stderr.count("KeyboardInterrupt") == 2
+    assert len(running.stderr.splitlines()) <= 4
+
+
+def test_ranks_that_ignore_an_interrupt_are_killed_within_three_seconds(start_launcher: Any, gone: Gone) -> None:
+    running = start_launcher(RESIST, "--nproc-per-node", "2")
+    running.wait_for("pid", 2)
+    began = time.monotonic()
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(timeout=10) == 130
+    assert time.monotonic() - began < 3
+    gone(running.pids(), 0.5)
+
+
+def test_a_second_interrupt_kills_at_once(start_launcher: Any, gone: Gone) -> None:
+    running = start_launcher(RESIST, "--nproc-per-node", "2", "--shutdown-timeout", "50")
+    running.wait_for("pid", 2)
+    running.process.send_signal(signal.SIGINT)
+    while "SIGINT: ending" not in running.stderr:
+        time.sleep(0.01)
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(timeout=5) == 130
+    assert "SIGINT again: killing 2 ranks" in running.stderr
+    gone(running.pids(), 0.5)
+
+
+def test_ranks_that_ignore_sigterm_get_the_shutdown_timeout_and_no_more(start_launcher: Any, gone: Gone) -> None:
+    running = start_launcher(RESIST, "--nproc-per-node", "2", "--shutdown-timeout", "0.7")
+    running.wait_for("pid", 2)
+    began = time.monotonic()
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(timeout=10) == 143
+    assert 0.7 <= time.monotonic() - began < 3
+    gone(running.pids(), 0.5)
+
+
+def test_the_shutdown_timeout_holds_after_a_failure_too(launcher: Any) -> None:
+    source = """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.environ["RANK"] == "1":
+            sys.exit(9)
+        time.sleep(60)
+    """
+    began = time.monotonic()
+    done = launcher.run(source, "--nproc-per-node", "2", "--shutdown-timeout", "0.3")
+    assert done.returncode == 9
+    assert time.monotonic() - began < 6
+
+
+def test_a_rank_may_use_the_grace_to_save_its_work(start_launcher: Any) -> None:
+    source = """
+        import os, signal, sys, time
+        def save(number, frame):
+            time.sleep(0.3)
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("pid", os.getpid(), flush=True)
+        time.sleep(60)
+    """
+    running = start_launcher(source, "--nproc-per-node", "2")
+    running.wait_for("pid", 2)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(timeout=10) == 143
+    assert running.stdout.count("saved") == 2
+
+
+def test_only_chosen_signals_are_handled(start_launcher: Any) -> None:
+    running = start_launcher(SLEEP, "--signals-to-handle", "SIGUSR1")
+    running.wait_for("pid")
+    running.process.send_signal(signal.SIGUSR1)
+    assert running.process.wait(timeout=10) == 128 + signal.SIGUSR1
+
+
+@pytest.mark.timeout(120)
+def test_sigkill_of_the_launcher_at_any_moment_leaves_nothing(start_launcher: Any, gone: Gone) -> None:
+    chance = random.Random(20)
+    for _ in range(20):
+        running = start_launcher(SLEEP, "--nproc-per-node", "3")
+        family = descendants(running.process.pid, chance.uniform(0.0, 0.3))
+        running.process.kill()
+        running.process.wait()
+        gone(family + running.pids(), 2)
+
+
+def descendants(pid: int, seconds: float) -> list[int]:
+    """Watch a process for a while; return the pids of all its descendants seen."""
+    seen: set[int] = set()
+    deadline = time.monotonic() + seconds
+    while True:
+        seen.update(child.pid for child in psutil.Process(pid).children(recursive=True))
+        if time.monotonic() >= deadline:
+            return sorted(seen)
+        time.sleep(0.005)
+
+
+def test_sigkill_of_the_launcher_ends_ranks_that_are_no_python_and_ignore_signals(
+    start_launcher: Any, gone: Gone
+) -> None:
+    trap = "trap '' TERM INT HUP; echo pid $$; while :; do sleep 1; done"
+    running = start_launcher("", "--no-python", "sh", "-c", trap)
+    running.wait_for("pid")
+    running.process.kill()
+    running.process.wait()
+    gone(running.pids(), 2)
+
+
+@pytest.mark.parametrize("end", ["time.sleep(60)", "raise SystemExit(3)", "raise SystemExit(0)"])
+def test_children_of_ranks_end_with_the_job(start_launcher: Any, gone: Gone, end: str) -> None:
+    running = start_launcher(WITH_CHILD.format(end=end), "--nproc-per-node", "2")
+    running.wait_for("child", 2)
+    if "sleep" in end:
+        running.process.send_signal(signal.SIGTERM)
+    running.process.wait(timeout=10)
+    children = running.pids("child")
+    assert len(children) == 2
+    gone(children, 1)
+
+
+def test_a_stopped_rank_is_ended_too(start_launcher: Any, gone: Gone) -> None:
+    running = start_launcher(SLEEP, "--nproc-per-node", "2", "--shutdown-timeout", "0.5")
+    running.wait_for("pid", 2)
+    os.kill(running.pids()[0], signal.SIGSTOP)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(timeout=5) == 143
+    gone(running.pids(), 0.5)
+
+
+def test_ranks_learn_that_the_reader_of_their_output_is_gone(launcher: Any) -> None:
+    script = launcher.script("while True: print('line')")
+    command = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "2", str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert "BrokenPipeError" in process.stderr.read()
+    assert process.returncode == 1
+
+
+def test_the_launcher_refuses_to_run_in_a_side_thread(launcher: Any) -> None:
+    script = launcher.script("print('started')", "ranks.py")
+    source = f"""
+        import threading
+        from procgroup.launch import run
+        thread = threading.Thread(target=run.main, args=([{str(script)!r}],))
+        thread.start()
+        thread.join()
+    """
+    done = run_command([sys.executable, str(launcher.script(source))])
+    assert "call it in the main thread" in done.stderr
+    assert "started" not in done.stdout

@@ -1,0 +1,129 @@
+"""What a rank finds in its environment, and what it is told from where."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procgroup.cluster.cores import usable_cores
+
+SHOW = """
+    import json, os, sys
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank" + os.environ["RANK"])
+    with open(path, "w") as file:
+        json.dump({"environment": dict(os.environ), "arguments": sys.argv[1:]}, file)
+"""
+
+
+def environments(directory: Path, ranks: int) -> list[dict[str, str]]:
+    return [json.loads((directory / f"rank{rank}").read_text())["environment"] for rank in range(ranks)]
+
+
+def test_every_variable_of_the_contract_is_set(launcher: Any) -> None:
+    done = launcher.run(SHOW, "--nproc-per-node", "3", "--rdzv-id", "job-7", "--role", "trainer")
+    assert done.returncode == 0, done.stderr
+    for rank, found in enumerate(environments(launcher.directory, 3)):
+        expected = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_WORLD_SIZE": "3",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_NAME": "trainer",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": "3",
+            "MASTER_ADDR": "127.0.0.1",
+            "TORCHELASTIC_RUN_ID": "job-7",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_ERROR_FILE": "",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "PROCGROUP_STORE": f"127.0.0.1:{found['MASTER_PORT']}",
+        }
+        assert {name: found.get(name) for name in expected} == expected
+        assert len(bytes.fromhex(found["PROCGROUP_JOB_KEY"])) == 32
+
+
+def test_ranks_share_the_key_and_jobs_do_not(launcher: Any) -> None:
+    keys = set()
+    for _ in range(2):
+        assert launcher.run(SHOW, "--nproc-per-node", "2").returncode == 0
+        first, second = environments(launcher.directory, 2)
+        assert first["PROCGROUP_JOB_KEY"] == second["PROCGROUP_JOB_KEY"]
+        assert first["TORCHELASTIC_RUN_ID"] == second["TORCHELASTIC_RUN_ID"]
+        keys.add(first["PROCGROUP_JOB_KEY"])
+    assert len(keys) == 2
+
+
+def test_the_key_stands_in_no_command_line(launcher: Any) -> None:
+    source = """
+        import os, pathlib
+        key = os.environ["PROCGROUP_JOB_KEY"]
+        for pid in (os.getpid(), os.getppid()):
+            assert key not in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+    """
+    done = launcher.run(source)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("ranks", [2, 7])
+def test_threads_per_rank_follow_the_usable_cores_and_are_said_once(
+    launcher: Any, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    done = launcher.run(SHOW, "--nproc-per-node", str(ranks))
+    threads = str(max(1, usable_cores() // ranks))
+    assert [found["OMP_NUM_THREADS"] for found in environments(launcher.directory, ranks)] == [threads] * ranks
+    assert done.stderr.count("OMP_NUM_THREADS") == 1
+
+
+def test_a_thread_count_of_the_user_wins_in_silence(launcher: Any) -> None:
+    done = launcher.run(SHOW, "--nproc-per-node", "2", environment={"OMP_NUM_THREADS": "5"})
+    assert [found["OMP_NUM_THREADS"] for found in environments(launcher.directory, 2)] == ["5", "5"]
+    assert done.stderr == ""
+
+
+def test_variables_of_the_user_that_are_replaced_are_named(launcher: Any) -> None:
+    done = launcher.run(SHOW, environment={"MASTER_ADDR": "10.0.0.1", "RANK": "3"})
+    assert "RANK, MASTER_ADDR of the environment are replaced" in done.stderr
+    assert environments(launcher.directory, 1)[0]["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_faulthandler_setting_of_the_user_wins(launcher: Any) -> None:
+    launcher.run(SHOW, environment={"PYTHONFAULTHANDLER": "0"})
+    assert environments(launcher.directory, 1)[0]["PYTHONFAULTHANDLER"] == "0"
+
+
+def test_other_variables_pass_unchanged(launcher: Any) -> None:
+    launcher.run(SHOW, environment={"MINE": "ä = 1", "CUDA_VISIBLE_DEVICES": "1,0"})
+    found = environments(launcher.directory, 1)[0]
+    assert (found["MINE"], found["CUDA_VISIBLE_DEVICES"]) == ("ä = 1", "1,0")
+
+
+def test_arguments_reach_the_script_as_they_are(launcher: Any) -> None:
+    given = ("--nnodes=3", "-m", "--", "a b", "", "rank-${local_rank}", "$HOME")
+    done = launcher.run(SHOW, "--nproc-per-node", "2", arguments=given)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        found = json.loads((launcher.directory / f"rank{rank}").read_text())["arguments"]
+        assert found == ["--nnodes=3", "-m", "--", "a b", "", f"rank-{rank}", "$HOME"]
+
+
+def test_a_master_port_that_is_taken_is_said_before_anything_starts(launcher: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = launcher.run("print('started')", "--master-port", port)
+    assert done.returncode == 1
+    assert port in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "started" not in done.stdout

@@ -1,0 +1,161 @@
+"""The failing rank's own traceback comes last, the first failure is the one that is named, its status is passed on."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.launch.report import Failure, describe, first_failure
+
+RAISES = """
+    import os, time
+    def inner():
+        raise ValueError("boom on two")
+    if os.environ["RANK"] == "2":
+        inner()
+    time.sleep(60)
+"""
+
+
+def traceback(last: str) -> str:
+    return f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\n{last}\n'
+
+
+def failure(rank: int, time: float, stderr: str = "", exit_code: int = 1, **more: Any) -> Failure:
+    return Failure(rank=rank, pid=100 + rank, exit_code=exit_code, time=time, stderr=stderr, **more)
+
+
+def test_the_traceback_of_an_unmodified_script_comes_last(launcher: Any) -> None:
+    done = launcher.run(RAISES, "--nproc-per-node", "4")
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    start = next(number for number, line in enumerate(lines) if "failed first" in line)
+    assert lines[start].startswith("rank 2 (")
+    assert lines[start].endswith(": ValueError: boom on two")
+    assert lines[start - 1] == "ranks 0, 1, 3 were ended by the launcher"
+    assert lines[start + 1] == "Traceback (most recent call last):"
+    assert lines[-1] == "ValueError: boom on two"
+    assert "procgroup" not in "".join(lines[start + 1 :])
+
+
+@pytest.mark.parametrize("code", [1, 2, 17, 255])
+def test_the_exit_code_is_the_failing_rank_s(launcher: Any, code: int) -> None:
+    source = f"import os, sys\nif os.environ['RANK'] == '1': sys.exit({code})"
+    done = launcher.run(source, "--nproc-per-node", "2")
+    assert done.returncode == code
+    assert f"failed first: exit code {code}" in done.stderr
+
+
+def test_a_signal_is_named_and_gives_128_more(launcher: Any) -> None:
+    done = launcher.run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "failed first: killed by SIGKILL; its peak memory was " in done.stderr
+    assert "no out-of-memory kill was seen" in done.stderr
+
+
+def test_a_crash_shows_the_stack_of_faulthandler(launcher: Any) -> None:
+    done = launcher.run("import ctypes\ndef crash(): ctypes.string_at(0)\ncrash()")
+    assert done.returncode == 128 + signal.SIGSEGV
+    report = done.stderr[done.stderr.index("failed first: killed by SIGSEGV") :]
+    assert "Fatal Python error: Segmentation fault" in report
+    assert "in crash" in report
+
+
+def test_the_earliest_of_several_failures_is_the_first(launcher: Any) -> None:
+    source = """
+        import os, time
+        rank = int(os.environ["RANK"])
+        time.sleep(0.2 * (3 - rank))
+        raise ValueError(f"rank {rank}")
+    """
+    done = launcher.run(source, "--nproc-per-node", "3")
+    assert done.stderr.splitlines()[-1] == "ValueError: rank 2"
+    order = [line.split(" (")[0] for line in done.stderr.splitlines() if "failed after that" in line]
+    assert order == ["rank 1", "rank 0"]
+
+
+def test_a_slow_end_does_not_hide_who_raised_first(launcher: Any) -> None:
+    source = """
+        import atexit, os, time
+        if os.environ["RANK"] == "0":
+            atexit.register(time.sleep, 1.0)
+            raise ValueError("the cause")
+        time.sleep(0.5)
+        raise OSError("the consequence")
+    """
+    done = launcher.run(source, "--nproc-per-node", "2")
+    assert done.stderr.splitlines()[-1] == "ValueError: the cause"
+
+
+def test_a_rank_that_lost_its_peer_is_not_the_cause_even_when_it_ends_earlier(launcher: Any) -> None:
+    source = """
+        import os, time
+        class PeerLost(RuntimeError): pass
+        if os.environ["RANK"] == "0":
+            raise PeerLost("lost rank 1")
+        time.sleep(0.7)
+        raise ValueError("the cause")
+    """
+    done = launcher.run(source, "--nproc-per-node", "2")
+    lines = done.stderr.splitlines()
+    assert lines[-1] == "ValueError: the cause"
+    assert any(line.startswith("rank 0 (") and line.endswith("PeerLost: lost rank 1") for line in lines)
+
+
+def test_a_syntax_error_is_named(launcher: Any) -> None:
+    done = launcher.run("def f(:\n    pass")
+    assert "failed first: SyntaxError: invalid syntax" in done.stderr
+
+
+def test_chained_tracebacks_stay_together() -> None:
+    chain = (
+        traceback("KeyError: 'a'")
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + traceback("ValueError: b")
+        + "\nThe above exception was the direct cause of the following exception:\n\n"
+        + traceback("OSError: c")
+    )
+    found = failure(0, 1.0, "warning\n" + traceback("IndexError: handled") + "more\n" + chain)
+    assert found.evidence == chain
+    assert found.reason == "OSError: c"
+
+
+def test_a_logged_traceback_is_not_the_reason_of_another_exit_code() -> None:
+    found = failure(0, 1.0, traceback("ValueError: logged"), exit_code=3)
+    assert found.reason == "exit code 3"
+
+
+def test_a_message_of_several_lines_is_shown_whole_and_headed_by_its_first() -> None:
+    found = failure(0, 1.0, traceback("ValueError: one\ntwo\nthree"))
+    assert found.reason == "ValueError: one"
+    assert found.evidence.endswith("two\nthree\n")
+
+
+@pytest.mark.parametrize("name", ["PeerLost", "procgroup.errors.PeerFailed", "GroupBroken", "procgroup.StoreLost"])
+def test_failures_that_blame_another_are_secondary(name: str) -> None:
+    blamed = failure(1, 1.0, traceback(f"{name}: rank 0"))
+    cause = failure(0, 9.0, traceback("ValueError: b"))
+    assert first_failure([blamed, cause]) is cause
+    assert first_failure([blamed]) is blamed
+
+
+def test_memory_evidence_is_told_for_sigkill_only() -> None:
+    kills = OutOfMemoryKills(group=1, host=1)
+    killed = failure(0, 1.0, exit_code=-9, peak_memory=3 << 30, kills=kills)
+    assert killed.reason == (
+        "killed by SIGKILL; its peak memory was 3.0 GiB; "
+        "the kernel killed 1 process(es) of this control group for want of memory"
+    )
+    assert failure(0, 1.0, exit_code=-15, peak_memory=3 << 30, kills=kills).reason == "killed by SIGTERM"
+
+
+def test_the_report_is_one_line_per_other_rank() -> None:
+    text = describe([failure(1, 2.0, "x\n" * 40, exit_code=4), failure(0, 1.0, exit_code=3)], [2], "node7")
+    assert text == (
+        "rank 1 (pid 101) failed after that: exit code 4\n"
+        "rank 2 was ended by the launcher\n"
+        "rank 0 (node7, pid 100) failed first: exit code 3\n"
+    )

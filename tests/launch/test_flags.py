@@ -1,0 +1,171 @@
+"""Flags: torchrun's names, both spellings, PET_ variables, and a clear sentence for what does not work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procgroup.cluster.cores import usable_cores
+from procgroup.launch import flags
+from world import run_command
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, **more: Any) -> str:
+    with pytest.raises(SystemExit) as ended:
+        flags.parse("procgroup run", arguments, **more)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--nproc-per-node", "--nproc_per_node"])
+@pytest.mark.parametrize("equals", [True, False])
+def test_both_spellings_and_both_forms_are_read(flag: str, equals: bool) -> None:
+    given = [f"{flag}=3"] if equals else [flag, "3"]
+    assert flags.parse("run", [*given, "a.py", "--x"]).nproc_per_node == 3
+
+
+def test_one_node_may_be_described_as_torchrun_has_it() -> None:
+    line = "--nproc_per_node=2 --nnodes=1 --node_rank=0 --master_addr=127.0.0.1 --master_port=29500 a.py b"
+    options = flags.parse("run", line.split())
+    assert (options.master_addr, options.master_port) == ("127.0.0.1", 29500)
+    assert (options.script, options.script_arguments) == ("a.py", ["b"])
+    assert flags.parse("run", ["--standalone", "--nnodes", "1:1", "a.py"]).standalone
+
+
+def test_what_follows_the_script_is_the_script_s() -> None:
+    options = flags.parse("run", ["a.py", "--nnodes", "9", "--rdzv-backend", "c10d", "-h"])
+    assert options.script_arguments == ["--nnodes", "9", "--rdzv-backend", "c10d", "-h"]
+
+
+def test_cpu_and_auto_count_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "visible_gpus", lambda: 0)
+    assert flags.parse("run", ["--nproc-per-node", "cpu", "a.py"]).nproc_per_node == usable_cores()
+    assert flags.parse("run", ["--nproc-per-node", "auto", "a.py"]).nproc_per_node == usable_cores()
+    monkeypatch.setattr(flags, "visible_gpus", lambda: 3)
+    assert flags.parse("run", ["--nproc-per-node", "auto", "a.py"]).nproc_per_node == 3
+
+
+def test_pet_variables_are_defaults_and_flags_beat_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
+    monkeypatch.setenv("PET_MODULE", "1")
+    options = flags.parse("run", ["mod"])
+    assert (options.nproc_per_node, options.module) == (3, True)
+    assert flags.parse("run", ["--nproc-per-node", "2", "mod"]).nproc_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("PET_NNODES", "2"), ("PET_RDZV_ENDPOINT", "host:1"), ("PET_STANDALONE", "maybe")]
+)
+def test_pet_variables_that_do_not_work_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    said = refusal(capsys, "a.py")
+    assert name in said or "--nnodes" in said
+
+
+@pytest.mark.parametrize(
+    "flag", ["--rdzv-backend", "--rdzv_endpoint", "--monitor_interval", "-r", "--tee", "--run_path"]
+)
+def test_flags_that_are_not_there_yet_are_refused_by_name_with_the_reason(
+    capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    said = refusal(capsys, flag, "x", "a.py")
+    assert f"{flag} is not supported: " in said
+    assert "unrecognized" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--nnodes 2 a.py", "2 is not supported: this launcher runs one node"),
+        ("--nnodes 1:4 a.py", "1:4 is not supported"),
+        ("--node-rank 1 a.py", "1 is not supported"),
+        ("--max-restarts 3 a.py", "3 is not supported"),
+        ("--nproc-per-node 0 a.py", "expected a number of at least 1, cpu, gpu or auto, got '0'"),
+        ("--nproc-per-node -2 a.py", "--nproc-per-node"),
+        ("--nproc-per-node two a.py", "got 'two'"),
+        ("--nproc-per-node ² a.py", "got '²'"),
+        ("--master-port 70000 a.py", "expected a port from 0 to 65535"),
+        ("--shutdown-timeout -1 a.py", "--shutdown-timeout"),
+        ("--shutdown-timeout nan a.py", "at least 0, got 'nan'"),
+        ("--signals-to-handle SIGFOO a.py", "got 'SIGFOO'"),
+        ("--signals-to-handle SIGKILL a.py", "SIGKILL cannot be passed on"),
+        ("-m --no-python a", "exclude each other"),
+        ("--no-such-flag a.py", "unrecognized arguments: --no-such-flag"),
+        ("--nproc 2 a.py", "--nproc"),
+        ("", "script"),
+    ],
+)
+def test_unusable_command_lines_say_why(capsys: pytest.CaptureFixture[str], line: str, sentence: str) -> None:
+    said = refusal(capsys, *line.split())
+    assert sentence in said
+    assert len(said.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("nothing.py",), "there is no script 'nothing.py'"),
+        (("-m", "no_such_module"), "there is no module 'no_such_module'"),
+        (("--no-python", "no-such-program"), "there is no program 'no-such-program'"),
+    ],
+)
+def test_a_missing_program_is_said_before_anything_starts(arguments: tuple[str, ...], sentence: str) -> None:
+    done = run_command([sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "4", *arguments])
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "rank" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_module_and_another_program_run_too(launcher: Any) -> None:
+    launcher.script("import sys; print('module', sys.argv[1:])", "some_module.py")
+    command = [sys.executable, "-m", "procgroup", "run"]
+    done = run_command([*command, "-m", "some_module", "a"], directory=launcher.directory, environment=WITH_SOURCES)
+    assert done.stdout == "[rank 0] module ['a']\n", done.stderr
+    done = run_command([*command, "--no-python", "sh", "-c", "echo $RANK of $WORLD_SIZE"])
+    assert done.stdout == "[rank 0] 0 of 1\n"
+
+
+WITH_SOURCES = {"PYTHONPATH": str(Path(flags.__file__).parents[2])}
+
+
+def test_a_program_that_cannot_be_executed_fails_with_its_name(launcher: Any) -> None:
+    program = launcher.directory / "broken"
+    program.write_bytes(b"\x7fELF nonsense")
+    program.chmod(0o755)
+    done = run_command([sys.executable, "-m", "procgroup", "run", "--no-python", str(program)])
+    assert done.returncode == 126
+    assert f"{program}: Exec format error" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["run", "--help"], ["launch", "--help"], ["--version"]])
+def test_help_and_version_end_well(arguments: list[str]) -> None:
+    done = run_command([sys.executable, "-m", "procgroup", *arguments])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("procgroup " if arguments == ["--version"] else "usage: procgroup")
+
+
+def test_an_unknown_command_is_named_with_those_that_exist() -> None:
+    done = run_command([sys.executable, "-m", "procgroup", "walk"])
+    assert done.returncode == 2
+    assert "no command 'walk'; the commands are: run, launch" in done.stderr
+
+
+def test_help_of_run_is_quick_and_loads_no_array_library() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "procgroup", "run", "--help"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    for heavy in ("numpy", "psutil", "rich", "asyncio", "multiprocessing", "torch"):
+        assert f" {heavy}\n" not in loaded
+    times = []
+    for _ in range(5):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-m", "procgroup", "run", "--help"], capture_output=True, check=True)
+        times.append(time.monotonic() - began)
+    assert min(times) < 0.2

@@ -1,0 +1,340 @@
+"""spawn and start_processes: torch.multiprocessing's contract, the first failure, no orphans, a store without ports."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procgroup.errors import PeerLost
+from procgroup.launch import spawn as spawning
+from procgroup.launch.spawn import (
+    ProcessContext,
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+    SpawnContext,
+    spawn,
+    start_processes,
+)
+from procgroup.launch.spawn_errors import MAX_TRACEBACK
+
+METHODS = ["spawn", "fork", "forkserver"]
+Gone = Callable[[list[int], float], None]
+
+
+def write_rank(index: int, directory: str, *more: object) -> None:
+    Path(directory, str(index)).write_text(repr(more))
+
+
+def raise_on_one(index: int, text: str = "boom") -> None:
+    if index == 1:
+        raise ValueError(text)
+    time.sleep(30)
+
+
+def exit_on_one(index: int, code: object) -> None:
+    if index == 1:
+        sys.exit(code)  # type: ignore[arg-type]
+    time.sleep(30)
+
+
+def kill_one(index: int, number: int) -> None:
+    if index == 1:
+        os.kill(os.getpid(), number)
+    time.sleep(30)
+
+
+def sleep(index: int, seconds: float = 30) -> None:
+    time.sleep(seconds)
+
+
+class Unpicklable(Exception):
+    def __init__(self) -> None:
+        super().__init__("cannot travel")
+        self.lock = threading.Lock()
+
+
+def raise_unpicklable(index: int) -> None:
+    raise Unpicklable
+
+
+def raise_base_exception(index: int) -> None:
+    raise BaseException("unusual")
+
+
+def raise_keyboard_interrupt(index: int) -> None:
+    raise KeyboardInterrupt
+
+
+def resist_after_failure(index: int) -> None:
+    if index == 1:
+        raise ValueError("boom")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(30)
+
+
+def raise_first_and_end_last(index: int) -> None:
+    if index == 0:
+        try:
+            raise ValueError("the cause")
+        finally:
+            threading.Thread(target=time.sleep, args=(1,)).start()
+    time.sleep(0.3)
+    raise OSError("the consequence")
+
+
+def lose_peer_before_it_raises(index: int) -> None:
+    if index == 0:
+        raise PeerLost(peer=1, pid=7, how="gone", op="barrier", sequence=1, group="world", rank=0, size=2)
+    time.sleep(0.7)
+    raise ValueError("the cause")
+
+
+def show_environment(index: int, directory: str) -> None:
+    names = ("MASTER_ADDR", "MASTER_PORT", "PROCGROUP_STORE", "PROCGROUP_JOB_KEY")
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if "PROCGROUP_STORE" in os.environ:
+        socket.create_connection((host, port), timeout=5).close()
+    Path(directory, str(index)).write_text(" ".join(os.environ.get(name, "-") for name in names))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_function_gets_its_index_and_the_arguments(tmp_path: Path, method: str) -> None:
+    assert start_processes(write_rank, (str(tmp_path), 5, "x"), nprocs=3, start_method=method) is None
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("012", "(5, 'x')")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exception_brings_the_child_s_traceback_and_no_frame_of_ours(method: str) -> None:
+    with pytest.raises(ProcessRaisedException) as raised:
+        start_processes(raise_on_one, nprocs=3, start_method=method)
+    text = str(raised.value)
+    assert text.startswith(
+        "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+    )
+    assert text.endswith("ValueError: boom\n")
+    assert "procgroup/launch" not in text
+    assert raised.value.error_index == 1
+    assert raised.value.error_pid > 0
+
+
+def test_an_exit_code_is_told() -> None:
+    with pytest.raises(ProcessExitedException, match=r"^process 1 terminated with exit code 5$") as raised:
+        spawn(exit_on_one, (5,), nprocs=2)
+    assert (raised.value.exit_code, raised.value.signal_name, raised.value.error_index) == (5, None, 1)
+
+
+def test_a_signal_is_told_by_name() -> None:
+    with pytest.raises(ProcessExitedException, match=r"^process 1 terminated with signal SIGKILL$") as raised:
+        spawn(kill_one, (9,), nprocs=2)
+    assert (raised.value.exit_code, raised.value.signal_name) == (-9, "SIGKILL")
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_leaving_with_status_0_is_no_failure(code: object) -> None:
+    context = spawn(exit_on_one, (code,), nprocs=2, join=False)
+    assert context is not None
+    assert context.join(timeout=10) is False
+    context.end(1)
+
+
+def test_an_exception_that_cannot_be_pickled_is_told_as_any_other() -> None:
+    with pytest.raises(ProcessRaisedException, match="Unpicklable: cannot travel"):
+        spawn(raise_unpicklable)
+
+
+def test_an_exception_outside_of_exception_is_told_too() -> None:
+    with pytest.raises(ProcessRaisedException, match="BaseException: unusual"):
+        spawn(raise_base_exception)
+
+
+def test_an_interrupt_in_a_child_counts_as_a_clean_end() -> None:
+    assert spawn(raise_keyboard_interrupt) is None
+
+
+def test_a_very_long_message_is_cut_in_the_middle() -> None:
+    with pytest.raises(ProcessRaisedException) as raised:
+        spawn(raise_on_one, ("\U0001f642" * 200_000,), nprocs=2)
+    assert "characters left out" in str(raised.value)
+    assert len(str(raised.value)) < MAX_TRACEBACK + 500
+
+
+def test_the_first_failure_is_reported_even_when_its_process_ends_last() -> None:
+    with pytest.raises(ProcessRaisedException, match="the cause"):
+        spawn(raise_first_and_end_last, nprocs=2)
+
+
+def test_a_process_that_lost_its_peer_is_not_the_cause() -> None:
+    with pytest.raises(ProcessRaisedException, match="the cause"):
+        spawn(lose_peer_before_it_raises, nprocs=2)
+
+
+def test_a_context_joins_step_by_step() -> None:
+    context = start_processes(sleep, (0.3,), nprocs=2, join=False)
+    assert isinstance(context, SpawnContext)
+    assert isinstance(context, ProcessContext)
+    assert len(context.processes) == 2
+    assert context.pids() == [process.pid for process in context.processes]
+    assert context.join(timeout=0) is False
+    while not context.join(timeout=10):
+        pass
+    assert context.join() is True
+    assert [process.exitcode for process in context.processes] == [0, 0]
+
+
+def test_joining_again_after_a_failure_raises_the_same() -> None:
+    context = spawn(raise_on_one, nprocs=2, join=False)
+    assert context is not None
+    for _ in range(2):
+        with pytest.raises(ProcessRaisedException, match="boom"):
+            context.join()
+
+
+def test_the_grace_period_bounds_how_long_a_survivor_may_resist() -> None:
+    context = spawn(resist_after_failure, nprocs=2, join=False)
+    assert context is not None
+    began = time.monotonic()
+    with pytest.raises(ProcessRaisedException):
+        while not context.join(grace_period=0.5):
+            pass
+    assert time.monotonic() - began < 5
+    assert context.processes[0].exitcode == -9
+
+
+def test_no_process_at_all_is_joined_at_once() -> None:
+    assert spawn(sleep, nprocs=0) is None
+
+
+@pytest.mark.parametrize(("nprocs", "method"), [(-1, "spawn"), (1, "no-such-method")])
+def test_unusable_arguments_raise_value_error(nprocs: int, method: str) -> None:
+    with pytest.raises(ValueError, match="nprocs|no-such-method"):
+        start_processes(sleep, nprocs=nprocs, start_method=method)
+
+
+def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_runs_on() -> None:
+    with pytest.raises((AttributeError, pickle.PicklingError, TypeError)):
+        spawn(lambda index: None, nprocs=2)
+
+
+def test_daemon_is_passed_on() -> None:
+    context = spawn(sleep, (0,), daemon=True, join=False)
+    assert context is not None
+    assert context.processes[0].daemon
+    while not context.join():
+        pass
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_children_are_led_to_a_store_of_the_parent(tmp_path: Path, method: str) -> None:
+    start_processes(show_environment, (str(tmp_path),), nprocs=2, start_method=method)
+    first, second = ((tmp_path / str(index)).read_text().split() for index in range(2))
+    assert first == second
+    assert first[0] == "127.0.0.1"
+    assert first[2] == f"127.0.0.1:{first[1]}"
+    assert len(bytes.fromhex(first[3])) == 32
+    assert "MASTER_PORT" not in os.environ
+
+
+def test_an_address_of_the_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    spawn(show_environment, (str(tmp_path),))
+    assert (tmp_path / "0").read_text() == "10.0.0.1 29500 - -"
+
+
+def test_sixteen_jobs_at_once_do_not_collide(tmp_path: Path) -> None:
+    contexts = []
+    for job in range(16):
+        directory = tmp_path / str(job)
+        directory.mkdir()
+        contexts.append(start_processes(show_environment, (str(directory),), 2, join=False, start_method="forkserver"))
+    for context in contexts:
+        assert context is not None
+        while not context.join(timeout=20):
+            pass
+    assert len({(tmp_path / str(job) / "0").read_text() for job in range(16)}) == 16
+
+
+def test_a_side_thread_may_end_before_the_processes_it_started() -> None:
+    made: list[Any] = []
+    thread = threading.Thread(target=lambda: made.append(spawn(sleep, (0.5,), nprocs=2, join=False)))
+    thread.start()
+    thread.join()
+    while not made[0].join():
+        pass
+    assert [process.exitcode for process in made[0].processes] == [0, 0]
+
+
+def test_exceptions_survive_pickling() -> None:
+    for error in (ProcessRaisedException("a", 1, 2), ProcessExitedException("b", 1, 2, -9, "SIGKILL")):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+        assert isinstance(copy, ProcessException)
+
+
+def test_the_public_names_are_torch_s() -> None:
+    assert set(spawning.__all__) == {
+        "ProcessContext",
+        "ProcessException",
+        "ProcessExitedException",
+        "ProcessRaisedException",
+        "SpawnContext",
+        "spawn",
+        "start_processes",
+    }
+
+
+PROGRAM = """
+    import os, sys, threading, time
+    from procgroup.launch.spawn import start_processes
+
+    def work(index):
+        print("pid", os.getpid(), flush=True)
+        time.sleep(60)
+
+    def main():
+        start_processes(work, nprocs=2, start_method="{method}")
+
+    if __name__ == "__main__":
+        {start}
+"""
+IN_THREAD = "thread = threading.Thread(target=main); thread.start(); thread.join()"
+
+
+@pytest.mark.parametrize("start", ["main()", IN_THREAD], ids=["main-thread", "side-thread"])
+@pytest.mark.parametrize("method", METHODS)
+def test_sigkill_of_the_parent_leaves_no_child(start_launcher: Any, gone: Gone, method: str, start: str) -> None:
+    running = start_launcher(PROGRAM.format(method=method, start=start), command=())
+    running.wait_for("pid", 2)
+    running.process.kill()
+    running.process.wait()
+    gone(running.pids(), 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_interrupt_of_the_parent_ends_the_children(start_launcher: Any, gone: Gone, method: str) -> None:
+    running = start_launcher(PROGRAM.format(method=method, start="main()"), command=())
+    running.wait_for("pid", 2)
+    began = time.monotonic()
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(timeout=10) == -signal.SIGINT
+    assert time.monotonic() - began < 3
+    gone(running.pids(), 0.5)
+
+
+def test_spawn_starts_without_numpy() -> None:
+    source = "import procgroup.launch.spawn, sys; print('numpy' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout == "False\n"
+    )
