@@ -120,9 +120,7 @@ def test_an_exception_brings_the_child_s_traceback_and_no_frame_of_ours(method: 
     with pytest.raises(ProcessRaisedException) as raised:
         start_processes(raise_on_one, nprocs=3, start_method=method)
     text = str(raised.value)
-    assert text.startswith(
-        "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
-    )
+    assert text.startswith("\n\n-- Process 1 terminated with the following error:\nTraceback (most recent")
     assert text.endswith("ValueError: boom\n")
     assert "procgroup/launch" not in text
     assert raised.value.error_index == 1
@@ -218,7 +216,7 @@ def test_no_process_at_all_is_joined_at_once() -> None:
 
 @pytest.mark.parametrize(("nprocs", "method"), [(-1, "spawn"), (1, "no-such-method")])
 def test_unusable_arguments_raise_value_error(nprocs: int, method: str) -> None:
-    with pytest.raises(ValueError, match="nprocs|no-such-method"):
+    with pytest.raises(ValueError, match=r"nprocs|no-such-method"):
         start_processes(sleep, nprocs=nprocs, start_method=method)
 
 
@@ -335,6 +333,5 @@ def test_an_interrupt_of_the_parent_ends_the_children(start_launcher: Any, gone:
 
 def test_spawn_starts_without_numpy() -> None:
     source = "import procgroup.launch.spawn, sys; print('numpy' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout == "False\n"
-    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -37,6 +37,26 @@ def die_with_parent(parent_pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_with_writer(pipe: int) -> None:
+    """Have the kernel kill this process when the last writer of a pipe is gone; if it is gone already, end now.
+
+    For a process whose parent is not the one to follow. All that was written must have been read: what comes
+    later kills as well. Does nothing on systems other than Linux.
+    """
+    if sys.platform != "linux":
+        return
+    import fcntl
+    import select
+
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | fcntl.FASYNC)
+    watched = select.poll()
+    watched.register(pipe, select.POLLIN)
+    if watched.poll(0):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _main() -> None:
     parent_pid, command = int(sys.argv[1]), sys.argv[2:]
     die_with_parent(parent_pid)

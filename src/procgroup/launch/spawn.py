@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from procgroup.environ import MASTER_ADDR, MASTER_PORT
-from procgroup.launch.die_with_parent import die_with_parent
+from procgroup.launch.die_with_parent import die_with_parent, die_with_writer
 from procgroup.launch.hosted_store import HostedStore
 from procgroup.launch.lasting_starter import LastingStarter
 from procgroup.launch.spawn_errors import (
@@ -129,7 +129,8 @@ class ProcessContext:
 
     def _collect(self, timeout: float | None) -> None:
         """Wait for the next end, and note when it was seen."""
-        for sentinel in multiprocessing.connection.wait(list(self.sentinels), timeout):
+        waited_for = list(self.sentinels)
+        for sentinel in multiprocessing.connection.wait(waited_for, timeout) if waited_for else []:
             assert isinstance(sentinel, int)
             index = self.sentinels.pop(sentinel)
             self._ends[index] = time.monotonic()
@@ -221,7 +222,7 @@ def _start(
 ) -> SpawnContext:
     store = None if nprocs == 0 or MASTER_ADDR.is_set() or MASTER_PORT.is_set() else HostedStore()
     environment = store.environment() if store else {}
-    # A fork server, not this process, is then the children's parent; it ends when this process does.
+    # Under forkserver the children's parent is a server that lives as long as they do.
     parent_pid = None if context.get_start_method() == "forkserver" else os.getpid()
     processes: list[BaseProcess] = []
     reports: list[Connection] = []
@@ -250,10 +251,7 @@ def _run(
 ) -> None:
     """Be a child: run the function, and report when it raises."""
     try:
-        die_with_parent(parent_pid or os.getppid())
-        caller = multiprocessing.parent_process()
-        if caller is not None and not caller.is_alive():
-            return
+        _die_with_caller(parent_pid)
         os.environ.update(environment)
         fn(index, *args)
     except KeyboardInterrupt:
@@ -263,6 +261,15 @@ def _run(
     except BaseException as error:
         Record.of(error).send(report)
         raise SystemExit(1) from None
+
+
+def _die_with_caller(parent_pid: int | None) -> None:
+    """End with the process that called ``spawn``, whether it is the parent or a fork server's client."""
+    caller = multiprocessing.parent_process()
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    elif caller is not None:
+        die_with_writer(caller.sentinel)
 
 
 _STARTER = LastingStarter()
