@@ -38,7 +38,7 @@ def mpich(ranks: int) -> PeerCommand:
 
 
 def openmpi(ranks: int) -> PeerCommand:
-    # Its default binds 2 ranks to cores and 4 not; here the peers differ in nothing that --pin does not say.
+    # Left alone it binds 2 ranks to cores; here --pin decides that for all peers alike.
     flags = ["--oversubscribe", "--bind-to", "none"]
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return PeerCommand("openmpi", _mpiexec("openmpi", ranks, [*as_root, *flags]), ENVIRONMENT)

@@ -36,7 +36,11 @@ def arguments_of(command_line: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.1, help="length of one peer's turn")
     parser.add_argument("--peers", default=",".join(PEERS), help="which take part")
     parser.add_argument("--reference", default="procgroup", help="the peer that the others are compared with")
-    parser.add_argument("--pin", action="store_true", help="keep rank i on core i modulo the usable cores")
+    parser.add_argument(
+        "--pin",
+        action=argparse.BooleanOptionalAction,
+        help="keep rank i on core i modulo the usable cores; without either, only when there is a core for each rank",
+    )
     parser.add_argument(
         "--timeout", type=float, default=120, help="seconds after which a start or a turn counts as stuck"
     )
@@ -49,6 +53,8 @@ def arguments_of(command_line: Sequence[str] | None) -> argparse.Namespace:
         parser.error(str(error))
     if arguments.ranks < 2 or arguments.rounds < 1:
         parser.error("expected at least 2 ranks and 1 round")
+    if arguments.pin is None:
+        arguments.pin = arguments.ranks <= len(os.sched_getaffinity(0))
     if arguments.op == "barrier":
         arguments.sizes = [4]
     return arguments
