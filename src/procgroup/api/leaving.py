@@ -11,6 +11,7 @@ import os
 
 from procgroup.api import excepthook
 from procgroup.groups.group import ProcessGroup
+from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 
 _alive: dict[ProcessGroup, Store | None] = {}
@@ -34,7 +35,7 @@ def leave(group: ProcessGroup) -> None:
     group.shutdown()
     store = _alive.pop(group, None)
     if store is not None:
-        store.close()
+        hosting.let_go(store)
 
 
 def _leave_all() -> None:

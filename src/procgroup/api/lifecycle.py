@@ -56,8 +56,7 @@ def init_process_group(
         slot.group = _make_group(config, found, rank, world_size, timeouts, world)
     except BaseException:
         if own:
-            found.close()
-            hosting.stop_hosting_of(found)
+            hosting.give_up(found)
         raise
     slot.was_used = True
     leaving.watch(slot.group, found if own else None)
@@ -129,6 +128,7 @@ def _make_group(
     from procgroup.stores.prefix import PrefixStore
 
     group_store = PrefixStore(f"default_pg/{world.round if world else 0}", store)
+    group_store.set_timeout(timeouts.calls)
     backend = registry.create(
         config,
         group_store,

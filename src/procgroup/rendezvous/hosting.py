@@ -20,7 +20,7 @@ _hosted: dict[tuple[int, str, int], Store] = {}
 
 
 def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
-    """Return a connection to the store at host:port; on rank 0, host it there first, unless the launcher does.
+    """Return the store at host:port, connected; on rank 0, host it there, unless the launcher does.
 
     Raises DistNetworkError when the address is taken by another program or is not reached in ``timeout``.
     """
@@ -28,7 +28,7 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
 
     limit = types.seconds(timeout)
     if rank == 0 and not hosted_by_launcher(host, port):
-        return _host(host, port, limit).clone()
+        return _host(host, port, limit)
     return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
 
 
@@ -37,19 +37,20 @@ def hosted_by_launcher(host: str, port: int) -> bool:
     return environ.PROCGROUP_STORE.get() == f"{host}:{port}"
 
 
-def stop_hosting(host: str, port: int) -> None:
-    """Close the store that this process hosts at host:port, if it does."""
+def let_go(store: Store) -> None:
+    """Close a store that open_store or another rendezvous returned; one that this process hosts stays."""
     with _lock:
-        store = _hosted.pop((os.getpid(), host, port), None)
-    if store is not None:
+        is_hosted = any(store is hosted for hosted in _hosted.values())
+    if not is_hosted:
         store.close()
 
 
-def stop_hosting_of(store: Store) -> None:
-    """Close the hosted store that ``store`` is a connection to, if this process hosts it."""
-    host, port = getattr(store, "host", None), getattr(store, "port", None)
-    if isinstance(host, str) and isinstance(port, int):
-        stop_hosting(host, port)
+def give_up(store: Store) -> None:
+    """Close a store after a failure, also one that this process hosts."""
+    with _lock:
+        for place in [place for place, hosted in _hosted.items() if hosted is store]:
+            del _hosted[place]
+    store.close()
 
 
 def _host(host: str, port: int, limit: float) -> Store:
