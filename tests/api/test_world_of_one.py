@@ -224,7 +224,9 @@ def test_a_rank_outside_a_group_is_warned_and_nothing_happens() -> None:
         "irecv": lambda: dist.irecv(values, 0, group=foreign),
     }
     for op, call in calls.items():
-        with pytest.warns(UserWarning, match=f"Running {op} on global rank 0 which does not belong to the given group."):
+        with pytest.warns(
+            UserWarning, match=f"Running {op} on global rank 0 which does not belong to the given group."
+        ):
             assert call() is None
     with pytest.warns(UserWarning, match="Running recv on global rank 0"):
         assert dist.recv(values, 0, group=foreign) == -1

@@ -175,8 +175,13 @@ class InterruptedStore(HashStore):
 
 def test_a_rank_that_is_interrupted_tells_the_others() -> None:
     store = InterruptedStore()
+
+    def second() -> World:
+        wait_until_claimed(store, 0)
+        return join(store, 1, 3, 10)
+
     started = time.monotonic()
-    raised = together(lambda: join(store, 0, 2 + 1, 10), lambda: join(store, 1, 3, 10))
+    raised = together(lambda: join(store, 0, 3, 10), second)
     assert time.monotonic() - started < 2
     assert isinstance(raised[1], KeyboardInterrupt)
     assert type(raised[0]) is RendezvousError

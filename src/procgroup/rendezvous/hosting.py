@@ -4,19 +4,29 @@ Rank 0 hosts it, unless the launcher does. A process that hosts one keeps it unt
 destroy_process_group: a rank that is quicker to initialise again must find the same store, not one
 that is about to end. Only when an initialisation fails is the store closed, so that the other
 ranks learn of it at once.
+
+Everything about TCPStore is imported when it is needed: a world of 1 does without the native module.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
+from typing import TYPE_CHECKING
 
 from procgroup import environ, types
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
+if TYPE_CHECKING:
+    from procgroup.stores.tcp import TCPStore
+
 _lock = threading.Lock()
-_hosted: dict[tuple[int, str, int], Store] = {}
+_hosted: dict[tuple[int, str, int], TCPStore] = {}
+
+_FAREWELL_SECONDS = 0.3
+"""How long a store that ends with a failure stays, so that the others can read in it what went wrong."""
 
 
 def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
@@ -46,11 +56,20 @@ def let_go(store: Store) -> None:
 
 
 def give_up(store: Store) -> None:
-    """Close a store after a failure, also one that this process hosts."""
+    """Close a store after a failure, also one that this process hosts, once the others had time to read why."""
     with _lock:
-        for place in [place for place, hosted in _hosted.items() if hosted is store]:
+        mine = {place: hosted for place, hosted in _hosted.items() if hosted is store}
+        for place in mine:
             del _hosted[place]
+    for hosted in mine.values():
+        _await_guests(hosted)
     store.close()
+
+
+def _await_guests(hosted: TCPStore) -> None:
+    deadline = time.monotonic() + _FAREWELL_SECONDS
+    while hosted.server is not None and hosted.server.guests and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def _host(host: str, port: int, limit: float) -> Store:
