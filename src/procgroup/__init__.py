@@ -62,6 +62,11 @@ if TYPE_CHECKING:
     from procgroup.errors import WaitTimeout as WaitTimeout
     from procgroup.groups.group import ProcessGroup as ProcessGroup
     from procgroup.groups.work import Work as Work
+    from procgroup.launch.spawn import ProcessContext as ProcessContext
+    from procgroup.launch.spawn import spawn as spawn
+    from procgroup.launch.spawn import start_processes as start_processes
+    from procgroup.launch.spawn_errors import ProcessExitedException as ProcessExitedException
+    from procgroup.launch.spawn_errors import ProcessRaisedException as ProcessRaisedException
     from procgroup.rendezvous.handlers import register_rendezvous_handler as register_rendezvous_handler
     from procgroup.rendezvous.handlers import rendezvous as rendezvous
     from procgroup.stores.file import FileStore as FileStore
@@ -91,6 +96,8 @@ _NAMES_OF_MODULES = {
     ),
     "groups.group": "ProcessGroup",
     "groups.work": "Work",
+    "launch.spawn": "ProcessContext spawn start_processes",
+    "launch.spawn_errors": "ProcessExitedException ProcessRaisedException",
     "rendezvous.handlers": "register_rendezvous_handler rendezvous",
     "stores.file": "FileStore",
     "stores.hash": "HashStore",

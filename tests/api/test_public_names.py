@@ -15,13 +15,15 @@ import procgroup
 _NAMES = """
     CollectiveMismatch CollectiveTimeout DistBackendError DistError DistNetworkError DistStoreError FileStore
     ForkedProcessError GroupBroken GroupDestroyed GroupMember HashStore OperationError PeerFailed PeerLost
-    PrefixStore ProcessGroup QueueEmptyError ReduceOp RendezvousConflict RendezvousError RendezvousTimeout Store
+    PrefixStore ProcessContext ProcessExitedException
+    ProcessRaisedException
+    ProcessGroup QueueEmptyError ReduceOp RendezvousConflict RendezvousError RendezvousTimeout Store
     StoreLimitError StoreLost StoreTimeout TCPStore WaitTimeout Work all_gather all_reduce barrier broadcast
     destroy_process_group get_backend get_backend_config get_default_backend_for_device get_global_rank
     get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size group init_process_group
     irecv is_available is_backend_available is_gloo_available is_initialized is_mpi_available is_nccl_available
     is_torchelastic_launched is_ucc_available is_xccl_available isend recv reduce register_rendezvous_handler
-    rendezvous send
+    rendezvous send spawn start_processes
 """
 NAMES = _NAMES.split()
 

@@ -42,7 +42,8 @@ def init_process_group(
     ``group_name`` and ``device_id`` are taken for compatibility and mean nothing on CPUs.
 
     Raises ValueError for a second call and for what is missing, RendezvousError when the ranks do not come
-    together. After a failure nothing is left behind, and it can be called again.
+    together. After a failure there is no group, and it can be called again: a store that this process hosts
+    stays until it exits, so that ranks that try again meet there.
     """
     slot = default.slot()
     if slot.group is not None and slot.group.is_usable():
@@ -56,7 +57,7 @@ def init_process_group(
         slot.group = _make_group(config, found, rank, world_size, timeouts, world)
     except BaseException:
         if own:
-            hosting.give_up(found)
+            hosting.let_go(found)
         raise
     slot.was_used = True
     leaving.watch(slot.group, found if own else None)

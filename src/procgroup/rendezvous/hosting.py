@@ -1,9 +1,9 @@
 """Who hosts the TCP store of a rendezvous, and for how long.
 
 Rank 0 hosts it, unless the launcher does. A process that hosts one keeps it until it exits, also after
-destroy_process_group: a rank that is quicker to initialise again must find the same store, not one
-that is about to end. Only when an initialisation fails is the store closed, so that the other
-ranks learn of it at once.
+destroy_process_group and after an initialisation that failed: a rank that is quicker to initialise
+again must find the same store, not one that is about to end. When the process ends with an
+exception, the store ends with it, and the others learn of it at once.
 
 Everything about TCPStore is imported when it is needed: a world of 1 does without the native module.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from procgroup import environ, types
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _hosted: dict[tuple[int, str, int], TCPStore] = {}
-
-_FAREWELL_SECONDS = 0.3
-"""How long a store that ends with a failure stays, so that the others can read in it what went wrong."""
 
 
 def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
@@ -53,23 +49,6 @@ def let_go(store: Store) -> None:
         is_hosted = any(store is hosted for hosted in _hosted.values())
     if not is_hosted:
         store.close()
-
-
-def give_up(store: Store) -> None:
-    """Close a store after a failure, also one that this process hosts, once the others had time to read why."""
-    with _lock:
-        mine = {place: hosted for place, hosted in _hosted.items() if hosted is store}
-        for place in mine:
-            del _hosted[place]
-    for hosted in mine.values():
-        _await_guests(hosted)
-    store.close()
-
-
-def _await_guests(hosted: TCPStore) -> None:
-    deadline = time.monotonic() + _FAREWELL_SECONDS
-    while hosted.server is not None and hosted.server.guests and time.monotonic() < deadline:
-        time.sleep(0.005)
 
 
 def _host(host: str, port: int, limit: float) -> Store:

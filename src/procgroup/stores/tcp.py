@@ -164,11 +164,6 @@ class TCPStore(Store):
         return self._port
 
     @property
-    def server(self) -> StoreServer | None:
-        """The server that this process hosts for this store; None in a client."""
-        return self._hosting.server if self._hosting else None
-
-    @property
     def libuvBackend(self) -> bool:  # noqa: N802
         """What was given as ``use_libuv``; there is one server here."""
         return self._uses_libuv
