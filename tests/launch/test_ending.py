@@ -212,3 +212,57 @@ def test_the_launcher_refuses_to_run_in_a_side_thread(launcher: Any) -> None:
     done = run_command([sys.executable, str(launcher.script(source))])
     assert "call it in the main thread" in done.stderr
     assert "started" not in done.stdout
+
+
+def test_a_second_sigterm_is_passed_on_and_kills_nobody(start_launcher: Any) -> None:
+    source = """
+        import os, signal, sys, time
+        seen = []
+        signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+        print("pid", os.getpid(), flush=True)
+        while len(seen) < 2:
+            time.sleep(0.02)
+            if len(seen) == 1:
+                print("once", flush=True)
+        print("saved", flush=True)
+    """
+    running = start_launcher(source)
+    running.wait_for("pid")
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for("once")
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(timeout=10) == 143
+    assert "saved" in running.stdout
+
+
+def test_a_reader_that_takes_nothing_cannot_keep_the_launcher(launcher: Any) -> None:
+    script = launcher.script("print('x' * 300_000)")
+    command = [sys.executable, "-m", "procgroup", "run", str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) in (130, 143)
+
+
+def test_a_rank_that_cannot_be_started_ends_those_that_were(launcher: Any) -> None:
+    script = launcher.script("import time; time.sleep(60)")
+    argument = "x" * 200_000  # more than the kernel takes as one argument
+    source = f"""
+        from procgroup.launch.agent import Agent, RankPlan
+        plans = [RankPlan([{sys.executable!r}, {str(script)!r}], {{}}), RankPlan(["true", {argument!r}], {{}})]
+        print(Agent(plans, []).run())
+    """
+    done = run_command([sys.executable, str(launcher.script(source, "agent.py"))])
+    assert done.stdout == "1\n"
+    assert "cannot start rank 1 of 2: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sixteen_jobs_at_once_do_not_collide(start_launcher: Any) -> None:
+    source = "import os; print('port', os.environ['MASTER_PORT'], flush=True); import time; time.sleep(1)"
+    jobs = [start_launcher(source, "--nproc-per-node", "2") for _ in range(16)]
+    assert [job.process.wait(timeout=40) for job in jobs] == [0] * 16
+    assert len({job.pids("port")[0] for job in jobs}) >= 2
+    assert all(len(set(job.pids("port"))) == 1 for job in jobs)

@@ -153,9 +153,16 @@ def test_memory_evidence_is_told_for_sigkill_only() -> None:
 
 
 def test_the_report_is_one_line_per_other_rank() -> None:
-    text = describe([failure(1, 2.0, "x\n" * 40, exit_code=4), failure(0, 1.0, exit_code=3)], [2], "node7")
+    text = describe([failure(1, 2.0, "x\n" * 40, exit_code=4), failure(0, 1.0, exit_code=3)], [2], [], "node7")
     assert text == (
         "rank 1 (pid 101) failed after that: exit code 4\n"
         "rank 2 was ended by the launcher\n"
         "rank 0 (node7, pid 100) failed first: exit code 3\n"
     )
+
+
+def test_a_rank_that_left_early_is_told_when_another_only_lost_its_peer() -> None:
+    lost = failure(0, 5.0, traceback("PeerLost: lost rank 1"))
+    assert "rank 1 had ended with exit status 0 before that\n" in describe([lost], [], [1], "node7")
+    cause = failure(0, 5.0, traceback("ValueError: mine"))
+    assert "rank 1" not in describe([cause], [], [1], "node7")

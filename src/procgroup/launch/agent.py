@@ -6,12 +6,14 @@ them). A job ends in one of these ways; the times are the longest that each step
     all ranks end with 0 ─────────────────────────────────────────────────────> 0
     a rank fails ──REPORT_SECONDS──> SIGTERM ──shutdown_timeout──> SIGKILL ───> the first failure's status
     the launcher gets a signal ────> same signal ──grace──────────> SIGKILL ──> 128 + signal
-        another signal after it ───> SIGKILL at once
+        Ctrl-C after it ───────────> SIGKILL at once
+    a rank cannot be started ──────> SIGKILL at once ─────────────────────────> 1
 
 After a failure the other ranks first get a moment to say themselves whom they lost; that costs nothing when
-they end by themselves. Every signal goes to a rank's whole process group. A second signal from outside shows
-that somebody has no more patience. When the agent itself is killed, the kernel kills the ranks
-(``die_with_parent``), which is why they are started from the thread that lives as long as the process.
+they end by themselves. Every signal goes to a rank's whole process group. A second Ctrl-C shows that somebody has
+no more patience; other signals that come again are only passed on. When the agent itself is killed, the kernel
+kills the ranks (``die_with_parent``), which is why they are started from the thread that lives as long as the
+process.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ INTERRUPT_SECONDS = 2.0
 
 SHUTDOWN_SECONDS = 30.0
 """How long ranks have to end after SIGTERM, when no shutdown timeout was asked for."""
+
+FLUSH_SECONDS = 1.0
+"""How long, after a signal, to try to write what the reader of the output does not take."""
 
 _UNKILLABLE_SECONDS = 30.0
 _PENDING_BYTES = 1 << 20
@@ -69,15 +74,18 @@ class Agent:
         self._received: signal.Signals | None = None
         self._next_step: tuple[float, Callable[[], None]] | None = None
         self._given_up = False
+        self._incomplete = False
 
     def run(self) -> int:
         """Start the ranks, wait for the end of all, report; return the exit status of the job."""
         with SignalInbox(self._signals) as inbox:
             try:
                 self._start(inbox)
-                while not self._given_up and (self._living() or any(sink.pending for sink in self._sinks)):
+                while self._living() and not self._given_up:
                     self._turn(inbox)
-                return self._conclude(inbox)
+                status = self._conclude()
+                self._flush(inbox)
+                return status
             finally:
                 for rank in self._ranks:
                     rank.signal(signal.SIGKILL)
@@ -87,15 +95,22 @@ class Agent:
             self._heed(inbox)
             if self._received is not None:
                 return
-            rank = RankProcess(
-                number,
-                plan.command,
-                plan.environment,
-                self._sinks,
-                standard_input=number == 0,
-                log_directory=plan.log_directory,
-            )
-            self._ranks.append(rank)
+            try:
+                self._ranks.append(
+                    RankProcess(
+                        number,
+                        plan.command,
+                        plan.environment,
+                        self._sinks,
+                        standard_input=number == 0,
+                        log_directory=plan.log_directory,
+                    )
+                )
+            except OSError as error:
+                self._say(f"cannot start rank {number} of {len(self._plans)}: {error}")
+                self._incomplete = True
+                self._kill()
+                return
 
     def _living(self) -> list[RankProcess]:
         return [rank for rank in self._ranks if rank.ending is None]
@@ -138,16 +153,19 @@ class Agent:
         return [stream for stream in streams if stream.open]
 
     def _heed(self, inbox: SignalInbox) -> None:
-        """Pass a first signal on to the ranks; end them at once on another."""
+        """End the ranks by the first signal that comes; kill them by a Ctrl-C after it."""
         for number in inbox.take():
-            if self._received is not None:
-                self._say(f"{number.name} again: killing {_count(self._living())}")
-                self._kill()
-            else:
+            if self._received is None:
                 self._received = number
                 self._say(f"{number.name}: ending {_count(self._living())}")
                 default = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
                 self._end(number, default)
+            elif number is signal.SIGINT:
+                self._say(f"SIGINT again: killing {_count(self._living())}")
+                self._kill()
+            else:
+                for rank in self._living():
+                    rank.signal(number)
 
     def _judge(self, rank: RankProcess) -> None:
         """Look at a rank that has just ended; the first failure begins the end of the others."""
@@ -190,19 +208,34 @@ class Agent:
     def _schedule(self, seconds: float, step: Callable[[], None]) -> None:
         self._next_step = (time.monotonic() + seconds, step)
 
-    def _conclude(self, inbox: SignalInbox) -> int:
+    def _conclude(self) -> int:
+        """Put the report behind the ranks' output; return the exit status."""
         if self._received is not None:
             return 128 + self._received
         if not self._failures:
-            return 1 if self._given_up else 0
+            return 1 if self._given_up or self._incomplete else 0
+        first = first_failure(self._failures)
         ended = [rank.rank for rank in self._ranks if rank.told_to_end]
-        self._sinks[1].put_lines(None, describe(self._failures, ended, socket.gethostname()).encode())
-        while self._sinks[1].pending and not inbox.take():
-            self._move_bytes(inbox, None)
-        return first_failure(self._failures).exit_status
+        left = [rank.rank for rank in self._ranks if _left_before(rank, first.time)]
+        self._sinks[1].put_lines(None, describe(self._failures, ended, left, socket.gethostname()).encode())
+        return first.exit_status
+
+    def _flush(self, inbox: SignalInbox) -> None:
+        """Write what is still to be written; somebody who has sent a signal need not wait for it long."""
+        began = time.monotonic()
+        while any(sink.pending for sink in self._sinks):
+            self._received = next(iter(inbox.take()), self._received)
+            if self._received is not None and time.monotonic() - began > FLUSH_SECONDS:
+                break
+            self._move_bytes(inbox, FLUSH_SECONDS)
 
     def _say(self, text: str) -> None:
         self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())
+
+
+def _left_before(rank: RankProcess, moment: float) -> bool:
+    """Return whether a rank had ended without an error before that moment."""
+    return rank.ending is not None and rank.ending.exit_code == 0 and rank.ending.time < moment
 
 
 def _count(ranks: Sequence[RankProcess]) -> str:

@@ -84,7 +84,16 @@ class Stream:
         del self.tail[:-TAIL_BYTES]
         self._lines.feed(self.interrupts.feed(data))
         if self._log:
-            self._log.write(data)
+            self._keep(self._log, data)
+
+    def _keep(self, log: BinaryIO, data: bytes) -> None:
+        """Write to the log; when that fails (a full disk), say so once and go on without it."""
+        try:
+            log.write(data)
+        except OSError as error:
+            log.close()
+            self._log = None
+            self.sink.put_lines(None, f"procgroup run: {log.name} is kept no longer: {error.strerror}\n".encode())
 
 
 class RankProcess:

@@ -100,13 +100,19 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.is_secondary, failure.time))
 
 
-def describe(failures: Sequence[Failure], ended: Sequence[int], host: str) -> str:
-    """Return the report: the other failures in one line each, whom the launcher ended, then the first failure."""
+def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[int], host: str) -> str:
+    """Return the report: the other failures in one line each, then the first.
+
+    ``ended`` are the ranks that the launcher ended; ``left`` those that had ended without an error before
+    the first failure, which explain it when it only says that a peer was lost.
+    """
     first = first_failure(failures)
     others = sorted((failure for failure in failures if failure is not first), key=lambda failure: failure.time)
     lines = [f"rank {failure.rank} (pid {failure.pid}) failed after that: {failure.reason}\n" for failure in others]
     if ended:
-        lines.append(f"{_ranks(ended)} ended by the launcher\n")
+        lines.append(f"{_ranks(ended, 'was', 'were')} ended by the launcher\n")
+    if left and first.is_secondary:
+        lines.append(f"{_ranks(left, 'had', 'had')} ended with exit status 0 before that\n")
     lines.append(f"rank {first.rank} ({host}, pid {first.pid}) failed first: {first.reason}\n")
     evidence = first.evidence
     return "".join(lines) + (evidence if not evidence or evidence.endswith("\n") else evidence + "\n")
@@ -145,7 +151,7 @@ def _size(amount: int) -> str:
     return f"{amount / 1024:.0f} KiB"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _ranks(ranks: Sequence[int], one: str, many: str) -> str:
     if len(ranks) == 1:
-        return f"rank {ranks[0]} was"
-    return f"ranks {', '.join(map(str, ranks))} were"
+        return f"rank {ranks[0]} {one}"
+    return f"ranks {', '.join(map(str, ranks))} {many}"
