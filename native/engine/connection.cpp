@@ -107,7 +107,7 @@ void Connection::begin_eager() {
     return;
   }
   current_.receive->source = peer_;
-  if (current_.receive->capacity == current_.payload_bytes) return;
+  if (current_.receive->fits(current_.payload_bytes)) return;
   current_.receive->fail_size(peer_, current_.payload_bytes);
 }
 
@@ -208,7 +208,7 @@ void Connection::on_withdraw(const FrameHeader& header) {
 
 void Connection::accept(Arrival arrival, const std::shared_ptr<ReceiveTransfer>& receive) {
   receive->source = peer_;
-  if (arrival.bytes != receive->capacity) {
+  if (!receive->fits(arrival.bytes)) {
     receive->fail_size(peer_, static_cast<size_t>(arrival.bytes));
     if (arrival.announced) outbox_.refuse(arrival.number, receive->capacity);
     return;
@@ -222,8 +222,8 @@ void Connection::accept(Arrival arrival, const std::shared_ptr<ReceiveTransfer>&
     outbox_.grant(arrival.number);
     return;
   }
-  if (receive->capacity > 0) std::memcpy(receive->data, arrival.payload.data(), receive->capacity);
-  receive->complete(receive->capacity);
+  if (!arrival.payload.empty()) std::memcpy(receive->data, arrival.payload.data(), arrival.payload.size());
+  receive->complete(arrival.payload.size());
 }
 
 void Connection::give_up(const ReceiveTransfer& receive) {

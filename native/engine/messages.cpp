@@ -56,6 +56,26 @@ struct Messages::State {
     fail_if_faulty(peer);
   }
 
+  void send(const std::shared_ptr<SendTransfer>& transfer) {
+    Connection& connection = with(transfer->peer);
+    if (connection.failure() != nullptr) return transfer->fail(*connection.failure());
+    connection.send(transfer);
+    write_now(transfer->peer);
+  }
+
+  void receive(const std::shared_ptr<ReceiveTransfer>& receive) {
+    if (receive->peer != kAnySource) with(receive->peer);
+    if (auto arrival = matching.take_arrival(*receive)) {
+      const int source = arrival->source;
+      with(source).accept(*std::move(arrival), receive);
+      write_now(source);
+    } else if (const Failure* failure = failure_of(*receive)) {
+      receive->fail(*failure);
+    } else {
+      matching.post(receive);
+    }
+  }
+
   bool pump(int peer) {
     Connection& connection = with(peer);
     if (!connection.attached()) return false;
@@ -84,30 +104,29 @@ void Messages::attach(int peer, std::unique_ptr<Channel> channel) {
 bool Messages::attached(int peer) const { return state_->with(peer).attached(); }
 
 std::shared_ptr<Transfer> Messages::send(int peer, MessageKey key, const void* data, size_t bytes) {
-  Connection& connection = state_->with(peer);
   auto transfer = std::make_shared<SendTransfer>(peer, key, data, bytes);
-  if (connection.failure() != nullptr) {
-    transfer->fail(*connection.failure());
-    return transfer;
-  }
-  connection.send(transfer);
-  state_->write_now(peer);
+  state_->send(transfer);
   return transfer;
+}
+
+void Messages::post(int peer, MessageKey key, std::vector<std::byte> message) {
+  auto transfer = std::make_shared<SendTransfer>(peer, key, message.data(), message.size());
+  transfer->kept = std::move(message);  // its bytes stay where they are
+  state_->send(transfer);
 }
 
 std::shared_ptr<Transfer> Messages::receive(int peer, MessageKey key, void* data, size_t capacity,
                                             const std::vector<int>* sources) {
-  if (peer != kAnySource) state_->with(peer);
   auto receive = std::make_shared<ReceiveTransfer>(peer, key, data, capacity, sources);
-  if (auto arrival = state_->matching.take_arrival(*receive)) {
-    const int source = arrival->source;
-    state_->with(source).accept(*std::move(arrival), receive);
-    state_->write_now(source);
-  } else if (const Failure* failure = state_->failure_of(*receive)) {
-    receive->fail(*failure);
-  } else {
-    state_->matching.post(receive);
-  }
+  state_->receive(receive);
+  return receive;
+}
+
+std::shared_ptr<Transfer> Messages::receive_up_to(int peer, MessageKey key, void* data, size_t capacity,
+                                                  const std::vector<int>* sources) {
+  auto receive = std::make_shared<ReceiveTransfer>(peer, key, data, capacity, sources);
+  receive->takes_less = true;
+  state_->receive(receive);
   return receive;
 }
 

@@ -35,8 +35,8 @@ struct MessageKey {
 // One send or receive. Its buffer must live until is_over().
 class Transfer : public Operation {
  public:
-  int source = -1;      // receives, when over: the world rank that it came from
-  size_t bytes = 0;     // receives, when over: how many bytes came
+  int source = -1;   // receives, when over: the world rank that it came from
+  size_t bytes = 0;  // receives, when over: how many bytes came
 };
 
 class Messages {
@@ -53,6 +53,11 @@ class Messages {
   // `sources` restricts kAnySource to these world ranks (the group's members).
   std::shared_ptr<Transfer> receive(int peer, MessageKey key, void* data, size_t capacity,
                                     const std::vector<int>* sources = nullptr);
+  // As receive(), but a smaller message is taken too; the transfer's `bytes` tells its size.
+  std::shared_ptr<Transfer> receive_up_to(int peer, MessageKey key, void* data, size_t capacity,
+                                          const std::vector<int>* sources = nullptr);
+  // Send a message of which Messages keeps the bytes itself, and for which nobody waits.
+  void post(int peer, MessageKey key, std::vector<std::byte> message);
   // Give up a transfer that is not over; it fails with `failure` and its buffer is not touched again.
   void cancel(Transfer& transfer, Failure failure);
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +39,7 @@ class SendTransfer final : public Transfer {
   const MessageKey key;
   const std::byte* const data;
   const size_t size;
+  std::vector<std::byte> kept;  // what `data` points to, when nobody else keeps it
 };
 
 class ReceiveTransfer final : public Transfer {
@@ -55,6 +57,7 @@ class ReceiveTransfer final : public Transfer {
     if (peer != kAnySource) return peer == rank;
     return sources.empty() || std::find(sources.begin(), sources.end(), rank) != sources.end();
   }
+  bool fits(uint64_t size) const { return takes_less ? size <= capacity : size == capacity; }
   void complete(size_t size) {
     bytes = size;
     finish();
@@ -69,6 +72,7 @@ class ReceiveTransfer final : public Transfer {
   std::byte* const data;
   const size_t capacity;
   std::vector<int> sources;
+  bool takes_less = false;
 };
 
 inline void fail_unless_over(Transfer& transfer, const Failure& failure) {

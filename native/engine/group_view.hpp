@@ -1,0 +1,24 @@
+// Who takes part in a collective over messages.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace procgroup {
+
+struct GroupView {
+  uint64_t id;
+  int rank;                  // ours, in the group
+  std::vector<int> members;  // world ranks, by group rank
+
+  int size() const { return static_cast<int>(members.size()); }
+  int world_rank(int rank_in_group) const { return members[static_cast<size_t>(rank_in_group)]; }
+  // The group rank of a world rank; -1 when it is no member.
+  int group_rank(int world) const {
+    const auto found = std::find(members.begin(), members.end(), world);
+    return found == members.end() ? -1 : static_cast<int>(found - members.begin());
+  }
+};
+
+}  // namespace procgroup
