@@ -62,6 +62,7 @@ class Engine final : public Lounge {
   const Arena* peer_arena(int peer) const { return peer == rank() ? arena_.get() : peers_[index(peer)]->arena.get(); }
   PeerStatus peer_status(int peer) const;
   Failure loss(int peer) const;  // a kLost failure; only when the peer left or is lost
+  int64_t peer_pid(int peer) const { return peers_[index(peer)]->pid; }
 
   Messages& messages() { return messages_; }
   std::mutex& messages_mutex() { return messages_mutex_; }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine/group_operation.hpp"
+#include "engine/mesh_operation.hpp"
 
 namespace procgroup {
 namespace {
@@ -216,7 +217,9 @@ void Group::number(Descriptor& call) {
 }
 
 std::unique_ptr<Operation> Group::make_call(const Request& request) {
-  return std::make_unique<SharedCall>(*shared_, request);
+  if (shared_) return std::make_unique<SharedCall>(*shared_, request);
+  const GroupView view{.id = options_.id, .rank = options_.rank, .members = options_.members};
+  return std::make_unique<MeshOperation>(engine_, view, request);
 }
 
 void Group::require_usable(Descriptor call) {

@@ -73,7 +73,10 @@ void MessageOperation::conclude() {
     return;
   }
   Failure mine = *failure;
-  if (mine.peer >= 0) mine.peer = group_.group_rank(mine.peer);
+  if (mine.peer >= 0) {
+    if (mine.kind == Failure::Kind::kLost) mine.pid = group_.engine_.peer_pid(mine.peer);
+    mine.peer = group_.group_rank(mine.peer);
+  }
   fail(std::move(mine));
 }
 

@@ -1,0 +1,56 @@
+// A MeshCall as one of a group's operations: it takes the engine's message mutex for every step.
+#pragma once
+
+#include <mutex>
+
+#include "engine/engine.hpp"
+#include "engine/mesh_call.hpp"
+#include "engine/request.hpp"
+
+namespace procgroup {
+
+class MeshOperation final : public Operation {
+ public:
+  MeshOperation(Engine& engine, GroupView group, const Request& request) : engine_(engine) {
+    members_ = group.members;
+    const std::lock_guard lock(engine_.messages_mutex());
+    call_.emplace(engine_.messages(), std::move(group), request.descriptor, request.input, request.output,
+                  request.outputs);
+  }
+  ~MeshOperation() override {
+    const std::lock_guard lock(engine_.messages_mutex());
+    call_.reset();
+  }
+
+  Progress advance() override {
+    const std::lock_guard lock(engine_.messages_mutex());
+    const bool moved = engine_.messages().pump();
+    const Progress progress = call_->advance();
+    if (progress == Progress::kDone) conclude();
+    return progress == Progress::kWaiting && moved ? Progress::kMoved : progress;
+  }
+  std::vector<int> missing() const override {
+    const std::lock_guard lock(engine_.messages_mutex());
+    return call_->missing();
+  }
+  void give_up(Failure failure) override {
+    const std::lock_guard lock(engine_.messages_mutex());
+    call_->give_up(std::move(failure));
+    conclude();
+  }
+
+ private:
+  void conclude() {
+    if (call_->failure() == nullptr) return finish();
+    Failure failure = *call_->failure();
+    if (failure.kind == Failure::Kind::kLost && failure.pid == 0)
+      failure.pid = engine_.peer_pid(members_[static_cast<size_t>(failure.peer)]);
+    fail(std::move(failure));
+  }
+
+  Engine& engine_;
+  std::vector<int> members_;
+  std::optional<MeshCall> call_;
+};
+
+}  // namespace procgroup
