@@ -39,6 +39,9 @@ _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 _draining: set[StoreServer] = set()
 """Those whose stores are gone while other processes still use them."""
 
+_connected: weakref.WeakSet[TCPStore] = weakref.WeakSet()
+"""Every store object of this process."""
+
 
 class StoreServer:
     """A store's server without a client, for whoever hosts a store for others.
@@ -101,6 +104,10 @@ def _linger() -> None:
         return
     deadline = time.monotonic() + LINGER_SECONDS
     waiting = [server for server in _servers if server._pid == os.getpid()]
+    if not waiting:
+        return
+    for store in [store for store in _connected if store._hosting is None]:
+        store._client.close()  # or this process would wait for itself
     while time.monotonic() < deadline and any(server.running and server.guests for server in waiting):
         time.sleep(0.005)
 
@@ -177,6 +184,7 @@ class TCPStore(Store):
                 f"({self._host}, {self._port}): no address is known for this host name. Correct the name."
             )
         left = max(0.0, self._seconds - (time.monotonic() - started))
+        _connected.add(self)
         return _native.StoreClient(addresses, self._host, self._port, _job(), _key_bytes(None), flags, left)
 
     def _wait_for_workers(self, world_size: int) -> None:
