@@ -163,6 +163,13 @@ def test_the_report_is_one_line_per_other_rank() -> None:
 
 def test_a_rank_that_left_early_is_told_when_another_only_lost_its_peer() -> None:
     lost = failure(0, 5.0, traceback("PeerLost: lost rank 1"))
-    assert "rank 1 had ended with exit status 0 before that\n" in describe([lost], [], [1], "node7")
+    assert "rank 1 had ended with exit status 0\n" in describe([lost], [], [1], "node7")
     cause = failure(0, 5.0, traceback("ValueError: mine"))
     assert "rank 1" not in describe([cause], [], [1], "node7")
+
+
+def test_the_rank_that_a_process_group_writes_before_a_traceback_is_left_out() -> None:
+    prefixed = "".join(f"[rank2]: {line}\n" for line in traceback("procgroup.errors.PeerLost: rank 0").splitlines())
+    found = failure(2, 1.0, "noise\n" + prefixed)
+    assert found.evidence == traceback("procgroup.errors.PeerLost: rank 0")
+    assert found.is_secondary

@@ -240,3 +240,11 @@ def test_a_log_on_a_full_disk_ends_the_log_and_not_the_job() -> None:
     os.close(write_end)
     stream.close()
     os.close(shown)
+
+
+def test_an_interrupt_with_the_rank_before_each_line_is_shortened_too() -> None:
+    filter_ = InterruptFilter()
+    filter_.active = True
+    prefixed = b"".join(b"[rank0]: " + line for line in INTERRUPTED.splitlines(keepends=True))
+    shown = filter_.feed(prefixed) + filter_.finish()
+    assert shown == b"[rank0]: KeyboardInterrupt at /a/train.py, line 31\n"

@@ -85,7 +85,7 @@ class Agent:
                     self._turn(inbox)
                 status = self._conclude()
                 self._flush(inbox)
-                return status
+                return status if self._received is None else 128 + self._received
             finally:
                 for rank in self._ranks:
                     rank.signal(signal.SIGKILL)
@@ -209,14 +209,12 @@ class Agent:
         self._next_step = (time.monotonic() + seconds, step)
 
     def _conclude(self) -> int:
-        """Put the report behind the ranks' output; return the exit status."""
-        if self._received is not None:
-            return 128 + self._received
-        if not self._failures:
+        """Put the report, unless a signal ended the job, behind the ranks' output; return the exit status."""
+        if not self._failures or self._received is not None:
             return 1 if self._given_up or self._incomplete else 0
         first = first_failure(self._failures)
         ended = [rank.rank for rank in self._ranks if rank.told_to_end]
-        left = [rank.rank for rank in self._ranks if _left_before(rank, first.time)]
+        left = [rank.rank for rank in self._ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
         self._sinks[1].put_lines(None, describe(self._failures, ended, left, socket.gethostname()).encode())
         return first.exit_status
 
@@ -231,11 +229,6 @@ class Agent:
 
     def _say(self, text: str) -> None:
         self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())
-
-
-def _left_before(rank: RankProcess, moment: float) -> bool:
-    """Return whether a rank had ended without an error before that moment."""
-    return rank.ending is not None and rank.ending.exit_code == 0 and rank.ending.time < moment
 
 
 def _count(ranks: Sequence[RankProcess]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from procgroup.launch.report import TRACEBACK_HEADER
+from procgroup.launch.report import RANK_PREFIX, TRACEBACK_HEADER
 
 _HEADER = TRACEBACK_HEADER.encode()
-_FRAME = re.compile(rb'^  File "([^"]+)", line (\d+)', re.MULTILINE)
+_FRAME = re.compile(r'  File "([^"]+)", line (\d+)')
 _HELD_BYTES = 64 * 1024
 
 
@@ -37,9 +37,9 @@ class InterruptFilter:
     def finish(self) -> bytes:
         """Return what was held: an uncaught KeyboardInterrupt as one line, anything else as it was."""
         held, self._held = self._held, b""
-        lines = held.rstrip().splitlines()
-        if not lines or lines[0] != _HEADER or not lines[-1].startswith(b"KeyboardInterrupt"):
+        lines = RANK_PREFIX.sub("", held.decode(errors="replace")).rstrip().splitlines()
+        if not lines or lines[0] != TRACEBACK_HEADER or not lines[-1].startswith("KeyboardInterrupt"):
             return held
-        frames = _FRAME.findall(held)
-        place = b" at %s, line %s" % frames[-1] if frames else b""
-        return b"KeyboardInterrupt" + place + b"\n"
+        frames = [match.groups() for match in map(_FRAME.match, lines) if match]
+        place = " at {}, line {}".format(*frames[-1]) if frames else ""
+        return f"KeyboardInterrupt{place}\n".encode()

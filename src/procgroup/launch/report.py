@@ -20,6 +20,9 @@ TAIL_LINES = 15
 """How many last lines of stderr the report repeats when there is no traceback in it."""
 
 TRACEBACK_HEADER = "Traceback (most recent call last):"
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+"""What a rank in a process group puts before each line of an uncaught exception's traceback, as torch does."""
+
 _CRASH_HEADER = "Fatal Python error: "
 # What stands between the tracebacks of chained exceptions.
 _CHAINS = (
@@ -54,11 +57,12 @@ class Failure:
     @property
     def evidence(self) -> str:
         """The traceback, the crash's stack, or the last lines of stderr."""
-        if self.exit_code == 1 and TRACEBACK_HEADER in self.stderr:
-            return _last_traceback(self.stderr)
-        if self.exit_code < 0 and _CRASH_HEADER in self.stderr:
-            return self.stderr[self.stderr.rindex(_CRASH_HEADER) :]
-        return "".join(self.stderr.splitlines(keepends=True)[-TAIL_LINES:])
+        text = RANK_PREFIX.sub("", self.stderr)
+        if self.exit_code == 1 and TRACEBACK_HEADER in text:
+            return _last_traceback(text)
+        if self.exit_code < 0 and _CRASH_HEADER in text:
+            return text[text.rindex(_CRASH_HEADER) :]
+        return "".join(text.splitlines(keepends=True)[-TAIL_LINES:])
 
     @property
     def exception(self) -> str:
@@ -103,8 +107,8 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
 def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[int], host: str) -> str:
     """Return the report: the other failures in one line each, then the first.
 
-    ``ended`` are the ranks that the launcher ended; ``left`` those that had ended without an error before
-    the first failure, which explain it when it only says that a peer was lost.
+    ``ended`` are the ranks that the launcher ended; ``left`` those that ended by themselves without an error,
+    which explain a first failure that only says that a peer was lost.
     """
     first = first_failure(failures)
     others = sorted((failure for failure in failures if failure is not first), key=lambda failure: failure.time)
@@ -112,7 +116,7 @@ def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[i
     if ended:
         lines.append(f"{_ranks(ended, 'was', 'were')} ended by the launcher\n")
     if left and first.is_secondary:
-        lines.append(f"{_ranks(left, 'had', 'had')} ended with exit status 0 before that\n")
+        lines.append(f"{_ranks(left, 'had', 'had')} ended with exit status 0\n")
     lines.append(f"rank {first.rank} ({host}, pid {first.pid}) failed first: {first.reason}\n")
     evidence = first.evidence
     return "".join(lines) + (evidence if not evidence or evidence.endswith("\n") else evidence + "\n")
