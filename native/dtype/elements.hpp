@@ -28,20 +28,52 @@ struct Plain {
 inline float float_from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline uint32_t bits_of_float(float value) { return __builtin_bit_cast(uint32_t, value); }
 
+// The float32 whose upper half is the nearest bfloat16, ties to even; the lower half is arbitrary. A NaN
+// stays one: rounding it up could carry into infinity.
+inline uint32_t rounded_to_upper_half(float value) {
+  const uint32_t bits = bits_of_float(value);
+  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return value != value ? bits | 0x400000 : rounded;
+}
+
 struct Bfloat16 {
   using Storage = uint16_t;
   using Accumulator = float;
-
   static float load(uint16_t stored) { return float_from_bits(uint32_t{stored} << 16); }
+  static uint16_t store(float value) { return static_cast<uint16_t>(rounded_to_upper_half(value) >> 16); }
+};
 
-  // To nearest, ties to even; a NaN stays one (rounding it up could carry into infinity).
-  static uint16_t store(float value) {
-    const uint32_t bits = bits_of_float(value);
-    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const uint32_t quiet = (bits >> 16) | 0x40;
-    return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+// Two neighbouring bfloat16 in one 32-bit word. Vectors of such words need no widening and narrowing,
+// which would cost more than the sum itself.
+struct FloatPair {
+  float low;
+  float high;
+  FloatPair operator+(FloatPair other) const { return {low + other.low, high + other.high}; }
+  FloatPair operator*(FloatPair other) const { return {low * other.low, high * other.high}; }
+  FloatPair operator/(float divisor) const { return {low / divisor, high / divisor}; }
+};
+
+struct Bfloat16Pair {
+  using Storage = uint32_t;
+  using Accumulator = FloatPair;
+  static FloatPair load(uint32_t stored) {
+    return {float_from_bits(stored << 16), float_from_bits(stored & 0xffff0000u)};
+  }
+  static uint32_t store(FloatPair value) {
+    return rounded_to_upper_half(value.low) >> 16 | (rounded_to_upper_half(value.high) & 0xffff0000u);
   }
 };
+
+#ifdef __aarch64__
+
+struct Float16 {
+  using Storage = uint16_t;
+  using Accumulator = float;
+  static float load(uint16_t stored) { return static_cast<float>(__builtin_bit_cast(__fp16, stored)); }
+  static uint16_t store(float value) { return __builtin_bit_cast(uint16_t, static_cast<__fp16>(value)); }
+};
+
+#else
 
 // Integer arithmetic that gives the bits of the F16C instructions, NaNs included, and that compilers
 // vectorise: every case is computed and the right one selected.
@@ -71,6 +103,8 @@ struct Float16 {
     return static_cast<uint16_t>((magnitude > 0x7f800000u ? not_a_number : bounded) | (bits >> 16 & 0x8000u));
   }
 };
+
+#endif
 
 // The 16-bit floating-point dtypes as integers in the order of their values, -0.0 before +0.0, for MIN
 // and MAX. NaNs become kNan, the integer that wins.

@@ -95,12 +95,31 @@ void bitwise_kernel(void* out, const void* const* sources, int source_count, siz
   kernel<Plain<uint8_t>, Op>(out, sources, source_count, count * kSize);
 }
 
+// The element that is left when the others were combined several at a time.
+template <class Element, class Op>
+void combine_one(void* out, const void* const* sources, int source_count, size_t index) {
+  auto value = load<Element>(source_at<Element>(sources, 0, index), 0);
+  for (int next = 1; next < source_count; ++next)
+    value = Op::combine(value, load<Element>(source_at<Element>(sources, next, index), 0));
+  const auto target = static_cast<Unaligned<typename Element::Storage>*>(out) + index;
+  target->value = Element::store(Op::finish(value, source_count));
+}
+
+template <class Op>
+void bfloat16_kernel(void* out, const void* const* sources, int source_count, size_t count) {
+  kernel<Bfloat16Pair, Op>(out, sources, source_count, count / 2);
+  if (count % 2 != 0) combine_one<Bfloat16, Op>(out, sources, source_count, count - 1);
+}
+
 #ifdef __F16C__
 
+// Eight at a time.
 constexpr size_t kLanes = 8;
+
 inline __m256 widen(const void* source) {
   return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(source)));
 }
+
 inline void narrow(void* out, __m256 value) {
   _mm_storeu_si128(static_cast<__m128i*>(out), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -110,7 +129,7 @@ inline const char* bytes_at(const void* address, size_t index) {
 }
 
 template <class Op>
-void float16_vectors(void* out, const void* const* sources, int source_count, size_t count) {
+void combine_lanes(void* out, const void* const* sources, int source_count, size_t count) {
   for (size_t i = 0; i < count; i += kLanes) {
     auto value = Op::combine(widen(bytes_at(sources[0], i)), widen(bytes_at(sources[1], i)));
     for (int next = 2; next < source_count; ++next) value = Op::combine(value, widen(bytes_at(sources[next], i)));
@@ -122,16 +141,11 @@ template <class Op>
 void float16_kernel(void* out, const void* const* sources, int source_count, size_t count) {
   const size_t whole = count - count % kLanes;
   if (source_count == 2) {
-    float16_vectors<Op>(out, sources, 2, whole);
+    combine_lanes<Op>(out, sources, 2, whole);
   } else {
-    float16_vectors<Op>(out, sources, source_count, whole);
+    combine_lanes<Op>(out, sources, source_count, whole);
   }
-  for (size_t i = whole; i < count; ++i) {
-    const auto at = [&](int index) { return Float16::load(source_at<Float16>(sources, index, i)->value); };
-    float value = at(0);
-    for (int next = 1; next < source_count; ++next) value = Op::combine(value, at(next));
-    (static_cast<Unaligned<uint16_t>*>(out) + i)->value = Float16::store(Op::finish(value, source_count));
-  }
+  for (size_t i = whole; i < count; ++i) combine_one<Float16, Op>(out, sources, source_count, i);
 }
 
 #else
@@ -169,7 +183,7 @@ constexpr KernelTable kTable = {{
     {float16_kernel<Sum>, float16_kernel<Average>, float16_kernel<Product>,
      kernel<Ordered16<kFloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kFloat16Infinity, INT16_MAX>, Max>, nullptr,
      nullptr, nullptr},
-    {kernel<Bfloat16, Sum>, kernel<Bfloat16, Average>, kernel<Bfloat16, Product>,
+    {bfloat16_kernel<Sum>, bfloat16_kernel<Average>, bfloat16_kernel<Product>,
      kernel<Ordered16<kBfloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kBfloat16Infinity, INT16_MAX>, Max>,
      nullptr, nullptr, nullptr},
     {kernel<Plain<float>, Sum>, kernel<Plain<float>, Average>, kernel<Plain<float>, Product>, kernel<Plain<float>, Min>,
