@@ -6,8 +6,8 @@ Every public name is bound when it is first used, so that importing the package 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # what type checkers take for true; importing typing would cost a third of this import
 if TYPE_CHECKING:
     from procgroup.api.availability import get_backend as get_backend
     from procgroup.api.availability import get_backend_config as get_backend_config
@@ -111,11 +111,11 @@ _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULES.items() f
 __all__ = [*_MODULE_OF_NAME]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     module = _MODULE_OF_NAME.get(name)
     if module is None:
         raise AttributeError(f"module 'procgroup' has no attribute {name!r}")
-    value = getattr(import_module(f"procgroup.{module}"), name)
+    value: object = getattr(import_module(f"procgroup.{module}"), name)
     globals()[name] = value
     return value
 

@@ -210,6 +210,13 @@ def test_a_read_only_target_is_refused() -> None:
             call()
 
 
+def test_the_warning_points_at_the_call() -> None:
+    with pytest.warns(UserWarning) as warned:
+        dist.barrier(dist.GroupMember.NON_GROUP_MEMBER)
+        dist.all_reduce(np.ones(1), group=dist.GroupMember.NON_GROUP_MEMBER)
+    assert [warning.filename for warning in warned] == [__file__] * 2
+
+
 def test_a_rank_outside_a_group_is_warned_and_nothing_happens() -> None:
     foreign = dist.GroupMember.NON_GROUP_MEMBER
     values = np.ones(1)

@@ -50,6 +50,15 @@ def test_a_world_over_a_store_of_the_users() -> None:
     assert run(total_over_a_store, 2, args=(free_port(),)) == [3, 3]
 
 
+def test_a_world_over_the_launchers_store_in_which_every_rank_is_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROCGROUP_JOB_KEY", "00ff" * 8)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    environment = {"MASTER_PORT": str(store.port), "PROCGROUP_STORE": f"127.0.0.1:{store.port}"}
+    for _ in range(2):
+        assert run(total, 2, environment=environment) == [3, 3]
+    store.close()
+
+
 def begin_again(rank: int, size: int, times: int) -> int:
     for number in range(times):
         dist.init_process_group()

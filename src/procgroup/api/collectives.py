@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup.api.default import current
-from procgroup.api.membership import is_foreign, resolve, warn_foreign
+from procgroup.api.default import SLOT
+from procgroup.api.membership import choose
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
 from procgroup.types import ReduceOp, Timeout
@@ -29,12 +29,13 @@ def all_reduce(
 
     Raises CollectiveMismatch on every rank, changing nothing, when op, dtype or count differ.
     """
-    if group is None:
-        return current().all_reduce(tensor, op, async_op, timeout)
-    if is_foreign(group):
-        warn_foreign("all_reduce")
-        return None
-    return resolve(group).all_reduce(tensor, op, async_op, timeout)
+    # The shortest way for the most frequent call: the default group, without another frame.
+    chosen = SLOT.get().group if group is None else None
+    if chosen is None:
+        chosen = choose(group, "all_reduce")
+        if chosen is None:
+            return None
+    return chosen.all_reduce(tensor, op, async_op, timeout)
 
 
 def reduce(
@@ -47,10 +48,9 @@ def reduce(
     timeout: Timeout | None = None,
 ) -> Work | None:
     """Combine the arrays of all ranks into that of ``dst``; the other ranks' arrays keep their values."""
-    if is_foreign(group):
-        warn_foreign("reduce")
+    chosen = choose(group, "reduce")
+    if chosen is None:
         return None
-    chosen = resolve(group)
     return chosen.reduce(tensor, group_rank_of(chosen, dst, group_dst), op, async_op, timeout)
 
 
@@ -63,10 +63,9 @@ def broadcast(
     timeout: Timeout | None = None,
 ) -> Work | None:
     """Copy the array of ``src`` into every rank's ``tensor``."""
-    if is_foreign(group):
-        warn_foreign("broadcast")
+    chosen = choose(group, "broadcast")
+    if chosen is None:
         return None
-    chosen = resolve(group)
     return chosen.broadcast(tensor, group_rank_of(chosen, src, group_src), async_op, timeout)
 
 
@@ -78,10 +77,10 @@ def all_gather(
     timeout: Timeout | None = None,
 ) -> Work | None:
     """Copy the array of each group rank ``r`` into ``tensor_list[r]`` on every rank."""
-    if is_foreign(group):
-        warn_foreign("all_gather")
+    chosen = choose(group, "all_gather")
+    if chosen is None:
         return None
-    return resolve(group).all_gather(tensor_list, tensor, async_op, timeout)
+    return chosen.all_gather(tensor_list, tensor, async_op, timeout)
 
 
 def barrier(
@@ -91,12 +90,12 @@ def barrier(
     timeout: Timeout | None = None,
 ) -> Work | None:
     """Wait until every rank has come here. ``device_ids`` means nothing on CPUs."""
-    if is_foreign(group):
-        warn_foreign("barrier")
+    chosen = choose(group, "barrier")
+    if chosen is None:
         return None
     if device_ids is not None and not isinstance(device_ids, (list, tuple)):
         raise TypeError("Invalid function argument: device_ids type should be List[int]")
-    return resolve(group).barrier(async_op, timeout)
+    return chosen.barrier(async_op, timeout)
 
 
 def group_rank_of(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:

@@ -22,22 +22,22 @@ class Slot:
 
 
 PROCESS_SLOT = Slot()
-_slot: ContextVar[Slot] = ContextVar("procgroup_default", default=PROCESS_SLOT)
+SLOT: ContextVar[Slot] = ContextVar("procgroup_default", default=PROCESS_SLOT)
 
 
 def slot() -> Slot:
     """Return the slot of the calling thread or task."""
-    return _slot.get()
+    return SLOT.get()
 
 
 def use_own_slot() -> None:
     """Give the calling thread or task a default group of its own, so that it can be a rank by itself."""
-    _slot.set(Slot())
+    SLOT.set(Slot())
 
 
 def current() -> ProcessGroup:
     """Return the default group. Raises ValueError before init_process_group and after destroy_process_group."""
-    group = _slot.get().group
+    group = SLOT.get().group
     if group is None:
         raise ValueError("Default process group has not been initialized, please make sure to call init_process_group.")
     return group

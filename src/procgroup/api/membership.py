@@ -36,13 +36,25 @@ def resolve(given: Any) -> ProcessGroup:
     raise ValueError(f"Invalid process group specified: {given!r}")
 
 
+def choose(given: Any, op: str) -> ProcessGroup | None:
+    """Return the group that ``group=given`` means to a call of ``op``.
+
+    None, after a warning, when this rank is not in it: then the call does nothing.
+    """
+    if given is None:
+        return default.current()
+    if is_foreign(given):
+        _warn_foreign(op)
+        return None
+    return resolve(given)
+
+
 def is_foreign(given: Any) -> bool:
     """Tell whether ``group=given`` stands for a group that this rank is not in."""
     return isinstance(given, int) and given == GroupMember.NON_GROUP_MEMBER
 
 
-def warn_foreign(op: str) -> None:
-    """Say that a call does nothing because this rank is not in its group."""
+def _warn_foreign(op: str) -> None:
     world = default.slot().group
     rank = -1 if world is None else world.rank()
     warnings.warn(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from procgroup.api.collectives import group_rank_of
-from procgroup.api.membership import is_foreign, resolve, warn_foreign
+from procgroup.api.membership import choose
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
 from procgroup.types import Timeout
@@ -23,10 +23,9 @@ def send(
     timeout: Timeout | None = None,
 ) -> None:
     """Send an array; return when ``tensor`` may be changed again. Raises ValueError for a message to oneself."""
-    if is_foreign(group):
-        warn_foreign("send")
+    chosen = choose(group, "send")
+    if chosen is None:
         return
-    chosen = resolve(group)
     destination = group_rank_of(chosen, dst, group_dst)
     if destination == chosen.rank():
         raise ValueError(
@@ -44,10 +43,9 @@ def isend(
     timeout: Timeout | None = None,
 ) -> Work | None:
     """Start to send an array, which is not to be changed before the Work's ``wait`` returns."""
-    if is_foreign(group):
-        warn_foreign("isend")
+    chosen = choose(group, "isend")
+    if chosen is None:
         return None
-    chosen = resolve(group)
     return chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, True, timeout)
 
 
@@ -63,10 +61,9 @@ def recv(
 
     Returns the sender's global rank; -1 when this rank is not in the group.
     """
-    if is_foreign(group):
-        warn_foreign("recv")
+    chosen = choose(group, "recv")
+    if chosen is None:
         return -1
-    chosen = resolve(group)
     return chosen.members[chosen.recv(tensor, _source(chosen, src, group_src), tag, timeout)]
 
 
@@ -79,10 +76,9 @@ def irecv(
     timeout: Timeout | None = None,
 ) -> Work | None:
     """Start to receive an array into ``tensor``, which is not to be used before the Work's ``wait`` returns."""
-    if is_foreign(group):
-        warn_foreign("irecv")
+    chosen = choose(group, "irecv")
+    if chosen is None:
         return None
-    chosen = resolve(group)
     return chosen.irecv(tensor, _source(chosen, src, group_src), tag, timeout)
 
 

@@ -40,6 +40,7 @@ class ProcessGroup:
         self._size = len(members)
         self._seconds = timeout.total_seconds()
         self.members = tuple(members)
+        self._group_ranks = {member: rank for rank, member in enumerate(members)}
         self.store = store
         self.group_name = group_name
         self.group_desc = group_desc
@@ -158,9 +159,9 @@ class ProcessGroup:
     def group_rank(self, global_rank: int) -> int:
         """Return a member's rank in this group. Raises ValueError when that global rank is not a member."""
         rank = checks.as_index(global_rank, "rank")
-        if rank not in self.members:
+        if rank not in self._group_ranks:
             raise ValueError(f"Global rank {rank} is not part of group {self.group_name}, which has {self.members}.")
-        return self.members.index(rank)
+        return self._group_ranks[rank]
 
     def shutdown(self) -> None:
         """Leave in order and free everything; later calls raise. Idempotent, never raises."""
