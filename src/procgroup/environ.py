@@ -70,3 +70,14 @@ PROCGROUP_TRANSPORT = Variable[str](
     "PROCGROUP_TRANSPORT", _transport, "auto", "auto, shm (fail without shared memory) or tcp (never use it)."
 )
 TORCHELASTIC_RUN_ID = Variable[str]("TORCHELASTIC_RUN_ID", str, "", "Set in every process that a launcher started.")
+OMP_NUM_THREADS = Variable[str]("OMP_NUM_THREADS", str, "", "Threads per rank; the launcher sets it when nobody has.")
+PYTHON_EXEC = Variable[str]("PYTHON_EXEC", str, "", "The interpreter of the ranks; the launcher's own by default.")
+TORCH_ELASTIC_SHUTDOWN_TIMEOUT = Variable[str](
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str, "", "Default of the launcher's --shutdown-timeout, in seconds."
+)
+
+
+def launcher_flag(flag: str) -> Variable[str]:
+    """Return the variable that sets the default of a launcher's flag: PET_NNODES for ``--nnodes``."""
+    name = "PET_" + flag.removeprefix("--").replace("-", "_").upper()
+    return Variable[str](name, str, "", f"Default of the launcher's {flag}.")

@@ -7,13 +7,13 @@ ignored, and never an unknown argument.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from procgroup.cluster.accelerators import visible_gpus
 from procgroup.cluster.cores import usable_cores
+from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
 
 _ONE_NODE = "it serves jobs of several nodes, and this launcher runs one node"
 _REFUSED = {
@@ -58,8 +58,9 @@ def parse(program: str, arguments: Sequence[str], *, old_contract: bool = False)
     """
     parser = _parser(program, old_contract)
     for flag, reason in _REFUSED.items():
-        if flag.startswith("--") and os.environ.get(_variable(flag)):
-            parser.error(f"{_variable(flag)}, set in the environment, is not supported: {reason}")
+        variable = launcher_flag(flag)
+        if flag.startswith("--") and variable.is_set():
+            parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
     options = parser.parse_args(arguments)
     if options.module and options.no_python:
         parser.error("--module and --no-python exclude each other: without Python there are no modules")
@@ -107,7 +108,7 @@ def _add_behaviour_flags(parser: argparse.ArgumentParser) -> None:
         parser,
         "--shutdown-timeout",
         _seconds,
-        os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None,
+        TORCH_ELASTIC_SHUTDOWN_TIMEOUT.get() or None,
         "seconds between asking ranks to end and killing them; 30 by default, 2 after Ctrl-C",
         "SECONDS",
     )
@@ -137,7 +138,7 @@ def _add(
 ) -> None:
     """Add one flag in both spellings, with its PET_ variable as default."""
     spellings = [short, *_spellings(flag)] if short else _spellings(flag)
-    set_by = os.environ.get(_variable(flag))
+    set_by = launcher_flag(flag).get()
     if kind is bool:
         parser.add_argument(*spellings, action="store_true", default=_truth(parser, flag, set_by), help=text)
     else:
@@ -149,13 +150,9 @@ def _spellings(flag: str) -> list[str]:
     return [flag] if not flag.startswith("--") or underscored == flag else [flag, underscored]
 
 
-def _variable(flag: str) -> str:
-    return "PET_" + flag[2:].replace("-", "_").upper()
-
-
-def _truth(parser: argparse.ArgumentParser, flag: str, text: str | None) -> bool:
-    if text not in (None, "", "0", "1"):
-        parser.error(f"{_variable(flag)}={text!r}, set in the environment, is not usable: expected 1 or 0")
+def _truth(parser: argparse.ArgumentParser, flag: str, text: str) -> bool:
+    if text not in ("", "0", "1"):
+        parser.error(f"{launcher_flag(flag).name}={text!r}, set in the environment, is not usable: expected 1 or 0")
     return text == "1"
 
 

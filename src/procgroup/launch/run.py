@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from procgroup.cluster.cores import usable_cores
+from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
 from procgroup.errors import DistError
 from procgroup.launch import flags
 from procgroup.launch.agent import Agent, RankPlan, say
@@ -55,14 +56,14 @@ def _command(options: argparse.Namespace) -> list[str]:
         if shutil.which(options.script) is None:
             options.parser.error(f"there is no program {options.script!r} to execute: check the name and PATH")
         return [options.script]
-    interpreter = os.environ.get("PYTHON_EXEC") or sys.executable
+    interpreter = PYTHON_EXEC.get() or sys.executable
     if shutil.which(interpreter) is None:
         options.parser.error(f"PYTHON_EXEC={interpreter!r} is no program that can be executed")
     if not options.module:
         if not Path(options.script).exists():
             options.parser.error(f"there is no script {options.script!r} in {Path.cwd()}")
         return [interpreter, "-u", options.script]
-    if not os.environ.get("PYTHON_EXEC") and not _module_exists(options.script.partition(".")[0]):
+    if not PYTHON_EXEC.is_set() and not _module_exists(options.script.partition(".")[0]):
         options.parser.error(f"there is no module {options.script!r}; the script after -m is a module's name")
     return [interpreter, "-u", "-m", options.script]
 
@@ -96,7 +97,7 @@ def _plans(job: Job, command: Sequence[str], log_dir: str) -> list[RankPlan]:
 
 def _tell_about_environment(ranks: int, threads: int) -> None:
     """Say in one line each which thread count was chosen, and which variables of the user are replaced."""
-    if "OMP_NUM_THREADS" not in os.environ and ranks > 1:
+    if not OMP_NUM_THREADS.is_set() and ranks > 1:
         say(f"OMP_NUM_THREADS={threads} per rank ({usable_cores()} usable cores, {ranks} ranks); set it to choose")
     replaced = [name for name in REPLACED if name in os.environ]
     if replaced:

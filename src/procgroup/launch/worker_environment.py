@@ -22,7 +22,7 @@ def worker_environment(job: Job, rank: int, error_file: str, base: Mapping[str, 
     """Return the whole environment of one rank on a single host, on top of the launcher's own (``base``).
 
     OMP_NUM_THREADS, PYTHONFAULTHANDLER and TORCH_NCCL_ASYNC_ERROR_HANDLING are set only where ``base``
-    has none.
+    has none, or an empty one.
     """
     ranks = str(job.ranks)
     defaults = {
@@ -47,7 +47,8 @@ def worker_environment(job: Job, rank: int, error_file: str, base: Mapping[str, 
         "TORCHELASTIC_ERROR_FILE": error_file,
         "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals,
     }
-    return {**defaults, **base, **contract, **job.store}
+    given = {name: value for name, value in base.items() if value or name not in defaults}
+    return {**defaults, **given, **contract, **job.store}
 
 
 REPLACED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
