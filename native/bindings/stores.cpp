@@ -16,6 +16,9 @@ namespace store = procgroup::store;
 
 namespace {
 
+using Keys = nb::typed<nb::sequence, nb::str>;
+using Values = nb::typed<nb::sequence, nb::object>;
+
 [[noreturn]] void raise(const char* error, const nb::dict& data) {
   const nb::object type = nb::module_::import_("procgroup.errors").attr(error);
   const nb::object made = type(**data);
@@ -152,13 +155,13 @@ class StoreClient {
   nb::bytes get(nb::handle key, double seconds) {
     return as_bytes(ask(store::Op::kGet, field(key_of(key)), {}, seconds, "wait", key).body);
   }
-  void wait(nb::sequence keys, double seconds) { ask(store::Op::kWait, fields(keys), {}, seconds, "wait", keys); }
+  void wait(Keys keys, double seconds) { ask(store::Op::kWait, fields(keys), {}, seconds, "wait", keys); }
   int64_t add(nb::handle key, int64_t amount, double seconds) {
     std::string head = field(key_of(key));
     store::put(head, static_cast<uint64_t>(amount));
     return number_in<int64_t>(ask(store::Op::kAdd, head, {}, seconds, "add", key).body);
   }
-  bool check(nb::sequence keys, double seconds) {
+  bool check(Keys keys, double seconds) {
     return number_in<uint8_t>(ask(store::Op::kCheck, fields(keys), {}, seconds, "check", keys).body) != 0;
   }
   nb::bytes compare_set(nb::handle key, nb::handle expected, nb::handle desired, double seconds) {
@@ -174,9 +177,9 @@ class StoreClient {
   uint64_t num_keys(double seconds) {
     return number_in<uint64_t>(ask(store::Op::kNumKeys, {}, {}, seconds, "num_keys", nb::tuple()).body);
   }
-  nb::list list_keys(nb::handle prefix, double seconds) {
+  nb::typed<nb::list, nb::str> list_keys(nb::handle prefix, double seconds) {
     const std::string body = ask(store::Op::kListKeys, field(key_of(prefix)), {}, seconds, "list_keys", prefix).body;
-    nb::list keys;
+    nb::typed<nb::list, nb::str> keys;
     for (store::BodyReader reader(body); !reader.at_end();) {
       const std::string_view key = reader.take_field();
       // Another client's key need not be UTF-8.
@@ -188,16 +191,16 @@ class StoreClient {
     const std::string_view bytes = value_of(value);
     ask(store::Op::kAppend, head_for(key, bytes), bytes, seconds, "append", key);
   }
-  nb::list multi_get(nb::sequence keys, double seconds) {
+  nb::typed<nb::list, nb::bytes> multi_get(Keys keys, double seconds) {
     const std::string body = ask(store::Op::kMultiGet, fields(keys), {}, seconds, "wait", keys).body;
-    nb::list values;
+    nb::typed<nb::list, nb::bytes> values;
     for (store::BodyReader reader(body); !reader.at_end();) {
       const std::string_view value = reader.take_field();
       values.append(nb::bytes(value.data(), value.size()));
     }
     return values;
   }
-  void multi_set(nb::sequence keys, nb::sequence values, double seconds) {
+  void multi_set(Keys keys, Values values, double seconds) {
     std::string head;
     const size_t count = checked_count(keys);
     for (size_t i = 0; i < count; ++i) {
@@ -331,23 +334,23 @@ void bind_stores(nb::module_& module) {
       .def(nb::init<std::vector<std::string>, std::string, int, std::string, nb::bytes, uint32_t, double>(),
            nb::arg("addresses"), nb::arg("host"), nb::arg("port"), nb::arg("job"), nb::arg("job_key"), nb::arg("flags"),
            nb::arg("seconds"))
-      .def("set", &StoreClient::set, nb::arg("key"), nb::arg("value"), nb::arg("seconds"))
-      .def("get", &StoreClient::get, nb::arg("key"), nb::arg("seconds"))
+      .def("set", &StoreClient::set, nb::arg("key").none(), nb::arg("value").none(), nb::arg("seconds"))
+      .def("get", &StoreClient::get, nb::arg("key").none(), nb::arg("seconds"))
       .def("wait", &StoreClient::wait, nb::arg("keys"), nb::arg("seconds"))
-      .def("add", &StoreClient::add, nb::arg("key"), nb::arg("amount"), nb::arg("seconds"))
+      .def("add", &StoreClient::add, nb::arg("key").none(), nb::arg("amount"), nb::arg("seconds"))
       .def("check", &StoreClient::check, nb::arg("keys"), nb::arg("seconds"))
-      .def("compare_set", &StoreClient::compare_set, nb::arg("key"), nb::arg("expected"), nb::arg("desired"),
-           nb::arg("seconds"))
-      .def("delete_key", &StoreClient::delete_key, nb::arg("key"), nb::arg("seconds"))
+      .def("compare_set", &StoreClient::compare_set, nb::arg("key").none(), nb::arg("expected").none(),
+           nb::arg("desired").none(), nb::arg("seconds"))
+      .def("delete_key", &StoreClient::delete_key, nb::arg("key").none(), nb::arg("seconds"))
       .def("num_keys", &StoreClient::num_keys, nb::arg("seconds"))
-      .def("list_keys", &StoreClient::list_keys, nb::arg("prefix"), nb::arg("seconds"))
-      .def("append", &StoreClient::append, nb::arg("key"), nb::arg("value"), nb::arg("seconds"))
+      .def("list_keys", &StoreClient::list_keys, nb::arg("prefix").none(), nb::arg("seconds"))
+      .def("append", &StoreClient::append, nb::arg("key").none(), nb::arg("value").none(), nb::arg("seconds"))
       .def("multi_get", &StoreClient::multi_get, nb::arg("keys"), nb::arg("seconds"))
       .def("multi_set", &StoreClient::multi_set, nb::arg("keys"), nb::arg("values"), nb::arg("seconds"))
-      .def("queue_push", &StoreClient::queue_push, nb::arg("key"), nb::arg("value"), nb::arg("seconds"))
-      .def("queue_pop", &StoreClient::queue_pop, nb::arg("key"), nb::arg("block"), nb::arg("seconds"))
-      .def("queue_len", &StoreClient::queue_len, nb::arg("key"), nb::arg("seconds"))
-      .def("barrier", &StoreClient::barrier, nb::arg("key"), nb::arg("world_size"), nb::arg("seconds"))
+      .def("queue_push", &StoreClient::queue_push, nb::arg("key").none(), nb::arg("value").none(), nb::arg("seconds"))
+      .def("queue_pop", &StoreClient::queue_pop, nb::arg("key").none(), nb::arg("block"), nb::arg("seconds"))
+      .def("queue_len", &StoreClient::queue_len, nb::arg("key").none(), nb::arg("seconds"))
+      .def("barrier", &StoreClient::barrier, nb::arg("key").none(), nb::arg("world_size"), nb::arg("seconds"))
       .def("wait_for_workers", &StoreClient::wait_for_workers, nb::arg("count"), nb::arg("seconds"))
       .def("close", &StoreClient::close);
 }
