@@ -1,7 +1,4 @@
 // A server and many clients as threads of one process, for the sanitizers.
-#include "store/client.hpp"
-#include "store/server.hpp"
-
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -10,6 +7,8 @@
 #include <vector>
 
 #include "check.hpp"
+#include "store/client.hpp"
+#include "store/server.hpp"
 
 namespace {
 
@@ -125,9 +124,8 @@ void another_key_is_refused() {
 void a_stopped_server_ends_every_wait() {
   Server server(listen_on_loopback(), {});
   Client client(options_for(server, {}), soon(), kNothing);
-  std::thread waiter([&] {
-    CHECK(throws<ServerLost>([&] { client.request(Op::kGet, key_only("missing"), {}, soon(), kNothing); }));
-  });
+  std::thread waiter(
+      [&] { CHECK(throws<ServerLost>([&] { client.request(Op::kGet, key_only("missing"), {}, soon(), kNothing); })); });
   while (server.requests() == 0) std::this_thread::yield();
   server.stop();
   waiter.join();
@@ -137,11 +135,12 @@ void a_stopped_server_ends_every_wait() {
 }  // namespace
 
 int main() {
-  many_clients_share_a_server({});
-  many_clients_share_a_server({"job", "a key that both sides know"});
-  threads_share_a_client();
-  a_deadline_withdraws_the_request();
-  another_key_is_refused();
-  a_stopped_server_ends_every_wait();
+  testing::limit_seconds(100);
+  testing::run_test("many clients share a server", [] { many_clients_share_a_server({}); });
+  testing::run_test("the same with a key", [] { many_clients_share_a_server({"job", "a key that both sides know"}); });
+  RUN_TEST(threads_share_a_client);
+  RUN_TEST(a_deadline_withdraws_the_request);
+  RUN_TEST(another_key_is_refused);
+  RUN_TEST(a_stopped_server_ends_every_wait);
   return 0;
 }

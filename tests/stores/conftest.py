@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_kinds import KINDS, make_store
+from stores.store_kinds import KINDS, make_store
 
 from procgroup.stores import PrefixStore, Store
 

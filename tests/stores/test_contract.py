@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_kinds import MAKERS
+from stores.store_kinds import MAKERS
 
 from procgroup.errors import DistStoreError, QueueEmptyError, StoreLimitError, StoreTimeout
 from procgroup.stores import HashStore, PrefixStore, Store
@@ -517,7 +517,9 @@ def _outcome(store: Store, step: tuple) -> object:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(_STEPS, max_size=25))
-def test_all_stores_agree_on_every_sequence_of_calls(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple]) -> None:
+def test_all_stores_agree_on_every_sequence_of_calls(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple]
+) -> None:
     path = tmp_path_factory.mktemp("model")
     stores = [make(path) for make in MAKERS.values()]
     try:
