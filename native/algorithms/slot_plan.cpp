@@ -158,8 +158,7 @@ void plan_reduce(const SlotPlanRequest& request, SlotPlan& plan) {
     if (!is_root && chunk >= kSlots) planner.await(request.root, chunk - kSlots + 1);
     planner.deposit(chunk, kSlots);
     if (is_root) {
-      for (int step = 1; step < request.size; ++step)
-        planner.await((request.rank + step) % request.size, chunk + 1);
+      for (int step = 1; step < request.size; ++step) planner.await((request.rank + step) % request.size, chunk + 1);
       planner.reduce(planner.output(chunk), Planner::slot(chunk % kSlots, request.rank), planner.length(chunk));
     }
     planner.publish(chunk + 1);

@@ -26,9 +26,9 @@ inline constexpr int kEveryone = -1;
 struct Place {
   enum class Kind : uint8_t { kInput, kOutput, kSlot };
   Kind kind;
-  int8_t slot = 0;     // kSlot
-  int32_t rank = 0;    // kSlot: whose; kOutput: which output (all_gather has one per rank)
-  size_t offset = 0;   // in bytes
+  int8_t slot = 0;    // kSlot
+  int32_t rank = 0;   // kSlot: whose; kOutput: which output (all_gather has one per rank)
+  size_t offset = 0;  // in bytes
 };
 
 struct Step {

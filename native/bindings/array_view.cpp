@@ -19,15 +19,32 @@ bool parse_format(const char* format, Py_ssize_t bytes, Dtype& dtype) {
     return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8;
   };
   switch (*format) {
-    case '?': dtype = Dtype::kBool; return bytes == 1;
-    case 'e': dtype = Dtype::kFloat16; return bytes == 2;
-    case 'f': dtype = Dtype::kFloat32; return bytes == 4;
-    case 'd': dtype = Dtype::kFloat64; return bytes == 8;
-    case 'b': case 'h': case 'i': case 'l': case 'q':
+    case '?':
+      dtype = Dtype::kBool;
+      return bytes == 1;
+    case 'e':
+      dtype = Dtype::kFloat16;
+      return bytes == 2;
+    case 'f':
+      dtype = Dtype::kFloat32;
+      return bytes == 4;
+    case 'd':
+      dtype = Dtype::kFloat64;
+      return bytes == 8;
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
       return sized(Dtype::kInt8, Dtype::kInt16, Dtype::kInt32, Dtype::kInt64);
-    case 'B': case 'H': case 'I': case 'L': case 'Q':
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
       return sized(Dtype::kUint8, Dtype::kUint16, Dtype::kUint32, Dtype::kUint64);
-    default: return false;
+    default:
+      return false;
   }
 }
 

@@ -12,8 +12,8 @@
 
 #include "array_view.hpp"
 #include "bindings.hpp"
-#include "python_host.hpp"
 #include "engine/group.hpp"
+#include "python_host.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -274,9 +274,9 @@ class PythonGroup {
     if (reduce_op < 0 || reduce_op >= kReduceOps) throw nb::value_error("unknown reduce op");
     const auto chosen = static_cast<ReduceOp>(reduce_op);
     if (!supports(chosen, view.dtype()))
-      throw nb::type_error((std::string(op_name(op)) + " on rank " + std::to_string(group_->rank()) +
-                            ": ReduceOp." + reduce_op_name(chosen) + " is not defined for " +
-                            dtype_name(view.dtype()) + " arrays; use another op or convert the array")
+      throw nb::type_error((std::string(op_name(op)) + " on rank " + std::to_string(group_->rank()) + ": ReduceOp." +
+                            reduce_op_name(chosen) + " is not defined for " + dtype_name(view.dtype()) +
+                            " arrays; use another op or convert the array")
                                .c_str());
     Request request = make(op, view, root);
     request.descriptor.reduce_op = chosen;
@@ -374,44 +374,62 @@ void bind_engine(nb::module_& module) {
   nb::class_<PythonEngine>(module, "Engine")
       .def(nb::init<int, int, bool, bool>(), "rank"_a, "world_size"_a, "ranks_are_threads"_a, "shared"_a)
       .def_prop_ro("arena_problem", [](const PythonEngine& self) { return self.engine()->arena_problem(); })
-      .def("set_cores",
-           [](PythonEngine& self, int usable, int ranks) { self.engine()->set_cores(usable, ranks); },
-           "usable_cores"_a, "local_ranks"_a)
-      .def("on_first_watch", &PythonEngine::on_first_watch, "start"_a)
+      .def(
+          "set_cores", [](PythonEngine& self, int usable, int ranks) { self.engine()->set_cores(usable, ranks); },
+          "usable_cores"_a, "local_ranks"_a)
+      .def("on_first_watch", &PythonEngine::on_first_watch,
+           nb::sig("def on_first_watch(self, start: collections.abc.Callable[[], None]) -> None"))
       .def_prop_ro("arena_descriptor", [](const PythonEngine& self) { return self.engine()->arena_descriptor(); })
-      .def("attach_shared",
-           [](PythonEngine& self, int peer, int arena, int socket) {
-             self.engine()->attach_shared(peer, FileDescriptor(arena), FileDescriptor(socket));
-           },
-           "peer"_a, "arena"_a, "socket"_a)
-      .def("attach_socket",
-           [](PythonEngine& self, int peer, int socket, int64_t pid) {
-             self.engine()->attach_socket(peer, FileDescriptor(socket), pid);
-           },
-           "peer"_a, "socket"_a, "pid"_a)
+      .def(
+          "attach_shared",
+          [](PythonEngine& self, int peer, int arena, int socket) {
+            self.engine()->attach_shared(peer, FileDescriptor(arena), FileDescriptor(socket));
+          },
+          "peer"_a, "arena"_a, "socket"_a)
+      .def(
+          "attach_socket",
+          [](PythonEngine& self, int peer, int socket, int64_t pid) {
+            self.engine()->attach_socket(peer, FileDescriptor(socket), pid);
+          },
+          "peer"_a, "socket"_a, "pid"_a)
       .def("run_completions", &PythonEngine::run_completions, "seconds"_a)
       .def("abort", [](PythonEngine& self) { self.engine()->abort(); })
       .def("shutdown", &PythonEngine::close, "seconds"_a);
 
   nb::class_<PythonOperation>(module, "Operation")
-      .def("wait", &PythonOperation::wait, "timeout"_a.none())
+      .def("wait", &PythonOperation::wait, nb::sig("def wait(self, timeout: float | None) -> bool"))
       .def("is_completed", &PythonOperation::is_completed)
-      .def("exception", &PythonOperation::exception)
-      .def("on_completion", &PythonOperation::on_completion, "callback"_a)
+      .def("exception", &PythonOperation::exception, nb::sig("def exception(self) -> BaseException | None"))
+      .def("on_completion", &PythonOperation::on_completion,
+           nb::sig("def on_completion(self, callback: collections.abc.Callable[[], None]) -> None"))
       .def_prop_ro("source", &PythonOperation::source);
 
   nb::class_<PythonGroup>(module, "Group")
       .def(nb::init<std::shared_ptr<PythonEngine>, uint64_t, std::string, std::vector<int>, int, double, bool>(),
-           "engine"_a, "id"_a, "name"_a, "members"_a, "rank"_a, "timeout"_a, "shared"_a)
+           "engine"_a, "identity"_a, "name"_a, "members"_a, "rank"_a, "timeout"_a, "shared"_a)
       .def_prop_ro("offset", &PythonGroup::offset)
       .def("attach", &PythonGroup::attach, "offsets"_a)
       .def("set_timeout", &PythonGroup::set_timeout, "seconds"_a)
       .def("leave", &PythonGroup::leave)
-      .def("all_reduce", &PythonGroup::all_reduce)
-      .def("reduce", &PythonGroup::reduce)
-      .def("broadcast", &PythonGroup::broadcast)
-      .def("all_gather", &PythonGroup::all_gather)
-      .def("barrier", &PythonGroup::barrier)
-      .def("send", &PythonGroup::send)
-      .def("recv", &PythonGroup::recv);
+      // Signatures are given as text: arguments with names would take nanobind's slower way of calling.
+      .def("all_reduce", &PythonGroup::all_reduce,
+           nb::sig("def all_reduce(self, array: object, op: int, async_op: bool, timeout: float | None, /)"
+                   " -> Operation | None"))
+      .def("reduce", &PythonGroup::reduce,
+           nb::sig("def reduce(self, array: object, root: int, op: int, async_op: bool, timeout: float | None, /)"
+                   " -> Operation | None"))
+      .def("broadcast", &PythonGroup::broadcast,
+           nb::sig("def broadcast(self, array: object, root: int, async_op: bool, timeout: float | None, /)"
+                   " -> Operation | None"))
+      .def("all_gather", &PythonGroup::all_gather,
+           nb::sig("def all_gather(self, outputs: collections.abc.Sequence[object], array: object, async_op: bool,"
+                   " timeout: float | None, /) -> Operation | None"))
+      .def("barrier", &PythonGroup::barrier,
+           nb::sig("def barrier(self, async_op: bool, timeout: float | None, /) -> Operation | None"))
+      .def("send", &PythonGroup::send,
+           nb::sig("def send(self, array: object, destination: int, tag: int, async_op: bool,"
+                   " timeout: float | None, /) -> Operation | None"))
+      .def("recv", &PythonGroup::recv,
+           nb::sig("def recv(self, array: object, source: int, tag: int, async_op: bool,"
+                   " timeout: float | None, /) -> Operation | int"));
 }

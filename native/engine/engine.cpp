@@ -94,9 +94,9 @@ void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, FileDescr
   std::byte* incoming = peer.arena->at(theirs.rings + stride * index(rank()), stride);
   const Arena* bell = peer.arena.get();
   const std::lock_guard lock(messages_mutex_);
-  messages_.attach(peer_rank, std::make_unique<RingChannel>(reinterpret_cast<Ring*>(outgoing),
-                                                            reinterpret_cast<Ring*>(incoming), ours.ring_capacity,
-                                                            [bell] { bell->ring(); }));
+  messages_.attach(peer_rank,
+                   std::make_unique<RingChannel>(reinterpret_cast<Ring*>(outgoing), reinterpret_cast<Ring*>(incoming),
+                                                 ours.ring_capacity, [bell] { bell->ring(); }));
   watcher_->watch(peer_rank, theirs.life, peer.socket.get());
 }
 

@@ -100,7 +100,7 @@ class Engine final : public Lounge {
     FileDescriptor socket;
     int socket_number = -1;  // of a data socket, which its channel owns
     int64_t pid = 0;
-    std::string how;                                        // written before status
+    std::string how;                                       // written before status
     std::atomic<PeerStatus> status{PeerStatus::kPresent};  // release by the watcher, acquire by readers
   };
 

@@ -13,18 +13,24 @@ std::string join(const std::vector<int>& ranks) {
 
 std::string Failure::summary() const {
   switch (kind) {
-    case Kind::kMismatch: return "the ranks made different calls";
+    case Kind::kMismatch:
+      return "the ranks made different calls";
     case Kind::kTimeout: {
       std::string limit = std::to_string(seconds);
       limit.erase(limit.find_last_not_of('0') + 1);
       if (limit.back() == '.') limit.pop_back();
       return "its time limit of " + limit + " s passed while it waited for rank " + join(missing);
     }
-    case Kind::kLost: return "lost rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + "): " + reason;
-    case Kind::kFailed: return "rank " + std::to_string(peer) + " gave up: " + reason;
-    case Kind::kBroken: return reason;
-    case Kind::kInterrupted: return "interrupted by a signal";
-    case Kind::kAborted: return "aborted";
+    case Kind::kLost:
+      return "lost rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + "): " + reason;
+    case Kind::kFailed:
+      return "rank " + std::to_string(peer) + " gave up: " + reason;
+    case Kind::kBroken:
+      return reason;
+    case Kind::kInterrupted:
+      return "interrupted by a signal";
+    case Kind::kAborted:
+      return "aborted";
   }
   return "unknown";
 }

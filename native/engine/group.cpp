@@ -204,8 +204,8 @@ void Group::examine_pending() {
   for (const std::shared_ptr<GroupOperation>& operation : running) {
     std::optional<Failure> failure = examine(*operation);
     if (!failure && operation->deadline().passed())
-      failure = Failure{
-          .kind = Failure::Kind::kTimeout, .seconds = operation->seconds(), .missing = operation->missing()};
+      failure =
+          Failure{.kind = Failure::Kind::kTimeout, .seconds = operation->seconds(), .missing = operation->missing()};
     if (failure && !operation->is_over() && operation->advance() == Progress::kWaiting)
       operation->give_up(std::move(*failure));
   }
@@ -274,8 +274,7 @@ std::optional<Failure> Group::examine_member(int member, const std::vector<int>&
   }
   const std::string reason(memory.reason, strnlen(memory.reason, kReasonBytes));
   if (memory.lost_rank >= 0 && memory.lost_rank != options_.rank)
-    return Failure{
-        .kind = Failure::Kind::kLost, .peer = memory.lost_rank, .pid = memory.lost_pid, .reason = reason};
+    return Failure{.kind = Failure::Kind::kLost, .peer = memory.lost_rank, .pid = memory.lost_pid, .reason = reason};
   return Failure{.kind = Failure::Kind::kFailed, .peer = member, .reason = reason};
 }
 

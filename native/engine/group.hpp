@@ -36,11 +36,11 @@ struct OperationFailed {
 };
 
 struct MessageRequest {
-  OpKind op;       // kSend or kRecv
-  void* data;      // not written by kSend
-  size_t count;    // elements
+  OpKind op;     // kSend or kRecv
+  void* data;    // not written by kSend
+  size_t count;  // elements
   Dtype dtype;
-  int peer;        // group rank, or kAnySource
+  int peer;  // group rank, or kAnySource
   uint64_t tag;
 };
 
@@ -96,26 +96,27 @@ class Group final : public Source {
   Engine& engine_;
   GroupOptions options_;
   uint64_t offset_ = 0;
-  std::vector<const Arena*> arenas_;       // by group rank
+  std::vector<const Arena*> arenas_;  // by group rank
   std::optional<SharedState> shared_;
-  std::atomic<uint64_t> sequence_{0};      // of the last collective that has started; written by whoever has the turn
+  std::atomic<uint64_t> sequence_{0};  // of the last collective that has started; written by whoever has the turn
   std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
-  std::atomic<bool> busy_{false};          // a call is running
-  std::atomic<int> queued_{0};             // calls in queue_
-  std::mutex queue_mutex_;                 // guards queue_ and messages_
+  std::atomic<bool> busy_{false};              // a call is running
+  std::atomic<int> queued_{0};                 // calls in queue_
+  std::mutex queue_mutex_;                     // guards queue_ and messages_
   std::deque<std::shared_ptr<GroupOperation>> queue_;
   std::vector<std::shared_ptr<GroupOperation>> messages_;
-  std::atomic<bool> over_{false};          // broken or left; reason_ says why
+  std::atomic<bool> over_{false};  // broken or left; reason_ says why
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
   bool left_ = false;
-  bool head_has_turn_ = false;             // of the progress thread alone: it holds busy_ for the head of queue_
+  bool head_has_turn_ = false;  // of the progress thread alone: it holds busy_ for the head of queue_
 };
 
 // An operation of a group that may outlive the call which issued it.
 class GroupOperation : public Operation {
  public:
-  GroupOperation(Group& group, double seconds) : group_(group), seconds_(seconds), deadline_(Deadline::after(seconds)) {}
+  GroupOperation(Group& group, double seconds)
+      : group_(group), seconds_(seconds), deadline_(Deadline::after(seconds)) {}
 
   Group& group() const { return group_; }
   double seconds() const { return seconds_; }

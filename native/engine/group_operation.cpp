@@ -58,9 +58,8 @@ void MessageOperation::start() {
   Messages& messages = group_.engine_.messages();
   const MessageKey key{group_.options_.id, request_.tag};
   const size_t bytes = request_.count * dtype_size(request_.dtype);
-  const int peer = request_.peer == kAnySource
-                       ? kAnySource
-                       : group_.options_.members[static_cast<size_t>(request_.peer)];
+  const int peer =
+      request_.peer == kAnySource ? kAnySource : group_.options_.members[static_cast<size_t>(request_.peer)];
   transfer_ = request_.op == OpKind::kSend
                   ? messages.send(peer, key, request_.data, bytes)
                   : messages.receive(peer, key, request_.data, bytes, sources_.empty() ? nullptr : &sources_);

@@ -1,10 +1,6 @@
 #include "engine/progress_thread.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
-
-#include "base/pause.hpp"
 
 namespace procgroup {
 namespace {
@@ -60,8 +56,7 @@ void ProgressThread::examine_all() {
 }
 
 void ProgressThread::run() {
-  int64_t moved_at = now_ns();
-  const int64_t patience = policy_.oversubscribed ? policy_.yield_ns : policy_.spin_ns;
+  Patience patience(policy_);
   for (;;) {
     {
       std::unique_lock lock(mutex_);
@@ -70,18 +65,16 @@ void ProgressThread::run() {
     }
     const Progress progress = advance_all();
     if (progress == Progress::kMoved) {
-      moved_at = now_ns();
+      patience.renew();
     } else if (progress == Progress::kDone) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return work_ || stop_; });
-      moved_at = now_ns();
-    } else if (now_ns() - moved_at < patience) {
-      policy_.oversubscribed ? static_cast<void>(sched_yield()) : cpu_pause();
-    } else {
+      patience.renew();
+    } else if (!patience.wait_a_moment()) {
       examine_all();
       bool moved = false;
       lounge_.sleep(kSliceNs, [&] { return moved = advance_all() != Progress::kWaiting; });
-      if (moved) moved_at = now_ns();
+      if (moved) patience.renew();
     }
   }
 }

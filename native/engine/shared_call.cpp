@@ -151,10 +151,17 @@ void SharedCall::plan() {
       else
         plan_all_reduce_scattered(wanted, state_.plan);
       break;
-    case OpKind::kBroadcast: plan_broadcast(wanted, state_.plan); break;
-    case OpKind::kReduce: plan_reduce(wanted, state_.plan); break;
-    case OpKind::kAllGather: plan_all_gather(wanted, state_.plan); break;
-    default: state_.plan.clear();
+    case OpKind::kBroadcast:
+      plan_broadcast(wanted, state_.plan);
+      break;
+    case OpKind::kReduce:
+      plan_reduce(wanted, state_.plan);
+      break;
+    case OpKind::kAllGather:
+      plan_all_gather(wanted, state_.plan);
+      break;
+    default:
+      state_.plan.clear();
   }
 }
 

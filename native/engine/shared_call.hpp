@@ -23,12 +23,12 @@ class Arena;
 struct SharedState {
   int rank;
   GroupLayout layout;
-  std::vector<GroupMemoryView> members;        // by group rank
-  const std::vector<const Arena*>* arenas;     // by group rank; to wake sleepers
-  uint64_t progress = 0;                       // what every rank had published when the last call ended
-  SlotPlan plan;                               // reused from call to call
-  std::vector<const void*> sources;            // scratch for reduce
-  size_t direct_bytes;                         // all_reduce above two ranks is direct up to here
+  std::vector<GroupMemoryView> members;     // by group rank
+  const std::vector<const Arena*>* arenas;  // by group rank; to wake sleepers
+  uint64_t progress = 0;                    // what every rank had published when the last call ended
+  SlotPlan plan;                            // reused from call to call
+  std::vector<const void*> sources;         // scratch for reduce
+  size_t direct_bytes;                      // all_reduce above two ranks is direct up to here
 
   int size() const { return static_cast<int>(members.size()); }
   GroupMemoryView& mine() { return members[static_cast<size_t>(rank)]; }
@@ -46,12 +46,12 @@ class SharedCall final : public Operation {
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
 
   void announce();
-  bool agree();           // true when every rank has arrived and agrees, or when the call has failed
+  bool agree();  // true when every rank has arrived and agrees, or when the call has failed
   void report_mismatch();
   void finish_small();
   void plan();
   size_t chunk_bytes() const;
-  bool execute();         // true when the plan is done
+  bool execute();  // true when the plan is done
   bool run(const Step& step);
   bool reached(int rank, uint64_t value) const;
   std::byte* address(const Place& place) const;
@@ -60,7 +60,7 @@ class SharedCall final : public Operation {
   const Request& request_;
   Phase phase_ = Phase::kAnnounce;
   bool mismatch_ = false;
-  int next_ = 0;                // the rank whose arrival or progress is awaited
+  int next_ = 0;  // the rank whose arrival or progress is awaited
   size_t step_ = 0;
   uint64_t fingerprint_;
   int64_t mismatch_since_ns_ = 0;

@@ -7,12 +7,8 @@
 namespace procgroup {
 namespace {
 
-constexpr int kHeldPolls = 40;                    // about 2 us of pauses
-constexpr int64_t kSliceNs = 50'000'000;          // how late deadlines, deaths and Ctrl-C may be noticed
-constexpr int kPollsBetweenClocks = 16;
-// After this many polls, every poll offers the core to whoever else wants it: the awaited rank may be one
-// of them, when other programs keep the cores busy. On an idle core a yield returns in some 0.3 us.
-constexpr int kPurePolls = 100;
+constexpr int kHeldPolls = 40;            // about 2 us of pauses
+constexpr int64_t kSliceNs = 50'000'000;  // how late deadlines, deaths and Ctrl-C may be noticed
 
 class Unlocked {
  public:
@@ -31,9 +27,12 @@ bool poll_holding_lock(Operation& operation, const WaitPolicy& policy) {
   for (int poll = 0; poll < kHeldPolls; ++poll) {
     cpu_pause();
     switch (operation.advance()) {
-      case Progress::kDone: return true;
-      case Progress::kMoved: return false;  // a large call: long enough to let others run
-      case Progress::kWaiting: break;
+      case Progress::kDone:
+        return true;
+      case Progress::kMoved:
+        return false;  // a large call: long enough to let others run
+      case Progress::kWaiting:
+        break;
     }
   }
   return false;
@@ -41,23 +40,34 @@ bool poll_holding_lock(Operation& operation, const WaitPolicy& policy) {
 
 // Poll until the operation is over (true) or nothing has moved for as long as polling pays.
 bool poll_unlocked(Operation& operation, const WaitPolicy& policy) {
-  const int64_t patience = policy.oversubscribed ? policy.yield_ns : policy.spin_ns;
-  int64_t started = now_ns();
-  for (int poll = 1;; ++poll) {
-    const Progress progress = operation.advance();
-    if (progress == Progress::kDone) return true;
-    if (progress == Progress::kMoved) {
-      started = now_ns();
-    } else if (policy.oversubscribed || poll > kPurePolls) {
-      sched_yield();
-    } else {
-      cpu_pause();
+  Patience patience(policy);
+  for (;;) {
+    switch (operation.advance()) {
+      case Progress::kDone:
+        return true;
+      case Progress::kMoved:
+        patience.renew();
+        break;
+      case Progress::kWaiting:
+        if (!patience.wait_a_moment()) return false;
     }
-    if (poll % kPollsBetweenClocks == 0 && now_ns() - started > patience) return false;
   }
 }
 
 }  // namespace
+
+bool Patience::wait_a_moment() {
+  ++moments_;
+  if (policy_.oversubscribed) {
+    sched_yield();
+    return moments_ < policy_.yields;
+  }
+  moments_ < kPurePolls ? cpu_pause() : static_cast<void>(sched_yield());
+  if (moments_ % kMomentsBetweenClocks != 0) return true;
+  const int64_t now = now_ns();
+  if (since_ns_ == 0) since_ns_ = now;
+  return now - since_ns_ < policy_.spin_ns;
+}
 
 void drive(Operation& operation, double seconds, const WaitPolicy& policy, Lounge& lounge, Host& host,
            const Examine& examine) {

@@ -18,10 +18,31 @@
 namespace procgroup {
 
 struct WaitPolicy {
-  bool oversubscribed = false;   // ranks outnumber usable cores: yield, do not spin
-  bool hold_lock = true;         // false when ranks are threads of one process
+  bool oversubscribed = false;  // ranks outnumber usable cores: yield, do not spin
+  bool hold_lock = true;        // false when ranks are threads of one process
   int64_t spin_ns = 60'000;
-  int64_t yield_ns = 1'500'000;
+  int yields = 100;
+};
+
+// How long one waiter goes on polling before it sleeps.
+class Patience {
+ public:
+  explicit Patience(const WaitPolicy& policy) : policy_(policy) {}
+
+  // Something moved: begin again.
+  void renew() { moments_ = 0, since_ns_ = 0; }
+  // Pause or yield once; false when it is time to sleep.
+  bool wait_a_moment();
+
+ private:
+  // After this many moments, every one offers the core to whoever else wants it: the awaited rank may be
+  // among them, when other programs keep the cores busy. On an idle core a yield returns in some 0.3 us.
+  static constexpr int kPurePolls = 100;
+  static constexpr int kMomentsBetweenClocks = 16;
+
+  const WaitPolicy& policy_;
+  int moments_ = 0;
+  int64_t since_ns_ = 0;
 };
 
 // Where a waiter sleeps and what it looks after; implemented by the engine.

@@ -106,7 +106,8 @@ void collectives(Group& group, size_t count) {
   Request all_gather = request_for(OpKind::kAllGather, data);
   for (std::vector<int64_t>& output : gathered) all_gather.outputs.push_back(output.data());
   group.run(all_gather, -1, host);
-  for (int rank = 0; rank < size; ++rank) check(gathered[static_cast<size_t>(rank)] == values(rank, count), "all_gather", rank);
+  for (int rank = 0; rank < size; ++rank)
+    check(gathered[static_cast<size_t>(rank)] == values(rank, count), "all_gather", rank);
 
   Request barrier;
   group.run(barrier, -1, host);
@@ -116,7 +117,8 @@ void asynchronous_calls_keep_their_order(Group& group) {
   NoHost host;
   std::vector<std::vector<int64_t>> arrays(8, values(group.rank(), 700));
   std::vector<std::shared_ptr<GroupOperation>> operations;
-  for (std::vector<int64_t>& data : arrays) operations.push_back(group.start(request_for(OpKind::kAllReduce, data), -1));
+  for (std::vector<int64_t>& data : arrays)
+    operations.push_back(group.start(request_for(OpKind::kAllReduce, data), -1));
   std::vector<int64_t> last = values(group.rank(), 3);
   Request blocking = request_for(OpKind::kAllReduce, last);
   group.run(blocking, -1, host);

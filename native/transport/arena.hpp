@@ -70,7 +70,7 @@ class Arena {
   FileDescriptor descriptor_;
   std::byte* base_;
   uint64_t reach_;
-  std::mutex mutex_;                           // guards the two maps
+  std::mutex mutex_;                   // guards the two maps
   std::map<uint64_t, uint64_t> used_;  // offset -> bytes
   std::map<uint64_t, uint64_t> free_;  // offset -> bytes, never adjacent
 };

@@ -13,21 +13,27 @@ uint64_t mix(uint64_t hash, uint64_t word) {
 
 const char* op_name(OpKind op) {
   switch (op) {
-    case OpKind::kBarrier: return "barrier";
-    case OpKind::kBroadcast: return "broadcast";
-    case OpKind::kReduce: return "reduce";
-    case OpKind::kAllReduce: return "all_reduce";
-    case OpKind::kAllGather: return "all_gather";
-    case OpKind::kSend: return "send";
-    case OpKind::kRecv: return "recv";
+    case OpKind::kBarrier:
+      return "barrier";
+    case OpKind::kBroadcast:
+      return "broadcast";
+    case OpKind::kReduce:
+      return "reduce";
+    case OpKind::kAllReduce:
+      return "all_reduce";
+    case OpKind::kAllGather:
+      return "all_gather";
+    case OpKind::kSend:
+      return "send";
+    case OpKind::kRecv:
+      return "recv";
   }
   return "unknown operation";
 }
 
 uint64_t Descriptor::fingerprint() const {
   const uint64_t kinds = uint64_t{static_cast<uint8_t>(op)} | uint64_t{static_cast<uint8_t>(dtype)} << 8 |
-                         uint64_t{static_cast<uint8_t>(reduce_op)} << 16 |
-                         uint64_t{static_cast<uint32_t>(root)} << 32;
+                         uint64_t{static_cast<uint8_t>(reduce_op)} << 16 | uint64_t{static_cast<uint32_t>(root)} << 32;
   return mix(mix(mix(mix(0x70726f6367726f75, group), sequence), kinds), count);
 }
 

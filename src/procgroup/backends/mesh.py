@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from procgroup.backends.handshake import Refused, accept_from, connect_to, receive_exactly, remaining
 from procgroup.errors import DistNetworkError
@@ -65,13 +66,14 @@ class Mesh:
 
     def connect_sockets(self, address: str) -> list[Connection]:
         """Connect with every rank over TCP, listening on the literal ``address``; raises DistNetworkError."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.create_server((address, 0), family=family, backlog=self.size) as listener:
+        with socket.create_server((address, 0), family=_family(address), backlog=self.size) as listener:
             port = listener.getsockname()[1]
             published = self._publish("tcp", {"address": [address, port]})
             connections = self._connect_all("tcp", listener, published, _Details(0, None))
         if isinstance(connections, str):
-            raise DistNetworkError(f"rank {self.rank} of {self.size}: no TCP connections between the ranks: {connections}")
+            raise DistNetworkError(
+                f"rank {self.rank} of {self.size}: no TCP connections between the ranks: {connections}"
+            )
         return connections
 
     def agree(self, stage: str, problem: str | None) -> str | None:
@@ -85,20 +87,19 @@ class Mesh:
     def _left(self) -> float:
         return remaining(self.deadline)
 
-    def _publish(self, stage: str, entry: dict[str, object]) -> list[dict[str, object]]:  # type: ignore[type-arg]
+    def _publish(self, stage: str, entry: dict[str, Any]) -> list[dict[str, Any]]:
         self.store.set(f"{stage}/{self.rank}", json.dumps(entry))
         values = self.store.multi_get([f"{stage}/{rank}" for rank in range(self.size)], self._left())
         return [json.loads(value) for value in values]
 
     def _connect_all(
-        self, stage: str, listener: socket.socket, published: list[dict[str, object]], details: _Details
+        self, stage: str, listener: socket.socket, published: list[dict[str, Any]], details: _Details
     ) -> list[Connection] | str:
         connections: list[Connection] = []
         problem: str | None = None
         try:
-            for peer in range(self.rank):
-                connections.append(self._connect(peer, published[peer]["address"], details))
-            connections += self._accept(stage, listener, details)
+            connections.extend(self._connect(peer, published[peer]["address"], details) for peer in range(self.rank))
+            connections.extend(self._accept(stage, listener, details))
         except (OSError, DistNetworkError) as error:
             problem = str(error)
         problem = self.agree(stage, problem)
@@ -110,17 +111,14 @@ class Mesh:
                 os.close(connection.arena)
         return problem
 
-    def _connect(self, peer: int, address: object, details: _Details) -> Connection:
+    def _connect(self, peer: int, address: str | list[Any], details: _Details) -> Connection:
         if isinstance(address, str):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            target: object = b"\0" + address.encode()
         else:
-            host, port = address  # type: ignore[misc]
-            connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-            target = (host, port)
+            connection = socket.socket(_family(address[0]), socket.SOCK_STREAM)
         try:
             connection.settimeout(self._left())
-            connection.connect(target)  # type: ignore[arg-type]
+            connection.connect(b"\0" + address.encode() if isinstance(address, str) else tuple(address))
             connect_to(connection, self.rank, peer, self.key)
             details.send(connection)
             return _Details.receive(connection, peer, details.arena is not None)
@@ -189,6 +187,10 @@ class _Details:
         pid, offset = _DETAILS.unpack(message)
         os.set_inheritable(descriptors[0], False)
         return Connection(peer, connection, pid, offset, descriptors[0])
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 @contextmanager

@@ -30,6 +30,7 @@ class NativeBackend:
     """
 
     supports = _SUPPORTS
+    transport: str
 
     def __init__(
         self,
@@ -89,14 +90,14 @@ class NativeBackend:
 
     def _share(self, mesh: Mesh, identity: int, group_name: str, timeout: float) -> str | None:
         """Set up shared memory with every rank; return why that is not possible, or None."""
-        problem = self._engine.arena_problem
-        if problem == "":
+        problem: str | None = self._engine.arena_problem or None
+        if problem is None:
             try:
                 members = list(range(mesh.size))
                 self._group = _native.Group(self._engine, identity, group_name, members, mesh.rank, timeout, True)
             except OSError as error:
                 problem = str(error)
-        problem = mesh.agree("arena", problem or None)
+        problem = mesh.agree("arena", problem)
         if problem is not None:
             return problem
         connections = mesh.connect_shared(self._engine.arena_descriptor, self._group.offset)

@@ -2,7 +2,8 @@
 
 A backend moves bytes between the ranks of one group. Ranks here are group ranks, the reduce op is
 data, arrays are whatever the backend's door takes, timeouts are seconds (None: the group's own).
-Every verb returns None when the call is over, or, with ``async_op``, an ``Operation``.
+Arguments go by position, which is the fastest way into native code. Every verb returns None when the
+call is over, or, with ``async_op``, an ``Operation``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any, Protocol
 class Operation(Protocol):
     """One call that was issued and may still be running."""
 
-    source: int
-    """For a receive that is over: the group rank that the message came from; otherwise -1."""
+    @property
+    def source(self) -> int:
+        """For a receive that is over: the group rank that the message came from; otherwise -1."""
+        ...
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until the call is over; raise what made it fail. False when ``timeout`` seconds passed first."""
@@ -44,29 +47,23 @@ class Backend(Protocol):
     supports: frozenset[str]
     """The names of the verbs below that work."""
 
-    def all_reduce(self, array: Any, op: int, async_op: bool = False, timeout: float | None = None) -> Operation | None: ...
+    def all_reduce(self, array: Any, op: int, async_op: bool, timeout: float | None, /) -> Operation | None: ...
 
-    def reduce(
-        self, array: Any, root: int, op: int, async_op: bool = False, timeout: float | None = None
-    ) -> Operation | None: ...
+    def reduce(self, array: Any, root: int, op: int, async_op: bool, timeout: float | None, /) -> Operation | None: ...
 
-    def broadcast(
-        self, array: Any, root: int, async_op: bool = False, timeout: float | None = None
-    ) -> Operation | None: ...
+    def broadcast(self, array: Any, root: int, async_op: bool, timeout: float | None, /) -> Operation | None: ...
 
     def all_gather(
-        self, outputs: Sequence[Any], array: Any, async_op: bool = False, timeout: float | None = None
+        self, outputs: Sequence[Any], array: Any, async_op: bool, timeout: float | None, /
     ) -> Operation | None: ...
 
-    def barrier(self, async_op: bool = False, timeout: float | None = None) -> Operation | None: ...
+    def barrier(self, async_op: bool, timeout: float | None, /) -> Operation | None: ...
 
     def send(
-        self, array: Any, destination: int, tag: int, async_op: bool = False, timeout: float | None = None
+        self, array: Any, destination: int, tag: int, async_op: bool, timeout: float | None, /
     ) -> Operation | None: ...
 
-    def recv(
-        self, array: Any, source: int, tag: int, async_op: bool = False, timeout: float | None = None
-    ) -> Operation | int:
+    def recv(self, array: Any, source: int, tag: int, async_op: bool, timeout: float | None, /) -> Operation | int:
         """Receive from group rank ``source``, or from any rank with -1. Blocking: return the sender's group rank."""
         ...
 
