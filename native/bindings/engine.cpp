@@ -66,8 +66,6 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
   return nb::module_::import_("procgroup.errors").attr("from_native")(kind, data);
 }
 
-double seconds_of(nb::handle timeout) { return timeout.is_none() ? -1.0 : nb::cast<double>(timeout); }
-
 class PythonGroup;
 
 // An issued operation and what it works on, kept until it is over.
@@ -153,7 +151,7 @@ class PythonOperation {
 
   bool wait(nb::handle timeout) {
     GroupOperation& operation = *issued_->operation;
-    const double seconds = seconds_of(timeout);
+    const double seconds = timeout.is_none() ? -1 : nb::cast<double>(timeout);
     const Deadline deadline = seconds < 0 ? Deadline::never() : Deadline::after(seconds);
     PythonHost host;
     bool interrupted = false;
@@ -194,48 +192,46 @@ class PythonOperation {
 class PythonGroup {
  public:
   PythonGroup(std::shared_ptr<PythonEngine> engine, uint64_t id, std::string name, std::vector<int> members, int rank,
-              double timeout, bool shared)
+              bool shared)
       : engine_(std::move(engine)),
         group_(std::make_shared<Group>(*engine_->engine(), GroupOptions{.id = id,
                                                                         .name = std::move(name),
                                                                         .members = std::move(members),
                                                                         .rank = rank,
-                                                                        .timeout = timeout,
                                                                         .shared = shared,
                                                                         .layout = {}})) {}
 
   uint64_t offset() const { return group_->offset(); }
   void attach(const std::vector<uint64_t>& offsets) { group_->attach(offsets); }
-  void set_timeout(double seconds) { group_->set_timeout(seconds); }
 
-  nb::object all_reduce(nb::handle array, int op, bool async_op, nb::handle timeout) {
+  nb::object all_reduce(nb::handle array, int op, bool async_op, double seconds) {
     ArrayView view(array, Access::kWrite);
     Request request = reduction(OpKind::kAllReduce, view, op, -1);
-    return issue(request, async_op, timeout, view);
+    return issue(request, async_op, seconds, view);
   }
-  nb::object reduce(nb::handle array, int root, int op, bool async_op, nb::handle timeout) {
+  nb::object reduce(nb::handle array, int root, int op, bool async_op, double seconds) {
     ArrayView view(array, root == group_->rank() ? Access::kWrite : Access::kRead);
     Request request = reduction(OpKind::kReduce, view, op, checked_rank(root));
-    return issue(request, async_op, timeout, view);
+    return issue(request, async_op, seconds, view);
   }
-  nb::object broadcast(nb::handle array, int root, bool async_op, nb::handle timeout) {
+  nb::object broadcast(nb::handle array, int root, bool async_op, double seconds) {
     ArrayView view(array, root == group_->rank() ? Access::kRead : Access::kWrite);
     Request request = make(OpKind::kBroadcast, view, checked_rank(root));
-    return issue(request, async_op, timeout, view);
+    return issue(request, async_op, seconds, view);
   }
-  nb::object all_gather(nb::handle outputs, nb::handle array, bool async_op, nb::handle timeout);
-  nb::object barrier(bool async_op, nb::handle timeout) {
+  nb::object all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds);
+  nb::object barrier(bool async_op, double seconds) {
     Request request;
-    return issue(request, async_op, timeout);
+    return issue(request, async_op, seconds);
   }
-  nb::object send(nb::handle array, int destination, uint64_t tag, bool async_op, nb::handle timeout) {
+  nb::object send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds) {
     ArrayView view(array, Access::kRead);
-    return message(OpKind::kSend, std::move(view), checked_peer(destination), tag, async_op, timeout);
+    return message(OpKind::kSend, std::move(view), checked_peer(destination), tag, async_op, seconds);
   }
-  nb::object recv(nb::handle array, int source, uint64_t tag, bool async_op, nb::handle timeout) {
+  nb::object recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds) {
     ArrayView view(array, Access::kWrite);
     const int peer = source == kAnySource ? kAnySource : checked_peer(source);
-    return message(OpKind::kRecv, std::move(view), peer, tag, async_op, timeout);
+    return message(OpKind::kRecv, std::move(view), peer, tag, async_op, seconds);
   }
   void leave() {
     if (!group_unusable()) group_->leave();
@@ -284,8 +280,7 @@ class PythonGroup {
   }
 
   template <class... Views>
-  nb::object issue(Request& request, bool async_op, nb::handle timeout, Views&... views) {
-    const double seconds = seconds_of(timeout);
+  nb::object issue(Request& request, bool async_op, double seconds, Views&... views) {
     if (async_op) {
       auto issued = std::make_shared<Issued>();
       (issued->arrays.push_back(std::move(views)), ...);
@@ -315,10 +310,9 @@ class PythonGroup {
     engine_->keep(issued);
     return nb::cast(std::make_shared<PythonOperation>(engine_, group_, std::move(issued)));
   }
-  nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, nb::handle timeout) {
+  nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds) {
     engine_->require_not_forked();
     if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
-    const double seconds = seconds_of(timeout);
     const MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag};
     if (async_op) {
       auto issued = std::make_shared<Issued>();
@@ -339,7 +333,7 @@ class PythonGroup {
   std::shared_ptr<Group> group_;
 };
 
-nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool async_op, nb::handle timeout) {
+nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds) {
   const nb::object list = nb::steal(PySequence_Fast(outputs.ptr(), "expected a list of arrays"));
   if (!list.is_valid()) throw nb::python_error();
   if (nb::len(list) != static_cast<size_t>(group_->size()))
@@ -361,8 +355,8 @@ nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool as
                                 .c_str());
     request.outputs.push_back(view.data());
   }
-  if (async_op) return issue_async(std::move(request), seconds_of(timeout), std::move(issued));
-  return issue(request, false, timeout);
+  if (async_op) return issue_async(std::move(request), seconds, std::move(issued));
+  return issue(request, false, seconds);
 }
 
 }  // namespace
@@ -397,7 +391,7 @@ void bind_engine(nb::module_& module) {
       .def("shutdown", &PythonEngine::close, "seconds"_a);
 
   nb::class_<PythonOperation>(module, "Operation")
-      .def("wait", &PythonOperation::wait, nb::sig("def wait(self, timeout: float | None) -> bool"))
+      .def("wait", &PythonOperation::wait, "timeout"_a.none(), nb::sig("def wait(self, timeout: float | None) -> bool"))
       .def("is_completed", &PythonOperation::is_completed)
       .def("exception", &PythonOperation::exception, nb::sig("def exception(self) -> BaseException | None"))
       .def("on_completion", &PythonOperation::on_completion,
@@ -405,31 +399,30 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("source", &PythonOperation::source);
 
   nb::class_<PythonGroup>(module, "Group")
-      .def(nb::init<std::shared_ptr<PythonEngine>, uint64_t, std::string, std::vector<int>, int, double, bool>(),
-           "engine"_a, "identity"_a, "name"_a, "members"_a, "rank"_a, "timeout"_a, "shared"_a)
+      .def(nb::init<std::shared_ptr<PythonEngine>, uint64_t, std::string, std::vector<int>, int, bool>(), "engine"_a,
+           "identity"_a, "name"_a, "members"_a, "rank"_a, "shared"_a)
       .def_prop_ro("offset", &PythonGroup::offset)
       .def("attach", &PythonGroup::attach, "offsets"_a)
-      .def("set_timeout", &PythonGroup::set_timeout, "seconds"_a)
       .def("leave", &PythonGroup::leave)
       // Signatures are given as text: arguments with names would take nanobind's slower way of calling.
       .def("all_reduce", &PythonGroup::all_reduce,
-           nb::sig("def all_reduce(self, array: object, op: int, async_op: bool, timeout: float | None, /)"
+           nb::sig("def all_reduce(self, array: object, op: int, async_op: bool, timeout: float, /)"
                    " -> Operation | None"))
       .def("reduce", &PythonGroup::reduce,
-           nb::sig("def reduce(self, array: object, root: int, op: int, async_op: bool, timeout: float | None, /)"
+           nb::sig("def reduce(self, array: object, root: int, op: int, async_op: bool, timeout: float, /)"
                    " -> Operation | None"))
       .def("broadcast", &PythonGroup::broadcast,
-           nb::sig("def broadcast(self, array: object, root: int, async_op: bool, timeout: float | None, /)"
+           nb::sig("def broadcast(self, array: object, root: int, async_op: bool, timeout: float, /)"
                    " -> Operation | None"))
       .def("all_gather", &PythonGroup::all_gather,
            nb::sig("def all_gather(self, outputs: collections.abc.Sequence[object], array: object, async_op: bool,"
-                   " timeout: float | None, /) -> Operation | None"))
+                   " timeout: float, /) -> Operation | None"))
       .def("barrier", &PythonGroup::barrier,
-           nb::sig("def barrier(self, async_op: bool, timeout: float | None, /) -> Operation | None"))
+           nb::sig("def barrier(self, async_op: bool, timeout: float, /) -> Operation | None"))
       .def("send", &PythonGroup::send,
            nb::sig("def send(self, array: object, destination: int, tag: int, async_op: bool,"
-                   " timeout: float | None, /) -> Operation | None"))
+                   " timeout: float, /) -> Operation | None"))
       .def("recv", &PythonGroup::recv,
            nb::sig("def recv(self, array: object, source: int, tag: int, async_op: bool,"
-                   " timeout: float | None, /) -> Operation | int"));
+                   " timeout: float, /) -> Operation | int"));
 }

@@ -79,14 +79,14 @@ void Group::run(Request& request, double seconds, Host& host) {
   Recording recording(engine_.recorder(), request.descriptor);
   if (shared_) {
     SharedCall call(*shared_, request);
-    supervise(call, limit(seconds), host);
+    supervise(call, seconds, host);
     recording.end(call);
     finish_turn();
     if (const Failure* failure = call.failure()) throw OperationFailed{*failure, request.descriptor};
     return;
   }
   const std::unique_ptr<Operation> call = make_call(request);
-  supervise(*call, limit(seconds), host);
+  supervise(*call, seconds, host);
   recording.end(*call);
   finish_turn();
   if (const Failure* failure = call->failure()) throw OperationFailed{*failure, request.descriptor};
@@ -104,10 +104,10 @@ void Group::finish_turn() {
 }
 
 int Group::run_message(const MessageRequest& request, double seconds, Host& host) {
-  MessageOperation operation(*this, request, limit(seconds));
+  MessageOperation operation(*this, request, seconds);
   require_usable(operation.call());
   Recording recording(engine_.recorder(), operation.call());
-  drive(operation, limit(seconds), engine_.policy(), engine_, host,
+  drive(operation, seconds, engine_.policy(), engine_, host,
         [this](const Operation& running) { return examine(running); });
   recording.end(operation);
   if (const Failure* failure = operation.failure()) throw OperationFailed{*failure, operation.call()};
@@ -116,7 +116,7 @@ int Group::run_message(const MessageRequest& request, double seconds, Host& host
 
 std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
   require_usable(request.descriptor);
-  auto operation = std::make_shared<QueuedCall>(*this, std::move(request), limit(seconds));
+  auto operation = std::make_shared<QueuedCall>(*this, std::move(request), seconds);
   {
     const std::lock_guard lock(queue_mutex_);
     queue_.push_back(operation);
@@ -128,7 +128,7 @@ std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
 }
 
 std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& request, double seconds) {
-  auto operation = std::make_shared<MessageOperation>(*this, request, limit(seconds));
+  auto operation = std::make_shared<MessageOperation>(*this, request, seconds);
   require_usable(operation->call());
   // Messages of one thread are numbered by their receiver in the order in which they start.
   if (operation->advance() == Progress::kDone) return operation;

@@ -24,7 +24,6 @@ struct GroupOptions {
   std::string name;
   std::vector<int> members;  // world ranks, in group order
   int rank = 0;              // this process's group rank
-  double timeout = 1800;     // seconds, for calls that bring no limit of their own
   bool shared = true;        // through shared memory
   GroupLayout layout;
 };
@@ -54,14 +53,12 @@ class Group final : public Source {
   const std::string& name() const { return options_.name; }
   int rank() const { return options_.rank; }
   int size() const { return static_cast<int>(options_.members.size()); }
-  double timeout() const { return options_.timeout; }
-  void set_timeout(double seconds) { options_.timeout = seconds; }
 
   // Shared memory: where this rank's group memory lies in its arena, and where the others' lie.
   uint64_t offset() const { return offset_; }
   void attach(const std::vector<uint64_t>& offsets);
 
-  // Blocking. Throws OperationFailed. A negative limit means the group's own.
+  // Blocking, for at most that many seconds. Throws OperationFailed.
   void run(Request& request, double seconds, Host& host);
   int run_message(const MessageRequest& request, double seconds, Host& host);  // the sender's group rank
 
@@ -78,7 +75,6 @@ class Group final : public Source {
   friend class QueuedCall;
   friend class MessageOperation;
 
-  double limit(double seconds) const { return seconds < 0 ? options_.timeout : seconds; }
   void require_usable(Descriptor call);
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);

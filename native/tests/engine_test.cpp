@@ -29,7 +29,7 @@ struct Rank {
 // A small layout, so that few elements already take many chunks.
 constexpr GroupLayout kTiny{.small_bytes = 256, .slot_bytes = 1024};
 
-std::vector<Rank> make_world(int size, double timeout) {
+std::vector<Rank> make_world(int size) {
   std::vector<Rank> world(static_cast<size_t>(size));
   std::vector<int> members(static_cast<size_t>(size));
   std::iota(members.begin(), members.end(), 0);
@@ -45,8 +45,7 @@ std::vector<Rank> make_world(int size, double timeout) {
     for (int peer = 0; peer < size; ++peer)
       if (peer != rank) mine.engine->attach_thread(peer, *world[static_cast<size_t>(peer)].engine);
     mine.group = std::make_unique<Group>(
-        *mine.engine,
-        GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank, .timeout = timeout, .layout = kTiny});
+        *mine.engine, GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank, .layout = kTiny});
     offsets.push_back(mine.group->offset());
   }
   for (Rank& rank : world) rank.group->attach(offsets);
@@ -86,31 +85,31 @@ void collectives(Group& group, size_t count) {
   const int root = static_cast<int>(count % static_cast<size_t>(size));
   std::vector<int64_t> data = values(group.rank(), count);
   Request all_reduce = request_for(OpKind::kAllReduce, data);
-  group.run(all_reduce, -1, host);
+  group.run(all_reduce, 60, host);
   for (size_t index = 0; index < count; ++index) check(data[index] == sum(size, index), "all_reduce", group.rank());
 
   data = values(group.rank(), count);
   Request reduce = request_for(OpKind::kReduce, data, root);
-  group.run(reduce, -1, host);
+  group.run(reduce, 60, host);
   for (size_t index = 0; index < count; ++index)
     check(data[index] == (group.rank() == root ? sum(size, index) : value(group.rank(), index)), "reduce",
           group.rank());
 
   data = values(group.rank(), count);
   Request broadcast = request_for(OpKind::kBroadcast, data, root);
-  group.run(broadcast, -1, host);
+  group.run(broadcast, 60, host);
   for (size_t index = 0; index < count; ++index) check(data[index] == value(root, index), "broadcast", group.rank());
 
   data = values(group.rank(), count);
   std::vector<std::vector<int64_t>> gathered(static_cast<size_t>(size), std::vector<int64_t>(count));
   Request all_gather = request_for(OpKind::kAllGather, data);
   for (std::vector<int64_t>& output : gathered) all_gather.outputs.push_back(output.data());
-  group.run(all_gather, -1, host);
+  group.run(all_gather, 60, host);
   for (int rank = 0; rank < size; ++rank)
     check(gathered[static_cast<size_t>(rank)] == values(rank, count), "all_gather", rank);
 
   Request barrier;
-  group.run(barrier, -1, host);
+  group.run(barrier, 60, host);
 }
 
 void asynchronous_calls_keep_their_order(Group& group) {
@@ -118,10 +117,10 @@ void asynchronous_calls_keep_their_order(Group& group) {
   std::vector<std::vector<int64_t>> arrays(8, values(group.rank(), 700));
   std::vector<std::shared_ptr<GroupOperation>> operations;
   for (std::vector<int64_t>& data : arrays)
-    operations.push_back(group.start(request_for(OpKind::kAllReduce, data), -1));
+    operations.push_back(group.start(request_for(OpKind::kAllReduce, data), 60));
   std::vector<int64_t> last = values(group.rank(), 3);
   Request blocking = request_for(OpKind::kAllReduce, last);
-  group.run(blocking, -1, host);
+  group.run(blocking, 60, host);
   for (const auto& operation : operations) check(operation->is_over() && !operation->failure(), "queued", group.rank());
   for (const std::vector<int64_t>& data : arrays) check(data[5] == sum(group.size(), 5), "queued sum", group.rank());
 }
@@ -132,8 +131,8 @@ void messages(Group& group, size_t count) {
   const int previous = (group.rank() + group.size() - 1) % group.size();
   std::vector<int64_t> out = values(group.rank(), count);
   std::vector<int64_t> in(count);
-  const auto sending = group.start_message({OpKind::kSend, out.data(), count, Dtype::kInt64, next, 3}, -1);
-  const int source = group.run_message({OpKind::kRecv, in.data(), count, Dtype::kInt64, previous, 3}, -1, host);
+  const auto sending = group.start_message({OpKind::kSend, out.data(), count, Dtype::kInt64, next, 3}, 60);
+  const int source = group.run_message({OpKind::kRecv, in.data(), count, Dtype::kInt64, previous, 3}, 60, host);
   check(source == previous && in == values(previous, count), "message", group.rank());
   while (!sending->is_over()) std::this_thread::yield();
 }
@@ -150,19 +149,19 @@ Failure::Kind kind_of_failure(Group& group, Request request, double seconds) {
 }
 
 void mismatch_changes_nothing(int size) {
-  std::vector<Rank> world = make_world(size, 20);
+  std::vector<Rank> world = make_world(size);
   in_all_ranks(world, [](Group& group) {
     std::vector<int64_t> data = values(group.rank(), 500);
     const ReduceOp op = group.rank() == 1 ? ReduceOp::kMax : ReduceOp::kSum;
-    const Failure::Kind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data, -1, op), -1);
+    const Failure::Kind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data, -1, op), 60);
     check(kind == Failure::Kind::kMismatch, "expected a mismatch", group.rank());
     check(data == values(group.rank(), 500), "a mismatch changed an array", group.rank());
-    check(kind_of_failure(group, {}, -1) == Failure::Kind::kBroken, "expected a broken group", group.rank());
+    check(kind_of_failure(group, {}, 60) == Failure::Kind::kBroken, "expected a broken group", group.rank());
   });
 }
 
 void timeout_and_leaving(int size) {
-  std::vector<Rank> world = make_world(size, 20);
+  std::vector<Rank> world = make_world(size);
   in_all_ranks(world, [](Group& group) {
     std::vector<int64_t> data(4);
     if (group.rank() == 0) {
@@ -172,7 +171,7 @@ void timeout_and_leaving(int size) {
     const Failure::Kind kind = kind_of_failure(group, request_for(OpKind::kAllReduce, data), 5);
     check(kind == Failure::Kind::kLost, "expected that rank 0 has left", group.rank());
   });
-  std::vector<Rank> late = make_world(size, 20);
+  std::vector<Rank> late = make_world(size);
   in_all_ranks(late, [](Group& group) {
     std::vector<int64_t> data(4);
     if (group.rank() == 0) return;
@@ -185,7 +184,7 @@ void timeout_and_leaving(int size) {
 
 int main() {
   for (const int size : {2, 3, 4}) {
-    std::vector<Rank> world = make_world(size, 60);
+    std::vector<Rank> world = make_world(size);
     in_all_ranks(world, [](Group& group) {
       for (const size_t count : {0, 1, 5, 32, 33, 100, 1000, 3001}) collectives(group, count);
       asynchronous_calls_keep_their_order(group);

@@ -51,7 +51,7 @@ class NativeBackend:
         self._engine = _native.Engine(rank, size, ranks_are_threads, wanted != "tcp")
         self._engine.set_cores(usable_cores(), size)
         self._engine.on_first_watch(self._start_completions)
-        self._group = self._make_group(mesh, group_name, timeout, wanted)
+        self._group = self._make_group(mesh, group_name, wanted)
         # The verbs of the Backend protocol, without a Python frame in between.
         self.all_reduce = self._group.all_reduce
         self.reduce = self._group.reduce
@@ -68,12 +68,12 @@ class NativeBackend:
     def abort(self) -> None:
         self._engine.abort()
 
-    def _make_group(self, mesh: Mesh, group_name: str, timeout: float, wanted: str) -> _native.Group:
+    def _make_group(self, mesh: Mesh, group_name: str, wanted: str) -> _native.Group:
         members = list(range(mesh.size))
         identity = _identity(group_name, members)
         problem: str | None = "PROCGROUP_TRANSPORT=tcp"
         if wanted != "tcp":
-            problem = self._share(mesh, identity, group_name, timeout)
+            problem = self._share(mesh, identity, group_name)
             if problem is None:
                 return self._group
             if wanted == "shm":
@@ -86,15 +86,15 @@ class NativeBackend:
         self.transport = "tcp"
         for connection in mesh.connect_sockets(address_facing(mesh.store)):
             self._engine.attach_socket(connection.peer, connection.socket.detach(), connection.pid)
-        return _native.Group(self._engine, identity, group_name, members, mesh.rank, timeout, False)
+        return _native.Group(self._engine, identity, group_name, members, mesh.rank, False)
 
-    def _share(self, mesh: Mesh, identity: int, group_name: str, timeout: float) -> str | None:
+    def _share(self, mesh: Mesh, identity: int, group_name: str) -> str | None:
         """Set up shared memory with every rank; return why that is not possible, or None."""
         problem: str | None = self._engine.arena_problem or None
         if problem is None:
             try:
                 members = list(range(mesh.size))
-                self._group = _native.Group(self._engine, identity, group_name, members, mesh.rank, timeout, True)
+                self._group = _native.Group(self._engine, identity, group_name, members, mesh.rank, True)
             except OSError as error:
                 problem = str(error)
         problem = mesh.agree("arena", problem)
