@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <system_error>
 
 namespace procgroup::store {
@@ -18,6 +19,7 @@ constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kSliceNs = 100 * kMillisecond;  // between two looks at `check` and the deadline
 constexpr int64_t kLongestPauseNs = 200 * kMillisecond;
 constexpr double kWithdrawSeconds = 0.3;
+constexpr double kAnswerSeconds = 0.8;
 constexpr size_t kCopyBytes = 64 * 1024;  // larger tails are sent from where they lie
 // A server that closes the connection without a word this often is not a store that is being restarted.
 constexpr int kSilentCloses = 3;
@@ -132,6 +134,14 @@ void pause(int64_t nanoseconds, Deadline deadline, const Check& check) {
   wait_for(nullptr, 0, end, check);
 }
 
+// A store that is very busy may be late, so silence is told and not yet an error.
+void say_silent(const Client::Options& options) {
+  std::fprintf(stderr,
+               "procgroup: port %d of %s accepts connections but has not answered for %.1f s; "
+               "is it a procgroup store?\n",
+               options.port, options.addresses.front().c_str(), kAnswerSeconds);
+}
+
 ConnectFailure refusal(const Welcome& welcome) {
   using Kind = ConnectFailure::Kind;
   switch (static_cast<Admission>(welcome.admission)) {
@@ -179,6 +189,9 @@ void ClientConnection::shake_hands(const Client::Options& options, uint64_t clie
   using Kind = ConnectFailure::Kind;
   const Hello hello = make_hello(options.identity, client, options.flags);
   send_all({reinterpret_cast<const char*>(&hello), sizeof hello}, deadline, check);
+  pollfd event{socket_.get(), POLLIN, 0};
+  const Deadline expected{std::min(deadline.at_ns, Deadline::after(kAnswerSeconds).at_ns)};
+  if (!wait_for(&event, 1, expected, check)) say_silent(options);
   Welcome welcome;
   receive_exactly(welcome.magic, sizeof welcome.magic, deadline, check);
   if (std::string_view(welcome.magic, sizeof welcome.magic) != kMagic) {

@@ -126,7 +126,7 @@ class Store(ABC):
         """Tell whether append, multi_get, multi_set and the queues work: on every store."""
         return True
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Let go of connections and files. Idempotent; later calls raise."""
 
     def __enter__(self) -> Self:

@@ -54,8 +54,8 @@ class StoreServer:
     def __init__(
         self, host: str, port: int, *, listen_fd: int | None = None, job_key: bytes | str | None = None
     ) -> None:
-        listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
         key = _key_bytes(job_key)
+        listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
         address, self.port = listener.getsockname()[:2]
         self.addresses: list[str] = _addresses_here(address)
         self._native = _native.StoreServer(listener.detach(), _job(), key)
@@ -151,8 +151,9 @@ class TCPStore(Store):
         use_libuv: bool = True,
     ) -> None:
         self.set_timeout(timeout)
+        _check_port(port)
         self._host = host_name
-        self._hosting = _host(host_name, _checked_port(port), master_listen_fd, multi_tenant) if is_master else None
+        self._hosting = _host(host_name, port, master_listen_fd, multi_tenant) if is_master else None
         self._port = self._hosting.server.port if self._hosting else port
         self._uses_libuv = use_libuv
         flags = _JOINS | (_HOST if self._hosting else 0)
@@ -305,9 +306,8 @@ def _say_keyless(port: int) -> None:
     )
 
 
-def _checked_port(port: int) -> int:
+def _check_port(port: int) -> None:
     if not isinstance(port, int) or isinstance(port, bool):
         raise TypeError(f"expected port to be int, got {type(port).__name__}")
     if not 0 <= port <= 65535:
         raise ValueError(f"expected port to be between 0 and 65535, got {port}")
-    return port
