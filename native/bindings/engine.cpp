@@ -79,7 +79,7 @@ class PythonEngine {
  public:
   PythonEngine(int rank, int world_size, bool ranks_are_threads, bool shared)
       : engine_(std::make_shared<Engine>(EngineOptions{rank, world_size, ranks_are_threads}, shared)) {}
-  ~PythonEngine() { close(0); }
+  ~PythonEngine() { close(); }
 
   const std::shared_ptr<Engine>& engine() const {
     require_not_forked();
@@ -122,7 +122,13 @@ class PythonEngine {
     return !closed_;
   }
 
-  void close(double seconds) {
+  bool flush(double seconds) {
+    require_not_forked();
+    const nb::gil_scoped_release unlocked;
+    return engine_->flush(seconds);
+  }
+
+  void close() {
     if (engine_->forked()) {
       // Their threads do not exist here; what they were working on must not be touched.
       for (std::shared_ptr<Issued>& issued : issued_) new std::shared_ptr<Issued>(std::move(issued));
@@ -132,7 +138,7 @@ class PythonEngine {
     closed_ = true;
     {
       const nb::gil_scoped_release unlocked;
-      engine_->shutdown(seconds);
+      engine_->shutdown();
     }
   }
 
@@ -233,6 +239,7 @@ class PythonGroup {
     const int peer = source == kAnySource ? kAnySource : checked_peer(source);
     return message(OpKind::kRecv, std::move(view), peer, tag, async_op, seconds);
   }
+  bool is_broken() const { return group_->is_over(); }
   void leave() {
     if (!group_unusable()) group_->leave();
   }
@@ -387,8 +394,9 @@ void bind_engine(nb::module_& module) {
           },
           "peer"_a, "socket"_a, "pid"_a)
       .def("run_completions", &PythonEngine::run_completions, "seconds"_a)
+      .def("flush", &PythonEngine::flush, "seconds"_a)
       .def("abort", [](PythonEngine& self) { self.engine()->abort(); })
-      .def("shutdown", &PythonEngine::close, "seconds"_a);
+      .def("shutdown", &PythonEngine::close);
 
   nb::class_<PythonOperation>(module, "Operation")
       .def("wait", &PythonOperation::wait, "timeout"_a.none(), nb::sig("def wait(self, timeout: float | None) -> bool"))
@@ -403,6 +411,7 @@ void bind_engine(nb::module_& module) {
            "identity"_a, "name"_a, "members"_a, "rank"_a, "shared"_a)
       .def_prop_ro("offset", &PythonGroup::offset)
       .def("attach", &PythonGroup::attach, "offsets"_a)
+      .def_prop_ro("is_broken", &PythonGroup::is_broken)
       .def("leave", &PythonGroup::leave)
       // Signatures are given as text: arguments with names would take nanobind's slower way of calling.
       .def("all_reduce", &PythonGroup::all_reduce,

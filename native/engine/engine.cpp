@@ -55,7 +55,7 @@ Engine::~Engine() {
     static_cast<void>(watcher_.release());
     return;
   }
-  shutdown(0);
+  shutdown();
   unguard_forks(this);
 }
 
@@ -187,21 +187,22 @@ void Engine::sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& 
   }
 }
 
-void Engine::flush(Deadline deadline) {
+bool Engine::flush(double seconds) {
+  const Deadline deadline = Deadline::after(seconds);
   for (;;) {
     {
       const std::lock_guard lock(messages_mutex_);
       messages_.pump();
-      if (messages_.flushed() || deadline.passed()) return;
+      if (messages_.flushed()) return true;
     }
+    if (deadline.passed()) return false;
     sleep(deadline.remaining_ns(5'000'000), [] { return false; });
   }
 }
 
-void Engine::shutdown(double seconds) {
+void Engine::shutdown() {
   if (shut_down_ || forked()) return;
   shut_down_ = true;
-  flush(Deadline::after(seconds));
   progress_->stop();
   watcher_.reset();
   if (life_lock_) life_lock_->release();

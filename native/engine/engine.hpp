@@ -79,8 +79,10 @@ class Engine final : public Lounge {
   uint64_t await_completions(uint64_t seen, double seconds);
   void sleep(int64_t nanoseconds, const std::function<bool()>& ready) override;
 
-  // Leave in order: flush what was sent within `seconds`, then say goodbye. Idempotent.
-  void shutdown(double seconds);
+  // Try for so many seconds to hand over what was sent; whether all of it has left this process.
+  bool flush(double seconds);
+  // Leave in order: say goodbye and let go of everything. Idempotent.
+  void shutdown();
   // Every operation in progress fails at once, here and (through the groups' states) on the peers.
   void abort() {
     aborted_.store(true, std::memory_order_release);
@@ -110,7 +112,6 @@ class Engine final : public Lounge {
   void on_lost(int peer, const std::string& how);
   void on_left(int peer);
   void set_status(int peer, PeerStatus status, std::string how);
-  void flush(Deadline deadline);
   void sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready);
 
   EngineOptions options_;

@@ -66,7 +66,9 @@ class Group final : public Source {
   std::shared_ptr<GroupOperation> start(Request request, double seconds);
   std::shared_ptr<GroupOperation> start_message(const MessageRequest& request, double seconds);
 
-  // Leave in order, or in disorder. Idempotent.
+  // Whether a failure has ended the group, or this rank has left it.
+  bool is_over() const { return over_.load(std::memory_order_acquire); }
+  // Leave in order, or after a failure. Idempotent.
   void leave();
   Progress advance_pending() override;
   void examine_pending() override;

@@ -192,7 +192,7 @@ int main() {
       for (int repeat = 0; repeat < 200; ++repeat) collectives(group, 7);
     });
     for (Rank& rank : world) rank.group->leave();
-    for (Rank& rank : world) rank.engine->shutdown(1);
+    for (Rank& rank : world) rank.engine->shutdown();
     mismatch_changes_nothing(size);
     timeout_and_leaving(size);
   }

@@ -19,6 +19,8 @@ from procgroup.errors import DistBackendError
 from procgroup.stores.store import Store
 
 _FLUSH_SECONDS = 5.0
+# All ranks have met at the store before they connect: whoever takes longer than this has died on the way.
+_CONNECT_SECONDS = 120.0
 _SUPPORTS = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "barrier", "send", "recv"})
 
 
@@ -26,7 +28,7 @@ class NativeBackend:
     """One process group's engine on this rank.
 
     Creating it connects all ranks of the group through ``store`` and returns when every rank has; it
-    raises DistNetworkError or StoreTimeout when that takes longer than ``timeout`` seconds.
+    raises DistNetworkError or StoreTimeout when that takes longer than ``timeout`` or 120 seconds.
     """
 
     supports = _SUPPORTS
@@ -47,7 +49,8 @@ class NativeBackend:
         self.name = name
         self._completions: threading.Thread | None = None
         wanted = environ.PROCGROUP_TRANSPORT.get()
-        mesh = Mesh(store, rank, size, _data_key(store, rank, data_key), time.monotonic() + timeout)
+        limit = min(timeout, _CONNECT_SECONDS)
+        mesh = Mesh(store, rank, size, _data_key(store, rank, data_key, limit), time.monotonic() + limit)
         self._engine = _native.Engine(rank, size, ranks_are_threads, wanted != "tcp")
         self._engine.set_cores(usable_cores(), size)
         self._engine.on_first_watch(self._start_completions)
@@ -62,11 +65,19 @@ class NativeBackend:
         self.recv = self._group.recv
 
     def shutdown(self) -> None:
+        if not self._group.is_broken:
+            self._flush()
         self._group.leave()
-        self._engine.shutdown(_FLUSH_SECONDS)
+        self._engine.shutdown()
 
     def abort(self) -> None:
         self._engine.abort()
+
+    def _flush(self) -> None:
+        """Hand over what was sent to ranks that still receive it; short slices, so that Ctrl-C is heard."""
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        while not self._engine.flush(0.1) and time.monotonic() < deadline:
+            pass
 
     def _make_group(self, mesh: Mesh, group_name: str, wanted: str) -> _native.Group:
         members = list(range(mesh.size))
@@ -126,13 +137,13 @@ class NativeBackend:
             self._completions.start()
 
 
-def _data_key(store: Store, rank: int, given: bytes | None) -> bytes:
+def _data_key(store: Store, rank: int, given: bytes | None, limit: float) -> bytes:
     """The key that data connections prove: derived from the job's, or a random one that rank 0 hands out."""
     if given is not None:
         return hashlib.sha256(b"procgroup data key\0" + given).digest()
     if rank == 0:
         store.set("data_key", secrets.token_bytes(32))
-    return store.get("data_key")
+    return store.get("data_key", limit)
 
 
 def _cores_together(cores: dict[int, list[int]]) -> int:
