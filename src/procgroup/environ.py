@@ -66,6 +66,12 @@ PROCGROUP_STORE = Variable[str](
 PROCGROUP_JOB_KEY = Variable[str](
     "PROCGROUP_JOB_KEY", str, "", "The job's secret, in hex; stores and data connections prove it. Set by the launcher."
 )
+PROCGROUP_STORE_KEY = Variable[str](
+    "PROCGROUP_STORE_KEY",
+    str,
+    "",
+    "The secret of the store at PROCGROUP_STORE; a process that joins there takes it as its job key. Set by spawn.",
+)
 PROCGROUP_TRANSPORT = Variable[str](
     "PROCGROUP_TRANSPORT", _transport, "auto", "auto, shm (fail without shared memory) or tcp (never use it)."
 )

@@ -102,7 +102,7 @@ def lose_peer_before_it_raises(index: int) -> None:
 
 
 def show_environment(index: int, directory: str) -> None:
-    names = ("MASTER_ADDR", "MASTER_PORT", "PROCGROUP_STORE", "PROCGROUP_JOB_KEY")
+    names = ("MASTER_ADDR", "MASTER_PORT", "PROCGROUP_STORE", "PROCGROUP_STORE_KEY", "PROCGROUP_JOB_KEY")
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if "PROCGROUP_STORE" in os.environ:
         socket.create_connection((host, port), timeout=5).close()
@@ -241,6 +241,7 @@ def test_children_are_led_to_a_store_of_the_parent(tmp_path: Path, method: str) 
     assert first[0] == "127.0.0.1"
     assert first[2] == f"127.0.0.1:{first[1]}"
     assert len(bytes.fromhex(first[3])) == 32
+    assert first[4] == "-"
     assert "MASTER_PORT" not in os.environ
 
 
@@ -248,7 +249,13 @@ def test_an_address_of_the_user_is_left_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     spawn(show_environment, (str(tmp_path),))
-    assert (tmp_path / "0").read_text() == "10.0.0.1 29500 - -"
+    assert (tmp_path / "0").read_text() == "10.0.0.1 29500 - - -"
+
+
+def test_a_job_key_of_the_user_is_the_store_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROCGROUP_JOB_KEY", "ab" * 16)
+    spawn(show_environment, (str(tmp_path),))
+    assert (tmp_path / "0").read_text().split()[3:] == ["-", "ab" * 16]
 
 
 def test_sixteen_jobs_at_once_do_not_collide(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
+from procgroup.environ import PROCGROUP_JOB_KEY, Variable
 from procgroup.stores.tcp import StoreServer
 
 
@@ -12,22 +13,22 @@ class HostedStore:
     """A store server in this process, and what a rank needs to reach it.
 
     The port is bound once and kept until ``close``: no other process can take it between the choice and
-    the use. Every client has to prove ``job_key``, 32 random bytes in hex.
+    the use. Every client has to prove ``job_key``, by default 32 random bytes in hex.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, job_key: str = "") -> None:
         self.host = host
-        self.job_key = os.urandom(32).hex()
+        self.job_key = job_key or os.urandom(32).hex()
         self._server = StoreServer(host, port, job_key=self.job_key)
         self.port = self._server.port
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables that lead a rank to this store."""
+    def environment(self, key: Variable[str] = PROCGROUP_JOB_KEY) -> dict[str, str]:
+        """Return the variables that lead a rank to this store; ``key`` is the one that holds the secret."""
         return {
             "MASTER_ADDR": self.host,
             "MASTER_PORT": str(self.port),
             "PROCGROUP_STORE": f"{self.host}:{self.port}",
-            "PROCGROUP_JOB_KEY": self.job_key,
+            key.name: self.job_key,
         }
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from procgroup.environ import MASTER_ADDR, MASTER_PORT
+from procgroup.environ import MASTER_ADDR, MASTER_PORT, PROCGROUP_JOB_KEY, PROCGROUP_STORE_KEY, Variable
 from procgroup.launch.die_with_parent import die_with_parent, die_with_writer
 from procgroup.launch.hosted_store import HostedStore
 from procgroup.launch.lasting_starter import LastingStarter
@@ -90,8 +90,9 @@ def start_processes(
 def _start(
     context: BaseContext, fn: Callable[..., object], args: tuple[Any, ...], nprocs: int, daemon: bool
 ) -> SpawnContext:
-    store = None if nprocs == 0 or MASTER_ADDR.is_set() or MASTER_PORT.is_set() else HostedStore()
-    environment = store.environment() if store else {}
+    hosts = nprocs > 0 and not MASTER_ADDR.is_set() and not MASTER_PORT.is_set()
+    store = HostedStore(job_key=PROCGROUP_JOB_KEY.get()) if hosts else None
+    environment = store.environment(_key_variable()) if store else {}
     # Under forkserver the children's parent is a server that lives as long as they do.
     parent_pid = None if context.get_start_method() == "forkserver" else os.getpid()
     processes: list[BaseProcess] = []
@@ -109,6 +110,15 @@ def _start(
     except BaseException:
         SpawnContext(processes, reports, store).end(INTERRUPT_SECONDS)
         raise
+
+
+def _key_variable() -> Variable[str]:
+    """Return where children find the store's secret.
+
+    A secret of the user is the whole job's. One that is made here is this store's alone: children that meet
+    elsewhere, perhaps with those of another ``spawn``, must not have a secret that the others lack.
+    """
+    return PROCGROUP_JOB_KEY if PROCGROUP_JOB_KEY.is_set() else PROCGROUP_STORE_KEY
 
 
 def _run(

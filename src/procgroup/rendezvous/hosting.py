@@ -33,6 +33,8 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
     from procgroup.stores.tcp import TCPStore
 
     limit = types.seconds(timeout)
+    if hosted_by_launcher(host, port) and environ.PROCGROUP_STORE_KEY.is_set():
+        os.environ[environ.PROCGROUP_JOB_KEY.name] = environ.PROCGROUP_STORE_KEY.get()
     if rank == 0 and not hosted_by_launcher(host, port):
         return _host(host, port, limit)
     return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
