@@ -8,6 +8,10 @@ namespace {
 
 using Place = RingPlace;
 
+// Reduce-scatter goes over the array in columns, each of this many segments of every block: the scratch
+// for partial results then stays in the cache and small, however large the array is.
+constexpr size_t kColumnSegments = 8;
+
 // A run of elements of the whole array.
 struct Range {
   size_t begin;
@@ -32,6 +36,7 @@ class Planner {
   size_t block_elements(int block) const { return block_begin(block + 1) - block_begin(block); }
   size_t longest_block() const { return block_elements(0); }  // the remainder goes to the first blocks
 
+  size_t column_elements() const { return std::min(longest_block(), kColumnSegments * request_.segment_elements); }
   size_t segments_of(size_t elements) const {
     return (elements + request_.segment_elements - 1) / request_.segment_elements;
   }
@@ -58,6 +63,7 @@ class Planner {
   void add(const RingStep& step) {
     if (step.elements > 0) plan.steps.push_back(step);
   }
+  void reduce_scatter_segment(int round, size_t index, Place::Kind result);
   void finish_or_add(int round, size_t index, Place::Kind result);
   Place partial(int round, int block, size_t begin) const;
 
@@ -67,10 +73,11 @@ class Planner {
 Place input(size_t offset) { return {Place::Kind::kInput, 0, offset}; }
 Place output(size_t offset, int rank = 0) { return {Place::Kind::kOutput, rank, offset}; }
 
-// Rounds use two halves of the scratch in turn: one is being received while the other is being sent.
+// Rounds use two halves of the scratch in turn: one is being received while the other is being sent. All
+// columns use the same scratch.
 Place Planner::partial(int round, int block, size_t begin) const {
-  const size_t half = static_cast<size_t>(round % 2) * longest_block();
-  return {Place::Kind::kPartial, 0, half + begin - block_begin(block)};
+  const size_t half = static_cast<size_t>(round % 2) * column_elements();
+  return {Place::Kind::kPartial, 0, half + (begin - block_begin(block)) % column_elements()};
 }
 
 // What `round` received, of block rank-2-round, gets our own elements; after the last round it is our
@@ -85,26 +92,34 @@ void Planner::finish_or_add(int round, size_t index, Place::Kind result) {
   local(RingStep::Kind::kFinish, part.elements, {result, 0, offset}, arrived);
 }
 
-// Round t sends block rank-1-t and receives block rank-2-t, so that the last one received is our own.
 void Planner::reduce_scatter(Place::Kind result) {
-  plan.partial_elements = 2 * longest_block();
+  plan.partial_elements = 2 * column_elements();
   if (result == Place::Kind::kResult) plan.result_elements = longest_block();
   const size_t segments = segments_of(longest_block());
-  for (int round = 0; round <= size() - 1; ++round) {
-    const int sent = modulo(rank() - 1 - round);
-    const int received = modulo(rank() - 2 - round);
-    for (size_t index = 0; index < segments; ++index) {
-      const Range out = block_segment(sent, index);
-      const Range in = block_segment(received, index);
-      // Round 0 sends from the half that round -1 would have filled.
-      const Place departs = partial(round + 1, sent, out.begin);
-      if (round == 0) local(RingStep::Kind::kBegin, out.elements, departs, input(out.begin));
-      if (round > 0) finish_or_add(round - 1, index, result);
-      if (round == size() - 1) continue;
-      send(next(), out.elements, departs);
-      receive(previous(), in.elements, partial(round, received, in.begin));
+  for (size_t first = 0; first < segments; first += kColumnSegments) {
+    const size_t end = std::min(first + kColumnSegments, segments);
+    for (int round = 0; round < size(); ++round) {
+      for (size_t index = first; index < end; ++index) reduce_scatter_segment(round, index, result);
     }
   }
+}
+
+// Round t sends block rank-1-t and receives block rank-2-t, so that the last one received is our own.
+// Round p-1 only finishes what the round before received.
+void Planner::reduce_scatter_segment(int round, size_t index, Place::Kind result) {
+  const int sent = modulo(rank() - 1 - round);
+  const int received = modulo(rank() - 2 - round);
+  const Range out = block_segment(sent, index);
+  const Range in = block_segment(received, index);
+  const Place departs = partial(round + 1, sent, out.begin);  // what round-1 received, in the other half
+  if (round == 0) {
+    local(RingStep::Kind::kBegin, out.elements, departs, input(out.begin));
+  } else {
+    finish_or_add(round - 1, index, result);
+  }
+  if (round == size() - 1) return;
+  send(next(), out.elements, departs);
+  receive(previous(), in.elements, partial(round, received, in.begin));
 }
 
 // Round t sends block rank-t and receives block rank-t-1; we hold block `rank` before.

@@ -3,7 +3,8 @@
 // Vocabulary. An array of `count` elements is split into p *blocks*, one per rank, and a block into
 // *segments* of at most `segment_elements`, each of which is one message. In a *round* every rank sends
 // one block to the next rank of the ring and receives one from the previous; rounds overlap, segment by
-// segment, so that a segment travels on as soon as it is there.
+// segment, so that a segment travels on as soon as it is there. Reduce-scatter runs all its rounds on one
+// *column* of the blocks, a few segments of each, then on the next.
 //
 //   all_reduce, 3 ranks, blocks A B C           reduce-scatter                  all-gather
 //     rank 0:  round 0 sends C, receives B;  round 1 sends B+, finishes A;   sends A, C; receives C, B

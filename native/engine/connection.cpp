@@ -26,8 +26,7 @@ bool Connection::write() {
     return outbox_.write(*channel_);
   } catch (const ChannelClosed& closed) {
     // What the peer had sent before may still be readable; it was published, so it is delivered.
-    while (read()) {
-    }
+    drain();
     if (!fault_) fault_ = lost(peer_, describe(closed));
     return true;
   }
@@ -43,6 +42,12 @@ bool Connection::read() {
     fault_ = lost(peer_, malformed.reason);
   }
   return true;
+}
+
+// Read what is there already. The bound keeps a peer that floods us from holding us here.
+void Connection::drain() {
+  for (int turn = 0; turn < 16 && read(); ++turn) {
+  }
 }
 
 bool Connection::read_frames() {
@@ -234,11 +239,7 @@ void Connection::give_up(const ReceiveTransfer& receive) {
 
 void Connection::fail(const Failure& failure) {
   if (failure_) return;
-  if (channel_ && !fault_) {
-    // What the peer had published before is delivered. The bound keeps a flooding peer from holding us.
-    for (int turn = 0; turn < 16 && read(); ++turn) {
-    }
-  }
+  drain();  // what the peer had published before is delivered
   failure_ = failure;
   outbox_.fail_all(failure);
   for (const auto& [number, stream] : streams_) fail_unless_over(*stream.receive, failure);

@@ -73,6 +73,7 @@ class Connection {
   };
 
   bool paused() const { return !current_.active && matching_.kept_bytes(peer_) > kKeptBytesLimit; }
+  void drain();
   bool read_frames();
   bool fill_staged();
   void begin_frame();

@@ -1,0 +1,188 @@
+// Collectives over messages that fail: ranks that disagree, are lost, or give up.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/check.hpp"
+#include "tests/links.hpp"
+#include "tests/mesh_fixture.hpp"
+
+namespace procgroup::testing {
+namespace {
+
+Descriptor differing(const Descriptor& call, int field) {
+  Descriptor other = call;
+  switch (field) {
+    case 0:
+      other.op = OpKind::kBroadcast;
+      break;
+    case 1:
+      other.dtype = Dtype::kInt32;
+      break;
+    case 2:
+      other.reduce_op = ReduceOp::kMax;
+      break;
+    case 3:
+      other.root = 1;
+      break;
+    case 4:
+      other.count = 1;
+      break;
+    case 5:
+      other.count = 2000;
+      break;
+    default:
+      other.sequence += 1;
+  }
+  return other;
+}
+
+void a_call_that_differs_fails_on_every_rank_and_changes_nothing() {
+  for (const size_t count : {size_t{3}, size_t{1000}}) {
+    for (int field = 0; field < 7; ++field) {
+      run_ranks(3, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
+        const Descriptor usual = call_of(OpKind::kReduce, Dtype::kFloat32, ReduceOp::kSum, count, 0, 5);
+        const Descriptor call = rank == 2 ? differing(usual, field) : usual;
+        Bytes array = input_of(call.dtype, call.count, rank);
+        const Bytes before = array;
+        MeshCall operation(messages, everybody(rank, 3), call, array.data(), array.data(), {}, kTiny);
+        finish(operation, messages, doorbell);
+        const Failure* failure = operation.failure();
+        CHECK(failure != nullptr && failure->kind == Failure::Kind::kMismatch && array == before);
+        CHECK(failure->calls.size() == 3 && failure->calls[0] == usual.describe());
+        CHECK(failure->calls[2] == differing(usual, field).describe());
+      });
+    }
+  }
+}
+
+void a_mismatch_is_told_though_one_rank_never_comes() {
+  run_ranks(3, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell&) {
+    if (rank == 2) return;
+    const size_t count = rank == 0 ? 4 : 5;
+    const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, count);
+    Bytes array = input_of(call.dtype, call.count, rank);
+    MeshCall operation(messages, everybody(rank, 3), call, array.data(), array.data(), {}, kTiny);
+    while (operation.advance() != Progress::kDone) {
+      messages.pump();
+      poll(nullptr, 0, 5);
+    }
+    CHECK(operation.failure()->kind == Failure::Kind::kMismatch && operation.failure()->calls[2] == "nothing yet");
+  });
+}
+
+void records_from_a_hostile_peer_fail_the_call_only() {
+  const std::vector<Bytes> records = {Bytes(0), Bytes(31), Bytes(sizeof(Descriptor), std::byte{0xff}), Bytes(20'000)};
+  for (const Bytes& record : records) {
+    run_ranks(2, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
+      if (rank == 1) {
+        messages.post(0, {kGroup, uint64_t{1} << 63}, record);
+        return pump_until(messages, doorbell, [&] { return messages.flushed() || record.size() > kEagerBytes; });
+      }
+      const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, 4);
+      Bytes array = input_of(call.dtype, call.count, rank);
+      const Bytes before = array;
+      MeshCall operation(messages, everybody(rank, 2), call, array.data(), array.data(), {}, kTiny);
+      finish(operation, messages, doorbell);
+      CHECK(operation.failure() != nullptr && array == before);
+    });
+  }
+}
+
+// One rank agrees and then dies. Its ring neighbour sees that; the others learn it from the notice, or by themselves.
+void a_rank_lost_in_mid_call_is_named_on_every_survivor() {
+  const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat64, ReduceOp::kSum, 400'000);
+  run_ranks(4, LinkKind::kUnixSocket, 0, [&](int world_rank, Messages& messages, Doorbell& doorbell) {
+    if (world_rank == 1) return;
+    Bytes array = input_of(call.dtype, call.count, world_rank);
+    MeshCall operation(messages, shuffled_group(world_rank), call, array.data(), array.data(), {},
+                       {.small_bytes = 64, .segment_bytes = 64 * 1024});
+    if (world_rank == 2) {
+      pump_until(messages, doorbell, [&] { return operation.advance() == Progress::kMoved; });
+      for (const int peer : {0, 3}) {
+        Failure gone{};
+        gone.kind = Failure::Kind::kLost;
+        gone.peer = peer;
+        messages.fail_peer(peer, gone);
+      }
+      return;
+    }
+    finish(operation, messages, doorbell);
+    const Failure* failure = operation.failure();
+    CHECK(failure != nullptr && failure->kind == Failure::Kind::kLost && failure->peer == 2);
+  });
+}
+
+// Five ranks in a ring; rank 4 fails with a loss that only it can see. All others must hear which rank it was.
+void a_loss_that_one_rank_sees_is_told_to_all() {
+  const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat64, ReduceOp::kSum, 100'000);
+  run_ranks(5, LinkKind::kRing, 4096, [&](int rank, Messages& messages, Doorbell& doorbell) {
+    if (rank == 2) {  // takes part in the agreement, then goes silent without closing anything
+      Bytes array = input_of(call.dtype, call.count, rank);
+      MeshCall operation(messages, everybody(rank, 5), call, array.data(), array.data(), {}, kTiny);
+      pump_until(messages, doorbell, [&] {
+        operation.advance();
+        return operation.is_over();
+      });
+      CHECK(operation.failure()->kind == Failure::Kind::kFailed && operation.failure()->peer == 4);
+      return;
+    }
+    Bytes array = input_of(call.dtype, call.count, rank);
+    MeshCall operation(messages, everybody(rank, 5), call, array.data(), array.data(), {}, kTiny);
+    if (rank == 4) {
+      pump_until(messages, doorbell, [&] { return operation.advance() == Progress::kMoved; });
+      Failure killed{};
+      killed.kind = Failure::Kind::kLost;
+      killed.peer = 2;
+      killed.pid = 4711;
+      killed.reason = "its process ended";
+      operation.give_up(killed);
+      CHECK(operation.is_over() && operation.failure()->pid == 4711);
+      return;
+    }
+    finish(operation, messages, doorbell);
+    const Failure* failure = operation.failure();
+    CHECK(failure != nullptr && failure->kind == Failure::Kind::kLost && failure->peer == 2 && failure->pid == 4711);
+    CHECK(failure->reason == "its process ended");
+  });
+}
+
+void a_call_that_is_given_up_touches_no_array_and_tells_the_others() {
+  for (const size_t count : {size_t{4}, size_t{100'000}}) {
+    const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, count);
+    std::atomic<bool> given_up{false};
+    run_ranks(2, LinkKind::kTcp, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
+      auto array = std::make_unique<Bytes>(input_of(call.dtype, call.count, rank));
+      MeshCall operation(messages, everybody(rank, 2), call, array->data(), array->data(), {}, kTiny);
+      if (rank == 0) {
+        operation.advance();
+        CHECK(operation.missing() == std::vector<int>{1});
+        Failure timeout{};
+        timeout.kind = Failure::Kind::kTimeout;
+        operation.give_up(timeout);
+        array.reset();
+        given_up = true;
+        return pump_until(messages, doorbell, [&] { return messages.flushed(); });
+      }
+      while (!given_up) std::this_thread::yield();
+      finish(operation, messages, doorbell);
+      if (count > 4) CHECK(operation.failure()->reason.find("timed out") != std::string::npos);
+      CHECK(count <= 4 || (operation.failure()->kind == Failure::Kind::kFailed && operation.failure()->peer == 0));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace procgroup::testing
+
+int main() {
+  using namespace procgroup::testing;
+  limit_seconds(110);
+  RUN_TEST(a_call_that_differs_fails_on_every_rank_and_changes_nothing);
+  RUN_TEST(a_mismatch_is_told_though_one_rank_never_comes);
+  RUN_TEST(records_from_a_hostile_peer_fail_the_call_only);
+  RUN_TEST(a_rank_lost_in_mid_call_is_named_on_every_survivor);
+  RUN_TEST(a_loss_that_one_rank_sees_is_told_to_all);
+  RUN_TEST(a_call_that_is_given_up_touches_no_array_and_tells_the_others);
+}
