@@ -12,6 +12,8 @@
 namespace procgroup {
 namespace {
 
+constexpr unsigned kProbeSeconds = 5;  // of silence before the first probe, and between probes
+
 void make_non_blocking(int socket) {
   const int flags = fcntl(socket, F_GETFL);
   if (flags < 0 || fcntl(socket, F_SETFL, flags | O_NONBLOCK) < 0) {
@@ -25,8 +27,8 @@ bool is_tcp(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 && protocol == IPPROTO_TCP;
 }
 
-void set_tcp_option(int socket, int option, unsigned value) {
-  if (setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value) < 0) {
+void set_option(int socket, int level, int option, unsigned value) {
+  if (setsockopt(socket, level, option, &value, sizeof value) < 0) {
     throw std::system_error(errno, std::generic_category(), "cannot set an option of a TCP connection");
   }
 }
@@ -42,8 +44,12 @@ size_t nothing_moved() {
 TcpChannel::TcpChannel(FileDescriptor socket, double user_timeout_s) : socket_(std::move(socket)) {
   make_non_blocking(socket_.get());
   if (!is_tcp(socket_.get())) return;  // a Unix socket has neither option and needs neither
-  set_tcp_option(socket_.get(), TCP_NODELAY, 1);
-  set_tcp_option(socket_.get(), TCP_USER_TIMEOUT, static_cast<unsigned>(user_timeout_s * 1000));
+  set_option(socket_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<unsigned>(user_timeout_s * 1000));
+  // A rank that only waits writes nothing: probes notice for it that the other host is gone.
+  set_option(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket_.get(), IPPROTO_TCP, TCP_KEEPIDLE, kProbeSeconds);
+  set_option(socket_.get(), IPPROTO_TCP, TCP_KEEPINTVL, kProbeSeconds);
 }
 
 TcpChannel::~TcpChannel() {

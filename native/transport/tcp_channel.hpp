@@ -9,7 +9,8 @@ namespace procgroup {
 class TcpChannel : public Channel {
  public:
   // Takes the socket over and makes it non-blocking. `user_timeout_s` bounds how long written bytes may
-  // stay unacknowledged before the connection counts as broken. Throws std::system_error.
+  // stay unacknowledged, and an idle peer's host silent, before the connection counts as broken. Throws
+  // std::system_error.
   explicit TcpChannel(FileDescriptor socket, double user_timeout_s = 30);
   ~TcpChannel() override;
 
