@@ -5,8 +5,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -66,19 +67,33 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
   return nb::module_::import_("procgroup.errors").attr("from_native")(kind, data);
 }
 
-class PythonGroup;
+// Engines and groups stay as they are in a forked child: their threads and mappings are not there, and their locks
+// may be held for ever.
+std::shared_ptr<Engine> make_engine(const EngineOptions& options, bool shared) {
+  return {new Engine(options, shared), [](Engine* engine) {
+            if (!engine->forked()) delete engine;
+          }};
+}
 
-// An issued operation and what it works on, kept until it is over.
+std::shared_ptr<Group> make_group(const std::shared_ptr<Engine>& engine, GroupOptions options) {
+  return {new Group(*engine, std::move(options)), [engine](Group* group) {
+            if (!engine->forked()) delete group;
+          }};
+}
+
+// An issued operation and what it works on, kept until it is over. The members end from the last to the first: the
+// operation, which may still be running, before its arrays, and both before the group.
 struct Issued {
-  std::shared_ptr<GroupOperation> operation;
+  std::shared_ptr<Group> group;
   std::vector<ArrayView> arrays;
+  std::shared_ptr<GroupOperation> operation;
   nb::object callback;
 };
 
 class PythonEngine {
  public:
   PythonEngine(int rank, int world_size, bool ranks_are_threads, bool shared)
-      : engine_(std::make_shared<Engine>(EngineOptions{rank, world_size, ranks_are_threads}, shared)) {}
+      : engine_(make_engine({rank, world_size, ranks_are_threads}, shared)) {}
   ~PythonEngine() { close(); }
 
   const std::shared_ptr<Engine>& engine() const {
@@ -94,11 +109,15 @@ class PythonEngine {
     sweep();
     issued_.push_back(std::move(issued));
   }
-  // Let go of the arrays of operations that are over.
+  // Let go of the arrays of operations that are over. That may run Python code, which may come back here: so it
+  // happens when `issued_` is whole again.
   void sweep() {
-    std::erase_if(issued_, [](const std::shared_ptr<Issued>& issued) {
-      return issued->operation->is_over() && !issued->callback.is_valid();
+    const auto over = std::stable_partition(issued_.begin(), issued_.end(), [](const std::shared_ptr<Issued>& issued) {
+      return !issued->operation->is_over() || issued->callback.is_valid();
     });
+    const std::vector<std::shared_ptr<Issued>> ended(std::make_move_iterator(over),
+                                                     std::make_move_iterator(issued_.end()));
+    issued_.erase(over, issued_.end());
   }
 
   // `start` starts the completion thread, when the first operation is watched.
@@ -107,10 +126,11 @@ class PythonEngine {
     if (const nb::object start = std::exchange(start_watching_, nb::object()); start.is_valid()) start();
   }
 
-  // One turn of the completion thread: wait for completions, then call what was registered for them.
+  // One turn of the completion thread: wait for completions, then call what was registered for them. False when it
+  // was the last: close() has ended what was pending.
   bool run_completions(double seconds) {
-    if (closed_) return false;
-    {
+    const bool last = closed_;
+    if (!last) {
       const nb::gil_scoped_release unlocked;
       seen_ = engine_->await_completions(seen_, seconds);
     }
@@ -119,7 +139,7 @@ class PythonEngine {
       if (issued->callback.is_valid() && issued->operation->is_over()) due.push_back(std::move(issued->callback));
     sweep();
     for (const nb::object& callback : due) callback();
-    return !closed_;
+    return !last;
   }
 
   bool flush(double seconds) {
@@ -152,8 +172,8 @@ class PythonEngine {
 
 class PythonOperation {
  public:
-  PythonOperation(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Group> group, std::shared_ptr<Issued> issued)
-      : engine_(std::move(engine)), group_(std::move(group)), issued_(std::move(issued)) {}
+  PythonOperation(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Issued> issued)
+      : engine_(std::move(engine)), issued_(std::move(issued)) {}
 
   bool wait(nb::handle timeout) {
     GroupOperation& operation = *issued_->operation;
@@ -170,7 +190,7 @@ class PythonOperation {
   nb::object exception() const {
     const GroupOperation& operation = *issued_->operation;
     if (!operation.is_over() || operation.failure() == nullptr) return nb::none();
-    return build_exception(*operation.failure(), operation.call(), *group_);
+    return build_exception(*operation.failure(), operation.call(), *issued_->group);
   }
   int source() const { return issued_->operation->is_over() ? issued_->operation->source() : -1; }
   void on_completion(nb::object callback) {
@@ -191,7 +211,6 @@ class PythonOperation {
   }
 
   std::shared_ptr<PythonEngine> engine_;
-  std::shared_ptr<Group> group_;
   std::shared_ptr<Issued> issued_;
 };
 
@@ -200,12 +219,12 @@ class PythonGroup {
   PythonGroup(std::shared_ptr<PythonEngine> engine, uint64_t id, std::string name, std::vector<int> members, int rank,
               bool shared)
       : engine_(std::move(engine)),
-        group_(std::make_shared<Group>(*engine_->engine(), GroupOptions{.id = id,
-                                                                        .name = std::move(name),
-                                                                        .members = std::move(members),
-                                                                        .rank = rank,
-                                                                        .shared = shared,
-                                                                        .layout = {}})) {}
+        group_(make_group(engine_->engine(), GroupOptions{.id = id,
+                                                          .name = std::move(name),
+                                                          .members = std::move(members),
+                                                          .rank = rank,
+                                                          .shared = shared,
+                                                          .layout = {}})) {}
 
   uint64_t offset() const { return group_->offset(); }
   void attach(const std::vector<uint64_t>& offsets) { group_->attach(offsets); }
@@ -309,13 +328,14 @@ class PythonGroup {
   }
   template <class Start>
   nb::object adopt(std::shared_ptr<Issued> issued, Start start) {
+    issued->group = group_;
     try {
       issued->operation = start();
     } catch (const OperationFailed& failed) {
       raise(build_exception(failed.failure, failed.call, *group_));
     }
     engine_->keep(issued);
-    return nb::cast(std::make_shared<PythonOperation>(engine_, group_, std::move(issued)));
+    return nb::cast(std::make_shared<PythonOperation>(engine_, std::move(issued)));
   }
   nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds) {
     engine_->require_not_forked();

@@ -36,6 +36,9 @@ Engine::Engine(const EngineOptions& options, bool shared)
       make_arena();
     } catch (const std::system_error& error) {
       arena_problem_ = error.what();
+      watcher_.reset();
+      life_lock_.reset();  // its word lies in the arena
+      arena_.reset();
     }
   }
   if (!arena_) {
@@ -60,18 +63,17 @@ Engine::~Engine() {
 }
 
 void Engine::make_arena() {
-  auto arena = std::make_shared<Arena>(Arena::create(rank()));
-  ArenaHeader& header = arena->header();
+  arena_ = std::make_shared<Arena>(Arena::create(rank()));
+  ArenaHeader& header = arena_->header();
   header.ring_capacity = ring_capacity(world_size());
-  header.rings = arena->allocate(ring_stride(header.ring_capacity) * static_cast<size_t>(world_size()));
+  header.rings = arena_->allocate(ring_stride(header.ring_capacity) * static_cast<size_t>(world_size()));
   for (int peer = 0; peer < world_size(); ++peer)
-    Ring::initialise(arena->at(header.rings, 0) + ring_stride(header.ring_capacity) * index(peer));
-  header.recorder = arena->allocate(Recorder::bytes());
-  recorder_ = std::make_unique<Recorder>(arena->at(header.recorder, Recorder::bytes()));
+    Ring::initialise(arena_->at(header.rings, 0) + ring_stride(header.ring_capacity) * index(peer));
+  header.recorder = arena_->allocate(Recorder::bytes());
+  recorder_ = std::make_unique<Recorder>(arena_->at(header.recorder, Recorder::bytes()));
   life_lock_ = std::make_unique<LifeLock>(header.life);
   watcher_ = std::make_unique<LifeWatcher>([this](int peer, const std::string& how) { on_lost(peer, how); },
                                            [this](int peer) { on_left(peer); });
-  arena_ = std::move(arena);
 }
 
 void Engine::attach_shared(int peer_rank, FileDescriptor descriptor, FileDescriptor socket) {
@@ -122,9 +124,6 @@ void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
   peer.status.store(status, std::memory_order_release);
   {
     const std::lock_guard lock(messages_mutex_);
-    // What the peer sent before it ended still arrives.
-    while (messages_.pump()) {
-    }
     messages_.fail_peer(peer_rank, loss(peer_rank));
   }
   kick();

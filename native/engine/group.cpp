@@ -35,8 +35,19 @@ Group::Group(Engine& engine, GroupOptions options) : engine_(engine), options_(s
 Group::~Group() {
   if (engine_.forked()) return;
   leave();
-  engine_.progress().remove(this);
-  if (options_.shared) engine_.arena().release(offset_);
+  if (options_.shared && nobody_reads()) engine_.arena().release(offset_);
+}
+
+// Whether no other rank can be reading what this one published last. Else the memory stays until the arena goes.
+bool Group::nobody_reads() const {
+  if (!shared_) return true;
+  for (int member = 0; member < size(); ++member) {
+    const GroupMemory& memory = shared_->members[static_cast<size_t>(member)].memory();
+    const bool gone = engine_.peer_status(options_.members[static_cast<size_t>(member)]) != PeerStatus::kPresent;
+    if (member != rank() && !gone && memory.state.load(std::memory_order_acquire) == MemberState::kPresent)
+      return false;
+  }
+  return true;
 }
 
 void Group::attach(const std::vector<uint64_t>& offsets) {
@@ -59,37 +70,37 @@ void Group::attach(const std::vector<uint64_t>& offsets) {
 
 void Group::run(Request& request, double seconds, Host& host) {
   require_usable(request.descriptor);
-  const bool turn = queued_.load(std::memory_order_acquire) == 0 && !busy_.exchange(true, std::memory_order_acquire);
-  if (!turn) {
-    const std::shared_ptr<GroupOperation> operation = start(request, seconds);
-    bool interrupted = false;
-    await_completion(*operation, Deadline::never(), engine_, host, interrupted);
-    if (interrupted) {
-      // The call may be running in the progress thread, with this caller's arrays: it has to end first.
-      break_with({.kind = Failure::Kind::kInterrupted});
-      host.unlock();
-      while (!operation->is_over()) engine_.sleep(1'000'000, [&] { return operation->is_over(); });
-      host.lock();
-      throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation->call()};
-    }
-    if (const Failure* failure = operation->failure()) throw OperationFailed{*failure, operation->call()};
-    return;
-  }
+  const bool idle = queued_.load(std::memory_order_acquire) == 0;
+  if (!idle || busy_.exchange(true, std::memory_order_acquire)) return run_queued(request, seconds, host);
+  const Turn turn(*this);
   number(request.descriptor);
   Recording recording(engine_.recorder(), request.descriptor);
   if (shared_) {
     SharedCall call(*shared_, request);
     supervise(call, seconds, host);
     recording.end(call);
-    finish_turn();
     if (const Failure* failure = call.failure()) throw OperationFailed{*failure, request.descriptor};
     return;
   }
   const std::unique_ptr<Operation> call = make_call(request);
   supervise(*call, seconds, host);
   recording.end(*call);
-  finish_turn();
   if (const Failure* failure = call->failure()) throw OperationFailed{*failure, request.descriptor};
+}
+
+void Group::run_queued(const Request& request, double seconds, Host& host) {
+  const std::shared_ptr<GroupOperation> operation = start(request, seconds);
+  bool interrupted = false;
+  await_completion(*operation, Deadline::never(), engine_, host, interrupted);
+  if (interrupted) {
+    // The call may be running in the progress thread, with this caller's arrays: it has to end first.
+    break_with({.kind = Failure::Kind::kInterrupted});
+    host.unlock();
+    while (!operation->is_over()) engine_.sleep(1'000'000, [&] { return operation->is_over(); });
+    host.lock();
+    throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation->call()};
+  }
+  if (const Failure* failure = operation->failure()) throw OperationFailed{*failure, operation->call()};
 }
 
 void Group::supervise(Operation& operation, double seconds, Host& host) {
@@ -115,10 +126,10 @@ int Group::run_message(const MessageRequest& request, double seconds, Host& host
 }
 
 std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
-  require_usable(request.descriptor);
   auto operation = std::make_shared<QueuedCall>(*this, std::move(request), seconds);
   {
     const std::lock_guard lock(queue_mutex_);
+    require_usable(operation->call());  // under the mutex: what is queued after leave() would never end
     queue_.push_back(operation);
     queued_.fetch_add(1, std::memory_order_seq_cst);
   }
@@ -134,6 +145,7 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
   if (operation->advance() == Progress::kDone) return operation;
   {
     const std::lock_guard lock(queue_mutex_);
+    require_usable(operation->call());
     messages_.push_back(operation);
   }
   engine_.progress().notify();
@@ -196,19 +208,30 @@ Progress Group::advance_messages() {
 
 void Group::examine_pending() {
   std::vector<std::shared_ptr<GroupOperation>> running;
+  std::vector<std::shared_ptr<GroupOperation>> waiting;  // for their turn: to advance them would start them
   {
     const std::lock_guard lock(queue_mutex_);
     running = messages_;
-    running.insert(running.end(), queue_.begin(), queue_.end());
+    waiting.assign(queue_.begin(), queue_.end());
+  }
+  if (head_has_turn_ && !waiting.empty()) {
+    running.push_back(std::move(waiting.front()));
+    waiting.erase(waiting.begin());
   }
   for (const std::shared_ptr<GroupOperation>& operation : running) {
-    std::optional<Failure> failure = examine(*operation);
-    if (!failure && operation->deadline().passed())
-      failure =
-          Failure{.kind = Failure::Kind::kTimeout, .seconds = operation->seconds(), .missing = operation->missing()};
-    if (failure && !operation->is_over() && operation->advance() == Progress::kWaiting)
-      operation->give_up(std::move(*failure));
+    std::optional<Failure> failure = operation->is_over() ? std::nullopt : what_ends(*operation);
+    if (failure && operation->advance() == Progress::kWaiting) operation->give_up(std::move(*failure));
   }
+  for (const std::shared_ptr<GroupOperation>& operation : waiting) {
+    std::optional<Failure> failure = operation->is_over() ? std::nullopt : what_ends(*operation);
+    if (failure) operation->give_up(std::move(*failure));
+  }
+}
+
+std::optional<Failure> Group::what_ends(const GroupOperation& operation) const {
+  if (std::optional<Failure> failure = examine(operation)) return failure;
+  if (!operation.deadline().passed()) return std::nullopt;
+  return Failure{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};
 }
 
 void Group::number(Descriptor& call) {
@@ -299,17 +322,23 @@ void Group::break_with(const Failure& failure) {
 void Group::leave() {
   if (left_) return;
   left_ = true;
+  mark_left();
+  // From here on the progress thread does not touch this group: what is pending ends now, and nobody waits for ever.
+  engine_.progress().remove(this);
+  examine_pending();
+  engine_.completed();
+}
+
+void Group::mark_left() {
   {
     const std::lock_guard lock(reason_mutex_);
     if (reason_) return;
     reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = "this rank left the group"};
   }
   over_.store(true, std::memory_order_release);
-  if (shared_) {
-    shared_->mine().memory().state.store(MemberState::kLeft, std::memory_order_seq_cst);
-    shared_->wake_peers();
-  }
-  engine_.kick();
+  if (!shared_) return;
+  shared_->mine().memory().state.store(MemberState::kLeft, std::memory_order_seq_cst);
+  shared_->wake_peers();
 }
 
 int Group::group_rank(int world_rank) const {

@@ -68,7 +68,7 @@ class Group final : public Source {
 
   // Whether a failure has ended the group, or this rank has left it.
   bool is_over() const { return over_.load(std::memory_order_acquire); }
-  // Leave in order, or after a failure. Idempotent.
+  // Leave in order, or after a failure: what is pending fails. Idempotent; from one thread.
   void leave();
   Progress advance_pending() override;
   void examine_pending() override;
@@ -77,6 +77,22 @@ class Group final : public Source {
   friend class QueuedCall;
   friend class MessageOperation;
 
+  // The right to run a call in the caller's thread; given back at the end of the scope.
+  class Turn {
+   public:
+    explicit Turn(Group& group) : group_(group) {}
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() { group_.finish_turn(); }
+
+   private:
+    Group& group_;
+  };
+
+  bool nobody_reads() const;
+  void run_queued(const Request& request, double seconds, Host& host);
+  void mark_left();
+  std::optional<Failure> what_ends(const GroupOperation& operation) const;
   void require_usable(Descriptor call);
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);

@@ -16,13 +16,6 @@ static_assert(std::has_unique_object_representations_v<Descriptor>, "descriptors
 // When some ranks are known to disagree, how long to wait for the rest before saying so without them.
 constexpr int64_t kMismatchPatienceNs = 1'000'000'000;
 
-// What came over the wire may name ops and dtypes that do not exist.
-std::string describe_untrusted(const Descriptor& call) {
-  const bool known = call.op <= OpKind::kRecv && static_cast<int>(call.dtype) < kDtypes &&
-                     static_cast<int>(call.reduce_op) < kReduceOps;
-  return known ? call.describe() : "a call that this version does not know";
-}
-
 bool needs_elements(const Descriptor& call, int from, int to) {
   switch (call.op) {
     case OpKind::kBroadcast:
@@ -124,7 +117,7 @@ void MeshAgreement::report_mismatch() {
   failure_->kind = Failure::Kind::kMismatch;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const bool seen = seen_[static_cast<size_t>(rank)];
-    failure_->calls.push_back(seen ? describe_untrusted(descriptor_of(rank)) : "nothing yet");
+    failure_->calls.push_back(seen ? descriptor_of(rank).describe() : "nothing yet");
   }
 }
 

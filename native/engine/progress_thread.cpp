@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include "base/clock.hpp"
+#include "base/native_thread.hpp"
+
 namespace procgroup {
 namespace {
 
-constexpr int64_t kSliceNs = 20'000'000;
+constexpr int64_t kSliceNs = 20'000'000;  // how late deadlines and deaths may be noticed
 
 }  // namespace
 
@@ -35,7 +38,7 @@ void ProgressThread::remove(Source* source) {
 void ProgressThread::notify() {
   const std::lock_guard lock(mutex_);
   work_ = true;
-  if (!thread_.joinable() && !stop_) thread_ = std::thread([this] { run(); });
+  if (!thread_.joinable() && !stop_) thread_ = start_native_thread("pg-progress", [this] { run(); });
   changed_.notify_all();
 }
 
@@ -57,6 +60,7 @@ void ProgressThread::examine_all() {
 
 void ProgressThread::run() {
   Patience patience(policy_);
+  int64_t examined_ns = now_ns();
   for (;;) {
     {
       std::unique_lock lock(mutex_);
@@ -66,12 +70,17 @@ void ProgressThread::run() {
     const Progress progress = advance_all();
     if (progress == Progress::kMoved) {
       patience.renew();
+      // What moves must not hide that something else is late.
+      if (now_ns() - examined_ns < kSliceNs) continue;
+      examine_all();
+      examined_ns = now_ns();
     } else if (progress == Progress::kDone) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return work_ || stop_; });
       patience.renew();
     } else if (!patience.wait_a_moment()) {
       examine_all();
+      examined_ns = now_ns();
       bool moved = false;
       lounge_.sleep(kSliceNs, [&] { return moved = advance_all() != Progress::kWaiting; });
       if (moved) patience.renew();

@@ -31,7 +31,7 @@ class ProgressThread {
   ProgressThread(Lounge& lounge, const WaitPolicy& policy);
   ~ProgressThread();
 
-  // The source must be removed before it ends.
+  // The source must be removed before it ends. After remove() this thread does not touch it.
   void add(Source* source);
   void remove(Source* source);
   // There is work: start the thread if it does not run yet, wake it if it sleeps.
@@ -48,11 +48,11 @@ class ProgressThread {
   const WaitPolicy& policy_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::vector<Source*> sources_;
   bool work_ = false;
   bool stop_ = false;
   std::thread thread_;
-  std::mutex pass_;  // held while sources are advanced, so that remove() can wait for the end of a pass
+  std::mutex pass_;  // guards sources_; held while they are advanced, so that remove() waits for the end of a pass
+  std::vector<Source*> sources_;
 };
 
 }  // namespace procgroup

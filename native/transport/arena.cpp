@@ -31,6 +31,15 @@ std::byte* map(int descriptor, uint64_t bytes) {
   return static_cast<std::byte*>(base);
 }
 
+// Back a range with memory. A signal may interrupt that, however many times.
+void reserve(int descriptor, uint64_t offset, uint64_t bytes) {
+  int result;
+  do {
+    result = fallocate(descriptor, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) refuse("reserving shared memory");
+}
+
 uint64_t round_to_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
@@ -54,7 +63,7 @@ Arena Arena::create(int rank) {
   if (!descriptor) refuse("creating an arena");
   if (ftruncate(descriptor.get(), kReach) != 0) refuse("sizing an arena");
   if (fcntl(descriptor.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) refuse("sealing an arena");
-  if (fallocate(descriptor.get(), 0, 0, kPage) != 0) refuse("reserving an arena");
+  reserve(descriptor.get(), 0, kPage);
   std::byte* base = map(descriptor.get(), kReach);
   auto* header = new (base) ArenaHeader{};
   header->magic = kMagic;
@@ -87,8 +96,7 @@ uint64_t Arena::allocate(size_t bytes) {
   for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
     const auto [offset, room] = *hole;
     if (room < wanted) continue;
-    if (fallocate(descriptor_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(wanted)) != 0)
-      refuse("reserving shared memory");
+    reserve(descriptor_.get(), offset, wanted);
     free_.erase(hole);
     if (room > wanted) free_[offset + wanted] = room - wanted;
     used_[offset] = wanted;

@@ -20,7 +20,7 @@
 
 namespace procgroup {
 
-// First in every arena. Only `life`, `doorbell` and `sleepers` are written by peers.
+// First in every arena. Peers write `doorbell` only, and that to wake: everything else is its owner's.
 struct ArenaHeader {
   uint64_t magic;
   uint32_t version;

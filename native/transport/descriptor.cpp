@@ -38,6 +38,9 @@ uint64_t Descriptor::fingerprint() const {
 }
 
 std::string Descriptor::describe() const {
+  const bool known =
+      op <= OpKind::kRecv && static_cast<int>(dtype) < kDtypes && static_cast<int>(reduce_op) < kReduceOps;
+  if (!known) return "a call that this version does not know";
   std::string text = op_name(op);
   if (op == OpKind::kBarrier) return text;
   if (op == OpKind::kReduce || op == OpKind::kAllReduce) text += std::string("(") + reduce_op_name(reduce_op) + ")";

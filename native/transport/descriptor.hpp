@@ -25,7 +25,7 @@ struct Descriptor {
   size_t bytes() const { return count * dtype_size(dtype); }
   // Equal on all ranks exactly when they made the same call (up to a 64-bit hash).
   uint64_t fingerprint() const;
-  // For people: "all_reduce(SUM) of 1000 float32".
+  // For people: "all_reduce(SUM) of 1000 float32". Safe for what another rank wrote: it may name what does not exist.
   std::string describe() const;
 };
 

@@ -1,0 +1,81 @@
+// Whole engines, with ranks as threads of this process over one mapping, so that a race detector sees all of it.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.hpp"
+#include "engine/group.hpp"
+
+namespace procgroup {
+
+inline void check(bool condition, const char* what, int rank) {
+  if (condition) return;
+  std::fprintf(stderr, "rank %d: %s\n", rank, what);
+  std::abort();
+}
+
+struct Rank {
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Group> group;
+};
+
+// A small layout, so that few elements already take many chunks.
+inline constexpr GroupLayout kTiny{.small_bytes = 256, .slot_bytes = 1024};
+
+inline std::vector<Rank> make_world(int size) {
+  std::vector<Rank> world(static_cast<size_t>(size));
+  std::vector<int> members(static_cast<size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  for (int rank = 0; rank < size; ++rank) {
+    EngineOptions options{.rank = rank, .world_size = size, .ranks_are_threads = true};
+    world[static_cast<size_t>(rank)].engine = std::make_unique<Engine>(options, true);
+    check(world[static_cast<size_t>(rank)].engine->has_arena(), "expected an arena", rank);
+  }
+  std::vector<uint64_t> offsets;
+  for (int rank = 0; rank < size; ++rank) {
+    Rank& mine = world[static_cast<size_t>(rank)];
+    mine.engine->set_cores(1, size);
+    for (int peer = 0; peer < size; ++peer)
+      if (peer != rank) mine.engine->attach_thread(peer, *world[static_cast<size_t>(peer)].engine);
+    mine.group = std::make_unique<Group>(
+        *mine.engine, GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank, .layout = kTiny});
+    offsets.push_back(mine.group->offset());
+  }
+  for (Rank& rank : world) rank.group->attach(offsets);
+  return world;
+}
+
+inline void in_all_ranks(std::vector<Rank>& world, const std::function<void(Group&)>& body) {
+  std::vector<std::thread> threads;
+  for (Rank& rank : world) threads.emplace_back([&] { body(*rank.group); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline Request request_for(OpKind op, std::vector<int64_t>& data, int root = -1, ReduceOp reduce_op = ReduceOp::kSum) {
+  Request request;
+  request.descriptor.op = op;
+  request.descriptor.dtype = Dtype::kInt64;
+  request.descriptor.reduce_op = reduce_op;
+  request.descriptor.root = root;
+  request.descriptor.count = data.size();
+  request.input = request.output = data.data();
+  return request;
+}
+
+inline int64_t value(int rank, size_t index) { return static_cast<int64_t>(index % 1009) * (rank + 1); }
+
+inline std::vector<int64_t> values(int rank, size_t count) {
+  std::vector<int64_t> data(count);
+  for (size_t index = 0; index < count; ++index) data[index] = value(rank, index);
+  return data;
+}
+
+inline int64_t sum(int size, size_t index) { return static_cast<int64_t>(index % 1009) * size * (size + 1) / 2; }
+
+}  // namespace procgroup

@@ -1,0 +1,94 @@
+// What a rank that leaves its group must not do: take away what others still read, or leave a waiter behind.
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+#include "engine/group_operation.hpp"
+#include "engine/shared_call.hpp"
+#include "engine_fixture.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+// The state of a call that the test advances by hand, over the memory of the ranks' groups.
+SharedState state_of(std::vector<Rank>& world, int rank, const std::vector<const Arena*>& arenas) {
+  std::vector<GroupMemoryView> views;
+  for (size_t member = 0; member < world.size(); ++member)
+    views.emplace_back(arenas[member]->at(world[member].group->offset(), kTiny.total()), kTiny);
+  return {.rank = rank,
+          .layout = kTiny,
+          .members = views,
+          .arenas = &arenas,
+          .progress = 0,
+          .plan = {},
+          .sources = std::vector<const void*>(views.size()),
+          .direct_bytes = 0};
+}
+
+// Rank 1 ends the call and its group, while rank 0 has not read rank 1's data yet.
+void what_was_published_stays(size_t count) {
+  std::vector<Rank> world = make_world(2);
+  const std::vector<const Arena*> arenas{&world[0].engine->arena(), &world[1].engine->arena()};
+  SharedState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
+  std::vector<int64_t> data[2] = {values(0, count), values(1, count)};
+  Request requests[2] = {request_for(OpKind::kAllReduce, data[0]), request_for(OpKind::kAllReduce, data[1])};
+  for (Request& request : requests) request.descriptor.sequence = 1;
+  SharedCall slow(states[0], requests[0]);
+  SharedCall fast(states[1], requests[1]);
+  if (kTiny.small_bytes < count * sizeof(int64_t)) {
+    fast.advance();  // announces
+    slow.advance();  // announces, agrees, publishes its one chunk
+  } else {
+    slow.advance();
+  }
+  check(fast.advance() == Progress::kDone, "expected to be done", 1);
+  check(!slow.is_over(), "expected to be slow", 0);
+  world[1].group.reset();
+  check(slow.advance() == Progress::kDone && slow.failure() == nullptr, "expected to end well", 0);
+  for (size_t index = 0; index < count; ++index) check(data[0][index] == sum(2, index), "wrong number", 0);
+}
+
+const Failure* failure_after_leaving(Group& group, const std::shared_ptr<GroupOperation>& operation) {
+  check(!operation->is_over(), "expected to be pending", group.rank());
+  group.leave();
+  check(operation->is_over() && operation->failure() != nullptr, "expected to have failed", group.rank());
+  return operation->failure();
+}
+
+void leaving_ends_what_is_pending() {
+  std::vector<Rank> world = make_world(2);
+  Group& group = *world[0].group;
+  std::vector<int64_t> in(4);
+  std::vector<int64_t> data(4);
+  const auto receive = group.start_message({OpKind::kRecv, in.data(), in.size(), Dtype::kInt64, 1, 3}, 600);
+  const auto first = group.start(request_for(OpKind::kAllReduce, data), 600);
+  const auto second = group.start(request_for(OpKind::kAllReduce, data), 600);
+  const Failure* failure = failure_after_leaving(group, receive);
+  check(failure->summary() == "this rank left the group", failure->summary().c_str(), 0);
+  check(first->is_over() && second->is_over(), "expected the queue to have ended", 0);
+}
+
+// The second call's limit passes while the first one waits: that must not start it.
+void a_late_call_is_not_started_before_its_turn() {
+  std::vector<Rank> world = make_world(2);
+  Group& group = *world[0].group;
+  std::vector<int64_t> data(4);
+  const auto first = group.start(request_for(OpKind::kAllReduce, data), 600);
+  const auto second = group.start(request_for(OpKind::kAllReduce, data), 0.1);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!second->is_over() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  check(second->is_over() && second->failure()->kind == Failure::Kind::kTimeout, "expected a timeout", 0);
+  check(second->call().sequence == 0, "expected a call without a number", 0);
+  check(!first->is_over() && !group.is_over(), "expected the first call to go on", 0);
+}
+
+}  // namespace
+
+int main() {
+  what_was_published_stays(5);
+  what_was_published_stays(100);
+  leaving_ends_what_is_pending();
+  a_late_call_is_not_started_before_its_turn();
+  std::puts("leaving_test: passed");
+}
