@@ -13,17 +13,27 @@ class Planner {
         plan_(plan),
         chunk_(std::max(request.chunk_bytes / request.element_bytes, size_t{1}) * request.element_bytes) {
     plan_.clear();
+    plan_.chunks = (request.bytes + chunk_ - 1) / chunk_;
   }
 
-  uint64_t chunks() const { return (request_.bytes + chunk_ - 1) / chunk_; }
+  uint64_t chunks() const { return plan_.chunks; }
   size_t start(uint64_t chunk) const { return chunk * chunk_; }
   size_t length(uint64_t chunk) const { return std::min(chunk_, request_.bytes - start(chunk)); }
 
   void copy(Place to, Place from, size_t bytes) {
     if (bytes != 0) plan_.steps.push_back({.kind = Step::Kind::kCopy, .bytes = bytes, .to = to, .from = from});
   }
-  void reduce(Place to, Place from, size_t bytes) {
-    if (bytes != 0) plan_.steps.push_back({.kind = Step::Kind::kReduce, .bytes = bytes, .to = to, .from = from});
+  // Own elements are read where the caller has them: they need not be in a slot, and their cache lines are
+  // the ones that an in-place result is written to.
+  void reduce(Place to, Place from, Place own, size_t bytes) {
+    if (bytes == 0) return;
+    plan_.steps.push_back({.kind = Step::Kind::kReduce, .bytes = bytes, .to = to, .from = from, .own = own});
+  }
+  // What was just reduced goes there too.
+  void share_result(Place also, size_t bytes) {
+    if (bytes == 0) return;
+    plan_.steps.back().also = also;
+    plan_.steps.back().has_also = true;
   }
   void publish(uint64_t value) {
     plan_.steps.push_back({.kind = Step::Kind::kPublish, .value = value});
@@ -37,11 +47,25 @@ class Planner {
   Place output(uint64_t chunk, int rank = 0) const {
     return {.kind = Place::Kind::kOutput, .rank = rank, .offset = start(chunk)};
   }
-  static Place slot(uint64_t index, int rank, size_t offset = 0) {
-    return {.kind = Place::Kind::kSlot, .slot = static_cast<int8_t>(index), .rank = rank, .offset = offset};
+  // Where `rank` deposits a chunk: slots 0 to `slots` - 1 in turn.
+  Place deposited(uint64_t chunk, int rank, uint64_t slots, size_t offset = 0) const {
+    return in_slot((request_.earlier_chunks + chunk) % slots, rank, offset);
   }
+  // Where `rank` puts its part of a chunk's result: slots 2 and 3 in turn.
+  Place result(uint64_t chunk, int rank) const { return in_slot(2 + (request_.earlier_chunks + chunk) % 2, rank, 0); }
   void deposit(uint64_t chunk, uint64_t slots) {
-    copy(slot(chunk % slots, request_.rank), input(chunk), length(chunk));
+    copy(deposited(chunk, request_.rank, slots), input(chunk), length(chunk));
+  }
+  // All of a chunk but the segment that this rank reduces itself.
+  void deposit_for_others(uint64_t chunk, uint64_t slots) {
+    const auto [offset, bytes] = segment(chunk, request_.rank);
+    const Place to = deposited(chunk, request_.rank, slots);
+    copy(to, input(chunk), offset);
+    copy(moved(to, offset + bytes), moved(input(chunk), offset + bytes), length(chunk) - offset - bytes);
+  }
+  static Place moved(Place place, size_t offset) {
+    place.offset += offset;
+    return place;
   }
 
   // The part of a chunk that `rank` reduces: whole elements, the first ranks take one more.
@@ -59,25 +83,22 @@ class Planner {
   }
 
  private:
+  static Place in_slot(uint64_t index, int rank, size_t offset) {
+    return {.kind = Place::Kind::kSlot, .slot = static_cast<int8_t>(index), .rank = rank, .offset = offset};
+  }
+
   const SlotPlanRequest& request_;
   SlotPlan& plan_;
   size_t chunk_;
 };
 
-// Deposits run one chunk ahead. Deposit k+1 overwrites chunk k-3 (four slots): I have awaited value k,
-// which a rank publishes only after it is done with chunk k-3.
+// Deposit k overwrites chunk k-4 (four slots): everybody has published k, and so is done with chunk k-2.
 template <class Consume>
 void plan_direct(const SlotPlanRequest& request, SlotPlan& plan, Consume consume) {
   Planner planner(request, plan);
-  const uint64_t chunks = planner.chunks();
-  if (chunks == 0) return;
-  planner.deposit(0, kSlots);
-  planner.publish(1);
-  for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    if (chunk + 1 < chunks) {
-      planner.deposit(chunk + 1, kSlots);
-      planner.publish(chunk + 2);
-    }
+  for (uint64_t chunk = 0; chunk < planner.chunks(); ++chunk) {
+    planner.deposit(chunk, kSlots);
+    planner.publish(chunk + 1);
     consume(planner, chunk);
   }
 }
@@ -87,7 +108,8 @@ void plan_direct(const SlotPlanRequest& request, SlotPlan& plan, Consume consume
 void plan_all_reduce_direct(const SlotPlanRequest& request, SlotPlan& plan) {
   plan_direct(request, plan, [&](Planner& planner, uint64_t chunk) {
     planner.await(kEveryone, chunk + 1);
-    planner.reduce(planner.output(chunk), Planner::slot(chunk % kSlots, request.rank), planner.length(chunk));
+    planner.reduce(planner.output(chunk), planner.deposited(chunk, request.rank, kSlots), planner.input(chunk),
+                   planner.length(chunk));
   });
 }
 
@@ -98,7 +120,7 @@ void plan_all_gather(const SlotPlanRequest& request, SlotPlan& plan) {
     for (int step = 1; step < request.size; ++step) {
       const int peer = (request.rank + step) % request.size;
       planner.await(peer, chunk + 1);
-      planner.copy(planner.output(chunk, peer), Planner::slot(chunk % kSlots, peer), planner.length(chunk));
+      planner.copy(planner.output(chunk, peer), planner.deposited(chunk, peer, kSlots), planner.length(chunk));
     }
   });
 }
@@ -111,21 +133,21 @@ void plan_all_reduce_scattered(const SlotPlanRequest& request, SlotPlan& plan) {
   const uint64_t chunks = planner.chunks();
   if (chunks == 0) return;
   const auto collect = [&](uint64_t chunk) {
-    for (int step = 0; step < request.size; ++step) {
+    for (int step = 1; step < request.size; ++step) {
       const int peer = (request.rank + step) % request.size;
       const auto [offset, bytes] = planner.segment(chunk, peer);
-      Place to = planner.output(chunk);
-      to.offset += offset;
-      planner.copy(to, Planner::slot(2 + chunk % 2, peer), bytes);
+      planner.copy(Planner::moved(planner.output(chunk), offset), planner.result(chunk, peer), bytes);
     }
   };
-  planner.deposit(0, 2);
+  planner.deposit_for_others(0, 2);
   planner.publish(1);
   for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
     planner.await(kEveryone, chunk + 1);
     const auto [offset, bytes] = planner.segment(chunk, request.rank);
-    planner.reduce(Planner::slot(2 + chunk % 2, request.rank), Planner::slot(chunk % 2, request.rank, offset), bytes);
-    if (chunk + 1 < chunks) planner.deposit(chunk + 1, 2);
+    planner.reduce(Planner::moved(planner.output(chunk), offset), planner.deposited(chunk, request.rank, 2, offset),
+                   Planner::moved(planner.input(chunk), offset), bytes);
+    planner.share_result(planner.result(chunk, request.rank), bytes);
+    if (chunk + 1 < chunks) planner.deposit_for_others(chunk + 1, 2);
     if (chunk > 0) collect(chunk - 1);
     planner.publish(chunk + 2);
   }
@@ -143,7 +165,7 @@ void plan_broadcast(const SlotPlanRequest& request, SlotPlan& plan) {
       planner.deposit(chunk, kSlots);
     } else {
       planner.await(request.root, chunk + 1);
-      planner.copy(planner.output(chunk), Planner::slot(chunk % kSlots, request.root), planner.length(chunk));
+      planner.copy(planner.output(chunk), planner.deposited(chunk, request.root, kSlots), planner.length(chunk));
     }
     planner.publish(chunk + 1);
   }
@@ -156,10 +178,11 @@ void plan_reduce(const SlotPlanRequest& request, SlotPlan& plan) {
   for (uint64_t chunk = 0; chunk < planner.chunks(); ++chunk) {
     const bool is_root = request.rank == request.root;
     if (!is_root && chunk >= kSlots) planner.await(request.root, chunk - kSlots + 1);
-    planner.deposit(chunk, kSlots);
+    if (!is_root) planner.deposit(chunk, kSlots);
     if (is_root) {
       for (int step = 1; step < request.size; ++step) planner.await((request.rank + step) % request.size, chunk + 1);
-      planner.reduce(planner.output(chunk), Planner::slot(chunk % kSlots, request.rank), planner.length(chunk));
+      planner.reduce(planner.output(chunk), planner.deposited(chunk, request.rank, kSlots), planner.input(chunk),
+                     planner.length(chunk));
     }
     planner.publish(chunk + 1);
   }

@@ -63,6 +63,7 @@ void Group::attach(const std::vector<uint64_t>& offsets) {
                               .members = std::move(views),
                               .arenas = &arenas_,
                               .progress = 0,
+                              .chunks = 0,
                               .plan = {},
                               .sources = std::move(sources),
                               .direct_bytes = kDirectBytes});

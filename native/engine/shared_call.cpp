@@ -11,6 +11,9 @@ namespace {
 // When some ranks are known to disagree, how long to wait for the rest before saying so without them.
 constexpr int64_t kMismatchPatienceNs = 1'000'000'000;
 
+// A result that goes to two places is made in blocks that stay in the first-level cache between the two.
+constexpr size_t kSharedBlockBytes = 16 * 1024;
+
 // Whether this call moves its data beside its announcement.
 bool is_small(const Descriptor& call, const GroupLayout& layout) { return call.bytes() <= layout.small_bytes; }
 
@@ -60,6 +63,7 @@ Progress SharedCall::advance() {
       const size_t before = step_;
       if (!execute()) return step_ == before ? Progress::kWaiting : Progress::kMoved;
       state_.progress += state_.plan.published;
+      state_.chunks += state_.plan.chunks;
       finish();
     }
   }
@@ -128,22 +132,15 @@ void SharedCall::finish_small() {
   }
 }
 
-size_t SharedCall::chunk_bytes() const {
-  // Several chunks even for medium arrays, so that copying and reducing overlap between the ranks.
-  const size_t bytes = request_.descriptor.bytes();
-  const size_t half = (bytes / 2 + 63) / 64 * 64;
-  constexpr size_t kLeast = 32 * 1024;
-  return std::min(state_.layout.slot_bytes, std::max(kLeast, half));
-}
-
 void SharedCall::plan() {
   const Descriptor& call = request_.descriptor;
   const SlotPlanRequest wanted{.rank = state_.rank,
                                .size = state_.size(),
                                .bytes = call.bytes(),
                                .element_bytes = dtype_size(call.dtype),
-                               .chunk_bytes = chunk_bytes(),
-                               .root = call.root};
+                               .chunk_bytes = state_.layout.slot_bytes,
+                               .root = call.root,
+                               .earlier_chunks = state_.chunks};
   switch (call.op) {
     case OpKind::kAllReduce:
       if (state_.size() == 2 || call.bytes() <= state_.direct_bytes)
@@ -176,15 +173,9 @@ bool SharedCall::run(const Step& step) {
     case Step::Kind::kCopy:
       copy_unless_same(address(step.to), address(step.from), step.bytes);
       return true;
-    case Step::Kind::kReduce: {
-      Place from = step.from;
-      for (from.rank = 0; from.rank < state_.size(); ++from.rank)
-        state_.sources[static_cast<size_t>(from.rank)] = address(from);
-      const Dtype dtype = request_.descriptor.dtype;
-      reduce(dtype, request_.descriptor.reduce_op, address(step.to), state_.sources.data(), state_.size(),
-             step.bytes / dtype_size(dtype));
+    case Step::Kind::kReduce:
+      run_reduce(step);
       return true;
-    }
     case Step::Kind::kPublish:
       state_.mine().memory().progress.store(state_.progress + step.value, std::memory_order_seq_cst);
       state_.wake_peers();
@@ -197,6 +188,20 @@ bool SharedCall::run(const Step& step) {
       return true;
   }
   return true;
+}
+
+void SharedCall::run_reduce(const Step& step) {
+  const Dtype dtype = request_.descriptor.dtype;
+  const size_t block = step.has_also ? kSharedBlockBytes : step.bytes;
+  for (size_t done = 0; done < step.bytes; done += block) {
+    const size_t bytes = std::min(block, step.bytes - done);
+    Place from = step.from;
+    for (from.rank = 0; from.rank < state_.size(); ++from.rank)
+      state_.sources[static_cast<size_t>(from.rank)] = address(from.rank == state_.rank ? step.own : from) + done;
+    std::byte* to = address(step.to) + done;
+    reduce(dtype, request_.descriptor.reduce_op, to, state_.sources.data(), state_.size(), bytes / dtype_size(dtype));
+    if (step.has_also) std::memcpy(address(step.also) + done, to, bytes);
+  }
 }
 
 bool SharedCall::reached(int rank, uint64_t value) const {

@@ -26,6 +26,7 @@ struct SharedState {
   std::vector<GroupMemoryView> members;     // by group rank
   const std::vector<const Arena*>* arenas;  // by group rank; to wake sleepers
   uint64_t progress = 0;                    // what every rank had published when the last call ended
+  uint64_t chunks = 0;                      // of all calls that ended
   SlotPlan plan;                            // reused from call to call
   std::vector<const void*> sources;         // scratch for reduce
   size_t direct_bytes;                      // all_reduce above two ranks is direct up to here
@@ -50,9 +51,9 @@ class SharedCall final : public Operation {
   void report_mismatch();
   void finish_small();
   void plan();
-  size_t chunk_bytes() const;
   bool execute();  // true when the plan is done
   bool run(const Step& step);
+  void run_reduce(const Step& step);
   bool reached(int rank, uint64_t value) const;
   std::byte* address(const Place& place) const;
 

@@ -56,7 +56,7 @@ struct GroupMemory {
 // How large the areas behind GroupMemory are; equal on all members.
 struct GroupLayout {
   size_t small_bytes = 16 * 1024;
-  size_t slot_bytes = 512 * 1024;
+  size_t slot_bytes = 256 * 1024;
 
   size_t total() const { return sizeof(GroupMemory) + 2 * small_bytes + kSlots * slot_bytes; }
 };
