@@ -39,7 +39,9 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
     case Failure::Kind::kMismatch: {
       kind = "mismatch";
       nb::dict calls;
-      for (size_t rank = 0; rank < failure.calls.size(); ++rank) calls[nb::int_(rank)] = failure.calls[rank];
+      for (size_t rank = 0; rank < failure.calls.size(); ++rank) {
+        if (!failure.calls[rank].empty()) calls[nb::int_(rank)] = failure.calls[rank];
+      }
       data["calls"] = calls;
       break;
     }
@@ -259,6 +261,7 @@ class PythonGroup {
     return message(OpKind::kRecv, std::move(view), peer, tag, async_op, seconds);
   }
   bool is_broken() const { return group_->is_over(); }
+  bool is_idle() const { return group_->is_idle(); }
   void leave() {
     if (!group_unusable()) group_->leave();
   }
@@ -432,6 +435,7 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("offset", &PythonGroup::offset)
       .def("attach", &PythonGroup::attach, "offsets"_a)
       .def_prop_ro("is_broken", &PythonGroup::is_broken)
+      .def_prop_ro("is_idle", &PythonGroup::is_idle)
       .def("leave", &PythonGroup::leave)
       // Signatures are given as text: arguments with names would take nanobind's slower way of calling.
       .def("all_reduce", &PythonGroup::all_reduce,

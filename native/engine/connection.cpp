@@ -112,8 +112,8 @@ void Connection::begin_eager() {
     return;
   }
   current_.receive->source = peer_;
-  if (current_.receive->fits(current_.payload_bytes)) return;
-  current_.receive->fail_size(peer_, current_.payload_bytes);
+  if (current_.receive->fits(current_.payload_bytes, current_.header.type)) return;
+  current_.receive->refuse(peer_, current_.payload_bytes, current_.header.type);
 }
 
 void Connection::begin_data() {
@@ -177,6 +177,7 @@ void Connection::end_eager() {
                   .announced = false,
                   .number = 0,
                   .bytes = current_.payload_bytes,
+                  .type = current_.header.type,
                   .payload = std::move(current_.payload)};
   current_.payload.clear();
   // A receive may have been started while the payload was on its way.
@@ -198,6 +199,7 @@ void Connection::on_announce(const FrameHeader& header) {
                   .announced = true,
                   .number = header.number,
                   .bytes = header.bytes,
+                  .type = header.type,
                   .payload = {}};
   if (const auto receive = matching_.take_posted(header.key, peer_)) return accept(std::move(arrival), receive);
   matching_.keep(std::move(arrival));
@@ -213,8 +215,8 @@ void Connection::on_withdraw(const FrameHeader& header) {
 
 void Connection::accept(Arrival arrival, const std::shared_ptr<ReceiveTransfer>& receive) {
   receive->source = peer_;
-  if (!receive->fits(arrival.bytes)) {
-    receive->fail_size(peer_, static_cast<size_t>(arrival.bytes));
+  if (!receive->fits(arrival.bytes, arrival.type)) {
+    receive->refuse(peer_, arrival.bytes, arrival.type);
     if (arrival.announced) outbox_.refuse(arrival.number, receive->capacity);
     return;
   }

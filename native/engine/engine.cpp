@@ -206,6 +206,13 @@ void Engine::shutdown() {
   watcher_.reset();
   if (life_lock_) life_lock_->release();
   for (const auto& peer : peers_) peer->socket.reset();
+  if (!uses_sockets_) return;
+  // The end of the connection is the goodbye that peers over TCP hear.
+  const std::lock_guard lock(messages_mutex_);
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank())
+      messages_.fail_peer(peer, {.kind = Failure::Kind::kBroken, .reason = "this rank left the group"});
+  }
 }
 
 void Engine::abandon() {

@@ -33,11 +33,12 @@ namespace procgroup {
 inline constexpr size_t kBulkBytes = 256 * 1024;     // of a large message in one frame; others may go in between
 inline constexpr uint32_t kFrameMagic = 0x31664750;  // "PGf1"
 
-enum class FrameKind : uint32_t { kEager, kAnnounce, kGrant, kData, kRefuse, kWithdraw };
+enum class FrameKind : uint16_t { kEager, kAnnounce, kGrant, kData, kRefuse, kWithdraw };
 
 struct FrameHeader {
   uint32_t magic = kFrameMagic;
   FrameKind kind;
+  uint16_t type = 0;    // eager, announce: of the elements
   MessageKey key{};     // eager, announce, withdraw
   uint64_t number = 0;  // all but eager
   uint64_t bytes = 0;   // eager, data: of the payload; announce: of the message; refuse: of the receive

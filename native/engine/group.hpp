@@ -68,6 +68,11 @@ class Group final : public Source {
 
   // Whether a failure has ended the group, or this rank has left it.
   bool is_over() const { return over_.load(std::memory_order_acquire); }
+  // Whether everything that was issued asynchronously is over.
+  bool is_idle() {
+    const std::lock_guard lock(queue_mutex_);
+    return queue_.empty() && messages_.empty();
+  }
   // Leave in order, or after a failure: what is pending fails. Idempotent; from one thread.
   void leave();
   Progress advance_pending() override;

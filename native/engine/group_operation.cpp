@@ -61,8 +61,9 @@ void MessageOperation::start() {
   const int peer =
       request_.peer == kAnySource ? kAnySource : group_.options_.members[static_cast<size_t>(request_.peer)];
   transfer_ = request_.op == OpKind::kSend
-                  ? messages.send(peer, key, request_.data, bytes)
-                  : messages.receive(peer, key, request_.data, bytes, sources_.empty() ? nullptr : &sources_);
+                  ? messages.send(peer, key, request_.data, bytes, element_type(request_.dtype))
+                  : messages.receive(peer, key, request_.data, bytes, sources_.empty() ? nullptr : &sources_,
+                                     element_type(request_.dtype));
 }
 
 void MessageOperation::conclude() {
@@ -75,6 +76,11 @@ void MessageOperation::conclude() {
   if (mine.peer >= 0) {
     if (mine.kind == Failure::Kind::kLost) mine.pid = group_.engine_.peer_pid(mine.peer);
     mine.peer = group_.group_rank(mine.peer);
+  }
+  if (mine.kind == Failure::Kind::kMismatch) {
+    mine.calls.resize(static_cast<size_t>(group_.size()));
+    mine.calls[static_cast<size_t>(group_.rank())] = call_.describe();
+    mine.calls[static_cast<size_t>(mine.peer)] = mine.reason + " to rank " + std::to_string(group_.rank());
   }
   fail(std::move(mine));
 }

@@ -26,6 +26,7 @@ struct Arrival {
   bool announced;  // a large message, of which only the number is here
   uint64_t number;
   uint64_t bytes;
+  ElementType type;
   std::vector<std::byte> payload;
 };
 

@@ -103,8 +103,9 @@ void Messages::attach(int peer, std::unique_ptr<Channel> channel) {
 
 bool Messages::attached(int peer) const { return state_->with(peer).attached(); }
 
-std::shared_ptr<Transfer> Messages::send(int peer, MessageKey key, const void* data, size_t bytes) {
+std::shared_ptr<Transfer> Messages::send(int peer, MessageKey key, const void* data, size_t bytes, ElementType type) {
   auto transfer = std::make_shared<SendTransfer>(peer, key, data, bytes);
+  transfer->type = type;
   state_->send(transfer);
   return transfer;
 }
@@ -116,8 +117,9 @@ void Messages::post(int peer, MessageKey key, std::vector<std::byte> message) {
 }
 
 std::shared_ptr<Transfer> Messages::receive(int peer, MessageKey key, void* data, size_t capacity,
-                                            const std::vector<int>* sources) {
+                                            const std::vector<int>* sources, ElementType type) {
   auto receive = std::make_shared<ReceiveTransfer>(peer, key, data, capacity, sources);
+  receive->type = type;
   state_->receive(receive);
   return receive;
 }

@@ -18,6 +18,7 @@
 #include <memory>
 #include <vector>
 
+#include "dtype/dtype.hpp"
 #include "engine/operation.hpp"
 #include "transport/channel.hpp"
 
@@ -31,6 +32,11 @@ struct MessageKey {
   uint64_t tag;  // users' tags are below 2^63; the engine's own have the highest bit set
   bool operator==(const MessageKey&) const = default;
 };
+
+// What the elements of a message are: a Dtype's number plus one, or nothing but bytes. Both sides must agree.
+using ElementType = uint16_t;
+inline constexpr ElementType kUntyped = 0;
+inline ElementType element_type(Dtype dtype) { return static_cast<ElementType>(static_cast<int>(dtype) + 1); }
 
 // One send or receive. Its buffer must live until is_over().
 class Transfer : public Operation {
@@ -47,12 +53,12 @@ class Messages {
   void attach(int peer, std::unique_ptr<Channel> channel);
   bool attached(int peer) const;
 
-  // Start a transfer; `peer` is a world rank. A message whose size differs from the receive's
-  // capacity fails that receive (Failure kFailed, saying both sizes); the channel stays usable.
-  std::shared_ptr<Transfer> send(int peer, MessageKey key, const void* data, size_t bytes);
+  // Start a transfer; `peer` is a world rank. A message whose size or type differs from the receive's
+  // fails that receive (Failure kMismatch; `reason` says what was sent); the channel stays usable.
+  std::shared_ptr<Transfer> send(int peer, MessageKey key, const void* data, size_t bytes, ElementType type = kUntyped);
   // `sources` restricts kAnySource to these world ranks (the group's members).
   std::shared_ptr<Transfer> receive(int peer, MessageKey key, void* data, size_t capacity,
-                                    const std::vector<int>* sources = nullptr);
+                                    const std::vector<int>* sources = nullptr, ElementType type = kUntyped);
   // As receive(), but a smaller message is taken too; the transfer's `bytes` tells its size.
   std::shared_ptr<Transfer> receive_up_to(int peer, MessageKey key, void* data, size_t capacity,
                                           const std::vector<int>* sources = nullptr);

@@ -15,7 +15,7 @@ constexpr size_t kStagedBytes = 8 * 1024;   // payload copied beside its header:
 }  // namespace
 
 void Outbox::send(std::shared_ptr<SendTransfer> transfer) {
-  FrameHeader header{.kind = FrameKind::kEager, .key = transfer->key, .bytes = transfer->size};
+  FrameHeader header{.kind = FrameKind::kEager, .type = transfer->type, .key = transfer->key, .bytes = transfer->size};
   if (transfer->size > kEagerBytes) {
     header.kind = FrameKind::kAnnounce;
     header.number = ++last_number_;
@@ -42,8 +42,8 @@ void Outbox::refused(uint64_t number, uint64_t capacity) {
   if (found == messages_.end()) return;
   const std::shared_ptr<SendTransfer> transfer = found->second.transfer;
   cancel(*transfer, failed(transfer->peer, "the receiver refused the message of " + std::to_string(transfer->size) +
-                                               " bytes: its receive has room for " + std::to_string(capacity) +
-                                               " bytes, or was given up"));
+                                               " bytes: its receive is for other elements or another size (" +
+                                               std::to_string(capacity) + " bytes), or was given up"));
 }
 
 void Outbox::cancel(SendTransfer& transfer, const Failure& failure) {

@@ -26,6 +26,13 @@ inline Failure lost(int peer, std::string reason) {
   return failure;
 }
 
+// For people: "5 float64". The type may come from a peer, and be none.
+inline std::string elements(uint64_t bytes, ElementType type) {
+  if (type == kUntyped || type > kDtypes) return std::to_string(bytes) + " bytes";
+  const Dtype dtype = static_cast<Dtype>(type - 1);
+  return std::to_string(bytes / dtype_size(dtype)) + " " + dtype_name(dtype);
+}
+
 // Messages::pump moves all transfers, so advancing one only tells whether it is over. missing() gives world ranks.
 class SendTransfer final : public Transfer {
  public:
@@ -39,6 +46,7 @@ class SendTransfer final : public Transfer {
   const MessageKey key;
   const std::byte* const data;
   const size_t size;
+  ElementType type = kUntyped;
   std::vector<std::byte> kept;  // what `data` points to, when nobody else keeps it
 };
 
@@ -57,14 +65,17 @@ class ReceiveTransfer final : public Transfer {
     if (peer != kAnySource) return peer == rank;
     return sources.empty() || std::find(sources.begin(), sources.end(), rank) != sources.end();
   }
-  bool fits(uint64_t size) const { return takes_less ? size <= capacity : size == capacity; }
+  bool fits(uint64_t size, ElementType of) const {
+    return of == type && (takes_less ? size <= capacity : size == capacity);
+  }
   void complete(size_t size) {
     bytes = size;
     finish();
   }
-  void fail_size(int from, size_t size) {
-    fail(failed(from, "the message has " + std::to_string(size) + " bytes, the receive has room for " +
-                          std::to_string(capacity) + " bytes; send and receive must agree on the size"));
+  void refuse(int from, uint64_t size, ElementType of) {
+    Failure failure = failed(from, "send of " + elements(size, of));
+    failure.kind = Failure::Kind::kMismatch;
+    fail(std::move(failure));
   }
 
   const int peer;
@@ -72,6 +83,7 @@ class ReceiveTransfer final : public Transfer {
   std::byte* const data;
   const size_t capacity;
   std::vector<int> sources;
+  ElementType type = kUntyped;
   bool takes_less = false;
 };
 

@@ -38,14 +38,17 @@ bool poll_holding_lock(Operation& operation, const WaitPolicy& policy) {
   return false;
 }
 
-// Poll until the operation is over (true) or nothing has moved for as long as polling pays.
+// Poll until the operation is over (true), or nothing has moved for as long as polling pays, or it is time to
+// look at what else may end the wait.
 bool poll_unlocked(Operation& operation, const WaitPolicy& policy) {
   Patience patience(policy);
+  Slice slice;
   for (;;) {
     switch (operation.advance()) {
       case Progress::kDone:
         return true;
       case Progress::kMoved:
+        if (slice.is_over()) return false;
         patience.renew();
         break;
       case Progress::kWaiting:

@@ -45,6 +45,25 @@ class Patience {
   int64_t since_ns_ = 0;
 };
 
+// Moves are no proof that the awaited rank lives: other traffic moves too. So even while things move, a
+// waiter comes up for air this often.
+class Slice {
+ public:
+  bool is_over() {
+    if (++moves_ % kMovesBetweenClocks != 0) return false;
+    const int64_t now = now_ns();
+    if (began_ns_ == 0) began_ns_ = now;
+    return now - began_ns_ > kLengthNs;
+  }
+
+ private:
+  static constexpr int kMovesBetweenClocks = 16;
+  static constexpr int64_t kLengthNs = 50'000'000;
+
+  int moves_ = 0;
+  int64_t began_ns_ = 0;
+};
+
 // Where a waiter sleeps and what it looks after; implemented by the engine.
 class Lounge {
  public:

@@ -45,7 +45,8 @@ std::string Descriptor::describe() const {
   if (op == OpKind::kBarrier) return text;
   if (op == OpKind::kReduce || op == OpKind::kAllReduce) text += std::string("(") + reduce_op_name(reduce_op) + ")";
   text += " of " + std::to_string(count) + " " + dtype_name(dtype);
-  if (root >= 0) text += (op == OpKind::kBroadcast ? " from rank " : " to rank ") + std::to_string(root);
+  const bool comes = op == OpKind::kBroadcast || op == OpKind::kRecv;
+  if (root >= 0) text += (comes ? " from rank " : " to rank ") + std::to_string(root);
   return text;
 }
 

@@ -69,7 +69,7 @@ class OperationError(DistBackendError):
 
 
 class CollectiveMismatch(OperationError):
-    """The ranks did not make the same call; no array was changed on any rank.
+    """The ranks did not make the same call, or a message is not what its receive expects; no array was changed.
 
     ``calls`` maps each rank to the description of the call that it made.
     """
@@ -78,11 +78,13 @@ class CollectiveMismatch(OperationError):
         self.calls = dict(calls)
         mine = self.calls[call["rank"]]
         others = "; ".join(f"rank {rank} called {text}" for rank, text in sorted(self.calls.items()) if text != mine)
-        super().__init__(
-            f"the ranks made different calls; expected {mine} on every rank, got: {others}",
-            advice="Make the same call with the same op, dtype, count and root on every rank; no array was changed.",
-            **call,
-        )
+        if call["op"] in ("send", "recv"):
+            happened = f"the message is not what was expected; expected {mine}, got: {others}"
+            advice = "Send and receive the same dtype and count; no array was changed."
+        else:
+            happened = f"the ranks made different calls; expected {mine} on every rank, got: {others}"
+            advice = "Make the same call with the same op, dtype, count and root on every rank; no array was changed."
+        super().__init__(happened, advice=advice, **call)
 
 
 class CollectiveTimeout(OperationError):

@@ -18,7 +18,10 @@ from procgroup.cluster.cores import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError
 from procgroup.stores.store import Store
 
-_FLUSH_SECONDS = 5.0
+# How long a rank that leaves waits for what it has issued: for its asynchronous calls, and for receivers
+# of large messages. Peers that are lost or have left are not waited for.
+_FLUSH_SECONDS = 30.0
+_FLUSH_SLICE_SECONDS = 0.01
 # All ranks have met at the store before they connect: whoever takes longer than this has died on the way.
 _CONNECT_SECONDS = 120.0
 _SUPPORTS = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "barrier", "send", "recv"})
@@ -65,8 +68,7 @@ class NativeBackend:
         self.recv = self._group.recv
 
     def shutdown(self) -> None:
-        if not self._group.is_broken:
-            self._flush()
+        self._flush()
         self._group.leave()
         self._engine.shutdown()
 
@@ -74,10 +76,12 @@ class NativeBackend:
         self._engine.abort()
 
     def _flush(self) -> None:
-        """Hand over what was sent to ranks that still receive it; short slices, so that Ctrl-C is heard."""
+        """Let issued calls end and hand over what was sent; in short slices, so that Ctrl-C is heard."""
         deadline = time.monotonic() + _FLUSH_SECONDS
-        while not self._engine.flush(0.1) and time.monotonic() < deadline:
-            pass
+        while not self._group.is_broken and time.monotonic() < deadline:
+            if self._engine.flush(_FLUSH_SLICE_SECONDS) and self._group.is_idle:
+                return
+            time.sleep(_FLUSH_SLICE_SECONDS)
 
     def _make_group(self, mesh: Mesh, group_name: str, wanted: str) -> _native.Group:
         members = list(range(mesh.size))
