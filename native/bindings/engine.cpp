@@ -308,6 +308,25 @@ class PythonGroup {
     return request;
   }
 
+  // The first array is the input, which may be the output of this rank as a whole; no others may share memory.
+  void require_disjoint(const std::vector<ArrayView>& arrays) const {
+    const auto begin = [](const ArrayView& view) { return reinterpret_cast<uintptr_t>(view.data()); };
+    const auto end = [&](const ArrayView& view) { return begin(view) + view.count() * dtype_size(view.dtype()); };
+    std::vector<const ArrayView*> sorted;
+    for (size_t index = 0; index < arrays.size(); ++index) {
+      const bool in_place = index == 0 && arrays[0].data() == arrays[static_cast<size_t>(group_->rank()) + 1].data();
+      if (!in_place && arrays[index].count() != 0) sorted.push_back(&arrays[index]);
+    }
+    std::sort(sorted.begin(), sorted.end(), [&](auto* left, auto* right) { return begin(*left) < begin(*right); });
+    for (size_t index = 1; index < sorted.size(); ++index) {
+      if (begin(*sorted[index]) >= end(*sorted[index - 1])) continue;
+      throw nb::value_error(("all_gather on rank " + std::to_string(group_->rank()) +
+                             ": the outputs overlap with each other or with the input; pass arrays of their own"
+                             " (only the output of this rank may be the input itself)")
+                                .c_str());
+    }
+  }
+
   template <class... Views>
   nb::object issue(Request& request, bool async_op, double seconds, Views&... views) {
     if (async_op) {
@@ -385,6 +404,7 @@ nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool as
                                 .c_str());
     request.outputs.push_back(view.data());
   }
+  require_disjoint(issued->arrays);
   if (async_op) return issue_async(std::move(request), seconds, std::move(issued));
   return issue(request, false, seconds);
 }
@@ -437,25 +457,25 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("is_broken", &PythonGroup::is_broken)
       .def_prop_ro("is_idle", &PythonGroup::is_idle)
       .def("leave", &PythonGroup::leave)
-      // Signatures are given as text: arguments with names would take nanobind's slower way of calling.
-      .def("all_reduce", &PythonGroup::all_reduce,
-           nb::sig("def all_reduce(self, array: object, op: int, async_op: bool, timeout: float, /)"
+      // Signatures are given as text for the types in them; None as an array reaches the door, which has the words.
+      .def("all_reduce", &PythonGroup::all_reduce, "array"_a.none(), "op"_a, "async_op"_a, "timeout"_a,
+           nb::sig("def all_reduce(self, array: object, op: int, async_op: bool, timeout: float)"
                    " -> Operation | None"))
-      .def("reduce", &PythonGroup::reduce,
-           nb::sig("def reduce(self, array: object, root: int, op: int, async_op: bool, timeout: float, /)"
+      .def("reduce", &PythonGroup::reduce, "array"_a.none(), "root"_a, "op"_a, "async_op"_a, "timeout"_a,
+           nb::sig("def reduce(self, array: object, root: int, op: int, async_op: bool, timeout: float)"
                    " -> Operation | None"))
-      .def("broadcast", &PythonGroup::broadcast,
-           nb::sig("def broadcast(self, array: object, root: int, async_op: bool, timeout: float, /)"
+      .def("broadcast", &PythonGroup::broadcast, "array"_a.none(), "root"_a, "async_op"_a, "timeout"_a,
+           nb::sig("def broadcast(self, array: object, root: int, async_op: bool, timeout: float)"
                    " -> Operation | None"))
-      .def("all_gather", &PythonGroup::all_gather,
+      .def("all_gather", &PythonGroup::all_gather, "outputs"_a.none(), "array"_a.none(), "async_op"_a, "timeout"_a,
            nb::sig("def all_gather(self, outputs: collections.abc.Sequence[object], array: object, async_op: bool,"
-                   " timeout: float, /) -> Operation | None"))
-      .def("barrier", &PythonGroup::barrier,
-           nb::sig("def barrier(self, async_op: bool, timeout: float, /) -> Operation | None"))
-      .def("send", &PythonGroup::send,
+                   " timeout: float) -> Operation | None"))
+      .def("barrier", &PythonGroup::barrier, "async_op"_a, "timeout"_a,
+           nb::sig("def barrier(self, async_op: bool, timeout: float) -> Operation | None"))
+      .def("send", &PythonGroup::send, "array"_a.none(), "destination"_a, "tag"_a, "async_op"_a, "timeout"_a,
            nb::sig("def send(self, array: object, destination: int, tag: int, async_op: bool,"
-                   " timeout: float, /) -> Operation | None"))
-      .def("recv", &PythonGroup::recv,
+                   " timeout: float) -> Operation | None"))
+      .def("recv", &PythonGroup::recv, "array"_a.none(), "source"_a, "tag"_a, "async_op"_a, "timeout"_a,
            nb::sig("def recv(self, array: object, source: int, tag: int, async_op: bool,"
-                   " timeout: float, /) -> Operation | int"));
+                   " timeout: float) -> Operation | int"));
 }

@@ -58,7 +58,12 @@ class StoreServer:
         listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
         address, self.port = listener.getsockname()[:2]
         self.addresses: list[str] = _addresses_here(address)
-        self._native = _native.StoreServer(listener.detach(), _job(), key)
+        try:
+            self._native = _native.StoreServer(listener.detach(), _job(), key)
+        except RuntimeError as error:
+            raise DistStoreError(
+                f"the store at {host}:{self.port} cannot start its thread: {error}. Raise the limit on memory or threads."
+            ) from error
         self._pid = os.getpid()
         _servers.add(self)
         if not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
