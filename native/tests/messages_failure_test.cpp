@@ -22,8 +22,8 @@ void a_size_that_differs_fails_that_receive_and_nothing_else() {
       pair.settle();
       if (!receive_first) receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
       pair.settle();
-      CHECK(failed_as(receive, Failure::Kind::kFailed) && receive->failure()->peer == 0);
-      CHECK(receive->failure()->reason.find(std::to_string(size + 1)) != std::string::npos);
+      CHECK(failed_as(receive, Failure::Kind::kMismatch) && receive->failure()->peer == 0);
+      CHECK(receive->failure()->reason.find(std::to_string(size)) != std::string::npos);
       CHECK(size <= kEagerBytes ? succeeded(send) : failed_as(send, Failure::Kind::kFailed));
       CHECK(std::all_of(into.begin(), into.end(), [](unsigned char byte) { return byte == 0; }));
       auto next = pair.first.send(1, {1, 1}, sent.data(), size);
