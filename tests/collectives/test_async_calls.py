@@ -1,0 +1,124 @@
+"""Calls with async_op=True: many outstanding, waited for in any order, by any means."""
+
+from __future__ import annotations
+
+from concurrent.futures import wait as wait_for_futures
+from typing import Any
+
+import numpy as np
+import pytest
+from collectives.cases import TRANSPORTS, Case, choose
+from collectives.playing import Report, all_right, issue, report
+
+import procgroup as dist
+from world import run
+
+pytestmark = pytest.mark.timeout(60)
+
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def issue_all_then_wait_in_own_order(rank: int, size: int, cases: list[Case]) -> list[Report]:
+    dist.init_process_group(timeout=20)
+    issued = [issue(case, rank, size, True) for case in cases]
+    for index in np.random.default_rng(rank).permutation(len(cases)):
+        assert issued[index][0].wait() is True, cases[index]
+        assert issued[index][0].is_completed(), cases[index]
+    reports = [report(case, judge) for case, (_, judge) in zip(cases, issued, strict=True)]
+    dist.destroy_process_group()
+    return reports
+
+
+@transports
+@pytest.mark.parametrize("size", [2, 4, 7])
+def test_many_outstanding_calls_can_be_waited_for_in_any_order(transport: str, size: int) -> None:
+    verbs = ["all_reduce", "reduce", "broadcast", "all_gather", "barrier"]
+    cases = choose(verbs, size, True, budget=150, seed=1)
+    order = np.random.default_rng(size).permutation(len(cases))
+    cases = [cases[index] for index in order]
+    arguments = {"args": (cases,), "timeout": 40, "environment": {"PROCGROUP_TRANSPORT": transport}}
+    all_right(cases, run(issue_all_then_wait_in_own_order, size, **arguments))  # type: ignore[arg-type]
+
+
+def blocking_calls_behind_async_ones(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    arrays = [np.full(1000, rank + number, np.int64) for number in range(50)]
+    works: list[Any] = []
+    for array in arrays:
+        works.append(dist.all_reduce(array, async_op=True))
+        blocking = np.ones(3)
+        dist.all_reduce(blocking)
+        assert (blocking == size).all()
+        assert works[-1].is_completed(), "calls of one group are carried out in order"
+    for number, (array, work) in enumerate(zip(arrays, works, strict=True)):
+        assert work.wait()
+        assert (array == sum(range(size)) + size * number).all()
+
+
+@transports
+def test_a_blocking_call_comes_after_the_async_ones_before_it(transport: str) -> None:
+    run(blocking_calls_behind_async_ones, 3, environment={"PROCGROUP_TRANSPORT": transport})
+
+
+def look_at_a_work(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    array = np.ones(4)
+    if rank == 0:
+        work: Any = dist.all_reduce(array, async_op=True)
+        assert not work.is_completed()
+        assert not work.is_success()
+        assert work.exception() is None
+        with pytest.raises(RuntimeError, match="not over"):
+            work.result()
+        future = work.get_future()
+        assert not future.done()
+        dist.send(np.zeros(1), 1)
+    else:
+        dist.recv(np.zeros(1), 0)  # so that rank 0 has looked before this rank comes
+        work = dist.all_reduce(array, async_op=True)
+        future = work.get_future()
+    assert future.result(timeout=10)[0] is array
+    assert work.wait() and work.wait(), "a work can be waited for again"
+    assert work.is_completed() and work.is_success() and work.exception() is None
+    assert work.result()[0] is array
+    assert (array == size).all()
+    assert work.get_future().done()
+
+
+@transports
+def test_a_work_tells_how_far_it_is(transport: str) -> None:
+    run(look_at_a_work, 2, environment={"PROCGROUP_TRANSPORT": transport})
+
+
+def futures_of_many_calls(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    arrays = [np.full(2000, rank + 1.0) for _ in range(40)]
+    works: list[Any] = [dist.all_reduce(array, async_op=True) for array in arrays]
+    called: list[int] = []
+    futures = [work.get_future() for work in works]
+    for number, future in enumerate(futures):
+        future.add_done_callback(lambda _, number=number: called.append(number))  # type: ignore[misc]
+    done, pending = wait_for_futures(futures, timeout=20)
+    assert not pending and len(done) == 40
+    assert all((array == sum(range(1, size + 1))).all() for array in arrays)
+    works[-1].wait()
+    assert sorted(called) == list(range(40))
+
+
+@transports
+def test_futures_complete_without_anybody_waiting(transport: str) -> None:
+    run(futures_of_many_calls, 3, environment={"PROCGROUP_TRANSPORT": transport})
+
+
+def let_go_of_arrays_and_works(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    for number in range(100):
+        dist.all_reduce(np.full(20_000, rank + number), async_op=True)  # neither the work nor the array is kept
+    last = np.ones(1)
+    dist.all_reduce(last)
+    assert last[0] == size
+
+
+@transports
+def test_an_array_lives_as_long_as_the_call_that_uses_it(transport: str) -> None:
+    run(let_go_of_arrays_and_works, 2, environment={"PROCGROUP_TRANSPORT": transport})

@@ -1,0 +1,69 @@
+"""The contract of the collectives: every verb, dtype, reduce op and length gives what NumPy gives, on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from collectives.cases import REDUCING, SIZES, TRANSPORTS, Case, choose
+from collectives.playing import all_right, play
+
+from procgroup.types import ReduceOp
+from world import run
+
+pytestmark = pytest.mark.timeout(120)
+
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
+sizes = pytest.mark.parametrize("size", SIZES)
+
+BATCH = 4000
+"""Cases per world, so that the whole product stays within each world's time."""
+
+
+def play_all(cases: list[Case], size: int, transport: str) -> None:
+    for start in range(0, len(cases), BATCH):
+        batch = cases[start : start + BATCH]
+        all_right(batch, run(play, size, args=(batch,), timeout=90, environment={"PROCGROUP_TRANSPORT": transport}))
+
+
+@transports
+@sizes
+@pytest.mark.parametrize("verb", REDUCING)
+def test_reductions_equal_numpys_to_the_bit(transport: str, size: int, verb: str, sampled: bool) -> None:
+    play_all(choose([verb], size, sampled), size, transport)
+
+
+@transports
+@sizes
+def test_what_is_moved_arrives_unchanged(transport: str, size: int, sampled: bool) -> None:
+    play_all(choose(["broadcast", "all_gather", "ring", "barrier"], size, sampled, budget=200), size, transport)
+
+
+@transports
+def test_each_rank_can_be_the_root_in_turn_without_anything_between(transport: str) -> None:
+    verbs = ["broadcast", "reduce"]
+    cases = [Case(verbs[turn % 2], "float32", 50 * turn, root=turn % 4, seed=turn) for turn in range(200)]
+    play_all(cases, 4, transport)
+
+
+@transports
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_halves_are_accumulated_in_float32_and_rounded_once(transport: str, size: int) -> None:
+    cases = [
+        Case("all_reduce", dtype, count, op, seed=count)
+        for dtype in ("float16", "bfloat16")
+        for op in (ReduceOp.SUM, ReduceOp.AVG)
+        for count in (5, 1000, 40_000)
+    ]
+    play_all(cases, size, transport)
+
+
+@transports
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_integers_wrap_around(transport: str, dtype: str) -> None:
+    cases: list[Any] = [
+        Case("all_reduce", dtype, count, op, seed=count)
+        for op in (ReduceOp.SUM, ReduceOp.PRODUCT)
+        for count in (3, 9000)
+    ]
+    play_all(cases, 3, transport)

@@ -1,0 +1,257 @@
+"""Point to point: order per sender and tag, many tags, any source, large messages head to head."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+from collectives.cases import DTYPES, SIZES, TRANSPORTS, counts, numpy_dtype
+
+import procgroup as dist
+from world import run
+
+pytestmark = pytest.mark.timeout(60)
+
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def on(transport: str) -> dict[str, str]:
+    return {"PROCGROUP_TRANSPORT": transport}
+
+
+def messages_of_every_length(rank: int, size: int, dtype: str) -> None:
+    dist.init_process_group(timeout=20)
+    for number, count in enumerate(counts(dtype, size)):
+        bits = np.random.default_rng(number).integers(0, 2, count * numpy_dtype(dtype).itemsize, dtype=np.uint8)
+        array = bits.view(numpy_dtype(dtype))
+        if rank == 0:
+            dist.send(array, 1, tag=number)
+        else:
+            got = np.zeros_like(array)
+            assert dist.recv(got, 0, tag=number) == 0
+            assert got.tobytes() == array.tobytes(), f"{count} elements"
+
+
+@transports
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float64"])
+def test_messages_of_every_length_arrive(transport: str, dtype: str) -> None:
+    assert dtype in DTYPES
+    run(messages_of_every_length, 2, args=(dtype,), environment=on(transport))
+
+
+def many_tags(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    tags = [0, 1, 7, 1000, (1 << 31) + 5, (1 << 63) - 1]
+    if rank == 0:
+        works: list[Any] = [dist.isend(np.array([tag, turn]), 1, tag=tag) for turn in range(20) for tag in tags]
+        for work in works:
+            work.wait()
+        return
+    for tag in reversed(tags):
+        for turn in range(20):
+            got = np.zeros(2, np.int64)
+            dist.recv(got, 0, tag=tag)
+            assert got.tolist() == [tag, turn], "messages of one tag arrive in order, whatever the other tags do"
+
+
+@transports
+def test_messages_of_one_tag_arrive_in_order_and_tags_do_not_wait_for_each_other(transport: str) -> None:
+    run(many_tags, 2, environment=on(transport))
+
+
+def receive_from_anyone(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    turns = 30
+    if rank:
+        for turn in range(turns):
+            dist.send(np.array([rank, turn]), 0, tag=3)
+        return
+    last = [-1] * size
+    for _ in range(turns * (size - 1)):
+        got = np.zeros(2, np.int64)
+        source = dist.recv(got, tag=3)
+        assert source == got[0]
+        assert got[1] == last[source] + 1, "messages of one sender arrive in order"
+        last[source] = int(got[1])
+
+
+@transports
+@pytest.mark.parametrize("size", [2, 4, 7])
+def test_receiving_from_any_source_takes_each_message_once_in_order(transport: str, size: int) -> None:
+    run(receive_from_anyone, size, environment=on(transport))
+
+
+def async_receives_from_anyone(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    if rank:
+        dist.send(np.full(5, rank), 0)
+        return
+    arrays = [np.zeros(5, np.int64) for _ in range(size - 1)]
+    works: list[Any] = [dist.irecv(array) for array in arrays]
+    for work in works:
+        work.wait()
+    assert sorted(work.source_rank() for work in works) == list(range(1, size))
+    assert all((array == work.source_rank()).all() for array, work in zip(arrays, works, strict=True))
+    reduced: Any = dist.isend(np.zeros(1), 1, tag=9)
+    with pytest.raises(RuntimeError, match="source"):
+        reduced.source_rank()
+
+
+@transports
+def test_an_async_receive_from_any_source_names_it(transport: str) -> None:
+    run(async_receives_from_anyone, 4, environment=on(transport))
+
+
+def send_head_to_head(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    mine = np.full(2_000_000, rank, np.int64)
+    got = np.full(2_000_000, -1, np.int64)
+    sent: Any = dist.isend(mine, 1 - rank)
+    dist.recv(got, 1 - rank)
+    sent.wait()
+    assert (got == 1 - rank).all()
+
+
+@transports
+def test_large_isends_head_to_head_do_not_wait_for_receives(transport: str) -> None:
+    run(send_head_to_head, 2, environment=on(transport))
+
+
+def all_to_all(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    for count in (1, 1000, 100_003):
+        got = {peer: np.zeros(count, np.int64) for peer in range(size) if peer != rank}
+        works: list[Any] = [dist.isend(np.full(count, rank * 100 + peer), peer, tag=count) for peer in got]
+        works += [dist.irecv(array, peer, tag=count) for peer, array in reversed(got.items())]
+        for work in works:
+            work.wait()
+        for peer, array in got.items():
+            assert (array == peer * 100 + rank).all(), (count, peer)
+
+
+@transports
+def test_seven_ranks_send_to_all_others_at_once(transport: str) -> None:
+    run(all_to_all, 7, timeout=40, environment=on(transport))
+
+
+ACTIONS = ["isend", "irecv", "isend", "irecv"]
+
+
+def orders_of_issue(rank: int, size: int) -> None:
+    """Every order in which each of two ranks can issue two sends and two receives."""
+    dist.init_process_group(timeout=20)
+    peer = 1 - rank
+    orders = sorted(set(permutations(ACTIONS)))
+    for number, pair in enumerate(product(orders, orders)):
+        sent = received = 0
+        works: list[Any] = []
+        arrays = []
+        for action in pair[rank]:
+            if action == "isend":
+                works.append(dist.isend(np.array([number, sent]), peer))
+                sent += 1
+            else:
+                arrays.append(np.zeros(2, np.int64))
+                works.append(dist.irecv(arrays[-1], peer))
+                received += 1
+        for work in works:
+            work.wait()
+        assert [array.tolist() for array in arrays] == [[number, 0], [number, 1]], pair
+
+
+@transports
+def test_sends_and_receives_complete_in_every_order_of_issue(transport: str) -> None:
+    run(orders_of_issue, 2, environment=on(transport))
+
+
+def send_without_a_receive(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    if rank == 0:
+        for turn in range(20):
+            dist.send(np.full(16, turn), 1)  # small enough to go before anybody asks for it
+        dist.barrier()
+        return
+    dist.barrier()
+    for turn in range(20):
+        got = np.zeros(16, np.int64)
+        dist.recv(got, 0)
+        assert (got == turn).all()
+
+
+@transports
+def test_small_sends_need_no_receive_to_be_waiting(transport: str) -> None:
+    run(send_without_a_receive, 2, environment=on(transport))
+
+
+def send_and_leave(rank: int, size: int, count: int) -> None:
+    dist.init_process_group(timeout=20)
+    if rank == 0:
+        dist.isend(np.arange(count), 1)
+        return
+    got = np.zeros(count, np.int64)
+    dist.recv(got, 0)
+    assert (got == np.arange(count)).all()
+
+
+@transports
+@pytest.mark.parametrize("count", [10, 1_000_000])
+def test_a_rank_that_exits_first_delivers_what_it_sent(transport: str, count: int) -> None:
+    run(send_and_leave, 2, args=(count,), environment=on(transport))
+
+
+def change_after_sending(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    array = np.zeros(5000)
+    for turn in range(100):
+        if rank == 0:
+            array[:] = turn
+            dist.send(array, 1)
+            array[:] = -1
+        else:
+            dist.recv(array, 0)
+            assert (array == turn).all(), turn
+
+
+@transports
+def test_an_array_may_be_changed_as_soon_as_send_returns(transport: str) -> None:
+    run(change_after_sending, 2, environment=on(transport))
+
+
+def ten_thousand(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=30)
+    count = 10_000
+    if rank == 0:
+        works: list[Any] = [dist.isend(np.array([number]), 1, tag=number % 7) for number in range(count)]
+        arrays = []
+    else:
+        arrays = [np.zeros(1, np.int64) for _ in range(count)]
+        works = [dist.irecv(array, 0, tag=number % 7) for number, array in enumerate(arrays)]
+    for work in works:
+        work.wait()
+    assert all(array[0] == number for number, array in enumerate(arrays))
+
+
+@transports
+def test_ten_thousand_messages_can_be_under_way(transport: str) -> None:
+    run(ten_thousand, 2, timeout=50, environment=on(transport))
+
+
+def messages_among_collectives(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    for turn in range(50):
+        total = np.array([1])
+        summed: Any = dist.all_reduce(total, async_op=True)
+        got = np.zeros(3, np.int64)
+        received: Any = dist.irecv(got, (rank - 1) % size)
+        dist.send(np.full(3, turn), (rank + 1) % size)
+        received.wait()
+        summed.wait()
+        assert (got == turn).all() and total[0] == size
+
+
+@transports
+@pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
+def test_messages_and_collectives_do_not_disturb_each_other(transport: str, size: int) -> None:
+    run(messages_among_collectives, size, environment=on(transport))

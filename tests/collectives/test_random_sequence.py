@@ -1,0 +1,60 @@
+"""A long random sequence of calls, the same on every rank, equals NumPy at every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from collectives.cases import SUPPORTED, TRANSPORTS, VERBS, Case
+from collectives.playing import Report, all_right, issue, report
+
+import procgroup as dist
+from world import run
+
+pytestmark = pytest.mark.timeout(120)
+
+LENGTH = 2000
+RING = 5
+"""How many async calls may be outstanding at once."""
+
+
+def random_cases(seed: int, size: int) -> list[Case]:
+    random = np.random.default_rng(seed)
+    return [random_case(random, size) for _ in range(LENGTH)]
+
+
+def random_case(random: np.random.Generator, size: int) -> Case:
+    dtype, op = SUPPORTED[random.integers(len(SUPPORTED))]
+    largest = 30_000 if random.random() < 0.02 else 3000 if random.random() < 0.2 else 40
+    count = int(random.integers(largest))
+    verb = VERBS[random.integers(len(VERBS))]
+    return Case(verb, dtype, count, op, int(random.integers(size)), int(random.integers(1 << 30)))
+
+
+def play_sequence(rank: int, size: int, seed: int) -> list[Report]:
+    """Blocking or async is chosen by each rank for itself; async calls are waited for up to RING calls later."""
+    dist.init_process_group(timeout=30)
+    random = np.random.default_rng([seed, rank])
+    outstanding: list[Any] = []
+    judges = []
+    cases = random_cases(seed, size)
+    for case in cases:
+        async_op = case.verb == "ring" or random.random() < 0.4  # a ring of blocking sends may wait for the others
+        work, judge = issue(case, rank, size, bool(async_op))
+        judges.append(judge)
+        if async_op:
+            outstanding.append(work)
+        while len(outstanding) > RING or (outstanding and random.random() < 0.3):
+            outstanding.pop(int(random.integers(len(outstanding)))).wait()
+    for work in outstanding:
+        work.wait()
+    return [report(case, judge) for case, judge in zip(cases, judges, strict=True)]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_thousand_random_calls_on_four_ranks_equal_numpys(transport: str, sampled: bool) -> None:
+    for seed in range(1 if sampled else 20):
+        environment = {"PROCGROUP_TRANSPORT": transport}
+        results = run(play_sequence, 4, args=(seed,), timeout=90, environment=environment)
+        all_right(random_cases(seed, 4), results)
