@@ -1,0 +1,297 @@
+"""Leaving: in any order, with or without destroy, with calls in flight: status 0, no words, nobody hangs."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from failures.operations import TRANSPORTS, allowance, on
+
+import procgroup as dist
+from world import Outcome, free_port, run, run_command, start
+
+pytestmark = pytest.mark.timeout(60)
+
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def leave_quietly(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        assert outcome.ok, f"rank {outcome.rank}: status {outcome.exit_code}\n{outcome.output}{outcome.traceback}"
+        assert outcome.output == "", f"rank {outcome.rank} said: {outcome.output}"
+
+
+def leave_in_order(rank: int, size: int, order: tuple[int, ...], destroy: bool) -> None:
+    dist.init_process_group(timeout=20)
+    array = np.ones(1000)
+    dist.all_reduce(array)
+    assert array[0] == size
+    time.sleep(0.15 * order[rank])
+    if destroy:
+        dist.destroy_process_group()
+
+
+@transports
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_ranks_may_exit_in_any_order_without_destroy(transport: str, order: tuple[int, ...]) -> None:
+    with start(leave_in_order, 3, args=(order, False), environment=on(transport)) as world:
+        leave_quietly(world.wait(15))
+
+
+@transports
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_ranks_may_destroy_in_any_order(transport: str, order: tuple[int, ...]) -> None:
+    with start(leave_in_order, 3, args=(order, True), environment=on(transport)) as world:
+        leave_quietly(world.wait(15))
+
+
+def leave_at_once(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+
+
+@transports
+def test_ranks_may_exit_right_after_init(transport: str) -> None:
+    with start(leave_at_once, 4, environment=on(transport)) as world:
+        leave_quietly(world.wait(15))
+
+
+def leave_with_work_in_flight(rank: int, size: int) -> None:
+    """Every rank has issued the same calls, and nobody waits for them."""
+    dist.init_process_group(timeout=20)
+    for _ in range(10):
+        dist.all_reduce(np.ones(50_000), async_op=True)
+
+
+@transports
+def test_async_work_in_flight_does_not_disturb_an_exit(transport: str) -> None:
+    with start(leave_with_work_in_flight, 3, environment=on(transport)) as world:
+        leave_quietly(world.wait(15))
+
+
+def leave_with_work_that_cannot_end(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    go = np.zeros(1)
+    if rank:
+        dist.recv(go, 0, tag=1)  # so that nobody leaves before rank 0 has issued its calls
+        return
+    dist.irecv(np.ones(5), 1)
+    dist.isend(np.ones(1_000_000), 2)
+    dist.all_reduce(np.ones(5000), async_op=True)
+    sends: list[Any] = [dist.isend(go, peer, tag=1) for peer in (1, 2)]
+    for send in sends:
+        send.wait()
+
+
+@transports
+def test_work_that_nobody_answers_does_not_hold_an_exit_up(transport: str) -> None:
+    started = time.monotonic()
+    with start(leave_with_work_that_cannot_end, 3, environment=on(transport)) as world:
+        leave_quietly(world.wait(15))
+    assert time.monotonic() - started < 3 + allowance(1.0)
+
+
+def leave_with_a_call_in_flight(rank: int, size: int) -> str:
+    dist.init_process_group(timeout=20)
+    array = np.ones(1000)
+    if rank == 0:
+        dist.all_reduce(array, async_op=True)
+        dist.destroy_process_group()
+        return ""
+    if rank == 1:
+        time.sleep(0.5)
+    try:
+        dist.all_reduce(array)
+    except (dist.PeerLost, dist.PeerFailed) as error:
+        return type(error).__name__
+    assert (array == size).all()
+    return "right"
+
+
+@transports
+def test_a_rank_that_leaves_with_a_call_in_flight_lets_it_end_well_or_fail_soon(transport: str) -> None:
+    results = run(leave_with_a_call_in_flight, 3, timeout=10, environment=on(transport))
+    assert all(result in ("right", "PeerLost", "PeerFailed") for result in results[1:]), results
+
+
+def leave_a_receiver_alone(rank: int, size: int) -> Any:
+    dist.init_process_group(timeout=20)
+    if rank == 0:
+        dist.destroy_process_group()
+        return None
+    with pytest.raises(dist.PeerLost) as caught:
+        dist.recv(np.zeros(3), 0)
+    return caught.value.peer
+
+
+@transports
+def test_a_receive_is_told_that_its_sender_has_left_though_they_never_talked(transport: str) -> None:
+    assert run(leave_a_receiver_alone, 2, timeout=10, environment=on(transport)) == [None, 0]
+
+
+def publish_and_leave(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    array = np.full(4, rank)
+    if rank == 1:
+        time.sleep(0.3)
+    dist.broadcast(array, 0)
+    if rank == 0:
+        return
+    assert (array == 0).all()
+    if rank == 2:
+        time.sleep(0.3)
+
+
+@transports
+def test_a_call_that_all_have_made_ends_well_though_ranks_leave(transport: str) -> None:
+    with start(publish_and_leave, 3, environment=on(transport)) as world:
+        leave_quietly(world.wait(15))
+
+
+def destroy_twice(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    group = dist.group.WORLD
+    dist.all_reduce(np.ones(3))
+    dist.destroy_process_group()
+    dist.destroy_process_group()
+    dist.destroy_process_group(group)
+    assert not dist.is_initialized()
+    with pytest.raises(ValueError, match="not been initialized"):
+        dist.all_reduce(np.ones(3))
+    for call in (
+        lambda: group.all_reduce(np.ones(3)),
+        lambda: dist.all_reduce(np.ones(3), group=group),
+        lambda: dist.barrier(group=group),
+        lambda: dist.send(np.ones(3), 1 - rank, group=group),
+        lambda: dist.irecv(np.ones(3), 1 - rank, group=group),
+    ):
+        with pytest.raises(dist.GroupDestroyed):
+            call()
+    assert "destroyed" not in repr(group) or repr(group)
+
+
+@transports
+def test_destroying_again_does_nothing_and_use_afterwards_is_refused(transport: str) -> None:
+    with start(destroy_twice, 2, environment=on(transport)) as world:
+        leave_quietly(world.wait(15))
+
+
+def destroy_before_init(rank: int, size: int) -> None:
+    with pytest.raises(AssertionError, match="Process group cannot be None"):
+        dist.destroy_process_group()
+
+
+def test_destroying_what_never_was_is_refused() -> None:
+    run(destroy_before_init, 1)
+
+
+def destroy_on_one_rank(rank: int, size: int) -> Any:
+    dist.init_process_group(timeout=20)
+    dist.barrier()
+    if rank == 0:
+        dist.destroy_process_group()
+        return None
+    with pytest.raises(dist.PeerLost) as caught:
+        while True:
+            dist.all_reduce(np.ones(3))
+    return caught.value.peer, caught.value.how
+
+
+@transports
+def test_destroying_on_one_rank_only_is_told_to_the_others(transport: str) -> None:
+    results = run(destroy_on_one_rank, 3, environment=on(transport))
+    assert {result[0] for result in results[1:]} <= {0, 1, 2} and results[1][1], results
+    assert 0 in {result[0] for result in results[1:]}
+
+
+def destroy_at_exit(rank: int, size: int) -> None:
+    atexit.register(dist.destroy_process_group)
+    dist.init_process_group(timeout=20)
+    dist.barrier()
+    atexit.register(dist.destroy_process_group)
+
+
+@transports
+def test_destroy_is_legal_at_exit(transport: str) -> None:
+    with start(destroy_at_exit, 2, environment=on(transport)) as world:
+        leave_quietly(world.wait(15))
+
+
+def start_again(rank: int, size: int, broken: bool) -> None:
+    for turn in range(5):
+        dist.init_process_group(timeout=20)
+        array = np.full(1000, turn)
+        dist.all_reduce(array)
+        assert (array == turn * size).all()
+        if broken:
+            with pytest.raises(dist.CollectiveMismatch):
+                dist.all_reduce(np.ones(3 + rank))
+        dist.destroy_process_group()
+
+
+@transports
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_group_can_be_made_again_after_destroy(transport: str, broken: bool) -> None:
+    with start(start_again, 3, args=(broken,), environment=on(transport)) as world:
+        leave_quietly(world.wait(25))
+
+
+def fail_on_one_rank(rank: int, size: int) -> Any:
+    dist.init_process_group(timeout=20)
+    dist.barrier()
+    if rank == 1:
+        raise ZeroDivisionError("only here")
+    try:
+        dist.all_reduce(np.ones(1000))
+    except (dist.PeerFailed, dist.PeerLost) as error:
+        return type(error).__name__, error.peer
+    return None
+
+
+@transports
+def test_an_exception_on_one_rank_ends_the_calls_of_the_others(transport: str) -> None:
+    with start(fail_on_one_rank, 3, environment=on(transport)) as world:
+        outcomes = world.wait(15)
+    assert isinstance(outcomes[1].error, ZeroDivisionError)
+    for rank in (0, 2):
+        assert outcomes[rank].value in [("PeerLost", 1), ("PeerFailed", 1)], outcomes[rank].traceback
+
+
+PROGRAM = """
+import sys, time
+import numpy as np
+import procgroup as dist
+dist.init_process_group(timeout=20)
+array = np.ones(4)
+dist.all_reduce(array)
+work = dist.all_reduce(array, async_op=True)
+if dist.get_rank() == int(sys.argv[1]):
+    time.sleep(0.5)
+"""
+
+SPAWNER = """
+import os, subprocess, sys
+ranks = [
+    subprocess.Popen([sys.executable, "program.py", *sys.argv[2:]], env={**os.environ, "RANK": str(rank)})
+    for rank in range(int(sys.argv[1]))
+]
+sys.exit(max(abs(rank.wait()) for rank in ranks))
+"""
+
+
+@transports
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_program_of_four_lines_ends_with_status_0_and_no_words(transport: str, late: int, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "spawner.py").write_text(SPAWNER)
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-W", "error", "spawner.py", "3", str(late)]
+    done = run_command(command, directory=tmp_path, environment={**place, **on(transport)}, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert sorted(os.listdir(tmp_path)) == ["program.py", "spawner.py"]

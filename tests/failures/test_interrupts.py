@@ -1,0 +1,126 @@
+"""Ctrl-C: every call that waits raises KeyboardInterrupt, and the other ranks are told."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from failures.operations import ABSENT, COLLECTIVES, OPERATIONS, TRANSPORTS, allowance, on, perform
+
+import procgroup as dist
+from world import start
+
+pytestmark = pytest.mark.timeout(60)
+
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def be_interrupted(rank: int, size: int, operation: str, async_op: bool) -> Any:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    dist.init_process_group(timeout=30)
+    if rank == ABSENT:
+        time.sleep(60)
+    print("waiting", flush=True)
+    caught: BaseException | None = None
+    try:
+        if rank == 2 and operation not in COLLECTIVES:
+            dist.recv(np.zeros(1), 0)
+        else:
+            perform(operation, async_op)
+    except (KeyboardInterrupt, dist.DistError) as error:
+        caught = error
+    moment = time.monotonic()
+    print("over", flush=True)
+    if rank == 0:
+        dist.destroy_process_group()
+    return type(caught).__name__, getattr(caught, "peer", None), str(caught), moment
+
+
+def expect_interrupt(transport: str, operation: str, async_op: bool) -> None:
+    with start(be_interrupted, 3, args=(operation, async_op), environment=on(transport)) as world:
+        world.wait_for_output(0, "waiting")
+        world.wait_for_output(2, "waiting")
+        time.sleep(0.1)  # most often it is inside the call by now, and rightly interrupted if not
+        sent = time.monotonic()
+        world.kill(0, signal.SIGINT)
+        world.wait_for_output(0, "over", 10)
+        if not async_op:
+            world.wait_for_output(2, "over", 10)
+        world.kill(ABSENT)
+        outcomes = world.wait(10)
+    assert outcomes[0].ok, outcomes[0].traceback
+    name, _, _, moment = outcomes[0].value
+    assert name == "KeyboardInterrupt"
+    assert moment - sent < allowance(0.5), f"raised after {moment - sent:.2f} s"
+    if async_op:
+        return  # the interrupted wait leaves its call as it was
+    name, peer, text, moment = outcomes[2].value
+    assert name in ("PeerFailed", "PeerLost") and peer == 0, text
+    assert moment - sent < allowance(1.0), f"the other rank was told after {moment - sent:.2f} s"
+
+
+@transports
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_interrupt_ends_every_blocking_call(transport: str, operation: str) -> None:
+    expect_interrupt(transport, operation, async_op=False)
+
+
+@transports
+@pytest.mark.parametrize("operation", ["all_reduce", "recv"])
+def test_an_interrupt_ends_a_wait_for_an_async_call(transport: str, operation: str) -> None:
+    expect_interrupt(transport, operation, async_op=True)
+
+
+def be_interrupted_while_joining(rank: int, size: int) -> Any:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if rank == ABSENT:
+        time.sleep(60)
+    print("waiting", flush=True)
+    with pytest.raises(KeyboardInterrupt):
+        dist.init_process_group(timeout=30)
+    print("over", flush=True)
+    assert not dist.is_initialized()
+    return time.monotonic()
+
+
+def test_an_interrupt_ends_the_wait_for_the_other_ranks() -> None:
+    with start(be_interrupted_while_joining, 2) as world:
+        world.wait_for_output(0, "waiting")
+        time.sleep(0.3)
+        sent = time.monotonic()
+        world.kill(0, signal.SIGINT)
+        world.wait_for_output(0, "over", 10)
+        world.kill(ABSENT)
+        outcome = world.wait(10)[0]
+    assert outcome.ok, outcome.traceback
+    assert outcome.value - sent < allowance(0.5)
+
+
+def handle_signals(rank: int, size: int) -> Any:
+    signal.signal(signal.SIGUSR1, lambda *_: print("handled", flush=True))
+    dist.init_process_group(timeout=20)
+    if rank == 1:
+        signal.pause()
+    else:
+        print("waiting", flush=True)
+    array = np.ones(3)
+    dist.all_reduce(array)
+    assert array[0] == size
+
+
+@transports
+def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(transport: str) -> None:
+    with start(handle_signals, 2, environment=on(transport)) as world:
+        world.wait_for_output(0, "waiting")
+        time.sleep(0.1)
+        world.kill(0, signal.SIGUSR1)
+        world.wait_for_output(0, "handled", 5)
+        assert world.is_alive(0)
+        while not world.output(1):  # a signal before the pause would be missed
+            world.kill(1, signal.SIGUSR1)
+            time.sleep(0.05)
+        outcomes = world.wait(20)
+    assert all(outcome.ok for outcome in outcomes), [outcome.traceback for outcome in outcomes]

@@ -1,0 +1,151 @@
+"""Deadlines: per call, per group, on wait; each ends its call within half a second."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from failures.operations import ABSENT, COLLECTIVES, OPERATIONS, TRANSPORTS, allowance, on, perform
+
+import procgroup as dist
+from world import start
+
+pytestmark = pytest.mark.timeout(60)
+
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+LIMIT = 0.6
+
+
+def stay_away(rank: int) -> bool:
+    """Let one rank be alive and absent until the test ends it."""
+    if rank == ABSENT:
+        time.sleep(60)
+    return rank == ABSENT
+
+
+def time_out(rank: int, size: int, operation: str, where: str, async_op: bool) -> Any:
+    dist.init_process_group(timeout=LIMIT if where == "group" else 30, pg_options={"init_method_timeout": 20})
+    if stay_away(rank):
+        return None
+    if where == "set_timeout":
+        dist.group.WORLD.set_timeout(timedelta(seconds=LIMIT))
+    started = time.monotonic()
+    with pytest.raises(dist.CollectiveTimeout) as caught:
+        perform(operation, async_op, **({"timeout": LIMIT} if where == "call" else {}))
+    took = time.monotonic() - started
+    error = caught.value
+    assert error.seconds == LIMIT and error.op == operation.split()[0]
+    assert ABSENT in error.missing and 0 not in error.missing, error.missing
+    assert f"rank {ABSENT}" in str(error) and f"{LIMIT:g} s" in str(error)
+    later = None
+    if operation in COLLECTIVES:
+        with pytest.raises(dist.GroupBroken):
+            dist.barrier()
+        later = "GroupBroken"
+    print("over", flush=True)
+    return took, later
+
+
+def expect_time_out(transport: str, operation: str, where: str, async_op: bool) -> None:
+    with start(time_out, 2, args=(operation, where, async_op), environment=on(transport)) as world:
+        world.wait_for_output(0, "over", 20)
+        world.kill(ABSENT)
+        outcome = world.wait(10)[0]
+    assert outcome.ok, outcome.traceback
+    took = outcome.value[0]
+    assert LIMIT - 0.01 <= took < LIMIT + allowance(0.5), took
+
+
+@transports
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_ends_at_its_own_deadline(transport: str, operation: str) -> None:
+    expect_time_out(transport, operation, "call", async_op=False)
+
+
+@transports
+@pytest.mark.parametrize("operation", ["all_reduce", "recv"])
+@pytest.mark.parametrize("where", ["group", "set_timeout"])
+def test_a_call_without_a_limit_has_the_groups(transport: str, operation: str, where: str) -> None:
+    expect_time_out(transport, operation, where, async_op=False)
+
+
+@transports
+@pytest.mark.parametrize("operation", ["all_reduce", "all_reduce of a large array", "send", "recv"])
+def test_an_async_call_ends_at_its_deadline(transport: str, operation: str) -> None:
+    expect_time_out(transport, operation, "call", async_op=True)
+
+
+def wait_for_a_while(rank: int, size: int) -> Any:
+    dist.init_process_group(timeout=20)
+    array = np.ones(5)
+    if rank == ABSENT:
+        dist.recv(np.zeros(1), 0)
+    work: Any = dist.all_reduce(array, async_op=True)
+    if rank == 0:
+        for limit in (0.3, timedelta(seconds=0.2)):
+            started = time.monotonic()
+            with pytest.raises(dist.WaitTimeout) as caught:
+                work.wait(limit)
+            assert time.monotonic() - started < 0.3 + allowance(0.5)
+            assert caught.value.seconds in (0.3, 0.2) and caught.value.op == "all_reduce"
+        assert not work.is_completed() and work.exception() is None
+        dist.send(np.zeros(1), ABSENT)
+    assert work.wait()
+    assert (array == size).all()
+    dist.all_reduce(array)
+    assert (array == size * size).all(), "the group is as good as before"
+
+
+@transports
+def test_a_wait_that_ends_early_leaves_the_call_as_it_was(transport: str) -> None:
+    with start(wait_for_a_while, 2, environment=on(transport)) as world:
+        outcomes = world.wait(20)
+    assert all(outcome.ok for outcome in outcomes), [outcome.traceback for outcome in outcomes]
+
+
+def be_told_of_a_timeout(rank: int, size: int) -> Any:
+    dist.init_process_group(timeout=30)
+    if stay_away(rank):
+        return None
+    started = time.monotonic()
+    with pytest.raises(dist.DistError) as caught:
+        dist.all_reduce(np.ones(5), timeout=0.5 if rank == 0 else 20)
+    print("over", flush=True)
+    return type(caught.value).__name__, getattr(caught.value, "peer", None), time.monotonic() - started
+
+
+@transports
+def test_the_others_are_told_when_one_ranks_deadline_passes(transport: str) -> None:
+    with start(be_told_of_a_timeout, 3, environment=on(transport)) as world:
+        world.wait_for_output(0, "over", 20)
+        world.wait_for_output(2, "over", 20)
+        world.kill(ABSENT)
+        outcomes = world.wait(10)
+    assert outcomes[0].value[0] == "CollectiveTimeout"
+    name, peer, took = outcomes[2].value
+    assert name in ("PeerFailed", "CollectiveTimeout") and took < 0.5 + allowance(0.5) * 2
+    assert peer in (0, None)
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), "5", True, None])
+def test_a_timeout_that_is_no_length_of_time_is_refused(bad: Any) -> None:
+    with start(use_a_bad_timeout, 1, args=(bad,)) as world:
+        outcome = world.wait(10)[0]
+    assert outcome.ok, outcome.traceback
+
+
+def use_a_bad_timeout(rank: int, size: int, bad: Any) -> None:
+    dist.init_process_group()
+    array = np.ones(3)
+    if bad is None:  # the group's own
+        dist.all_reduce(array, timeout=None)
+        return
+    with pytest.raises((TypeError, ValueError), match="timeout"):
+        dist.all_reduce(array, timeout=bad)
+    with pytest.raises((TypeError, ValueError), match="timeout"):
+        dist.group.WORLD.set_timeout(bad)
+    dist.all_reduce(array)
