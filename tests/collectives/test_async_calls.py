@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import wait as wait_for_futures
 from typing import Any
 
@@ -100,8 +101,9 @@ def futures_of_many_calls(rank: int, size: int) -> None:
         future.add_done_callback(lambda _, number=number: called.append(number))  # type: ignore[misc]
     done, pending = wait_for_futures(futures, timeout=20)
     assert not pending and len(done) == 40
+    assert [future.exception() for future in futures] == [None] * 40
     assert all((array == sum(range(1, size + 1))).all() for array in arrays)
-    works[-1].wait()
+    dist.barrier()
     assert sorted(called) == list(range(40))
 
 
@@ -122,3 +124,25 @@ def let_go_of_arrays_and_works(rank: int, size: int) -> None:
 @transports
 def test_an_array_lives_as_long_as_the_call_that_uses_it(transport: str) -> None:
     run(let_go_of_arrays_and_works, 2, environment={"PROCGROUP_TRANSPORT": transport})
+
+
+def exit_as_soon_as_done(rank: int, size: int, way: str) -> None:
+    dist.init_process_group(timeout=20)
+    array = np.full(2000, rank + 1)
+    work: Any = dist.all_reduce(array, async_op=True)
+    if way == "future":
+        work.get_future().result()
+    elif way == "wait":
+        work.wait()
+    else:
+        while not work.is_completed():
+            time.sleep(0.0001)
+        assert work.exception() is None
+    assert (array == 6).all(), f"a sum of 1, 2 and 3 came out as {array[0]}"
+
+
+@transports
+@pytest.mark.parametrize("way", ["future", "wait", "polling"])
+def test_a_rank_may_exit_as_soon_as_its_call_is_done_and_the_others_lose_nothing(transport: str, way: str) -> None:
+    for _ in range(12 if way == "future" else 4):
+        run(exit_as_soon_as_done, 3, args=(way,), environment={"PROCGROUP_TRANSPORT": transport})
