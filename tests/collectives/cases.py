@@ -81,9 +81,11 @@ def every_case(verbs: Sequence[str], size: int) -> Iterator[Case]:
     """The whole product."""
     for verb, dtype in product(verbs, DTYPES):
         ops = [op for op in ReduceOp if is_supported(op, dtype)] if verb in REDUCING else [ReduceOp.SUM]
-        roots = range(size) if verb in ROOTED else [0]
-        for number, (op, root, count) in enumerate(product(ops, roots, counts(dtype, size))):
-            yield Case(verb, dtype, count, op, root, seed=number)
+        for number, (op, count) in enumerate(product(ops, counts(dtype, size))):
+            large = count * numpy_dtype(dtype).itemsize > EDGES[1] + 8
+            roots: Sequence[int] = range(size) if verb in ROOTED and not large else [count % size]
+            for root in roots:
+                yield Case(verb, dtype, count, op, root, seed=number)
 
 
 def choose(verbs: Sequence[str], size: int, sampled: bool, budget: int = 150, seed: int = 0) -> list[Case]:

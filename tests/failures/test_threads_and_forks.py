@@ -61,7 +61,7 @@ def call_from_many_threads(rank: int, size: int, threads: int, length: int) -> N
 
     def call() -> None:
         try:
-            for turn in range(40):
+            for turn in range(15):
                 array = np.ones(length)
                 work = dist.all_reduce(array, async_op=turn % 3 == 0)
                 if work:
