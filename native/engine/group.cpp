@@ -260,16 +260,20 @@ std::optional<Failure> Group::broken() const {
 std::optional<Failure> Group::examine(const Operation& operation) const {
   if (engine_.aborted()) return Failure{.kind = Failure::Kind::kAborted};
   const std::vector<int> missing = operation.missing();
+  const auto concerns = [&](int member) {
+    return member != options_.rank &&
+           (operation.depends_on_all() || std::ranges::find(missing, member) != missing.end());
+  };
   // A lost rank is the cause of what other ranks report: look for that first.
   for (int member = 0; member < size(); ++member) {
     const int peer = options_.members[static_cast<size_t>(member)];
-    if (peer == engine_.rank() || engine_.peer_status(peer) != PeerStatus::kLost) continue;
+    if (!concerns(member) || engine_.peer_status(peer) != PeerStatus::kLost) continue;
     Failure failure = engine_.loss(peer);
     failure.peer = member;
     return failure;
   }
   for (int member = 0; member < size(); ++member)
-    if (member != options_.rank)
+    if (concerns(member))
       if (std::optional<Failure> failure = examine_member(member, missing)) return failure;
   return broken();
 }

@@ -31,6 +31,7 @@ class MessageOperation final : public GroupOperation {
   std::vector<int> missing() const override;
   Descriptor call() const override { return call_; }
   int source() const override;
+  bool depends_on_all() const override { return request_.peer == kAnySource; }
   void give_up(Failure failure) override;
 
  private:

@@ -25,6 +25,9 @@ class Operation {
   // Group ranks that this operation is waiting for now (for error texts; may be approximate).
   virtual std::vector<int> missing() const = 0;
 
+  // Whether any member's end ends this; a message depends on its peer alone.
+  virtual bool depends_on_all() const { return true; }
+
   bool is_over() const { return over_.load(std::memory_order_acquire); }
   const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
 
