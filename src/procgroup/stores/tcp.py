@@ -62,7 +62,8 @@ class StoreServer:
             self._native = _native.StoreServer(listener.detach(), _job(), key)
         except RuntimeError as error:
             raise DistStoreError(
-                f"the store at {host}:{self.port} cannot start its thread: {error}. Raise the limit on memory or threads."
+                f"the store at {host}:{self.port} cannot start its thread: {error}. "
+                "Raise the limit on memory or threads."
             ) from error
         self._pid = os.getpid()
         _servers.add(self)
