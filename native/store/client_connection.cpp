@@ -16,7 +16,8 @@ namespace procgroup::store {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
-constexpr int64_t kSliceNs = 100 * kMillisecond;  // between two looks at `check` and the deadline
+constexpr int64_t kSliceNs = 100 * kMillisecond;     // between two looks at `check` and the deadline
+constexpr int64_t kSilenceNs = 1000 * kMillisecond;  // of an address, when another has refused
 constexpr int64_t kLongestPauseNs = 200 * kMillisecond;
 constexpr double kWithdrawSeconds = 0.3;
 constexpr double kAnswerSeconds = 0.8;
@@ -88,8 +89,10 @@ bool is_self_connected(const StoreDescriptor& socket) {
   return size == other && std::memcmp(&mine, &theirs, size) == 0;
 }
 
-// Tries all addresses at once; the first that accepts wins. No descriptor: `error` says why.
+// Tries all addresses at once; the first that accepts wins. No descriptor: `error` says why. When one has refused,
+// the silence of another ends the attempt soon: what refused now may accept in the next.
 StoreDescriptor connect_any(const Client::Options& options, Deadline deadline, const Check& check, std::string& error) {
+  const auto hurry = [&] { deadline.at_ns = std::min(deadline.at_ns, now_ns() + kSilenceNs); };
   std::vector<StoreDescriptor> sockets;
   for (const std::string& address : options.addresses) {
     StoreDescriptor socket = start_connecting(address, options.port);
@@ -97,6 +100,7 @@ StoreDescriptor connect_any(const Client::Options& options, Deadline deadline, c
       sockets.push_back(std::move(socket));
     } else {
       error = error_text(errno);
+      hurry();
     }
   }
   while (!sockets.empty()) {
@@ -111,6 +115,7 @@ StoreDescriptor connect_any(const Client::Options& options, Deadline deadline, c
       const int number = outcome_of(sockets[i]);
       if (number == 0 && !is_self_connected(sockets[i])) return std::move(sockets[i]);
       error = error_text(number == 0 ? ECONNREFUSED : number);
+      hurry();
       sockets.erase(sockets.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <utility>
 
 namespace procgroup::store {
 namespace {
@@ -31,7 +32,11 @@ Connection::Receipt Connection::receive() {
 
 void Connection::use(size_t bytes) {
   used_ += bytes;
-  if (used_ < input_.size()) return;
+  if (used_ < input_.size()) {
+    // A client that never pauses between two frames must not make this grow for ever.
+    if (used_ > 2 * kReadBytes && used_ > input_.size() / 2) input_.erase(0, std::exchange(used_, 0));
+    return;
+  }
   // Keep a small buffer for the next request, and give a large one back.
   if (input_.capacity() > 2 * kReadBytes) input_ = std::string();
   input_.clear();

@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -17,6 +16,7 @@
 #include <unordered_map>
 
 #include "base/clock.hpp"
+#include "base/native_thread.hpp"
 #include "store/connection.hpp"
 #include "store/table.hpp"
 
@@ -405,12 +405,7 @@ Server::Server(int listener, Identity identity)
       generation_(fork_generation()),
       shared_(std::make_unique<Shared>()),
       loop_(std::make_unique<Loop>(listener, port_, std::move(identity), *shared_)) {
-  // Signals belong to the threads that know what to do with them.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::make_unique<std::thread>([loop = loop_.get()] { loop->run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = std::make_unique<std::thread>(start_native_thread("pg-store", [loop = loop_.get()] { loop->run(); }));
 }
 
 Server::~Server() {

@@ -102,14 +102,22 @@ class Mesh:
             connections.extend(self._accept(stage, listener, details))
         except (OSError, DistNetworkError) as error:
             problem = str(error)
-        problem = self.agree(stage, problem)
-        if problem is None:
+        except BaseException:
+            _close(connections)
+            raise
+        return self._keep_unless(stage, problem, connections)
+
+    def _keep_unless(self, stage: str, problem: str | None, connections: list[Connection]) -> list[Connection] | str:
+        """Agree with the others; return the connections, or close them and return the first problem of any rank."""
+        try:
+            first = self.agree(stage, problem)
+        except BaseException:
+            _close(connections)
+            raise
+        if first is None:
             return connections
-        for connection in connections:
-            connection.socket.close()
-            if connection.arena is not None:
-                os.close(connection.arena)
-        return problem
+        _close(connections)
+        return first
 
     def _connect(self, peer: int, address: str | list[Any], details: _Details) -> Connection:
         if isinstance(address, str):
@@ -122,6 +130,9 @@ class Mesh:
             connect_to(connection, self.rank, peer, self.key)
             details.send(connection)
             return _Details.receive(connection, peer, details.arena is not None)
+        except OSError as error:
+            connection.close()
+            raise Refused(f"rank {peer} at {address} was not reached: {error.strerror or error}") from error
         except BaseException:
             connection.close()
             raise
@@ -179,14 +190,22 @@ class _Details:
         if not with_arena:
             pid, offset = _DETAILS.unpack(receive_exactly(connection, _DETAILS.size))
             return Connection(peer, connection, pid, offset, None)
-        message, descriptors, _, _ = socket.recv_fds(connection, _DETAILS.size, 1, socket.MSG_WAITALL)
+        message, descriptors, _, _ = socket.recv_fds(
+            connection, _DETAILS.size, 1, socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+        )
         if len(descriptors) != 1 or len(message) != _DETAILS.size:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise Refused(f"rank {peer} sent no arena")
         pid, offset = _DETAILS.unpack(message)
-        os.set_inheritable(descriptors[0], False)
         return Connection(peer, connection, pid, offset, descriptors[0])
+
+
+def _close(connections: list[Connection]) -> None:
+    for connection in connections:
+        connection.socket.close()
+        if connection.arena is not None:
+            os.close(connection.arena)
 
 
 def _family(address: str) -> socket.AddressFamily:

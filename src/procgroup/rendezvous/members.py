@@ -38,6 +38,6 @@ def read_members(text: str) -> list[Member]:
                     str(fields["nonce"]),
                 )
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             continue
     return members

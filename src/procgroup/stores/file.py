@@ -50,7 +50,8 @@ class _Shared:
     def __init__(self, path: str, world_size: int) -> None:
         self.path = path
         self.world_size = world_size
-        self.lock = threading.Lock()
+        # Reentrant: a collection of garbage may end a clone, which comes here, while its thread holds it.
+        self.lock = threading.RLock()
         self.file = LogFile(path)
         self.table = Table()
         self.members = _Members()
@@ -167,7 +168,7 @@ class _Shared:
 
     def become_child(self) -> None:
         """In a forked child: the open file is the parent's, whose locks it must not share."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.file.close()
         self.forked = True
 

@@ -40,7 +40,7 @@ _draining: set[StoreServer] = set()
 """Those whose stores are gone while other processes still use them."""
 
 _connected: weakref.WeakSet[TCPStore] = weakref.WeakSet()
-"""Every store object of this process."""
+"""Every store object of this process that has connected."""
 
 
 class StoreServer:
@@ -191,8 +191,9 @@ class TCPStore(Store):
                 f"({self._host}, {self._port}): no address is known for this host name. Correct the name."
             )
         left = max(0.0, self._seconds - (time.monotonic() - started))
+        client = _native.StoreClient(addresses, self._host, self._port, _job(), _key_bytes(None), flags, left)
         _connected.add(self)
-        return _native.StoreClient(addresses, self._host, self._port, _job(), _key_bytes(None), flags, left)
+        return client
 
     def _wait_for_workers(self, world_size: int) -> None:
         joined = self._client.wait_for_workers(world_size, self._seconds)

@@ -1,0 +1,43 @@
+"""A host with several addresses, of which one swallows what is sent to it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from procgroup import _native
+from procgroup.stores.tcp import StoreServer
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def _fill(listener: socket.socket) -> list[socket.socket]:
+    """Fill a listener's queue, so that it answers no further connection; return what fills it."""
+    clients = []
+    for _ in range(8):
+        client = socket.socket()
+        client.setblocking(False)
+        client.connect_ex(listener.getsockname())
+        clients.append(client)
+    return clients
+
+
+def test_a_silent_address_does_not_keep_a_client_from_trying_the_other_one_again() -> None:
+    with socket.create_server(("127.0.0.2", 0), backlog=0) as silent:
+        port = silent.getsockname()[1]
+        clients = _fill(silent)
+        servers: list[StoreServer] = []
+        starter = threading.Timer(0.5, lambda: servers.append(StoreServer("127.0.0.1", port, job_key="")))
+        starter.start()
+        began = time.monotonic()
+        client = _native.StoreClient(["127.0.0.2", "127.0.0.1"], "twofold", port, "", b"", 0, 20.0)
+        client.set("key", "value", 5.0)
+        assert time.monotonic() - began < 10
+        client.close()
+        starter.join()
+        servers[0].close()
+        for other in clients:
+            other.close()
