@@ -105,7 +105,6 @@ void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, FileDescr
 void Engine::attach_socket(int peer_rank, FileDescriptor socket, int64_t pid) {
   Peer& peer = *peers_[index(peer_rank)];
   peer.pid = pid;
-  peer.socket_number = socket.get();
   uses_sockets_ = true;
   const std::lock_guard lock(messages_mutex_);
   messages_.attach(peer_rank, std::make_unique<TcpChannel>(std::move(socket)));
@@ -218,12 +217,8 @@ void Engine::shutdown() {
 void Engine::abandon() {
   forked_.store(true, std::memory_order_relaxed);
   if (arena_) arena_->abandon();
-  for (const auto& peer : peers_) {
+  for (const auto& peer : peers_)
     if (peer->arena) peer->arena->abandon();
-    peer->socket.reset();
-    if (peer->socket_number >= 0) ::close(peer->socket_number);
-  }
-  wake_.reset();
 }
 
 }  // namespace procgroup

@@ -93,14 +93,13 @@ class Engine final : public Lounge {
 
   // True in a child that was forked from the process that made this engine: nothing may be used there.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
-  // Called in the forked child, by the fork handler: closes descriptors, touches nothing shared.
+  // Called in the forked child, by the fork handler: forgets what is shared, and touches none of it.
   void abandon();
 
  private:
   struct Peer {
     std::shared_ptr<Arena> arena;
     FileDescriptor socket;
-    int socket_number = -1;  // of a data socket, which its channel owns
     int64_t pid = 0;
     std::string how;                                       // written before status
     std::atomic<PeerStatus> status{PeerStatus::kPresent};  // release by the watcher, acquire by readers

@@ -19,7 +19,8 @@ std::string Failure::summary() const {
       std::string limit = std::to_string(seconds);
       limit.erase(limit.find_last_not_of('0') + 1);
       if (limit.back() == '.') limit.pop_back();
-      return "its time limit of " + limit + " s passed while it waited for rank " + join(missing);
+      return "its time limit of " + limit + " s passed" +
+             (missing.empty() ? "" : " while it waited for rank " + join(missing));
     }
     case Kind::kLost:
       return "lost rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + "): " + reason;

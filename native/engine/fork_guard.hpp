@@ -1,7 +1,7 @@
 // Tells every engine of a process when it finds itself in a forked child.
 //
-// The child has the parent's memory and descriptors, but none of its threads. It must not keep sockets
-// open (the parent's peers would not see the parent die) and must not touch what is shared.
+// The child has a copy of the parent's memory, but none of its threads and no mapping of what is shared. Its
+// descriptors are closed already (base/file_descriptor.hpp).
 #pragma once
 
 namespace procgroup {

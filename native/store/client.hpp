@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "store/descriptor.hpp"
+#include "base/file_descriptor.hpp"
 #include "store/handshake.hpp"
 
 namespace procgroup::store {

@@ -52,7 +52,7 @@ struct AddressList {
 };
 
 // Starts a connection to one numeric address; no descriptor, and errno, when it cannot even start.
-StoreDescriptor start_connecting(const std::string& address, int port) {
+FileDescriptor start_connecting(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
@@ -61,7 +61,7 @@ StoreDescriptor start_connecting(const std::string& address, int port) {
     errno = EINVAL;
     return {};
   }
-  StoreDescriptor socket(::socket(list.first->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  FileDescriptor socket(::socket(list.first->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return {};
   const int outcome = connect(socket.get(), list.first->ai_addr, list.first->ai_addrlen);
   if (outcome != 0 && errno != EINPROGRESS) {
@@ -72,7 +72,7 @@ StoreDescriptor start_connecting(const std::string& address, int port) {
   return socket;
 }
 
-int outcome_of(const StoreDescriptor& socket) {
+int outcome_of(const FileDescriptor& socket) {
   int error = 0;
   socklen_t size = sizeof error;
   if (getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
@@ -81,7 +81,7 @@ int outcome_of(const StoreDescriptor& socket) {
 
 // A socket whose two ends are one and the same: connecting to a free port of the range from which the
 // kernel picks ports for clients can meet itself.
-bool is_self_connected(const StoreDescriptor& socket) {
+bool is_self_connected(const FileDescriptor& socket) {
   sockaddr_storage mine{}, theirs{};
   socklen_t size = sizeof mine, other = sizeof theirs;
   if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&mine), &size) != 0) return false;
@@ -91,11 +91,11 @@ bool is_self_connected(const StoreDescriptor& socket) {
 
 // Tries all addresses at once; the first that accepts wins. No descriptor: `error` says why. When one has refused,
 // the silence of another ends the attempt soon: what refused now may accept in the next.
-StoreDescriptor connect_any(const Client::Options& options, Deadline deadline, const Check& check, std::string& error) {
+FileDescriptor connect_any(const Client::Options& options, Deadline deadline, const Check& check, std::string& error) {
   const auto hurry = [&] { deadline.at_ns = std::min(deadline.at_ns, now_ns() + kSilenceNs); };
-  std::vector<StoreDescriptor> sockets;
+  std::vector<FileDescriptor> sockets;
   for (const std::string& address : options.addresses) {
-    StoreDescriptor socket = start_connecting(address, options.port);
+    FileDescriptor socket = start_connecting(address, options.port);
     if (socket) {
       sockets.push_back(std::move(socket));
     } else {
@@ -105,7 +105,7 @@ StoreDescriptor connect_any(const Client::Options& options, Deadline deadline, c
   }
   while (!sockets.empty()) {
     std::vector<pollfd> events;
-    for (const StoreDescriptor& socket : sockets) events.push_back({socket.get(), POLLOUT, 0});
+    for (const FileDescriptor& socket : sockets) events.push_back({socket.get(), POLLOUT, 0});
     if (!wait_for(events.data(), events.size(), deadline, check)) {
       error = "no answer";
       return {};
@@ -170,7 +170,7 @@ std::unique_ptr<ClientConnection> ClientConnection::open(const Client::Options& 
   std::string error = "no address";
   int silent_closes = 0;
   for (int64_t next_pause = 10 * kMillisecond;; next_pause = std::min(next_pause * 2, kLongestPauseNs)) {
-    StoreDescriptor socket = connect_any(options, deadline, check, error);
+    FileDescriptor socket = connect_any(options, deadline, check, error);
     if (socket) {
       configure(socket.get());
       std::unique_ptr<ClientConnection> connection(new ClientConnection(std::move(socket)));

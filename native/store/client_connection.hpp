@@ -17,7 +17,7 @@ class ClientConnection {
   bool intact() const { return intact_; }
 
  private:
-  explicit ClientConnection(StoreDescriptor socket) : socket_(std::move(socket)) {}
+  explicit ClientConnection(FileDescriptor socket) : socket_(std::move(socket)) {}
 
   void shake_hands(const Client::Options& options, uint64_t client, Deadline deadline, const Check& check);
   void prove_key(const Client::Options& options, const Hello& hello, const Welcome& welcome, Deadline deadline,
@@ -28,7 +28,7 @@ class ClientConnection {
   ServerReply receive_reply(uint32_t request, Deadline deadline, const Check& check);
   ServerReply withdraw(uint32_t request);
 
-  StoreDescriptor socket_;
+  FileDescriptor socket_;
   uint32_t next_request_ = 1;
   bool intact_ = true;
   size_t received_ = 0;  // bytes of the reply that is being received

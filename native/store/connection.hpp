@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "store/descriptor.hpp"
+#include "base/file_descriptor.hpp"
 #include "store/protocol.hpp"
 #include "store/table.hpp"
 
@@ -16,11 +16,11 @@ class Connection {
   enum class State { kHello, kProof, kOpen };
   enum class Receipt { kSome, kNothing, kClosed };
 
-  Connection(uint64_t number, StoreDescriptor accepted, std::string from)
+  Connection(uint64_t number, FileDescriptor accepted, std::string from)
       : id(number), socket(std::move(accepted)), peer(std::move(from)) {}
 
   const uint64_t id;
-  StoreDescriptor socket;
+  FileDescriptor socket;
   const std::string peer;  // "address:port", for log lines
   State state = State::kHello;
   Hello hello{};        // once it has come

@@ -85,7 +85,7 @@ class Server::Loop {
   void accept_some();
   void pause_accepting();
   void resume_accepting();
-  void admit(StoreDescriptor socket, const sockaddr_storage& address);
+  void admit(FileDescriptor socket, const sockaddr_storage& address);
   void read_from(Connection& connection);
   void use_input(Connection& connection);
   size_t use_one(Connection& connection, std::string_view input);
@@ -104,9 +104,9 @@ class Server::Loop {
   bool watch(int operation, int descriptor, uint32_t events, uint64_t id);
   void log(const std::string& text) const;
 
-  StoreDescriptor listener_;
-  StoreDescriptor epoll_;
-  StoreDescriptor wake_;
+  FileDescriptor listener_;
+  FileDescriptor epoll_;
+  FileDescriptor wake_;
   const int port_;
   const Identity identity_;
   Shared& shared_;
@@ -179,7 +179,7 @@ void Server::Loop::accept_some() {
     const int number =
         accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (number >= 0) {
-      admit(StoreDescriptor(number), address);
+      admit(FileDescriptor(number), address);
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       return pause_accepting();
     } else if (errno != EINTR && errno != ECONNABORTED) {
@@ -199,7 +199,7 @@ void Server::Loop::resume_accepting() {
   accept_again_ = Deadline::never();
 }
 
-void Server::Loop::admit(StoreDescriptor socket, const sockaddr_storage& address) {
+void Server::Loop::admit(FileDescriptor socket, const sockaddr_storage& address) {
   configure(socket.get());
   const uint64_t id = next_id_++;
   auto connection = std::make_unique<Connection>(id, std::move(socket), describe(address));

@@ -143,9 +143,6 @@ void Arena::ring() const {
   if (target.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(target.doorbell);
 }
 
-void Arena::abandon() {
-  base_ = nullptr;
-  descriptor_.reset();
-}
+void Arena::abandon() { base_ = nullptr; }
 
 }  // namespace procgroup

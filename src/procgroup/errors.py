@@ -10,7 +10,7 @@
         │   │   ├── CollectiveTimeout      the deadline passed before every rank arrived
         │   │   ├── PeerLost               a rank's process ended
         │   │   ├── PeerFailed             a rank left this call with an error of its own
-        │   │   └── GroupBroken            an earlier failure ended this group
+        │   │   └── GroupBroken            the group has failed, was aborted or was left
         │   ├── WaitTimeout            wait(timeout) ended before the call did; the call goes on
         │   ├── GroupDestroyed         a group was used after destroy_process_group
         │   └── ForkedProcessError     a group was used in a forked child
@@ -88,13 +88,17 @@ class CollectiveMismatch(OperationError):
 
 
 class CollectiveTimeout(OperationError):
-    """The deadline passed before every rank arrived. ``missing`` lists the ranks, ``seconds`` the limit."""
+    """The deadline passed before every rank arrived. ``missing`` lists the ranks, ``seconds`` the limit.
+
+    ``missing`` is empty for a receive from any rank, and for a call that still waited for an earlier one.
+    """
 
     def __init__(self, *, missing: Sequence[int], seconds: float, **call: Any) -> None:
         self.missing = tuple(missing)
         self.seconds = seconds
+        awaited = _ranks(self.missing) if self.missing else "a message from any rank, or for an earlier call to end"
         super().__init__(
-            f"not complete after {seconds:g} s; still waiting for {_ranks(self.missing)}",
+            f"not complete after {seconds:g} s; still waiting for {awaited}",
             advice="See what those ranks are doing, or pass a longer timeout.",
             **call,
         )
@@ -129,12 +133,12 @@ class PeerFailed(OperationError):
 
 
 class GroupBroken(OperationError):
-    """An earlier failure ended this group. ``reason`` is that failure's text."""
+    """The group has ended on this rank: it failed, was aborted or was left. ``reason`` says which."""
 
     def __init__(self, *, reason: str, **call: Any) -> None:
         self.reason = reason
         super().__init__(
-            f"this group ended with an earlier failure: {reason}",
+            f"this group has ended: {reason}",
             advice="Destroy the group and make a new one.",
             **call,
         )

@@ -1,4 +1,4 @@
-#include "store/descriptor.hpp"
+#include "base/file_descriptor.hpp"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -42,13 +42,13 @@ std::mutex& fork_mutex() { return registry().mutex; }
 
 uint64_t fork_generation() { return registry().generation.load(std::memory_order_relaxed); }
 
-StoreDescriptor::StoreDescriptor(int number) : number_(number), generation_(fork_generation()) {
+FileDescriptor::FileDescriptor(int number) : number_(number), generation_(fork_generation()) {
   if (number < 0) return;
   const std::lock_guard lock(fork_mutex());
   registry().open.insert(number);
 }
 
-void StoreDescriptor::reset() {
+void FileDescriptor::reset() {
   const int number = std::exchange(number_, -1);
   if (number < 0 || generation_ != fork_generation()) return;
   const std::lock_guard lock(fork_mutex());
