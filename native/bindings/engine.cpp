@@ -133,7 +133,7 @@ class PythonEngine {
   bool run_completions(double seconds) {
     const bool last = closed_;
     if (!last) {
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       seen_ = engine_->await_completions(seen_, seconds);
     }
     std::vector<nb::object> due;
@@ -146,7 +146,7 @@ class PythonEngine {
 
   bool flush(double seconds) {
     require_not_forked();
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return engine_->flush(seconds);
   }
 
@@ -159,9 +159,10 @@ class PythonEngine {
     }
     closed_ = true;
     {
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       engine_->shutdown();
     }
+    engine_->completed();  // wakes the completion thread, so that it ends
   }
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <unistd.h>
 
 #include <exception>
 
@@ -9,10 +10,32 @@
 
 namespace procgroup {
 
+// Take the interpreter's lock back. While the interpreter ends, Python ends a thread that asks for the lock by
+// unwinding its stack, which C++ destructors do not allow: such a thread stops here and ends with the process.
+inline void take_lock_back(PyThreadState* state) {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (...) {
+    for (;;) ::pause();
+  }
+}
+
+// Lets other threads run Python until the end of the scope.
+class Unlocked {
+ public:
+  Unlocked() = default;
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+  ~Unlocked() { take_lock_back(state_); }
+
+ private:
+  PyThreadState* const state_ = PyEval_SaveThread();
+};
+
 class PythonHost final : public Host {
  public:
   void unlock() override { state_ = PyEval_SaveThread(); }
-  void lock() override { PyEval_RestoreThread(state_); }
+  void lock() override { take_lock_back(state_); }
   bool interrupted() override {
     lock();
     if (PyErr_CheckSignals() != 0) raised_ = std::make_exception_ptr(nanobind::python_error());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "python_host.hpp"
 #include "store/client.hpp"
 #include "store/server.hpp"
 
@@ -259,7 +260,7 @@ class StoreClient {
   template <class Function>
   void guarded(double seconds, Function&& function) {
     try {
-      const nb::gil_scoped_release release;
+      const procgroup::Unlocked unlocked;
       function();
     } catch (const store::ServerLost& lost) {
       nb::dict data;

@@ -22,6 +22,8 @@ from procgroup.stores.store import Store
 # of large messages. Peers that are lost or have left are not waited for.
 _FLUSH_SECONDS = 30.0
 _FLUSH_SLICE_SECONDS = 0.01
+# How long leaving waits for callbacks that are running.
+_CALLBACK_SECONDS = 1.0
 # All ranks have met at the store before they connect: whoever takes longer than this has died on the way.
 _CONNECT_SECONDS = 120.0
 _SUPPORTS = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "barrier", "send", "recv"})
@@ -71,6 +73,8 @@ class NativeBackend:
         self._flush()
         self._group.leave()
         self._engine.shutdown()
+        if self._completions is not None and self._completions is not threading.current_thread():
+            self._completions.join(_CALLBACK_SECONDS)
 
     def abort(self) -> None:
         self._engine.abort()
