@@ -121,6 +121,7 @@ void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
   Peer& peer = *peers_[index(peer_rank)];
   peer.how = std::move(how);
   peer.status.store(status, std::memory_order_release);
+  news_.fetch_add(1, std::memory_order_release);
   {
     const std::lock_guard lock(messages_mutex_);
     messages_.fail_peer(peer_rank, loss(peer_rank));

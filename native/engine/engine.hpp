@@ -78,6 +78,7 @@ class Engine final : public Lounge {
   // Wait until more than `seen` asynchronous operations are over or `seconds` have passed; how many are.
   uint64_t await_completions(uint64_t seen, double seconds);
   void sleep(int64_t nanoseconds, const std::function<bool()>& ready) override;
+  const std::atomic<uint32_t>& news() const override { return news_; }
 
   // Try for so many seconds to hand over what was sent; whether all of it has left this process.
   bool flush(double seconds);
@@ -86,6 +87,7 @@ class Engine final : public Lounge {
   // Every operation in progress fails at once, here and (through the groups' states) on the peers.
   void abort() {
     aborted_.store(true, std::memory_order_release);
+    news_.fetch_add(1, std::memory_order_release);
     kick();
   }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
@@ -126,6 +128,7 @@ class Engine final : public Lounge {
   FileDescriptor wake_;  // an eventfd: wakes those who sleep on sockets
   std::atomic<uint32_t> socket_sleepers_{0};
   std::atomic<bool> aborted_{false};
+  std::atomic<uint32_t> news_{0};  // see Lounge; released after what it announces
   std::atomic<bool> forked_{false};
   bool shut_down_ = false;
   std::mutex completions_mutex_;

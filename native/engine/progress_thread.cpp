@@ -61,6 +61,7 @@ void ProgressThread::examine_all() {
 void ProgressThread::run() {
   Patience patience(policy_);
   int64_t examined_ns = now_ns();
+  uint32_t known = lounge_.news().load(std::memory_order_acquire);
   for (;;) {
     {
       std::unique_lock lock(mutex_);
@@ -78,7 +79,8 @@ void ProgressThread::run() {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return work_ || stop_; });
       patience.renew();
-    } else if (!patience.wait_a_moment()) {
+    } else if (lounge_.news().load(std::memory_order_relaxed) != known || !patience.wait_a_moment()) {
+      known = lounge_.news().load(std::memory_order_acquire);
       examine_all();
       examined_ns = now_ns();
       bool moved = false;

@@ -40,7 +40,7 @@ bool poll_holding_lock(Operation& operation, const WaitPolicy& policy) {
 
 // Poll until the operation is over (true), or nothing has moved for as long as polling pays, or it is time to
 // look at what else may end the wait.
-bool poll_unlocked(Operation& operation, const WaitPolicy& policy) {
+bool poll_unlocked(Operation& operation, const WaitPolicy& policy, const std::atomic<uint32_t>& news, uint32_t known) {
   Patience patience(policy);
   Slice slice;
   for (;;) {
@@ -52,7 +52,7 @@ bool poll_unlocked(Operation& operation, const WaitPolicy& policy) {
         patience.renew();
         break;
       case Progress::kWaiting:
-        if (!patience.wait_a_moment()) return false;
+        if (news.load(std::memory_order_relaxed) != known || !patience.wait_a_moment()) return false;
     }
   }
 }
@@ -77,7 +77,10 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Loung
   if (poll_holding_lock(operation, policy)) return;
   const Deadline deadline = Deadline::after(seconds);
   const Unlocked unlocked(host);
-  while (!poll_unlocked(operation, policy)) {
+  // A peer that was lost before the first look is found by the first examination.
+  uint32_t known = lounge.news().load(std::memory_order_acquire);
+  while (!poll_unlocked(operation, policy, lounge.news(), known)) {
+    known = lounge.news().load(std::memory_order_acquire);
     std::optional<Failure> failure = examine(operation);
     if (!failure && host.interrupted()) failure = Failure{.kind = Failure::Kind::kInterrupted};
     if (!failure && deadline.passed())

@@ -7,6 +7,8 @@
 //                                   deadlines, lost peers and Ctrl-C
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <optional>
 
@@ -70,6 +72,8 @@ class Lounge {
   virtual ~Lounge() = default;
   // Sleep at most this long, unless `ready` (called after the sleeper is registered) says there is work.
   virtual void sleep(int64_t nanoseconds, const std::function<bool()>& ready) = 0;
+  // Changes when a peer is lost or has left, or the engine is aborted: then polling ends at once.
+  virtual const std::atomic<uint32_t>& news() const = 0;
 };
 
 // Tells what, outside of the operation itself, ends it: a lost or failed peer, an abort.
