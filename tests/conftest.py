@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import resource
+import signal
 from collections.abc import Iterator
 
 import psutil
@@ -21,6 +22,10 @@ if "PYTHONPATH" in os.environ:  # commands run in other folders too
 
 SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 """Whether the tests take seeded samples of their large products (``make test``) or all of them (``make test-all``)."""
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every rank.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The servers that multiprocessing keeps for the whole run.
 _SERVERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")

@@ -144,6 +144,23 @@ class PythonEngine {
     return !last;
   }
 
+  // The last calls of this rank, oldest first.
+  nb::list records() const {
+    require_not_forked();
+    nb::list list;
+    for (const Record& record : engine_->recorder().read()) {
+      nb::dict entry;
+      entry["op"] = op_name(record.call.op);
+      entry["sequence"] = record.call.sequence;
+      entry["call"] = record.call.describe();
+      entry["state"] = call_state_name(record.state);
+      entry["started_ns"] = record.started_ns;
+      entry["ended_ns"] = record.ended_ns;
+      list.append(entry);
+    }
+    return list;
+  }
+
   bool flush(double seconds) {
     require_not_forked();
     const Unlocked unlocked;
@@ -438,6 +455,7 @@ void bind_engine(nb::module_& module) {
           },
           "peer"_a, "socket"_a, "pid"_a)
       .def("run_completions", &PythonEngine::run_completions, "seconds"_a)
+      .def("records", &PythonEngine::records, nb::sig("def records(self) -> list[dict[str, typing.Any]]"))
       .def("flush", &PythonEngine::flush, "seconds"_a)
       .def("abort", [](PythonEngine& self) { self.engine()->abort(); })
       .def("shutdown", &PythonEngine::close);

@@ -98,7 +98,7 @@ void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, FileDescr
   const std::lock_guard lock(messages_mutex_);
   messages_.attach(peer_rank,
                    std::make_unique<RingChannel>(reinterpret_cast<Ring*>(outgoing), reinterpret_cast<Ring*>(incoming),
-                                                 ours.ring_capacity, [bell] { bell->ring(); }));
+                                                 ours.ring_capacity, [bell] { bell->wake(); }));
   watcher_->watch(peer_rank, theirs.life, peer.socket.get());
 }
 
@@ -134,7 +134,7 @@ void Engine::on_lost(int peer, const std::string& how) { set_status(peer, PeerSt
 void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, "its process left in order before this call"); }
 
 void Engine::kick() {
-  if (arena_) arena_->ring();
+  if (arena_) arena_->wake();
   if (socket_sleepers_.load(std::memory_order_seq_cst) != 0) {
     const uint64_t one = 1;
     // A full counter means that a wake is already pending.

@@ -5,25 +5,13 @@
 
 #include "engine/group_operation.hpp"
 #include "engine/mesh_operation.hpp"
+#include "engine/recording.hpp"
 
 namespace procgroup {
 namespace {
 
 // Above two ranks, all_reduce of up to this many bytes lets every rank reduce everything.
 constexpr size_t kDirectBytes = 64 * 1024;
-
-// Remembers a call in the recorder, whatever way it ends.
-class Recording {
- public:
-  Recording(Recorder& recorder, const Descriptor& call) : recorder_(recorder), index_(recorder.begin(call)) {}
-  void end(const Operation& operation) {
-    operation.failure() == nullptr ? recorder_.complete(index_) : recorder_.fail(index_);
-  }
-
- private:
-  Recorder& recorder_;
-  uint64_t index_;
-};
 
 }  // namespace
 
@@ -79,13 +67,13 @@ void Group::run(Request& request, double seconds, Host& host) {
   if (shared_) {
     SharedCall call(*shared_, request);
     supervise(call, seconds, host);
-    recording.end(call);
+    recording.end(call.failure());
     if (const Failure* failure = call.failure()) throw OperationFailed{*failure, request.descriptor};
     return;
   }
   const std::unique_ptr<Operation> call = make_call(request);
   supervise(*call, seconds, host);
-  recording.end(*call);
+  recording.end(call->failure());
   if (const Failure* failure = call->failure()) throw OperationFailed{*failure, request.descriptor};
 }
 
@@ -118,10 +106,8 @@ void Group::finish_turn() {
 int Group::run_message(const MessageRequest& request, double seconds, Host& host) {
   MessageOperation operation(*this, request, seconds);
   require_usable(operation.call());
-  Recording recording(engine_.recorder(), operation.call());
   drive(operation, seconds, engine_.policy(), engine_, host,
         [this](const Operation& running) { return examine(running); });
-  recording.end(operation);
   if (const Failure* failure = operation.failure()) throw OperationFailed{*failure, operation.call()};
   return operation.source();
 }

@@ -13,22 +13,25 @@ Progress QueuedCall::advance() {
       return Progress::kDone;
     }
     group_.number(request_.descriptor);
+    recording_.emplace(group_.engine_.recorder(), request_.descriptor);
     running_ = group_.make_call(request_);
   }
   const Progress progress = running_->advance();
   if (progress != Progress::kDone) return progress;
-  if (const Failure* failure = running_->failure())
-    fail(*failure);
-  else
-    finish();
+  end(running_->failure());
   return Progress::kDone;
+}
+
+void QueuedCall::end(const Failure* failure) {
+  if (recording_) recording_->end(failure);
+  failure == nullptr ? finish() : fail(*failure);
 }
 
 std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }
 
 void QueuedCall::give_up(Failure failure) {
   if (running_) running_->give_up(failure);
-  fail(std::move(failure));
+  end(&failure);
 }
 
 MessageOperation::MessageOperation(Group& group, const MessageRequest& request, double seconds)
@@ -55,6 +58,7 @@ Progress MessageOperation::advance() {
 }
 
 void MessageOperation::start() {
+  recording_.emplace(group_.engine_.recorder(), call_);
   Messages& messages = group_.engine_.messages();
   const MessageKey key{group_.options_.id, request_.tag};
   const size_t bytes = request_.count * dtype_size(request_.dtype);
@@ -68,6 +72,7 @@ void MessageOperation::start() {
 
 void MessageOperation::conclude() {
   const Failure* failure = transfer_->failure();
+  recording_->end(failure);
   if (failure == nullptr) {
     finish();
     return;
@@ -77,7 +82,7 @@ void MessageOperation::conclude() {
     if (mine.kind == Failure::Kind::kLost) mine.pid = group_.engine_.peer_pid(mine.peer);
     mine.peer = group_.group_rank(mine.peer);
   }
-  if (mine.kind == Failure::Kind::kMismatch) {
+  if (mine.kind == Failure::Kind::kMismatch && mine.peer >= 0) {
     mine.calls.resize(static_cast<size_t>(group_.size()));
     mine.calls[static_cast<size_t>(group_.rank())] = call_.describe();
     mine.calls[static_cast<size_t>(mine.peer)] = mine.reason + " to rank " + std::to_string(group_.rank());
@@ -98,7 +103,9 @@ void MessageOperation::give_up(Failure failure) {
     const std::lock_guard lock(group_.engine_.messages_mutex());
     if (!transfer_->is_over()) group_.engine_.messages().cancel(*transfer_, failure);
   }
-  if (!is_over()) fail(std::move(failure));
+  if (is_over()) return;
+  if (recording_) recording_->end(&failure);
+  fail(std::move(failure));
 }
 
 }  // namespace procgroup

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "engine/group.hpp"
+#include "engine/recording.hpp"
 
 namespace procgroup {
 
@@ -18,7 +19,10 @@ class QueuedCall final : public GroupOperation {
   void give_up(Failure failure) override;
 
  private:
+  void end(const Failure* failure);
+
   Request request_;
+  std::optional<Recording> recording_;
   std::unique_ptr<Operation> running_;
 };
 
@@ -41,6 +45,7 @@ class MessageOperation final : public GroupOperation {
   const MessageRequest request_;
   const Descriptor call_;
   std::vector<int> sources_;  // world ranks that kAnySource may match
+  std::optional<Recording> recording_;
   std::shared_ptr<Transfer> transfer_;
 };
 

@@ -43,7 +43,7 @@ class MeshOperation final : public Operation {
   void conclude() {
     if (call_->failure() == nullptr) return finish();
     Failure failure = *call_->failure();
-    if (failure.kind == Failure::Kind::kLost && failure.pid == 0)
+    if (failure.kind == Failure::Kind::kLost && failure.pid == 0 && failure.peer >= 0)
       failure.pid = engine_.peer_pid(members_[static_cast<size_t>(failure.peer)]);
     fail(std::move(failure));
   }

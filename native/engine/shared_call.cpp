@@ -34,7 +34,7 @@ void SharedState::wake_peers() const {
     const Arena& arena = *(*arenas)[static_cast<size_t>(peer)];
     // Pairs with the sleeper's increment, which comes before its last look at our flags: either it sees the
     // flag that was written before this load, or this load sees it asleep.
-    if (arena.header().sleepers.load(std::memory_order_seq_cst) != 0) arena.ring();
+    if (arena.header().sleepers.load(std::memory_order_seq_cst) != 0) arena.wake();
   }
 }
 

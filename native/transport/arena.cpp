@@ -137,7 +137,7 @@ std::byte* Arena::at(uint64_t offset, size_t bytes) const {
   return base_ + offset;
 }
 
-void Arena::ring() const {
+void Arena::wake() const {
   ArenaHeader& target = header();
   target.doorbell.fetch_add(1, std::memory_order_seq_cst);
   if (target.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(target.doorbell);

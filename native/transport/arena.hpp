@@ -59,7 +59,7 @@ class Arena {
   std::byte* at(uint64_t offset, size_t bytes) const;
 
   // Wake whoever sleeps in this arena's process.
-  void ring() const;
+  void wake() const;
 
   // In a forked child the mapping is gone (MADV_DONTFORK): forget it without touching it.
   void abandon();

@@ -14,7 +14,7 @@
 //
 // Memory order. A line's `sequence` and `progress` are written last, sequentially consistent: as release,
 // they publish everything written before; as part of the one total order, they make the writer's next
-// look at `sleepers` safe (see Arena::ring). Readers load them sequentially consistent for the same reason.
+// look at `sleepers` safe (see Arena::wake). Readers load them sequentially consistent for the same reason.
 #pragma once
 
 #include <atomic>

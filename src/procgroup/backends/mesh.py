@@ -32,7 +32,7 @@ from procgroup.stores.store import Store
 
 _DETAILS = struct.Struct("!QQ")
 _LOOK_AT_STORE_SECONDS = 0.2
-_HANDSHAKE_SECONDS = 10.0
+_HANDSHAKE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ class Connection:
     pid: int
     offset: int
     arena: int | None
+
+    def close(self) -> None:
+        """Let go of the socket and the arena's descriptor."""
+        self.socket.close()
+        if self.arena is not None:
+            os.close(self.arena)
 
 
 @dataclass
@@ -203,9 +209,7 @@ class _Details:
 
 def _close(connections: list[Connection]) -> None:
     for connection in connections:
-        connection.socket.close()
-        if connection.arena is not None:
-            os.close(connection.arena)
+        connection.close()
 
 
 def _family(address: str) -> socket.AddressFamily:

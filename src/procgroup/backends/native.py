@@ -11,9 +11,10 @@ import secrets
 import sys
 import threading
 import time
+from typing import Any
 
 from procgroup import _native, environ
-from procgroup.backends.mesh import Mesh, address_facing
+from procgroup.backends.mesh import Connection, Mesh, address_facing
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError
 from procgroup.stores.store import Store
@@ -69,6 +70,14 @@ class NativeBackend:
         self.send = self._group.send
         self.recv = self._group.recv
 
+    def records(self) -> list[dict[str, Any]]:
+        """Return the last calls of this rank, oldest first: op, sequence, call, state, started_ns, ended_ns.
+
+        Times are on the monotonic clock; ``ended_ns`` is 0 while the call runs. Raises ForkedProcessError
+        in a forked child.
+        """
+        return self._engine.records()
+
     def shutdown(self) -> None:
         self._flush()
         self._group.leave()
@@ -114,7 +123,7 @@ class NativeBackend:
             try:
                 members = list(range(mesh.size))
                 self._group = _native.Group(self._engine, identity, group_name, members, mesh.rank, True)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:
                 problem = str(error)
         problem = mesh.agree("arena", problem)
         if problem is not None:
@@ -122,15 +131,31 @@ class NativeBackend:
         connections = mesh.connect_shared(self._engine.arena_descriptor, self._group.offset)
         if isinstance(connections, str):
             return connections
-        offsets = [self._group.offset] * mesh.size
-        for connection in connections:
-            assert connection.arena is not None
-            self._engine.attach_shared(connection.peer, connection.arena, connection.socket.detach())
-            offsets[connection.peer] = connection.offset
+        problem = mesh.agree("attached", self._attach(connections))
+        if problem is not None:
+            raise DistBackendError(
+                f"rank {mesh.rank} of {mesh.size}: the ranks could not map each other's memory: {problem}"
+            )
         self._engine.set_cores(_cores_together(mesh.cores), mesh.size)
-        self._group.attach(offsets)
         self.transport = "shared memory"
-        return mesh.agree("attached", None)
+        return None
+
+    def _attach(self, connections: list[Connection]) -> str | None:
+        """Map the arenas of all other ranks; return why that failed, or None."""
+        offsets = [self._group.offset] * (len(connections) + 1)
+        waiting = list(connections)
+        try:
+            while waiting:
+                connection = waiting.pop()
+                assert connection.arena is not None
+                offsets[connection.peer] = connection.offset
+                self._engine.attach_shared(connection.peer, connection.arena, connection.socket.detach())
+            self._group.attach(offsets)
+        except (OSError, RuntimeError, IndexError) as error:
+            for connection in waiting:
+                connection.close()
+            return str(error)
+        return None
 
     def _start_completions(self) -> None:
         """Start the thread that calls what was registered with ``Operation.on_completion``."""
