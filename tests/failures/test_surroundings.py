@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,8 @@ def kill_all(transport: str) -> None:
 
 def what_is_there() -> dict[str, list[str]]:
     """Everything in the places where something could be left."""
-    files = [str(path) for place in ("/dev/shm", "/tmp", "/run") for path in Path(place).rglob("*")]
+    files = [str(path) for place in ("/dev/shm", tempfile.gettempdir(), "/run") for path in Path(place).rglob("*")]
+    files += [str(path) for path in Path("/tmp").glob("*procgroup*")]
     unix = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     tcp = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     sockets = [fields[7] for fields in unix if len(fields) > 7]
@@ -211,8 +213,8 @@ def leave_nothing(rank: int, size: int) -> None:
 
 @needs_root
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_nothing_is_left_when_all_ranks_are_killed(transport: str) -> None:
-    shell = "mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /run"
+def test_nothing_is_left_when_all_ranks_are_killed(transport: str, tmp_path: Path) -> None:
+    shell = f"export TMPDIR='{tmp_path}' && mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run"
     program = (
         f"import sys; sys.path[:0] = [{str(RUN_WORLD.parents[1])!r}]; "
         f"from failures.test_surroundings import look_for_leftovers as look; "
