@@ -155,6 +155,28 @@ void plan_all_reduce_scattered(const SlotPlanRequest& request, SlotPlan& plan) {
   collect(chunks - 1);
 }
 
+// Each rank deposits the half of a chunk that the other reduces (value 2k+1), reduces its own half into its
+// output and a slot (2k+2), and collects the other's. Slots 0 and 1 take deposits, 2 and 3 results, in turn:
+// what chunk k overwrites is of chunk k-2, with which the other was done when it published 2k-1.
+void plan_all_reduce_exchanged(const SlotPlanRequest& request, SlotPlan& plan) {
+  Planner planner(request, plan);
+  const int peer = 1 - request.rank;
+  for (uint64_t chunk = 0; chunk < planner.chunks(); ++chunk) {
+    const auto mine = planner.segment(chunk, request.rank);
+    const auto theirs = planner.segment(chunk, peer);
+    planner.copy(planner.deposited(chunk, request.rank, 2), Planner::moved(planner.input(chunk), theirs.offset),
+                 theirs.bytes);
+    planner.publish(2 * chunk + 1);
+    planner.await(peer, 2 * chunk + 1);
+    planner.reduce(Planner::moved(planner.output(chunk), mine.offset), planner.deposited(chunk, request.rank, 2),
+                   Planner::moved(planner.input(chunk), mine.offset), mine.bytes);
+    planner.share_result(planner.result(chunk, request.rank), mine.bytes);
+    planner.publish(2 * chunk + 2);
+    planner.await(peer, 2 * chunk + 2);
+    planner.copy(Planner::moved(planner.output(chunk), theirs.offset), planner.result(chunk, peer), theirs.bytes);
+  }
+}
+
 // The root's value k+1: chunk k lies in its slot. A reader's value k+1: it has collected chunk k. Before the
 // root overwrites chunk k-4 it awaits everybody's k-3.
 void plan_broadcast(const SlotPlanRequest& request, SlotPlan& plan) {

@@ -78,6 +78,8 @@ struct SlotPlanRequest {
 
 void plan_all_reduce_direct(const SlotPlanRequest& request, SlotPlan& plan);
 void plan_all_reduce_scattered(const SlotPlanRequest& request, SlotPlan& plan);
+// For 2 ranks. Chunks may be twice as long as a slot: each slot takes half of one.
+void plan_all_reduce_exchanged(const SlotPlanRequest& request, SlotPlan& plan);
 void plan_broadcast(const SlotPlanRequest& request, SlotPlan& plan);
 void plan_reduce(const SlotPlanRequest& request, SlotPlan& plan);
 void plan_all_gather(const SlotPlanRequest& request, SlotPlan& plan);

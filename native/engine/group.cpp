@@ -54,7 +54,8 @@ void Group::attach(const std::vector<uint64_t>& offsets) {
                               .chunks = 0,
                               .plan = {},
                               .sources = std::move(sources),
-                              .direct_bytes = kDirectBytes});
+                              .direct_bytes = kDirectBytes,
+                              .exchanged_bytes = options_.exchanged_bytes});
 }
 
 void Group::run(Request& request, double seconds, Host& host) {

@@ -19,6 +19,10 @@
 
 namespace procgroup {
 
+// Two ranks: arrays far larger than the caches are better exchanged by halves, which reads and writes less
+// (64 MiB: 9.8 ms against 10.3 ms; 24 MiB: 2.9 against 2.8).
+inline constexpr size_t kExchangedBytes = size_t{48} << 20;
+
 struct GroupOptions {
   uint64_t id = 0;
   std::string name;
@@ -26,6 +30,7 @@ struct GroupOptions {
   int rank = 0;              // this process's group rank
   bool shared = true;        // through shared memory
   GroupLayout layout;
+  size_t exchanged_bytes = kExchangedBytes;  // see SharedState
 };
 
 // A call that failed: thrown by the blocking forms, and what a finished Operation is turned into.

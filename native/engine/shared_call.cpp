@@ -143,10 +143,7 @@ void SharedCall::plan() {
                                .earlier_chunks = state_.chunks};
   switch (call.op) {
     case OpKind::kAllReduce:
-      if (state_.size() == 2 || call.bytes() <= state_.direct_bytes)
-        plan_all_reduce_direct(wanted, state_.plan);
-      else
-        plan_all_reduce_scattered(wanted, state_.plan);
+      plan_all_reduce(wanted);
       break;
     case OpKind::kBroadcast:
       plan_broadcast(wanted, state_.plan);
@@ -159,6 +156,17 @@ void SharedCall::plan() {
       break;
     default:
       state_.plan.clear();
+  }
+}
+
+void SharedCall::plan_all_reduce(SlotPlanRequest wanted) {
+  if (state_.size() == 2 && wanted.bytes >= state_.exchanged_bytes) {
+    wanted.chunk_bytes *= 2;
+    plan_all_reduce_exchanged(wanted, state_.plan);
+  } else if (state_.size() == 2 || wanted.bytes <= state_.direct_bytes) {
+    plan_all_reduce_direct(wanted, state_.plan);
+  } else {
+    plan_all_reduce_scattered(wanted, state_.plan);
   }
 }
 

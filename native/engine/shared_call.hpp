@@ -30,6 +30,7 @@ struct SharedState {
   SlotPlan plan;                            // reused from call to call
   std::vector<const void*> sources;         // scratch for reduce
   size_t direct_bytes;                      // all_reduce above two ranks is direct up to here
+  size_t exchanged_bytes;                   // all_reduce of two ranks is exchanged from here on
 
   int size() const { return static_cast<int>(members.size()); }
   GroupMemoryView& mine() { return members[static_cast<size_t>(rank)]; }
@@ -51,6 +52,7 @@ class SharedCall final : public Operation {
   void report_mismatch();
   void finish_small();
   void plan();
+  void plan_all_reduce(SlotPlanRequest wanted);
   bool execute();  // true when the plan is done
   bool run(const Step& step);
   void run_reduce(const Step& step);

@@ -44,7 +44,10 @@ inline std::vector<Rank> make_world(int size) {
     for (int peer = 0; peer < size; ++peer)
       if (peer != rank) mine.engine->attach_thread(peer, *world[static_cast<size_t>(peer)].engine);
     mine.group = std::make_unique<Group>(
-        *mine.engine, GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank, .layout = kTiny});
+        *mine.engine,
+        // Two ranks exchange from 8,000 bytes on, so that direct and exchanged are both tested.
+        GroupOptions{
+            .id = 7, .name = "test", .members = members, .rank = rank, .layout = kTiny, .exchanged_bytes = 8000});
     offsets.push_back(mine.group->offset());
   }
   for (Rank& rank : world) rank.group->attach(offsets);

@@ -116,7 +116,7 @@ int main() {
   for (const int size : {2, 3, 4}) {
     std::vector<Rank> world = make_world(size);
     in_all_ranks(world, [](Group& group) {
-      for (const size_t count : {0, 1, 5, 32, 33, 100, 1000, 3001}) collectives(group, count);
+      for (const size_t count : {0, 1, 5, 32, 33, 100, 999, 1000, 1001, 3001}) collectives(group, count);
       asynchronous_calls_keep_their_order(group);
       for (const size_t count : {0, 1, 1000, 40'000}) messages(group, count);
       for (int repeat = 0; repeat < 200; ++repeat) collectives(group, 7);

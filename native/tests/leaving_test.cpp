@@ -23,7 +23,8 @@ SharedState state_of(std::vector<Rank>& world, int rank, const std::vector<const
           .progress = 0,
           .plan = {},
           .sources = std::vector<const void*>(views.size()),
-          .direct_bytes = 0};
+          .direct_bytes = 0,
+          .exchanged_bytes = 8000};
 }
 
 // Rank 1 ends the call and its group, while rank 0 has not read rank 1's data yet.
