@@ -138,7 +138,7 @@ void SharedCall::plan() {
                                .size = state_.size(),
                                .bytes = call.bytes(),
                                .element_bytes = dtype_size(call.dtype),
-                               .chunk_bytes = state_.layout.slot_bytes,
+                               .chunk_bytes = state_.layout.chunk_bytes,
                                .root = call.root,
                                .earlier_chunks = state_.chunks};
   switch (call.op) {
@@ -161,7 +161,7 @@ void SharedCall::plan() {
 
 void SharedCall::plan_all_reduce(SlotPlanRequest wanted) {
   if (state_.size() == 2 && wanted.bytes >= state_.exchanged_bytes) {
-    wanted.chunk_bytes *= 2;
+    wanted.chunk_bytes = 2 * state_.layout.slot_bytes;
     plan_all_reduce_exchanged(wanted, state_.plan);
   } else if (state_.size() == 2 || wanted.bytes <= state_.direct_bytes) {
     plan_all_reduce_direct(wanted, state_.plan);

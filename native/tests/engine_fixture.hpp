@@ -26,7 +26,7 @@ struct Rank {
 };
 
 // A small layout, so that few elements already take many chunks.
-inline constexpr GroupLayout kTiny{.small_bytes = 256, .slot_bytes = 1024};
+inline constexpr GroupLayout kTiny{.small_bytes = 256, .slot_bytes = 1024, .chunk_bytes = 1024};
 
 inline std::vector<Rank> make_world(int size) {
   std::vector<Rank> world(static_cast<size_t>(size));

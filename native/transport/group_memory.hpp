@@ -56,7 +56,8 @@ struct GroupMemory {
 // How large the areas behind GroupMemory are; equal on all members.
 struct GroupLayout {
   size_t small_bytes = 16 * 1024;
-  size_t slot_bytes = 256 * 1024;
+  size_t slot_bytes = 384 * 1024;
+  size_t chunk_bytes = 256 * 1024;  // at most a slot; two ranks that exchange halves use two whole slots
 
   size_t total() const { return sizeof(GroupMemory) + 2 * small_bytes + kSlots * slot_bytes; }
 };
