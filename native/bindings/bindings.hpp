@@ -4,5 +4,6 @@
 #include <nanobind/nanobind.h>
 
 void bind_engine(nanobind::module_& module);
+void bind_group(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 void bind_stores(nanobind::module_& module);

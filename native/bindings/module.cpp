@@ -6,6 +6,7 @@ NB_MODULE(_native, module) {
   // A group that is still alive when the interpreter ends is no defect: programs need not destroy theirs.
   nanobind::set_leak_warnings(false);
   bind_engine(module);
+  bind_group(module);
   bind_kernels(module);
   bind_stores(module);
 }

@@ -1,0 +1,57 @@
+#include "exceptions.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+namespace nb = nanobind;
+
+namespace procgroup {
+
+void raise(nb::handle exception) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  throw nb::python_error();
+}
+
+nb::object build_exception(const Failure& failure, const Descriptor& call, const Group& group) {
+  nb::dict data;
+  data["op"] = op_name(call.op);
+  data["sequence"] = call.sequence;
+  data["group"] = group.name();
+  data["rank"] = group.rank();
+  data["size"] = group.size();
+  const char* kind = "broken";
+  switch (failure.kind) {
+    case Failure::Kind::kMismatch: {
+      kind = "mismatch";
+      nb::dict calls;
+      for (size_t rank = 0; rank < failure.calls.size(); ++rank) {
+        if (!failure.calls[rank].empty()) calls[nb::int_(rank)] = failure.calls[rank];
+      }
+      data["calls"] = calls;
+      break;
+    }
+    case Failure::Kind::kTimeout:
+      kind = "timeout";
+      data["missing"] = nb::cast(failure.missing);
+      data["seconds"] = failure.seconds;
+      break;
+    case Failure::Kind::kLost:
+      kind = "lost";
+      data["peer"] = failure.peer;
+      data["pid"] = failure.pid;
+      data["how"] = failure.reason;
+      break;
+    case Failure::Kind::kFailed:
+      kind = "failed";
+      data["peer"] = failure.peer;
+      data["reason"] = failure.reason;
+      break;
+    case Failure::Kind::kBroken:
+    case Failure::Kind::kInterrupted:
+    case Failure::Kind::kAborted:
+      data["reason"] = failure.summary();
+  }
+  return nb::module_::import_("procgroup.errors").attr("from_native")(kind, data);
+}
+
+}  // namespace procgroup

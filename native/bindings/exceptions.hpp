@@ -1,0 +1,14 @@
+// From a failure, as data, to an exception of procgroup.errors.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "engine/group.hpp"
+
+namespace procgroup {
+
+// Raise a Python exception object.
+[[noreturn]] void raise(nanobind::handle exception);
+nanobind::object build_exception(const Failure& failure, const Descriptor& call, const Group& group);
+
+}  // namespace procgroup

@@ -1,0 +1,189 @@
+// One rank's engine as Python holds it, with the operations that it has issued and what they work on.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <iterator>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "array_view.hpp"
+#include "engine/engine.hpp"
+#include "engine/group.hpp"
+#include "exceptions.hpp"
+#include "python_host.hpp"
+
+namespace procgroup {
+
+namespace nb = nanobind;
+
+// Engines and groups stay as they are in a forked child: their threads and mappings are not there, and their locks
+// may be held for ever.
+inline std::shared_ptr<Engine> make_engine(const EngineOptions& options, bool shared) {
+  return {new Engine(options, shared), [](Engine* engine) {
+            if (!engine->forked()) delete engine;
+          }};
+}
+
+inline std::shared_ptr<Group> make_group(const std::shared_ptr<Engine>& engine, GroupOptions options) {
+  return {new Group(*engine, std::move(options)), [engine](Group* group) {
+            if (!engine->forked()) delete group;
+          }};
+}
+
+// An issued operation and what it works on, kept until it is over. The members end from the last to the first: the
+// operation, which may still be running, before its arrays, and both before the group.
+struct Issued {
+  std::shared_ptr<Group> group;
+  std::vector<ArrayView> arrays;
+  std::shared_ptr<GroupOperation> operation;
+  nb::object callback;
+};
+
+class PythonEngine {
+ public:
+  PythonEngine(int rank, int world_size, bool ranks_are_threads, bool shared)
+      : engine_(make_engine({rank, world_size, ranks_are_threads}, shared)) {}
+  ~PythonEngine() { close(); }
+
+  const std::shared_ptr<Engine>& engine() const {
+    require_not_forked();
+    return engine_;
+  }
+  void require_not_forked() const {
+    if (!engine_->forked()) return;
+    raise(nb::module_::import_("procgroup.errors").attr("ForkedProcessError")("a process group"));
+  }
+
+  void keep(std::shared_ptr<Issued> issued) {
+    sweep();
+    issued_.push_back(std::move(issued));
+  }
+  // Let go of the arrays of operations that are over. That may run Python code, which may come back here: so it
+  // happens when `issued_` is whole again.
+  void sweep() {
+    const auto over = std::stable_partition(issued_.begin(), issued_.end(), [](const std::shared_ptr<Issued>& issued) {
+      return !issued->operation->is_over() || issued->callback.is_valid();
+    });
+    const std::vector<std::shared_ptr<Issued>> ended(std::make_move_iterator(over),
+                                                     std::make_move_iterator(issued_.end()));
+    issued_.erase(over, issued_.end());
+  }
+
+  // `start` starts the completion thread, when the first operation is watched.
+  void on_first_watch(nb::object start) { start_watching_ = std::move(start); }
+  void watch() {
+    if (const nb::object start = std::exchange(start_watching_, nb::object()); start.is_valid()) start();
+  }
+
+  // One turn of the completion thread: wait for completions, then call what was registered for them. False when it
+  // was the last: close() has ended what was pending.
+  bool run_completions(double seconds) {
+    const bool last = closed_;
+    if (!last) {
+      const Unlocked unlocked;
+      seen_ = engine_->await_completions(seen_, seconds);
+    }
+    std::vector<nb::object> due;
+    for (const std::shared_ptr<Issued>& issued : issued_)
+      if (issued->callback.is_valid() && issued->operation->is_over()) due.push_back(std::move(issued->callback));
+    sweep();
+    for (const nb::object& callback : due) callback();
+    return !last;
+  }
+
+  // The last calls of this rank, oldest first.
+  nb::list records() const {
+    require_not_forked();
+    nb::list list;
+    for (const Record& record : engine_->recorder().read()) {
+      nb::dict entry;
+      entry["op"] = op_name(record.call.op);
+      entry["sequence"] = record.call.sequence;
+      entry["call"] = record.call.describe();
+      entry["state"] = call_state_name(record.state);
+      entry["started_ns"] = record.started_ns;
+      entry["ended_ns"] = record.ended_ns;
+      list.append(entry);
+    }
+    return list;
+  }
+
+  bool flush(double seconds) {
+    require_not_forked();
+    const Unlocked unlocked;
+    return engine_->flush(seconds);
+  }
+
+  void close() {
+    if (engine_->forked()) {
+      // Their threads do not exist here; what they were working on must not be touched.
+      for (std::shared_ptr<Issued>& issued : issued_) new std::shared_ptr<Issued>(std::move(issued));
+      issued_.clear();
+      return;
+    }
+    closed_ = true;
+    {
+      const Unlocked unlocked;
+      engine_->shutdown();
+    }
+    engine_->completed();  // wakes the completion thread, so that it ends
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::vector<std::shared_ptr<Issued>> issued_;
+  nb::object start_watching_;
+  uint64_t seen_ = 0;
+  bool closed_ = false;
+};
+
+class PythonOperation {
+ public:
+  PythonOperation(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Issued> issued)
+      : engine_(std::move(engine)), issued_(std::move(issued)) {}
+
+  bool wait(nb::handle timeout) {
+    GroupOperation& operation = *issued_->operation;
+    const double seconds = timeout.is_none() ? -1 : nb::cast<double>(timeout);
+    const Deadline deadline = seconds < 0 ? Deadline::never() : Deadline::after(seconds);
+    PythonHost host;
+    bool interrupted = false;
+    const bool over = await_completion(operation, deadline, *engine_->engine(), host, interrupted);
+    host.rethrow();
+    if (over) raise_failure();
+    return over;
+  }
+  bool is_completed() const { return issued_->operation->is_over(); }
+  nb::object exception() const {
+    const GroupOperation& operation = *issued_->operation;
+    if (!operation.is_over() || operation.failure() == nullptr) return nb::none();
+    return build_exception(*operation.failure(), operation.call(), *issued_->group);
+  }
+  int source() const { return issued_->operation->is_over() ? issued_->operation->source() : -1; }
+  void on_completion(nb::object callback) {
+    if (is_completed()) {
+      callback();
+      return;
+    }
+    issued_->callback = std::move(callback);
+    engine_->watch();
+    // It may have ended in between: then no completion will be counted for it any more.
+    if (is_completed()) engine_->engine()->completed();
+  }
+
+ private:
+  void raise_failure() const {
+    nb::object error = exception();
+    if (!error.is_none()) raise(error);
+  }
+
+  std::shared_ptr<PythonEngine> engine_;
+  std::shared_ptr<Issued> issued_;
+};
+
+}  // namespace procgroup
