@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import setup_peers
@@ -22,10 +23,16 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def procgroup(ranks: int) -> PeerCommand:
-    if importlib.util.find_spec("procgroup.__main__") is None:
-        raise PeerFailure("procgroup", "the installed procgroup has no command line")
-    run = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", str(ranks)]
-    return PeerCommand("procgroup", [*run, str(HERE / "peers" / "procgroup_peer.py"), "{socket}"], ENVIRONMENT)
+    return _procgroup("procgroup", ranks)
+
+
+def procgroup_symmetric(ranks: int) -> PeerCommand:
+    return _procgroup("procgroup-symmetric", ranks, "--symmetric")
+
+
+def procgroup_tcp(ranks: int) -> PeerCommand:
+    command = _procgroup("procgroup-tcp", ranks)
+    return replace(command, environment={**ENVIRONMENT, "PROCGROUP_TRANSPORT": "tcp"})
 
 
 def gloo(ranks: int) -> PeerCommand:
@@ -48,13 +55,23 @@ def limit(ranks: int) -> PeerCommand:
     return PeerCommand("limit", [str(_built_limit()), "{socket}", str(ranks)], {})
 
 
+DEFAULT_PEERS = ("procgroup", "gloo", "mpich", "openmpi", "limit")
 PEERS: dict[str, Callable[[int], PeerCommand]] = {
     "procgroup": procgroup,
     "gloo": gloo,
     "mpich": mpich,
     "openmpi": openmpi,
     "limit": limit,
+    "procgroup-symmetric": procgroup_symmetric,
+    "procgroup-tcp": procgroup_tcp,
 }
+
+
+def _procgroup(name: str, ranks: int, *flags: str) -> PeerCommand:
+    if importlib.util.find_spec("procgroup.__main__") is None:
+        raise PeerFailure(name, "the installed procgroup has no command line")
+    run = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", str(ranks)]
+    return PeerCommand(name, [*run, str(HERE / "peers" / "procgroup_peer.py"), "{socket}", *flags], ENVIRONMENT)
 
 
 def _python_of(name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from peer_commands import PEERS
+from peer_commands import DEFAULT_PEERS, PEERS
 from rich.console import Console
 
 from procgroup.diagnostics.bench.peer import Peer
@@ -21,20 +21,31 @@ from procgroup.diagnostics.bench.protocol import PeerFailure
 from procgroup.diagnostics.bench.report import Report, parse_size
 from procgroup.diagnostics.bench.rounds import InterleavedRun, SizeResult, connect_all
 
-OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce", "barrier", "send_recv")
+OPERATIONS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+    "send_recv",
+)
 console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
 
 
 def arguments_of(command_line: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument(
-        "--op", default="all_reduce", choices=OPERATIONS, help="send_recv is a round trip of ranks 0 and 1"
+        "--op", default="all_reduce", choices=OPERATIONS, help="send_recv is half a round trip of ranks 0 and 1"
     )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--sizes", default="8,64K,1M,16M,64M", help="bytes per rank")
+    parser.add_argument("--sizes", default="8,64K,1M,16M,64M", help="bytes of one rank's array or piece")
     parser.add_argument("--rounds", type=int, default=10, help="10 or a multiple balances the order of 5 peers")
     parser.add_argument("--seconds", type=float, default=0.1, help="length of one peer's turn")
-    parser.add_argument("--peers", default=",".join(PEERS), help="which take part")
+    parser.add_argument("--peers", default=",".join(DEFAULT_PEERS), help=f"which take part, of {', '.join(PEERS)}")
     parser.add_argument("--reference", default="procgroup", help="the peer that the others are compared with")
     parser.add_argument(
         "--pin",

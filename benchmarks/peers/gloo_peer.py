@@ -47,6 +47,18 @@ def run_rank(socket_path: str, rank: int, ranks: int) -> None:
         "all_gather": lambda buffers: partial(
             dist.all_gather, list(torch.from_numpy(buffers.output)), tensor_of(buffers)
         ),
+        "gather": lambda buffers: partial(
+            dist.gather, tensor_of(buffers), list(torch.from_numpy(buffers.output)) or None, 0
+        ),
+        "scatter": lambda buffers: partial(
+            dist.scatter, tensor_of(buffers), list(torch.from_numpy(buffers.pieces)) or None, 0
+        ),
+        "reduce_scatter": lambda buffers: partial(
+            dist.reduce_scatter_tensor, tensor_of(buffers), torch.from_numpy(buffers.pieces).view(-1)
+        ),
+        "all_to_all": lambda buffers: partial(
+            dist.all_to_all_single, torch.from_numpy(buffers.output), torch.from_numpy(buffers.pieces)
+        ),
         "barrier": lambda buffers: dist.barrier,
         "send_recv": ping_pong,
     }

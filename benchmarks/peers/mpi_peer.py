@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import Any
 
 from rank_loop import Buffers, Call, Driver, serve
 
@@ -18,6 +19,10 @@ def reduce(buffers: Buffers) -> Call:
     if buffers.rank == 0:
         return partial(world.Reduce, MPI.IN_PLACE, buffers.array)
     return partial(world.Reduce, buffers.array, None)
+
+
+def rows_or_none(rows: Any) -> Any:
+    return rows if len(rows) else None
 
 
 def ping_pong(buffers: Buffers) -> Call:
@@ -37,6 +42,10 @@ OPERATIONS = {
     "broadcast": lambda buffers: partial(world.Bcast, buffers.array, 0),
     "reduce": reduce,
     "all_gather": lambda buffers: partial(world.Allgather, buffers.array, buffers.output),
+    "gather": lambda buffers: partial(world.Gather, buffers.array, rows_or_none(buffers.output), 0),
+    "scatter": lambda buffers: partial(world.Scatter, rows_or_none(buffers.pieces), buffers.array, 0),
+    "reduce_scatter": lambda buffers: partial(world.Reduce_scatter_block, buffers.pieces, buffers.array),
+    "all_to_all": lambda buffers: partial(world.Alltoall, buffers.pieces, buffers.output),
     "barrier": lambda buffers: world.Barrier,
     "send_recv": ping_pong,
 }

@@ -1,11 +1,15 @@
-"""procgroup as a peer: ``python -m procgroup run --nproc-per-node N procgroup_peer.py SOCKET``."""
+"""procgroup as a peer: ``python -m procgroup run --nproc-per-node N procgroup_peer.py SOCKET [--symmetric]``.
+
+With ``--symmetric`` all arrays lie in shared memory, from ``procgroup.empty``.
+"""
 
 from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import Any
 
-from rank_loop import Buffers, Call, Driver, serve
+from rank_loop import Buffers, Call, Driver, ordinary, serve
 
 import procgroup as dist
 
@@ -22,11 +26,19 @@ def ping_pong(buffers: Buffers) -> Call:
     return call
 
 
+def symmetric(shape: tuple[int, ...]) -> Any:
+    return dist.empty(shape, dtype="float32")
+
+
 OPERATIONS = {
     "all_reduce": lambda buffers: partial(dist.all_reduce, buffers.array),
     "broadcast": lambda buffers: partial(dist.broadcast, buffers.array, 0),
     "reduce": lambda buffers: partial(dist.reduce, buffers.array, 0),
     "all_gather": lambda buffers: partial(dist.all_gather, list(buffers.output), buffers.array),
+    "gather": lambda buffers: partial(dist.gather, buffers.array, list(buffers.output) or None, 0),
+    "scatter": lambda buffers: partial(dist.scatter, buffers.array, list(buffers.pieces) or None, 0),
+    "reduce_scatter": lambda buffers: partial(dist.reduce_scatter_single, buffers.array, buffers.pieces.reshape(-1)),
+    "all_to_all": lambda buffers: partial(dist.all_to_all_single, buffers.output, buffers.pieces),
     "barrier": lambda buffers: dist.barrier,
     "send_recv": ping_pong,
 }
@@ -34,5 +46,6 @@ OPERATIONS = {
 if __name__ == "__main__":
     driver = Driver(sys.argv[1])
     dist.init_process_group("gloo")
-    serve(driver, dist.get_rank(), dist.get_world_size(), OPERATIONS, f"procgroup {dist.__version__}")
+    allocate = symmetric if "--symmetric" in sys.argv else ordinary
+    serve(driver, dist.get_rank(), dist.get_world_size(), OPERATIONS, f"procgroup {dist.__version__}", allocate)
     dist.destroy_process_group()

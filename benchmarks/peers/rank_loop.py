@@ -21,31 +21,75 @@ from typing import Any
 import numpy as np
 
 Call = Callable[[], Any]
+Allocate = Callable[[tuple[int, ...]], Any]
+
+
+def piece_value(sender: int, receiver: int) -> int:
+    """What rank ``sender`` gives to rank ``receiver``, everywhere in that piece."""
+    return sender + 1 + 10 * receiver
 
 
 class Buffers:
-    """The arrays of one operation on one rank: ``array`` of so many bytes , ``output`` with a row per rank, float32."""
+    """The arrays of one operation on one rank, float32.
 
-    def __init__(self, operation: str, size_in_bytes: int, rank: int, ranks: int) -> None:
-        self.array = np.full(max(size_in_bytes // 4, 1), rank + 1, dtype=np.float32)
-        self.output = np.zeros((ranks if operation == "all_gather" else 0, self.array.size), dtype=np.float32)
+    ``array`` holds so many bytes. Where ranks exchange pieces, each as long as ``array``, ``pieces`` has a row for each
+    rank that gets one from this rank, and ``output`` one for each rank that sends one; else they are empty.
+    ``allocate`` makes an array of a shape.
+    """
+
+    def __init__(self, operation: str, size_in_bytes: int, rank: int, ranks: int, allocate: Allocate) -> None:
+        count = max(size_in_bytes // 4, 1)
+        gets = operation in ("all_gather", "all_to_all") or (operation == "gather" and rank == 0)
+        gives = operation in ("reduce_scatter", "all_to_all") or (operation == "scatter" and rank == 0)
+        self.array = allocate((count,))
+        self.array.fill(0 if operation in ("scatter", "reduce_scatter") else rank + 1)
+        self.pieces = allocate((ranks if gives else 0, count))
+        self.pieces.T[:] = [piece_value(rank, receiver) for receiver in range(len(self.pieces))]
+        self.output = allocate((ranks if gets else 0, count))
+        self.output.fill(0)
         self.rank = rank
         self.ranks = ranks
+
+
+def ordinary(shape: tuple[int, ...]) -> Any:
+    """Allocate as NumPy does."""
+    return np.empty(shape, np.float32)
 
 
 def _is_sum(buffers: Buffers) -> bool:
     return bool((buffers.array == buffers.ranks * (buffers.ranks + 1) / 2).all())
 
 
+def _is_gathered(buffers: Buffers) -> bool:
+    return bool((buffers.output == np.arange(1, len(buffers.output) + 1)[:, None]).all())
+
+
+def _is_own_sum(buffers: Buffers) -> bool:
+    values = [piece_value(sender, buffers.rank) for sender in range(buffers.ranks)]
+    return bool((buffers.array == sum(values)).all())
+
+
+def _is_exchanged(buffers: Buffers) -> bool:
+    values = [piece_value(sender, buffers.rank) for sender in range(buffers.ranks)]
+    return bool((buffers.output == np.array(values)[:, None]).all())
+
+
 CORRECT: Mapping[str, Callable[[Buffers], bool]] = {
     "all_reduce": _is_sum,
     "reduce": lambda buffers: buffers.rank != 0 or _is_sum(buffers),
     "broadcast": lambda buffers: bool((buffers.array == 1).all()),
-    "all_gather": lambda buffers: bool((buffers.output == np.arange(1, buffers.ranks + 1)[:, None]).all()),
+    "all_gather": _is_gathered,
+    "gather": _is_gathered,
+    "scatter": lambda buffers: bool((buffers.array == piece_value(0, buffers.rank)).all()),
+    "reduce_scatter": _is_own_sum,
+    "all_to_all": _is_exchanged,
     "send_recv": lambda buffers: buffers.rank != 1 or bool((buffers.array == 1).all()),
     "barrier": lambda buffers: True,
 }
-"""Whether the arrays hold what the operation must leave there when each rank started with rank + 1 everywhere."""
+"""Whether the arrays hold what the operation must leave there; roots are rank 0."""
+
+CROSSINGS = {"send_recv": 2}
+"""How often data cross between two ranks in one call, one after the other; once where it is not said."""
 
 
 class Driver:
@@ -76,7 +120,12 @@ class Driver:
 
 
 def serve(
-    driver: Driver, rank: int, ranks: int, operations: Mapping[str, Callable[[Buffers], Call]], name: str
+    driver: Driver,
+    rank: int,
+    ranks: int,
+    operations: Mapping[str, Callable[[Buffers], Call]],
+    name: str,
+    allocate: Allocate = ordinary,
 ) -> None:
     """Answer the driver's commands until it says quit or goes away."""
     pin_to_one_core(rank)
@@ -90,8 +139,9 @@ def serve(
             key = (operation, int(size))
             if key not in prepared:
                 prepared.clear()
-                prepared[key] = prepare(operations, operation, Buffers(operation, int(size), rank, ranks))
-            times = measure(prepared[key], int(samples), int(calls))
+                buffers = Buffers(operation, int(size), rank, ranks, allocate)
+                prepared[key] = prepare(operations, operation, buffers)
+            times = [time // CROSSINGS.get(operation, 1) for time in measure(prepared[key], int(samples), int(calls))]
         except Exception as error:
             driver.say(f"error rank {rank}: {type(error).__name__}: {error}".replace("\n", " "))
             continue

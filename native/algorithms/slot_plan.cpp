@@ -2,17 +2,18 @@
 
 #include <algorithm>
 
+#include "transport/group_memory.hpp"
+
 namespace procgroup {
 namespace {
 
 // Writes steps in the words of the header's essay.
-class Planner {
+class Planner : public PlanWriter {
  public:
-  Planner(const SlotPlanRequest& request, SlotPlan& plan)
-      : request_(request),
-        plan_(plan),
+  Planner(const SlotPlanRequest& request, Plan& plan)
+      : PlanWriter(plan),
+        request_(request),
         chunk_(std::max(request.chunk_bytes / request.element_bytes, size_t{1}) * request.element_bytes) {
-    plan_.clear();
     plan_.chunks = (request.bytes + chunk_ - 1) / chunk_;
   }
 
@@ -20,33 +21,8 @@ class Planner {
   size_t start(uint64_t chunk) const { return chunk * chunk_; }
   size_t length(uint64_t chunk) const { return std::min(chunk_, request_.bytes - start(chunk)); }
 
-  void copy(Place to, Place from, size_t bytes) {
-    if (bytes != 0) plan_.steps.push_back({.kind = Step::Kind::kCopy, .bytes = bytes, .to = to, .from = from});
-  }
-  // Own elements are read where the caller has them: they need not be in a slot, and their cache lines are
-  // the ones that an in-place result is written to.
-  void reduce(Place to, Place from, Place own, size_t bytes) {
-    if (bytes == 0) return;
-    plan_.steps.push_back({.kind = Step::Kind::kReduce, .bytes = bytes, .to = to, .from = from, .own = own});
-  }
-  // What was just reduced goes there too.
-  void share_result(Place also, size_t bytes) {
-    if (bytes == 0) return;
-    plan_.steps.back().also = also;
-    plan_.steps.back().has_also = true;
-  }
-  void publish(uint64_t value) {
-    plan_.steps.push_back({.kind = Step::Kind::kPublish, .value = value});
-    plan_.published = value;
-  }
-  void await(int rank, uint64_t value) {
-    plan_.steps.push_back({.kind = Step::Kind::kAwait, .rank = rank, .value = value});
-  }
-
   Place input(uint64_t chunk) const { return {.kind = Place::Kind::kInput, .offset = start(chunk)}; }
-  Place output(uint64_t chunk, int rank = 0) const {
-    return {.kind = Place::Kind::kOutput, .rank = rank, .offset = start(chunk)};
-  }
+  Place output(uint64_t chunk) const { return {.kind = Place::Kind::kOutput, .offset = start(chunk)}; }
   // Where `rank` deposits a chunk: slots 0 to `slots` - 1 in turn.
   Place deposited(uint64_t chunk, int rank, uint64_t slots, size_t offset = 0) const {
     return in_slot((request_.earlier_chunks + chunk) % slots, rank, offset);
@@ -88,47 +64,27 @@ class Planner {
   }
 
   const SlotPlanRequest& request_;
-  SlotPlan& plan_;
   size_t chunk_;
 };
 
+}  // namespace
+
 // Deposit k overwrites chunk k-4 (four slots): everybody has published k, and so is done with chunk k-2.
-template <class Consume>
-void plan_direct(const SlotPlanRequest& request, SlotPlan& plan, Consume consume) {
+void plan_all_reduce_direct(const SlotPlanRequest& request, Plan& plan) {
   Planner planner(request, plan);
   for (uint64_t chunk = 0; chunk < planner.chunks(); ++chunk) {
     planner.deposit(chunk, kSlots);
     planner.publish(chunk + 1);
-    consume(planner, chunk);
-  }
-}
-
-}  // namespace
-
-void plan_all_reduce_direct(const SlotPlanRequest& request, SlotPlan& plan) {
-  plan_direct(request, plan, [&](Planner& planner, uint64_t chunk) {
     planner.await(kEveryone, chunk + 1);
     planner.reduce(planner.output(chunk), planner.deposited(chunk, request.rank, kSlots), planner.input(chunk),
                    planner.length(chunk));
-  });
-}
-
-void plan_all_gather(const SlotPlanRequest& request, SlotPlan& plan) {
-  plan_direct(request, plan, [&](Planner& planner, uint64_t chunk) {
-    planner.copy(planner.output(chunk, request.rank), planner.input(chunk), planner.length(chunk));
-    // Start with the next rank, so that not everybody reads the same slots at once.
-    for (int step = 1; step < request.size; ++step) {
-      const int peer = (request.rank + step) % request.size;
-      planner.await(peer, chunk + 1);
-      planner.copy(planner.output(chunk, peer), planner.deposited(chunk, peer, kSlots), planner.length(chunk));
-    }
-  });
+  }
 }
 
 // Slots 0 and 1 take deposits, 2 and 3 results, in turn. Value k+1 says: reduced my segment of chunk k-1,
 // collected chunk k-2, deposited chunk k. Deposit k+1 overwrites chunk k-1: everybody published k+1, so
 // all have reduced it. Result k overwrites result k-2: for the same reason all have collected that.
-void plan_all_reduce_scattered(const SlotPlanRequest& request, SlotPlan& plan) {
+void plan_all_reduce_scattered(const SlotPlanRequest& request, Plan& plan) {
   Planner planner(request, plan);
   const uint64_t chunks = planner.chunks();
   if (chunks == 0) return;
@@ -158,7 +114,7 @@ void plan_all_reduce_scattered(const SlotPlanRequest& request, SlotPlan& plan) {
 // Each rank deposits the half of a chunk that the other reduces (value 2k+1), reduces its own half into its
 // output and a slot (2k+2), and collects the other's. Slots 0 and 1 take deposits, 2 and 3 results, in turn:
 // what chunk k overwrites is of chunk k-2, with which the other was done when it published 2k-1.
-void plan_all_reduce_exchanged(const SlotPlanRequest& request, SlotPlan& plan) {
+void plan_all_reduce_exchanged(const SlotPlanRequest& request, Plan& plan) {
   Planner planner(request, plan);
   const int peer = 1 - request.rank;
   for (uint64_t chunk = 0; chunk < planner.chunks(); ++chunk) {
@@ -179,7 +135,7 @@ void plan_all_reduce_exchanged(const SlotPlanRequest& request, SlotPlan& plan) {
 
 // The root's value k+1: chunk k lies in its slot. A reader's value k+1: it has collected chunk k. Before the
 // root overwrites chunk k-4 it awaits everybody's k-3.
-void plan_broadcast(const SlotPlanRequest& request, SlotPlan& plan) {
+void plan_broadcast(const SlotPlanRequest& request, Plan& plan) {
   Planner planner(request, plan);
   for (uint64_t chunk = 0; chunk < planner.chunks(); ++chunk) {
     if (request.rank == request.root) {
@@ -195,7 +151,7 @@ void plan_broadcast(const SlotPlanRequest& request, SlotPlan& plan) {
 
 // A sender's value k+1: chunk k lies in its slot. The root's: it has reduced chunk k. Before a sender
 // overwrites chunk k-4 it awaits the root's k-3.
-void plan_reduce(const SlotPlanRequest& request, SlotPlan& plan) {
+void plan_reduce(const SlotPlanRequest& request, Plan& plan) {
   Planner planner(request, plan);
   for (uint64_t chunk = 0; chunk < planner.chunks(); ++chunk) {
     const bool is_root = request.rank == request.root;

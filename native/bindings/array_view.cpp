@@ -1,8 +1,15 @@
 #include "array_view.hpp"
 
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
+
+#include "exceptions.hpp"
+#include "torch_tensor.hpp"
 
 namespace nb = nanobind;
 
@@ -13,7 +20,8 @@ namespace {
 bool parse_format(const char* format, Py_ssize_t bytes, Dtype& dtype) {
   if (format == nullptr) format = "B";
   if (*format == '@' || *format == '=' || *format == '<') ++format;
-  if (format[0] == '\0' || format[1] != '\0') return false;
+  const bool is_complex = format[0] == 'Z' && (format[1] == 'f' || format[1] == 'd');
+  if (format[0] == '\0' || format[is_complex ? 2 : 1] != '\0') return false;
   const auto sized = [&](Dtype one, Dtype two, Dtype four, Dtype eight) {
     dtype = bytes == 1 ? one : bytes == 2 ? two : bytes == 4 ? four : eight;
     return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8;
@@ -31,6 +39,9 @@ bool parse_format(const char* format, Py_ssize_t bytes, Dtype& dtype) {
     case 'd':
       dtype = Dtype::kFloat64;
       return bytes == 8;
+    case 'Z':
+      dtype = bytes == 8 ? Dtype::kComplex64 : Dtype::kComplex128;
+      return bytes == 8 || bytes == 16;
     case 'b':
     case 'h':
     case 'i':
@@ -56,23 +67,35 @@ Dtype dtype_from_name(const char* name) {
   throw nb::type_error(("unknown dtype " + std::string(name)).c_str());
 }
 
-ArrayView::ArrayView(nb::handle array, Access access) {
-  if (!from_buffer(array, access)) from_python(array, access);
+ArrayView::ArrayView(nb::handle array, Access access, ParameterName name) : access_(access) {
+  if (!from_torch(array, name) && !from_buffer(array, name)) from_python(array, name);
 }
 
 ArrayView::ArrayView(ArrayView&& other) noexcept
-    : data_(other.data_),
-      count_(other.count_),
+    : access_(other.access_),
       dtype_(other.dtype_),
+      data_(other.data_),
+      count_(other.count_),
+      rows_(other.rows_),
       buffer_(std::exchange(other.buffer_, {})),
-      owner_(std::move(other.owner_)) {}
+      owner_(std::move(other.owner_)),
+      memory_(std::move(other.memory_)),
+      scratch_(std::move(other.scratch_)) {}
 
 ArrayView::~ArrayView() {
   if (buffer_.obj != nullptr) PyBuffer_Release(&buffer_);
 }
 
-bool ArrayView::from_buffer(nb::handle array, Access access) {
-  const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (access == Access::kWrite ? PyBUF_WRITABLE : 0);
+bool ArrayView::from_torch(nb::handle array, ParameterName name) {
+  Strided place;
+  if (!read_torch_tensor(array, place, dtype_)) return false;
+  owner_ = nb::borrow(array);
+  lie_at(std::move(place), name);
+  return true;
+}
+
+bool ArrayView::from_buffer(nb::handle array, ParameterName name) {
+  const int flags = PyBUF_STRIDES | PyBUF_FORMAT | (access_ == Access::kRead ? 0 : PyBUF_WRITABLE);
   // bytes and its like are buffers, but nobody means them as arrays of numbers.
   if (PyBytes_Check(array.ptr()) || PyByteArray_Check(array.ptr())) return false;
   if (PyObject_GetBuffer(array.ptr(), &buffer_, flags) != 0) {
@@ -84,16 +107,71 @@ bool ArrayView::from_buffer(nb::handle array, Access access) {
     PyBuffer_Release(&buffer_);
     return false;
   }
+  if (!PyBuffer_IsContiguous(&buffer_, 'C')) {
+    lie_at({.base = static_cast<std::byte*>(buffer_.buf),
+            .element_bytes = static_cast<size_t>(buffer_.itemsize),
+            .shape = {buffer_.shape, buffer_.shape + buffer_.ndim},
+            .strides = {buffer_.strides, buffer_.strides + buffer_.ndim}},
+           name);
+    return true;
+  }
   data_ = buffer_.buf;
   count_ = static_cast<size_t>(buffer_.len) / static_cast<size_t>(buffer_.itemsize);
+  if (buffer_.ndim > 0) rows_ = static_cast<size_t>(buffer_.shape[0]);
   return true;
 }
 
-void ArrayView::from_python(nb::handle array, Access access) {
-  owner_ = nb::module_::import_("procgroup.arrays.view").attr("view")(array, access == Access::kWrite);
-  data_ = reinterpret_cast<void*>(nb::cast<uintptr_t>(owner_.attr("address")));
-  count_ = nb::cast<size_t>(owner_.attr("count"));
+void ArrayView::from_python(nb::handle array, ParameterName name) {
+  owner_ = nb::module_::import_("procgroup.arrays.view").attr("view")(array, access_ != Access::kRead, name.text());
   dtype_ = dtype_from_name(nb::cast<const char*>(owner_.attr("dtype")));
+  lie_at({.base = reinterpret_cast<std::byte*>(nb::cast<uintptr_t>(owner_.attr("address"))),
+          .element_bytes = dtype_size(dtype_),
+          .shape = nb::cast<std::vector<ptrdiff_t>>(owner_.attr("shape")),
+          .strides = nb::cast<std::vector<ptrdiff_t>>(owner_.attr("strides"))},
+         name);
+}
+
+void ArrayView::lie_at(Strided place, ParameterName name) {
+  data_ = place.base;
+  count_ = place.count();
+  if (!place.shape.empty()) rows_ = static_cast<size_t>(place.shape[0]);
+  if (place.is_contiguous()) return;
+  if (access_ != Access::kRead && place.overlaps_itself())
+    raise(nb::module_::import_("procgroup.errors")
+              .attr("ArgumentError")("`" + name.text() +
+                                     "` has several elements in one place, as broadcast views have, and this call "
+                                     "writes into it. Pass a copy of it."));
+  std::unique_ptr<std::byte[]> memory(new std::byte[bytes()]);
+  data_ = memory.get();
+  scratch_ = std::make_unique<Scratch>(std::move(place), std::move(memory));
+}
+
+Strided ArrayView::place() const {
+  if (scratch_) return scratch_->place;
+  return {.base = static_cast<std::byte*>(data_), .element_bytes = bytes(), .shape = {}, .strides = {}};
+}
+
+void ArrayView::hold_memory() {
+  if (owner_.is_valid() && nb::hasattr(owner_, "untyped_storage")) memory_ = owner_.attr("untyped_storage")();
+}
+
+void move_through_scratch(Request& request, std::span<const ArrayView> views) {
+  std::vector<const ArrayView::Scratch*> read;
+  std::vector<const ArrayView::Scratch*> written;
+  for (const ArrayView& view : views) {
+    if (view.scratch_ == nullptr) continue;
+    if (view.access_ != Access::kWrite) read.push_back(view.scratch_.get());
+    if (view.access_ != Access::kRead) written.push_back(view.scratch_.get());
+  }
+  if (!read.empty())
+    request.before = [read = std::move(read), before = std::move(request.before)] {
+      for (const ArrayView::Scratch* scratch : read) scratch->place.pack(scratch->memory.get());
+      if (before) before();
+    };
+  if (!written.empty())
+    request.after = [written = std::move(written)] {
+      for (const ArrayView::Scratch* scratch : written) scratch->place.unpack(scratch->memory.get());
+    };
 }
 
 }  // namespace procgroup

@@ -1,39 +1,83 @@
-// The door for arrays: any buffer -> (address, count, dtype), held for as long as it is used.
+// The door for arrays: any array -> (address, count, dtype), held for as long as it is used.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
 
 #include "dtype/dtype.hpp"
+#include "dtype/strided.hpp"
+#include "engine/request.hpp"
 
 namespace procgroup {
 
-enum class Access { kRead, kWrite };
+enum class Access {
+  kRead,
+  kWrite,   // its elements are replaced
+  kUpdate,  // its elements are read first
+};
 
-// Plain buffers are read here. What the buffer protocol cannot describe (bfloat16, other libraries) and
-// what is refused (strided, read-only, foreign dtypes) goes through procgroup.arrays.view, which knows the words.
+// torch's name for a parameter, or for one element of a list that is a parameter: "tensor", "tensor_list[3]".
+struct ParameterName {
+  const char* name;
+  int index = -1;
+
+  std::string text() const { return index < 0 ? name : name + ("[" + std::to_string(index) + "]"); }
+};
+
+// Buffers and torch's own tensors are read here. Everything else, and what is to be refused, goes through
+// procgroup.arrays.view, which knows the other libraries and the words. An array that does not lie whole in memory has
+// its elements in scratch memory while it is worked on: see move_through_scratch.
 class ArrayView {
  public:
-  ArrayView(nanobind::handle array, Access access);
+  ArrayView(nanobind::handle array, Access access, ParameterName name);
   ArrayView(ArrayView&& other) noexcept;
   ArrayView& operator=(ArrayView&&) = delete;
   ~ArrayView();  // with the interpreter's lock held
 
   void* data() const { return data_; }
   size_t count() const { return count_; }
+  size_t bytes() const { return count_ * dtype_size(dtype_); }
   Dtype dtype() const { return dtype_; }
+  // The length of the first dimension; 1 for an array without dimensions.
+  size_t rows() const { return rows_; }
+  Access access() const { return access_; }
+  // Where the array itself lies.
+  Strided place() const;
+  bool is_strided() const { return scratch_ != nullptr; }
+  // Keep what the array's memory belongs to, beyond the array itself: it may get another memory while a call runs.
+  void hold_memory();
 
  private:
-  bool from_buffer(nanobind::handle array, Access access);
-  void from_python(nanobind::handle array, Access access);
+  friend void move_through_scratch(Request& request, std::span<const ArrayView> views);
 
+  struct Scratch {
+    Strided place;
+    std::unique_ptr<std::byte[]> memory;
+  };
+
+  bool from_buffer(nanobind::handle array, ParameterName name);
+  bool from_torch(nanobind::handle array, ParameterName name);
+  void from_python(nanobind::handle array, ParameterName name);
+  void lie_at(Strided place, ParameterName name);
+
+  Access access_;
+  Dtype dtype_ = Dtype::kUint8;
   void* data_ = nullptr;
   size_t count_ = 0;
-  Dtype dtype_ = Dtype::kUint8;
+  size_t rows_ = 1;
   Py_buffer buffer_{};
   nanobind::object owner_;
+  nanobind::object memory_;
+  std::unique_ptr<Scratch> scratch_;  // stays where it is when the view moves
 };
+
+// Let the elements of strided arrays be copied into their scratch memory right before the call reads them, and back
+// when it went well. The views' scratch memory outlives the request.
+void move_through_scratch(Request& request, std::span<const ArrayView> views);
 
 Dtype dtype_from_name(const char* name);  // throws nanobind::type_error
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+void bind_arena_memory(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_group(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);

@@ -14,6 +14,8 @@ using namespace procgroup;
 void bind_engine(nb::module_& module) {
   nb::class_<PythonEngine>(module, "Engine")
       .def(nb::init<int, int, bool, bool>(), "rank"_a, "world_size"_a, "ranks_are_threads"_a, "shared"_a)
+      .def_prop_ro("rank", [](const PythonEngine& self) { return self.engine()->rank(); })
+      .def_prop_ro("world_size", [](const PythonEngine& self) { return self.engine()->world_size(); })
       .def_prop_ro("arena_problem", [](const PythonEngine& self) { return self.engine()->arena_problem(); })
       .def(
           "set_cores", [](PythonEngine& self, int usable, int ranks) { self.engine()->set_cores(usable, ranks); },
@@ -33,6 +35,12 @@ void bind_engine(nb::module_& module) {
             self.engine()->attach_socket(peer, FileDescriptor(socket), pid);
           },
           "peer"_a, "socket"_a, "pid"_a)
+      .def(
+          "attach_thread",
+          [](PythonEngine& self, int peer, const PythonEngine& engine) {
+            self.engine()->attach_thread(peer, *engine.engine());
+          },
+          "peer"_a, "engine"_a)
       .def("run_completions", &PythonEngine::run_completions, "seconds"_a)
       .def("records", &PythonEngine::records, nb::sig("def records(self) -> list[dict[str, typing.Any]]"))
       .def("flush", &PythonEngine::flush, "seconds"_a)

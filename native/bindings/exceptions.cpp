@@ -19,6 +19,11 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
   data["group"] = group.name();
   data["rank"] = group.rank();
   data["size"] = group.size();
+  if (call.op == OpKind::kAllToAll && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
+  return build_exception(failure, std::move(data));
+}
+
+nb::object build_exception(const Failure& failure, nb::dict data) {
   const char* kind = "broken";
   switch (failure.kind) {
     case Failure::Kind::kMismatch: {
@@ -46,6 +51,14 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
       data["peer"] = failure.peer;
       data["reason"] = failure.reason;
       break;
+    case Failure::Kind::kDeadlock: {
+      kind = "deadlock";
+      nb::dict waits;
+      for (size_t index = 0; index < failure.missing.size(); ++index)
+        waits[nb::int_(failure.missing[index])] = failure.calls[index];
+      data["waits"] = waits;
+      break;
+    }
     case Failure::Kind::kBroken:
     case Failure::Kind::kInterrupted:
     case Failure::Kind::kAborted:

@@ -10,5 +10,7 @@ namespace procgroup {
 // Raise a Python exception object.
 [[noreturn]] void raise(nanobind::handle exception);
 nanobind::object build_exception(const Failure& failure, const Descriptor& call, const Group& group);
+// The same, for what `data` has named already: op, sequence, group, rank, size.
+nanobind::object build_exception(const Failure& failure, nanobind::dict data);
 
 }  // namespace procgroup

@@ -7,6 +7,7 @@ NB_MODULE(_native, module) {
   nanobind::set_leak_warnings(false);
   bind_engine(module);
   bind_group(module);
+  bind_arena_memory(module);
   bind_kernels(module);
   bind_stores(module);
 }

@@ -153,7 +153,8 @@ class PythonOperation {
     const Deadline deadline = seconds < 0 ? Deadline::never() : Deadline::after(seconds);
     PythonHost host;
     bool interrupted = false;
-    const bool over = await_completion(operation, deadline, *engine_->engine(), host, interrupted);
+    const bool over =
+        await_completion(operation, deadline, engine_->engine()->policy(), *engine_->engine(), host, interrupted);
     host.rethrow();
     if (over) raise_failure();
     return over;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <exception>
@@ -41,6 +42,18 @@ class PythonHost final : public Host {
     if (PyErr_CheckSignals() != 0) raised_ = std::make_exception_ptr(nanobind::python_error());
     unlock();
     return raised_ != nullptr;
+  }
+  bool alone() override {
+    itimerval alarm{};
+    if (getitimer(ITIMER_REAL, &alarm) != 0 || alarm.it_value.tv_sec != 0 || alarm.it_value.tv_usec != 0) return false;
+    lock();
+    int threads = 0;
+    for (PyInterpreterState* one = PyInterpreterState_Head(); one != nullptr; one = PyInterpreterState_Next(one))
+      for (PyThreadState* thread = PyInterpreterState_ThreadHead(one); thread != nullptr;
+           thread = PyThreadState_Next(thread))
+        ++threads;
+    unlock();
+    return threads == 1;
   }
   // Raise what a signal handler raised, if one did.
   void rethrow() const {

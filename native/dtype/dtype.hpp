@@ -23,18 +23,27 @@ enum class Dtype : uint8_t {
   kBfloat16,
   kFloat32,
   kFloat64,
+  kComplex64,
+  kComplex128,
+  kFloat8E4m3fn,  // the float8 types are moved, never reduced
+  kFloat8E4m3fnuz,
+  kFloat8E5m2,
+  kFloat8E5m2fnuz,
+  kFloat8E8m0fnu,
 };
-inline constexpr int kDtypes = 13;
+inline constexpr int kDtypes = 20;
 
 // The numbers are those of procgroup.types.ReduceOp.
-enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor };
-inline constexpr int kReduceOps = 8;
+enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum };
+inline constexpr int kReduceOps = 9;
 
 size_t dtype_size(Dtype dtype);
 const char* dtype_name(Dtype dtype);      // NumPy's name: "float32", "bfloat16"
 const char* reduce_op_name(ReduceOp op);  // "SUM"
 
-// Whether `op` means something on `dtype`: AVG on floating point only, B* on integers and bool only.
+// Whether `op` means something on `dtype`: AVG on floating point and complex only, MIN and MAX on all but complex, B*
+// on integers and bool only, nothing on float8. PREMUL_SUM is a
+// SUM for every kernel: each rank multiplies its own elements before the call starts (Request::before).
 bool supports(ReduceOp op, Dtype dtype);
 
 // out[i] = sources[0][i] op sources[1][i] op ... for i < count; AVG divides the sum by `source_count`.

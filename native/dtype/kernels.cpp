@@ -95,6 +95,39 @@ void bitwise_kernel(void* out, const void* const* sources, int source_count, siz
   kernel<Plain<uint8_t>, Op>(out, sources, source_count, count * kSize);
 }
 
+// Sums of complex numbers are sums of their parts.
+template <class T, class Op>
+void by_parts(void* out, const void* const* sources, int source_count, size_t count) {
+  kernel<Plain<T>, Op>(out, sources, source_count, 2 * count);
+}
+
+// Products of complex numbers, as in the textbook. The accumulator keeps real and imaginary parts apart: side by side,
+// GCC would combine them with fused multiply-adds, which round otherwise, whatever -ffp-contract says.
+template <class T>
+void complex_product(void* out, const void* const* sources, int source_count, size_t count) {
+  constexpr size_t kBlock = kBlockBytes / sizeof(T) / 2;
+  alignas(64) T real[kBlock];
+  alignas(64) T imaginary[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t block = count - begin < kBlock ? count - begin : kBlock;
+    const auto first = source_at<Plain<T>>(sources, 0, 2 * begin);
+    for (size_t i = 0; i < block; ++i) real[i] = first[2 * i].value;
+    for (size_t i = 0; i < block; ++i) imaginary[i] = first[2 * i + 1].value;
+    for (int next = 1; next < source_count; ++next) {
+      const auto source = source_at<Plain<T>>(sources, next, 2 * begin);
+      for (size_t i = 0; i < block; ++i) {
+        const T left = real[i];
+        const T right = source[2 * i].value;
+        real[i] = left * right - imaginary[i] * source[2 * i + 1].value;
+        imaginary[i] = left * source[2 * i + 1].value + imaginary[i] * right;
+      }
+    }
+    const auto target = static_cast<Unaligned<T>*>(out) + 2 * begin;
+    for (size_t i = 0; i < block; ++i) target[2 * i].value = real[i];
+    for (size_t i = 0; i < block; ++i) target[2 * i + 1].value = imaginary[i];
+  }
+}
+
 // The element that is left when the others were combined several at a time.
 template <class Element, class Op>
 void combine_one(void* out, const void* const* sources, int source_count, size_t index) {
@@ -190,6 +223,8 @@ constexpr KernelTable kTable = {{
      kernel<Plain<float>, Max>, nullptr, nullptr, nullptr},
     {kernel<Plain<double>, Sum>, kernel<Plain<double>, Average>, kernel<Plain<double>, Product>,
      kernel<Plain<double>, Min>, kernel<Plain<double>, Max>, nullptr, nullptr, nullptr},
+    {by_parts<float, Sum>, by_parts<float, Average>, complex_product<float>},
+    {by_parts<double, Sum>, by_parts<double, Average>, complex_product<double>},
 }};
 
 }  // namespace

@@ -62,9 +62,10 @@ void set_instruction_set(const std::string& name) {
 }
 
 void reduce(Dtype dtype, ReduceOp op, void* out, const void* const* sources, int source_count, size_t count) {
+  const ReduceOp kernel_op = op == ReduceOp::kPremulSum ? ReduceOp::kSum : op;
   const KernelTable& table = *dispatch().chosen.load(std::memory_order_relaxed)->table;
-  const Kernel kernel = table.kernels[static_cast<int>(dtype)][static_cast<int>(op)];
-  if (kernel == nullptr) {
+  const Kernel kernel = table.kernels[static_cast<int>(dtype)][static_cast<int>(kernel_op)];
+  if (kernel == nullptr || (op != kernel_op && !supports(op, dtype))) {
     throw std::invalid_argument(std::string(reduce_op_name(op)) + " is not defined for " + dtype_name(dtype));
   }
   if (source_count < 1) {

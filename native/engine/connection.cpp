@@ -233,6 +233,31 @@ void Connection::accept(Arrival arrival, const std::shared_ptr<ReceiveTransfer>&
   receive->complete(arrival.payload.size());
 }
 
+bool Connection::send_at_once(const FrameHeader& header, const void* data) {
+  if (!channel_ || fault_ || !outbox_.idle()) return false;
+  try {
+    return channel_->write_whole(&header, sizeof header, data, static_cast<size_t>(header.bytes));
+  } catch (const ChannelClosed&) {
+    return false;  // the ordinary way meets it again, and tells what it means
+  }
+}
+
+AtOnce Connection::receive_at_once(const FrameHeader& expected, void* data) {
+  const bool between_frames = !current_.active && staged_begin_ == staged_end_;
+  if (!channel_ || channel_->descriptor() >= 0 || fault_ || !between_frames) return AtOnce::kNot;
+  const size_t bytes = static_cast<size_t>(expected.bytes);
+  try {
+    FrameHeader header;
+    const size_t there = channel_->peek(&header, sizeof header);
+    if (there == 0) return AtOnce::kNotYet;
+    if (there < sizeof header + bytes || std::memcmp(&header, &expected, sizeof header) != 0) return AtOnce::kNot;
+    channel_->take(sizeof header, data, bytes);
+    return AtOnce::kDone;
+  } catch (const ChannelClosed&) {
+    return AtOnce::kNot;
+  }
+}
+
 void Connection::give_up(const ReceiveTransfer& receive) {
   for (const auto& [number, stream] : streams_) {
     if (stream.receive.get() == &receive) outbox_.refuse(number, receive.capacity);

@@ -17,10 +17,8 @@
 namespace procgroup {
 
 // Arrivals that are kept for one peer before its channel is left unread. The peer's writes then fill the
-// channel and stop: nothing is lost and memory stays bounded. What this blocks, until receives match some
-// of the arrivals: everything else from that peer, its grants included. So a program that sends more than
-// this under one key, and whose receiver waits first for another key that the same rank sent later, waits
-// until its deadline; other peers are not affected.
+// channel and stop: nothing is lost and memory stays bounded. While this process itself waits for something
+// from that peer, a message or the answer to one, it reads on: what it waits for may lie behind.
 inline constexpr size_t kKeptBytesLimit = 64 * 1024 * 1024;
 
 class Connection {
@@ -32,12 +30,17 @@ class Connection {
   bool attached() const { return channel_ != nullptr; }
   const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
   bool flushed() const { return outbox_.flushed(); }
+  bool is_quiet() const { return !current_.active && staged_begin_ == staged_end_ && outbox_.idle() && !paused(); }
 
   // Read or write as much as goes now, within one turn's bound; tell whether anything moved.
   // Both record a broken channel or a malformed frame as fault() and do not throw.
   bool read();
   bool write();
   const Failure* fault() const { return fault_ ? &*fault_ : nullptr; }
+
+  // Messages::send_at_once and Messages::receive_at_once, for this peer.
+  bool send_at_once(const FrameHeader& header, const void* data);
+  AtOnce receive_at_once(const FrameHeader& expected, void* data);
 
   void send(std::shared_ptr<SendTransfer> transfer) { outbox_.send(std::move(transfer)); }
   void cancel(SendTransfer& transfer, const Failure& failure) { outbox_.cancel(transfer, failure); }
@@ -72,7 +75,10 @@ class Connection {
     std::vector<std::byte> payload;
   };
 
-  bool paused() const { return !current_.active && matching_.kept_bytes(peer_) > kKeptBytesLimit; }
+  bool paused() const {
+    return !current_.active && matching_.kept_bytes(peer_) > kKeptBytesLimit && !matching_.awaits(peer_) &&
+           !outbox_.awaits_answer();
+  }
   void drain();
   bool read_frames();
   bool fill_staged();

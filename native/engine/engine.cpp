@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <random>
 #include <system_error>
 
 #include "base/futex.hpp"
@@ -23,12 +24,15 @@ size_t ring_capacity(int world_size) {
   return std::bit_floor(std::clamp(share, size_t{16} << 10, size_t{256} << 10));
 }
 
+// How long a rank that leaves tries to hand over what it still has to say, such as why a call failed.
+constexpr double kLastWordsSeconds = 0.2;
+
 size_t ring_stride(size_t capacity) { return (Ring::bytes(capacity) + 63) / 64 * 64; }
 
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, bool shared)
-    : options_(options), messages_(options.rank, options.world_size) {
+    : options_(options), messages_(options.rank, options.world_size), introductions_(messages_, options.rank) {
   policy_.hold_lock = !options.ranks_are_threads;
   for (int peer = 0; peer < options.world_size; ++peer) peers_.push_back(std::make_unique<Peer>());
   if (shared) {
@@ -38,6 +42,8 @@ Engine::Engine(const EngineOptions& options, bool shared)
       arena_problem_ = error.what();
       watcher_.reset();
       life_lock_.reset();  // its word lies in the arena
+      heap_.reset();
+      board_ = nullptr;
       arena_.reset();
     }
   }
@@ -64,13 +70,20 @@ Engine::~Engine() {
 
 void Engine::make_arena() {
   arena_ = std::make_shared<Arena>(Arena::create(rank()));
+  heap_ = std::make_unique<GroupHeap>(*arena_);
   ArenaHeader& header = arena_->header();
+  std::random_device random;
+  nonce_ = std::make_unique<const uint64_t>(uint64_t{random()} << 32 | random());
+  header.nonce = *nonce_;
+  header.nonce_address = reinterpret_cast<uintptr_t>(nonce_.get());
   header.ring_capacity = ring_capacity(world_size());
   header.rings = arena_->allocate(ring_stride(header.ring_capacity) * static_cast<size_t>(world_size()));
   for (int peer = 0; peer < world_size(); ++peer)
     Ring::initialise(arena_->at(header.rings, 0) + ring_stride(header.ring_capacity) * index(peer));
   header.recorder = arena_->allocate(Recorder::bytes());
   recorder_ = std::make_unique<Recorder>(arena_->at(header.recorder, Recorder::bytes()));
+  header.wait_board = arena_->allocate(sizeof(WaitBoard));
+  board_ = new (arena_->at(header.wait_board, sizeof(WaitBoard))) WaitBoard;
   life_lock_ = std::make_unique<LifeLock>(header.life);
   watcher_ = std::make_unique<LifeWatcher>([this](int peer, const std::string& how) { on_lost(peer, how); },
                                            [this](int peer) { on_left(peer); });
@@ -89,11 +102,13 @@ void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, FileDescr
   ArenaHeader& theirs = peer.arena->header();
   peer.pid = theirs.pid;
   const ArenaHeader& ours = arena_->header();
+  peer.memory = std::make_unique<PeerMemory>(*peer.arena, peer.socket ? peer.socket.get() : -1);
   if (theirs.rank != peer_rank || theirs.ring_capacity != ours.ring_capacity)
     throw std::runtime_error("rank " + std::to_string(peer_rank) + " sent the arena of another rank or world");
   const size_t stride = ring_stride(ours.ring_capacity);
   std::byte* outgoing = arena_->at(ours.rings + stride * index(peer_rank), stride);
   std::byte* incoming = peer.arena->at(theirs.rings + stride * index(rank()), stride);
+  peer.board = reinterpret_cast<const WaitBoard*>(peer.arena->at(theirs.wait_board, sizeof(WaitBoard)));
   const Arena* bell = peer.arena.get();
   const std::lock_guard lock(messages_mutex_);
   messages_.attach(peer_rank,
@@ -132,6 +147,12 @@ void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
 void Engine::on_lost(int peer, const std::string& how) { set_status(peer, PeerStatus::kLost, how); }
 
 void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, "its process left in order before this call"); }
+
+bool Engine::is_quiet() {
+  if (!progress_->is_idle()) return false;
+  const std::lock_guard lock(messages_mutex_);
+  return !messages_.pump() && messages_.is_quiet();
+}
 
 void Engine::kick() {
   if (arena_) arena_->wake();
@@ -207,6 +228,7 @@ void Engine::shutdown() {
   if (life_lock_) life_lock_->release();
   for (const auto& peer : peers_) peer->socket.reset();
   if (!uses_sockets_) return;
+  flush(kLastWordsSeconds);
   // The end of the connection is the goodbye that peers over TCP hear.
   const std::lock_guard lock(messages_mutex_);
   for (int peer = 0; peer < world_size(); ++peer) {

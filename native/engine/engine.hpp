@@ -7,9 +7,9 @@
 //       │  └── ProgressThread    advances what was issued asynchronously
 //       └── Group ...            numbering, agreement, collectives
 //
-// Threads. Any thread may issue calls. `messages_mutex` guards Messages; `peers_` is complete before the
-// first group is made and constant from then on, except for the atomic status of each peer. Lock order:
-// a group's queue mutex, then messages_mutex, then the progress thread's mutex.
+// Threads. Any thread may issue calls. `messages_mutex` guards Messages and Introductions; `peers_` is complete before
+// the first group is made and constant from then on, except for the atomic status of each peer. Lock order: a group's
+// queue mutex, then messages_mutex, then the progress thread's mutex.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,11 @@
 #include <string>
 #include <vector>
 
+#include "engine/deadlock.hpp"
+#include "engine/group_heap.hpp"
+#include "engine/introductions.hpp"
 #include "engine/messages.hpp"
+#include "engine/peer_memory.hpp"
 #include "engine/progress_thread.hpp"
 #include "engine/recorder.hpp"
 #include "engine/waiting.hpp"
@@ -36,15 +40,15 @@ struct EngineOptions {
 
 enum class PeerStatus : uint32_t { kPresent, kLeft, kLost };
 
-class Engine final : public Lounge {
+class Engine final : public Lounge, public DeadlockSight {
  public:
   // `shared` asks for an arena; without one (or when the system refuses it) only sockets can be attached.
   Engine(const EngineOptions& options, bool shared);
   ~Engine() override;
   Engine(const Engine&) = delete;
 
-  int rank() const { return options_.rank; }
-  int world_size() const { return options_.world_size; }
+  int rank() const override { return options_.rank; }
+  int world_size() const override { return options_.world_size; }
   bool has_arena() const { return arena_ != nullptr; }
   // Why there is no arena; empty when there is one, or when none was asked for.
   const std::string& arena_problem() const { return arena_problem_; }
@@ -59,17 +63,26 @@ class Engine final : public Lounge {
   void attach_thread(int peer, const Engine& engine);
 
   Arena& arena() { return *arena_; }
+  std::shared_ptr<Arena> shared_arena() const { return arena_; }  // null without one
+  GroupHeap& heap() { return *heap_; }                            // only with an arena
   const Arena* peer_arena(int peer) const { return peer == rank() ? arena_.get() : peers_[index(peer)]->arena.get(); }
+  // How to read a peer's arrays; null for this rank, and where there is no shared memory.
+  const PeerMemory* peer_memory(int peer) const { return peers_[index(peer)]->memory.get(); }
   PeerStatus peer_status(int peer) const;
   Failure loss(int peer) const;  // a kLost failure; only when the peer left or is lost
   int64_t peer_pid(int peer) const { return peers_[index(peer)]->pid; }
 
   Messages& messages() { return messages_; }
   std::mutex& messages_mutex() { return messages_mutex_; }
+  Introductions& introductions() { return introductions_; }  // under that mutex
   bool uses_sockets() const { return uses_sockets_; }
   ProgressThread& progress() { return *progress_; }
   Recorder& recorder() { return *recorder_; }
   const WaitPolicy& policy() const { return policy_; }
+
+  WaitBoard* own_board() override { return board_; }
+  const WaitBoard* board(int peer) const override { return peer == rank() ? board_ : peers_[index(peer)]->board; }
+  bool is_quiet() override;
 
   // Wake this process's own waiters.
   void kick();
@@ -87,6 +100,10 @@ class Engine final : public Lounge {
   // Every operation in progress fails at once, here and (through the groups' states) on the peers.
   void abort() {
     aborted_.store(true, std::memory_order_release);
+    announce_news();
+  }
+  // Something has changed that waiters examine: let them, now.
+  void announce_news() {
     news_.fetch_add(1, std::memory_order_release);
     kick();
   }
@@ -101,7 +118,9 @@ class Engine final : public Lounge {
  private:
   struct Peer {
     std::shared_ptr<Arena> arena;
+    const WaitBoard* board = nullptr;
     FileDescriptor socket;
+    std::unique_ptr<PeerMemory> memory;
     int64_t pid = 0;
     std::string how;                                       // written before status
     std::atomic<PeerStatus> status{PeerStatus::kPresent};  // release by the watcher, acquire by readers
@@ -118,10 +137,14 @@ class Engine final : public Lounge {
   EngineOptions options_;
   WaitPolicy policy_;
   std::shared_ptr<Arena> arena_;
+  std::unique_ptr<GroupHeap> heap_;
+  std::unique_ptr<const uint64_t> nonce_;  // by which peers know this process's memory, see PeerMemory
   std::string arena_problem_;
+  WaitBoard* board_ = nullptr;  // in the arena
   std::vector<std::unique_ptr<Peer>> peers_;
   std::mutex messages_mutex_;
   Messages messages_;
+  Introductions introductions_;
   bool uses_sockets_ = false;
   std::unique_ptr<std::byte[]> private_recorder_;
   std::unique_ptr<Recorder> recorder_;

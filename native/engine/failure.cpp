@@ -32,6 +32,12 @@ std::string Failure::summary() const {
       return "interrupted by a signal";
     case Kind::kAborted:
       return "aborted";
+    case Kind::kDeadlock: {
+      std::string text;
+      for (size_t index = 0; index < missing.size(); ++index)
+        text += (index == 0 ? "deadlock: rank " : ", rank ") + std::to_string(missing[index]) + " in " + calls[index];
+      return text;
+    }
   }
   return "unknown";
 }

@@ -8,14 +8,14 @@
 namespace procgroup {
 
 struct Failure {
-  enum class Kind : uint8_t { kMismatch, kTimeout, kLost, kFailed, kBroken, kInterrupted, kAborted };
+  enum class Kind : uint8_t { kMismatch, kTimeout, kLost, kFailed, kBroken, kInterrupted, kAborted, kDeadlock };
   Kind kind;
   int peer = -1;                     // kLost, kFailed: the group rank
   int64_t pid = 0;                   // kLost
   std::string reason{};              // kLost: how; kFailed, kBroken: the text
   double seconds = 0;                // kTimeout: the limit that passed
-  std::vector<int> missing{};        // kTimeout: group ranks that have not arrived
-  std::vector<std::string> calls{};  // kMismatch: by group rank, what each called
+  std::vector<int> missing{};        // kTimeout: group ranks that have not arrived; kDeadlock: world ranks
+  std::vector<std::string> calls{};  // kMismatch: by group rank, what each called; kDeadlock: for each of `missing`
 
   // One clause for other ranks and for later calls: "lost rank 1 (pid 42): its process ended".
   std::string summary() const;

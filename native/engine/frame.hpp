@@ -46,6 +46,10 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 40 && std::is_trivially_copyable_v<FrameHeader>);
 static_assert(std::endian::native == std::endian::little, "frames travel as they lie in memory");
 
+inline FrameHeader eager_header(MessageKey key, size_t bytes, ElementType type) {
+  return {.kind = FrameKind::kEager, .type = type, .key = key, .bytes = bytes};
+}
+
 // A header that no correct peer sends.
 struct MalformedFrame {
   std::string reason;

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "engine/engine.hpp"
+#include "engine/mesh_call.hpp"
 #include "engine/request.hpp"
 #include "engine/shared_call.hpp"
 
@@ -31,6 +33,7 @@ struct GroupOptions {
   bool shared = true;        // through shared memory
   GroupLayout layout;
   size_t exchanged_bytes = kExchangedBytes;  // see SharedState
+  ReadingLimits reading{};
 };
 
 // A call that failed: thrown by the blocking forms, and what a finished Operation is turned into.
@@ -46,6 +49,7 @@ struct MessageRequest {
   Dtype dtype;
   int peer;  // group rank, or kAnySource
   uint64_t tag;
+  std::function<void()> after = {};  // as in Request: run when a receive went well, before it is over
 };
 
 class GroupOperation;
@@ -63,6 +67,12 @@ class Group final : public Source {
   uint64_t offset() const { return offset_; }
   void attach(const std::vector<uint64_t>& offsets);
 
+  // Instead of attach(), for a group among ranks that have one already: tell the other members, and wait until each
+  // has told that it makes the group too. `call` says so in words. Throws OperationFailed, with world ranks.
+  void introduce(const std::string& call, double seconds, Host& host);
+  // After introduce() failed by a mismatch: see GroupIntroduction.
+  const std::vector<uint64_t>& refused() const { return refused_; }
+
   // Blocking, for at most that many seconds. Throws OperationFailed.
   void run(Request& request, double seconds, Host& host);
   int run_message(const MessageRequest& request, double seconds, Host& host);  // the sender's group rank
@@ -71,15 +81,20 @@ class Group final : public Source {
   std::shared_ptr<GroupOperation> start(Request request, double seconds);
   std::shared_ptr<GroupOperation> start_message(const MessageRequest& request, double seconds);
 
+  // Promise that reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
+  void reduce_in_rank_order() { ordered_ = true; }
+
   // Whether a failure has ended the group, or this rank has left it.
   bool is_over() const { return over_.load(std::memory_order_acquire); }
   // Whether everything that was issued asynchronously is over.
-  bool is_idle() {
+  bool is_idle() override {
     const std::lock_guard lock(queue_mutex_);
     return queue_.empty() && messages_.empty();
   }
   // Leave in order, or after a failure: what is pending fails. Idempotent; from one thread.
   void leave();
+  // End this group on every member: what is running fails at once.
+  void abort();
   Progress advance_pending() override;
   void examine_pending() override;
 
@@ -99,17 +114,24 @@ class Group final : public Source {
     Group& group_;
   };
 
-  bool nobody_reads() const;
+  void retire();
+  bool message_at_once(const MessageRequest& request);
+  AtOnce try_message(const MessageRequest& request);
   void run_queued(const Request& request, double seconds, Host& host);
   void mark_left();
+  void part(const Failure* failure);
   std::optional<Failure> what_ends(const GroupOperation& operation) const;
   void require_usable(Descriptor call);
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);
   void finish_turn();
-  void supervise(Operation& operation, double seconds, Host& host);
+  std::optional<Failure> supervise(Operation& operation, const Descriptor& call, double seconds, Host& host);
+  std::optional<Failure> drive_watched(Operation& operation, const std::function<std::optional<Awaited>()>& awaited,
+                                       double seconds, Host& host);
+  std::optional<Awaited> awaited(const Descriptor& call) const;
   std::optional<Failure> examine(const Operation& operation) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing) const;
+  std::optional<Failure> examine_introduction(int member, bool awaited) const;
   void break_with(const Failure& failure);
   std::optional<Failure> broken() const;
   Progress advance_queue();
@@ -122,6 +144,10 @@ class Group final : public Source {
   uint64_t offset_ = 0;
   std::vector<const Arena*> arenas_;  // by group rank
   std::optional<SharedState> shared_;
+  bool introduced_ = false;
+  std::vector<uint64_t> refused_;
+  bool ordered_ = false;
+  std::optional<MeshState> mesh_;      // without shared memory
   std::atomic<uint64_t> sequence_{0};  // of the last collective that has started; written by whoever has the turn
   std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
   std::atomic<bool> busy_{false};              // a call is running

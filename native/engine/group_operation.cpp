@@ -14,10 +14,12 @@ Progress QueuedCall::advance() {
     }
     group_.number(request_.descriptor);
     recording_.emplace(group_.engine_.recorder(), request_.descriptor);
+    if (request_.before) request_.before();
     running_ = group_.make_call(request_);
   }
   const Progress progress = running_->advance();
   if (progress != Progress::kDone) return progress;
+  if (running_->failure() == nullptr && request_.after) request_.after();
   end(running_->failure());
   return Progress::kDone;
 }
@@ -48,6 +50,7 @@ MessageOperation::~MessageOperation() {
 Progress MessageOperation::advance() {
   if (is_over()) return Progress::kDone;
   const std::lock_guard lock(group_.engine_.messages_mutex());
+  if (is_over()) return Progress::kDone;
   if (!transfer_) start();
   const bool moved = transfer_->is_over() ? true : group_.engine_.messages().pump();
   if (transfer_->is_over()) {
@@ -74,6 +77,7 @@ void MessageOperation::conclude() {
   const Failure* failure = transfer_->failure();
   recording_->end(failure);
   if (failure == nullptr) {
+    if (request_.after) request_.after();
     finish();
     return;
   }
@@ -98,11 +102,16 @@ int MessageOperation::source() const {
   return transfer_ && transfer_->is_over() && request_.op == OpKind::kRecv ? group_.group_rank(transfer_->source) : -1;
 }
 
+std::optional<Awaited> MessageOperation::awaited() const {
+  const std::lock_guard lock(group_.engine_.messages_mutex());
+  const bool open = transfer_ && !transfer_->is_over() && transfer_->source < 0;
+  if (!open || request_.peer == kAnySource) return std::nullopt;
+  return Awaited{request_.op, request_.tag, {group_.options_.members[static_cast<size_t>(request_.peer)]}};
+}
+
 void MessageOperation::give_up(Failure failure) {
-  if (transfer_) {
-    const std::lock_guard lock(group_.engine_.messages_mutex());
-    if (!transfer_->is_over()) group_.engine_.messages().cancel(*transfer_, failure);
-  }
+  const std::lock_guard lock(group_.engine_.messages_mutex());
+  if (transfer_ && !transfer_->is_over()) group_.engine_.messages().cancel(*transfer_, failure);
   if (is_over()) return;
   if (recording_) recording_->end(&failure);
   fail(std::move(failure));

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "engine/deadlock.hpp"
 #include "engine/group.hpp"
 #include "engine/recording.hpp"
 
@@ -26,15 +27,19 @@ class QueuedCall final : public GroupOperation {
   std::unique_ptr<Operation> running_;
 };
 
+// A message. Whoever waits for it may advance it, beside the progress thread.
 class MessageOperation final : public GroupOperation {
  public:
   MessageOperation(Group& group, const MessageRequest& request, double seconds);
   ~MessageOperation() override;
 
   Progress advance() override;
+  Progress help() override { return advance(); }
   std::vector<int> missing() const override;
   Descriptor call() const override { return call_; }
   int source() const override;
+  // The rank without which it cannot end; nothing once a message was matched, or from any source.
+  std::optional<Awaited> awaited() const;
   bool depends_on_all() const override { return request_.peer == kAnySource; }
   void give_up(Failure failure) override;
 

@@ -12,6 +12,8 @@ class Host {
   virtual void lock() = 0;
   // Called unlocked: whether the caller must stop waiting (a signal handler raised). Leaves it unlocked.
   virtual bool interrupted() = 0;
+  // Called unlocked: whether no other thread of the language, and no alarm, could make a call or end this one.
+  virtual bool alone() { return false; }
 };
 
 // Callers that are not Python: nothing to let go of, nobody interrupts.

@@ -29,6 +29,14 @@ std::shared_ptr<ReceiveTransfer> Matching::take_posted(MessageKey key, int sourc
   return receive;
 }
 
+bool Matching::awaits(int source) const {
+  const auto accepts = [source](const auto& receive) { return receive->accepts(source); };
+  return std::any_of(posted_.begin(), posted_.end(), [&](const auto& entry) {
+    // What is of no group is listened for all the time.
+    return entry.first.group != 0 && std::any_of(entry.second.begin(), entry.second.end(), accepts);
+  });
+}
+
 void Matching::remove_posted(const ReceiveTransfer& receive) {
   const auto found = posted_.find(receive.key);
   if (found == posted_.end()) return;

@@ -37,6 +37,12 @@ class Matching {
   void post(std::shared_ptr<ReceiveTransfer> receive);
   // The posted receive that gets this message, removed from its queue; null when there is none.
   std::shared_ptr<ReceiveTransfer> take_posted(MessageKey key, int source);
+  // Whether a receive is posted, or a message has arrived, under this key.
+  bool holds(MessageKey key) const {
+    return (!posted_.empty() && posted_.contains(key)) || (!arrivals_.empty() && arrivals_.contains(key));
+  }
+  // Whether a receive of some group is posted that a message from this rank could match.
+  bool awaits(int source) const;
   void remove_posted(const ReceiveTransfer& receive);
   // Remove and return the posted receives for which this holds.
   std::vector<std::shared_ptr<ReceiveTransfer>> take_posted_if(

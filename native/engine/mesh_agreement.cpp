@@ -1,11 +1,14 @@
 #include "engine/mesh_agreement.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <type_traits>
 
 #include "base/clock.hpp"
+#include "engine/mesh_parts.hpp"
+#include "engine/pair_mismatch.hpp"
 #include "engine/transfer.hpp"
 
 namespace procgroup {
@@ -16,28 +19,15 @@ static_assert(std::has_unique_object_representations_v<Descriptor>, "descriptors
 // When some ranks are known to disagree, how long to wait for the rest before saying so without them.
 constexpr int64_t kMismatchPatienceNs = 1'000'000'000;
 
-bool needs_elements(const Descriptor& call, int from, int to) {
-  switch (call.op) {
-    case OpKind::kBroadcast:
-      return from == call.root;
-    case OpKind::kReduce:
-      return to == call.root;
-    case OpKind::kAllReduce:
-    case OpKind::kAllGather:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace
 
-MeshAgreement::MeshAgreement(Messages& messages, const GroupView& group, const Descriptor& call, size_t small_bytes)
+MeshAgreement::MeshAgreement(Messages& messages, const GroupView& group, const Request& request, size_t small_bytes)
     : messages_(messages),
       group_(group),
-      call_(call),
+      request_(request),
       small_bytes_(small_bytes),
       records_(std::make_unique_for_overwrite<std::byte[]>(stride() * group.members.size())),
+      outgoing_(group.members.size()),
       sends_(group.members.size()),
       receives_(group.members.size()),
       seen_(group.members.size(), false) {}
@@ -48,25 +38,55 @@ MeshAgreement::~MeshAgreement() {
   cancel(aborted);
 }
 
-size_t MeshAgreement::record_bytes(int from, int to) const {
-  return sizeof(Descriptor) + (is_small() && needs_elements(call_, from, to) ? call_.bytes() : 0);
+void MeshAgreement::write_head(std::byte* into) const {
+  std::memcpy(into, &request_.descriptor, sizeof(Descriptor));
+  if (request_.descriptor.op != OpKind::kAllToAll) return;
+  into += sizeof(Descriptor);
+  for (const auto* pieces : {&request_.inputs, &request_.outputs}) {
+    for (const Piece& piece : *pieces) {
+      const uint64_t count = piece.count;
+      std::memcpy(into, &count, sizeof count);
+      into += sizeof count;
+    }
+  }
 }
 
-void MeshAgreement::start(MessageKey key, const void* input) {
-  std::byte* mine = record(group_.rank);
-  std::memcpy(mine, &call_, sizeof call_);
-  bool somebody_needs_elements = false;
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    somebody_needs_elements = somebody_needs_elements || record_bytes(group_.rank, peer) > sizeof(Descriptor);
-  }
-  if (somebody_needs_elements) std::memcpy(mine + sizeof(Descriptor), input, call_.bytes());
+std::vector<std::byte> MeshAgreement::make_record(int to) const {
+  const size_t bytes = riding(group_.rank, to) * dtype_size(request_.descriptor.dtype);
+  std::vector<std::byte> made(head_bytes() + bytes);
+  write_head(made.data());
+  if (bytes > 0) std::memcpy(made.data() + head_bytes(), part_for(request_, to), bytes);
+  return made;
+}
+
+// all_to_all: entry `index` of the counts in that rank's record.
+uint64_t MeshAgreement::count_at(int rank, size_t index) const {
+  uint64_t count = 0;
+  std::memcpy(&count, record(rank) + sizeof(Descriptor) + index * sizeof count, sizeof count);
+  return count;
+}
+uint64_t MeshAgreement::given(int from, int to) const { return count_at(from, static_cast<size_t>(to)); }
+uint64_t MeshAgreement::expected(int from, int to) const {
+  return count_at(to, group_.members.size() + static_cast<size_t>(from));
+}
+
+// Elements in the record from one rank to another.
+uint64_t MeshAgreement::riding(int from, int to) const {
+  const bool by_pair = request_.descriptor.op == OpKind::kAllToAll;
+  const uint64_t count = by_pair ? given(from, to) : part_count(request_, from, to);
+  return rides(by_pair ? count : request_.descriptor.count) ? count : 0;
+}
+
+void MeshAgreement::start(MessageKey key) {
+  write_head(record(group_.rank));
   seen_[static_cast<size_t>(group_.rank)] = true;
   unseen_ = group_.size() - 1;
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank) continue;
     const int world = group_.world_rank(peer);
+    std::vector<std::byte>& mine = outgoing_[static_cast<size_t>(peer)] = make_record(peer);
     receives_[static_cast<size_t>(peer)] = messages_.receive_up_to(world, key, record(peer), stride());
-    sends_[static_cast<size_t>(peer)] = messages_.send(world, key, mine, record_bytes(group_.rank, peer));
+    sends_[static_cast<size_t>(peer)] = messages_.send(world, key, mine.data(), mine.size());
   }
 }
 
@@ -81,8 +101,9 @@ bool MeshAgreement::is_over() {
     report_mismatch();
     return true;
   }
-  return unseen_ == 0 &&
-         std::all_of(sends_.begin(), sends_.end(), [](const auto& send) { return !send || send->is_over(); });
+  if (unseen_ > 0) return false;
+  if (!pairs_compared_) compare_pairs();
+  return failure_ || std::ranges::all_of(sends_, [](const auto& send) { return !send || send->is_over(); });
 }
 
 void MeshAgreement::look_at(int rank) {
@@ -95,22 +116,42 @@ void MeshAgreement::look_at(int rank) {
   --unseen_;
   if (receive.bytes < sizeof(Descriptor)) {
     failure_ = failed(group_.world_rank(rank), "it sent a record that is too short");
-  } else if (differs(rank)) {
+    return;
+  }
+  if (differs(rank)) {
     if (mismatch_since_ns_ == 0) mismatch_since_ns_ = now_ns();
-  } else if (receive.bytes != record_bytes(rank, group_.rank)) {
-    failure_ =
-        failed(group_.world_rank(rank), "it sent " + std::to_string(receive.bytes) + " bytes with its call, expected " +
-                                            std::to_string(record_bytes(rank, group_.rank)));
+    return;
+  }
+  const bool has_counts = receive.bytes >= head_bytes();
+  const size_t bytes =
+      head_bytes() + (has_counts ? riding(rank, group_.rank) : 0) * dtype_size(request_.descriptor.dtype);
+  if (receive.bytes == bytes) return;
+  failure_ = failed(group_.world_rank(rank), "it sent " + std::to_string(receive.bytes) +
+                                                 " bytes with its call, expected " + std::to_string(bytes));
+}
+
+void MeshAgreement::compare_pairs() {
+  pairs_compared_ = true;
+  if (request_.descriptor.op != OpKind::kAllToAll) return;
+  for (int from = 0; from < group_.size(); ++from) {
+    for (int to = 0; to < group_.size(); ++to) {
+      if (given(from, to) == expected(from, to)) continue;
+      failure_ = pair_mismatch(request_.descriptor, group_.size(), from, to, given(from, to), expected(from, to));
+      return;
+    }
   }
 }
 
 Descriptor MeshAgreement::descriptor_of(int rank) const {
   Descriptor call;
   std::memcpy(&call, record(rank), sizeof call);
+  call.ordered = record(rank)[offsetof(Descriptor, ordered)] != std::byte{0};  // a peer may send what is no bool
   return call;
 }
 
-bool MeshAgreement::differs(int rank) const { return std::memcmp(record(rank), &call_, sizeof call_) != 0; }
+bool MeshAgreement::differs(int rank) const {
+  return std::memcmp(record(rank), &request_.descriptor, sizeof(Descriptor)) != 0;
+}
 
 void MeshAgreement::report_mismatch() {
   failure_.emplace();

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
-#include "dtype/dtype.hpp"
-#include "dtype/partial.hpp"
-#include "engine/transfer.hpp"
+#include "engine/mesh_parts.hpp"
 
 namespace procgroup {
 namespace {
@@ -18,161 +15,166 @@ constexpr uint64_t kDataPurpose = 1;
 constexpr uint64_t kNoticePurpose = 2;
 constexpr uint64_t kEngineTag = uint64_t{1} << 63;
 
-// What other ranks are told about a failure of ours.
-std::string told_to_others(const Failure& failure) {
-  switch (failure.kind) {
-    case Failure::Kind::kTimeout:
-      return "its call timed out";
-    case Failure::Kind::kInterrupted:
-      return "its call was interrupted";
-    case Failure::Kind::kAborted:
-      return "it gave the call up";
-    default:
-      return failure.reason;
-  }
+// A reduction receives from all ranks at once: with many of them, in shorter segments, so that the scratch stays
+// small, but not in such short ones that the messages are what costs.
+constexpr size_t kReducedAtOnceBytes = size_t{1} << 20;
+constexpr size_t kShortestSegmentBytes = 32 * 1024;
+
+void copy_unless_same(void* to, const void* from, size_t bytes) {
+  if (to != from && bytes != 0) std::memmove(to, from, bytes);
 }
 
-RingPlan plan_for(const Descriptor& call, const RingRequest& request) {
-  switch (call.op) {
-    case OpKind::kReduce:
-      return plan_ring_reduce(request);
-    case OpKind::kAllGather:
-      return plan_ring_all_gather(request);
-    case OpKind::kBroadcast:
-      return plan_chain_broadcast(request);
-    default:
-      return plan_ring_all_reduce(request);
-  }
+std::vector<size_t> counts(const std::vector<Piece>& pieces) {
+  std::vector<size_t> found;
+  for (const Piece& piece : pieces) found.push_back(piece.count);
+  return found;
 }
 
 }  // namespace
 
-MeshCall::MeshCall(Messages& messages, GroupView group, const Descriptor& call, const void* input, void* output,
-                   std::vector<void*> outputs, MeshLimits limits)
-    : messages_(messages),
-      group_(std::move(group)),
-      call_(call),
-      input_(input),
-      outputs_(std::move(outputs)),
-      limits_(limits) {
-  if (call_.op != OpKind::kAllGather) outputs_ = {output};
-}
-
-MeshCall::~MeshCall() { release(); }
+MeshState::MeshState(Messages& through, GroupView members, MeshLimits within)
+    : messages(through), group(std::move(members)), limits(within), notices(messages, group, key(kNoticePurpose, 0)) {}
 
 // The agreement has one key for all calls of the group, so that ranks whose calls are out of step compare
 // them instead of waiting for each other; data of different calls never meet.
-MessageKey MeshCall::key(uint64_t purpose) const {
-  const uint64_t sequence = purpose == kAgreementPurpose ? 0 : call_.sequence;
-  return {group_.id, kEngineTag | (sequence << 2 & ~kEngineTag) | purpose};
+MessageKey MeshState::key(uint64_t purpose, uint64_t sequence) const {
+  return {group.id, kEngineTag | (sequence << 2 & ~kEngineTag) | purpose};
 }
 
 Progress MeshCall::advance() {
   if (is_over()) return Progress::kDone;
   if (phase_ == Phase::kStart) start();
-  if (phase_ == Phase::kAgree) {
-    if (agreement_->is_over()) {
-      if (agreement_->failure() != nullptr) return end_with(*agreement_->failure());
-      if (agreement_->is_small() || group_.size() == 1) return finish_small();
-      start_run();
-      return Progress::kMoved;
-    }
-    return heard_notice() ? Progress::kDone : Progress::kWaiting;
-  }
-  const Progress progress = run_->advance();
-  if (run_->failure() != nullptr) return heard_notice() ? Progress::kDone : end_with(*run_->failure());
-  if (progress == Progress::kWaiting && heard_notice()) return Progress::kDone;
-  if (progress != Progress::kDone) return progress;
-  release();
-  finish();
-  return Progress::kDone;
+  const Progress progress = phase_ == Phase::kAgree ? advance_agreement() : run_->advance();
+  if (is_over()) return Progress::kDone;
+  const Failure* failure = run_ ? run_->failure() : agreement_->failure();
+  if ((failure != nullptr || progress == Progress::kWaiting) && heard_notice()) return Progress::kDone;
+  if (failure != nullptr) return fail_for(translated(*failure));
+  return progress == Progress::kDone ? succeed() : progress;
 }
 
 void MeshCall::start() {
   phase_ = Phase::kAgree;
-  std::vector<int> others = group_.members;
-  std::erase(others, group_.world_rank(group_.rank));
-  if (!others.empty()) {
-    notice_receive_ = messages_.receive_up_to(kAnySource, key(kNoticePurpose), &notice_, sizeof notice_, &others);
-  }
-  agreement_.emplace(messages_, group_, call_, limits_.small_bytes);
-  agreement_->start(key(kAgreementPurpose), input_);
+  agreement_.emplace(state_.messages, state_.group, request_, state_.limits.small_bytes);
+  agreement_->start(state_.key(kAgreementPurpose, 0));
 }
 
-Progress MeshCall::finish_small() {
-  const size_t bytes = static_cast<size_t>(call_.bytes());
-  const auto copy = [&](void* to, int from_rank) {
-    const void* from = from_rank == group_.rank ? input_ : agreement_->elements_of(from_rank);
-    if (bytes > 0 && to != from) std::memmove(to, from, bytes);
-  };
-  if (call_.op == OpKind::kBroadcast) copy(outputs_[0], call_.root);
-  if (call_.op == OpKind::kAllGather) {
-    for (int rank = 0; rank < group_.size(); ++rank) copy(outputs_[static_cast<size_t>(rank)], rank);
+Progress MeshCall::advance_agreement() {
+  if (!agreement_->is_over()) return Progress::kWaiting;
+  if (agreement_->failure() != nullptr) return Progress::kMoved;
+  take_what_rode();
+  if (everything_rides()) return Progress::kDone;
+  start_run();
+  return Progress::kMoved;
+}
+
+// all_to_all: whether all that this rank gives and gets has come with the records. Another rank may have more to do.
+bool MeshCall::everything_rides() const {
+  if (state_.group.size() == 1) return true;
+  if (call().op != OpKind::kAllToAll) return agreement_->rides(call().count);
+  for (int peer = 0; peer < state_.group.size(); ++peer) {
+    const size_t index = static_cast<size_t>(peer);
+    const uint64_t larger = std::max(request_.inputs[index].count, request_.outputs[index].count);
+    if (peer != rank() && !agreement_->rides(larger)) return false;
   }
-  const bool reduces = call_.op == OpKind::kAllReduce || (call_.op == OpKind::kReduce && call_.root == group_.rank);
-  if (reduces) reduce_small();
+  return true;
+}
+
+void MeshCall::take_what_rode() {
+  if (call().op == OpKind::kAllToAll) return take_pieces();
+  if (!everything_rides()) return;
+  const bool is_root = call().root == rank();
+  const void* from = call().root < 0 || is_root ? part_for(request_, rank()) : agreement_->elements_of(call().root);
+  switch (call().op) {
+    case OpKind::kBroadcast:
+    case OpKind::kScatter:
+      return copy_unless_same(request_.output, from, call().bytes());
+    case OpKind::kGather:
+      if (is_root) take_pieces();
+      return;
+    case OpKind::kAllGather:
+      return take_pieces();
+    case OpKind::kReduce:
+      if (is_root) reduce_all();
+      return;
+    case OpKind::kAllReduce:
+    case OpKind::kReduceScatter:
+      return reduce_all();
+    default:
+      return;
+  }
+}
+
+void MeshCall::take_pieces() {
+  for (int peer = 0; peer < state_.group.size(); ++peer) {
+    const Piece& output = request_.outputs[static_cast<size_t>(peer)];
+    const size_t bytes = output.count * dtype_size(call().dtype);
+    if (peer == rank()) {
+      copy_unless_same(output.data, part_for(request_, peer), bytes);
+    } else if (call().op != OpKind::kAllToAll || agreement_->rides(output.count)) {
+      copy_unless_same(output.data, agreement_->elements_of(peer), bytes);
+    }
+  }
+}
+
+void MeshCall::reduce_all() {
+  std::vector<const void*> sources;
+  for (int peer = 0; peer < state_.group.size(); ++peer) {
+    sources.push_back(peer == rank() ? part_for(request_, peer) : agreement_->elements_of(peer));
+  }
+  const uint64_t count = part_count(request_, rank(), rank());
+  if (count > 0) reduce(call().dtype, call().reduce_op, request_.output, sources.data(), state_.group.size(), count);
+}
+
+void MeshCall::start_run() {
+  phase_ = Phase::kRun;
+  const size_t ranks = state_.group.members.size();
+  size_t segment = state_.limits.segment_bytes;
+  if (reduces(call().op)) segment = std::min(segment, std::max(kShortestSegmentBytes, kReducedAtOnceBytes / ranks));
+  MeshPlanRequest wanted{.rank = rank(),
+                         .size = state_.group.size(),
+                         .segment_elements = std::max<size_t>(1, segment / dtype_size(call().dtype)),
+                         .root = call().root,
+                         .count = call().count,
+                         .inputs = counts(request_.inputs),
+                         .outputs = counts(request_.outputs)};
+  if (call().op == OpKind::kAllToAll) {
+    for (auto* sizes : {&wanted.inputs, &wanted.outputs}) {
+      (*sizes)[static_cast<size_t>(rank())] = 0;  // what was taken before
+      for (size_t& count : *sizes) count = agreement_->rides(count) ? 0 : count;
+    }
+  }
+  run_.emplace(state_.messages, state_.group, request_, state_.key(kDataPurpose, call().sequence),
+               plan_mesh(call().op, wanted));
+}
+
+// The failure of a transfer has a world rank. And a message that its receive refused is none that a correct peer sends.
+Failure MeshCall::translated(Failure failure) const {
+  if (failure.peer >= 0) failure.peer = state_.group.group_rank(failure.peer);
+  if (failure.kind == Failure::Kind::kMismatch && failure.calls.empty()) {
+    failure.kind = Failure::Kind::kFailed;
+    failure.reason = "it sent what this call does not expect: " + failure.reason;
+  }
+  return failure;
+}
+
+// Whether another rank's notice ended this call.
+bool MeshCall::heard_notice() {
+  const Failure* heard = state_.notices.heard(call().sequence);
+  if (heard == nullptr) return false;
+  release();
+  fail(*heard);
+  return true;
+}
+
+Progress MeshCall::succeed() {
   release();
   finish();
   return Progress::kDone;
 }
 
-void MeshCall::reduce_small() {
-  std::vector<const void*> sources;
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    sources.push_back(rank == group_.rank ? input_ : agreement_->elements_of(rank));
-  }
-  if (call_.count > 0) {
-    reduce(call_.dtype, call_.reduce_op, outputs_[0], sources.data(), group_.size(), call_.count);
-  }
-}
-
-void MeshCall::start_run() {
-  phase_ = Phase::kRun;
-  const size_t widest = std::max(dtype_size(call_.dtype), dtype_size(partial_dtype(call_.dtype, call_.reduce_op)));
-  const RingRequest request{.rank = group_.rank,
-                            .size = group_.size(),
-                            .count = static_cast<size_t>(call_.count),
-                            .segment_elements = std::max<size_t>(1, limits_.segment_bytes / widest),
-                            .root = call_.root};
-  run_.emplace(messages_, group_, call_, key(kDataPurpose), plan_for(call_, request), input_, outputs_);
-}
-
-// Whether another rank's notice ended this call.
-bool MeshCall::heard_notice() {
-  if (!notice_receive_ || !notice_receive_->is_over() || notice_receive_->failure() != nullptr) return false;
-  Failure failure = failed(notice_receive_->source, "");
-  if (notice_receive_->bytes == sizeof notice_) {
-    failure.reason.assign(notice_.reason, strnlen(notice_.reason, sizeof notice_.reason));
-    const bool names_another = notice_.peer >= 0 && notice_.peer < group_.size() && notice_.peer != group_.rank;
-    if (notice_.kind == Failure::Kind::kLost && names_another) {
-      failure.kind = Failure::Kind::kLost;
-      failure.peer = group_.world_rank(notice_.peer);
-      failure.pid = notice_.pid;
-    }
-  }
-  release();
-  fail(in_group_ranks(std::move(failure)));
-  return true;
-}
-
-void MeshCall::notify(const Failure& failure) {
-  if (failure.kind == Failure::Kind::kMismatch || phase_ == Phase::kStart) return;
-  Notice notice{};
-  notice.kind = failure.kind;
-  notice.peer = failure.peer;
-  notice.pid = failure.pid;
-  const std::string reason = told_to_others(failure);
-  std::memcpy(notice.reason, reason.data(), std::min(reason.size(), sizeof notice.reason));
-  const auto* bytes = reinterpret_cast<const std::byte*>(&notice);
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (peer == group_.rank) continue;
-    messages_.post(group_.world_rank(peer), key(kNoticePurpose), std::vector<std::byte>(bytes, bytes + sizeof notice));
-  }
-}
-
-Progress MeshCall::end_with(Failure failure) {
-  failure = in_group_ranks(std::move(failure));
-  notify(failure);
+Progress MeshCall::fail_for(Failure failure) {
+  if (failure.kind != Failure::Kind::kMismatch && phase_ != Phase::kStart)
+    state_.notices.tell(call().sequence, failure);
   release();
   fail(std::move(failure));
   return Progress::kDone;
@@ -180,32 +182,19 @@ Progress MeshCall::end_with(Failure failure) {
 
 // `failure` comes from outside and has group ranks.
 void MeshCall::give_up(Failure failure) {
-  if (is_over()) return;
-  notify(failure);
-  release();
-  fail(std::move(failure));
+  if (!is_over()) fail_for(std::move(failure));
 }
 
 // End all transfers: nobody touches the arrays, or this object's memory, afterwards.
 void MeshCall::release() {
   run_.reset();
   agreement_.reset();
-  if (notice_receive_ && !notice_receive_->is_over()) {
-    Failure aborted{};
-    aborted.kind = Failure::Kind::kAborted;
-    messages_.cancel(*notice_receive_, std::move(aborted));
-  }
 }
 
 std::vector<int> MeshCall::missing() const {
   if (run_) return run_->missing();
   if (agreement_) return agreement_->missing();
   return {};
-}
-
-Failure MeshCall::in_group_ranks(Failure failure) const {
-  if (failure.peer >= 0) failure.peer = group_.group_rank(failure.peer);
-  return failure;
 }
 
 }  // namespace procgroup

@@ -1,13 +1,11 @@
 // A collective over messages, for ranks that share no memory.
 //
-//     agree    all ranks exchange the descriptor, and with it the elements of a small call   (mesh_agreement.hpp)
+//     agree    all ranks exchange the descriptor, and with it what is small                  (mesh_agreement.hpp)
 //     finish   small: reduce or copy what came, in rank order
-//     run      large: execute a plan over the ring                                           (algorithms/ring.hpp)
+//     run      large: execute a plan                                                  (algorithms/mesh_plan.hpp)
 //
-// A rank whose call fails before its end, except by a mismatch, which every rank sees by itself, sends the
-// others a *notice*. So a rank that awaits a healthy neighbour learns of a loss further along the ring.
-//
-// Small calls combine in rank order, large ones in the order of the ring; either way all ranks hold the same bits.
+// A rank whose call fails before its end, except by a mismatch, which every rank sees by itself, tells the others
+// (notices.hpp). Whatever the size, elements are reduced in rank order.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +15,11 @@
 
 #include "engine/group_view.hpp"
 #include "engine/mesh_agreement.hpp"
+#include "engine/mesh_run.hpp"
 #include "engine/messages.hpp"
+#include "engine/notices.hpp"
 #include "engine/operation.hpp"
-#include "engine/ring_run.hpp"
-#include "transport/descriptor.hpp"
+#include "engine/request.hpp"
 
 namespace procgroup {
 
@@ -30,15 +29,25 @@ struct MeshLimits {
   size_t segment_bytes = 256 * 1024;
 };
 
+// What the calls of one group share. Made, used and destroyed under the mutex that guards Messages.
+class MeshState {
+ public:
+  MeshState(Messages& through, GroupView members, MeshLimits within = {});
+
+  MessageKey key(uint64_t purpose, uint64_t sequence) const;
+
+  Messages& messages;
+  const GroupView group;
+  const MeshLimits limits;
+  Notices notices;
+};
+
 // Made, advanced, given up and destroyed under the mutex that guards Messages; advance() follows a pump().
-// The ranks in failure() and missing() are group ranks. The arrays outlive the call.
+// The ranks in failure() and missing() are group ranks. The state, the request and its arrays outlive the call.
 class MeshCall final : public Operation {
  public:
-  // `output` is written by all_reduce, by broadcast on all ranks, and by reduce on the root; `outputs`, one
-  // address per rank, by all_gather. The input may be the same address as the output, or as outputs[rank].
-  MeshCall(Messages& messages, GroupView group, const Descriptor& call, const void* input, void* output,
-           std::vector<void*> outputs, MeshLimits limits = {});
-  ~MeshCall() override;
+  MeshCall(MeshState& state, const Request& request) : state_(state), request_(request) {}
+  ~MeshCall() override { release(); }
 
   Progress advance() override;
   std::vector<int> missing() const override;
@@ -46,37 +55,27 @@ class MeshCall final : public Operation {
 
  private:
   enum class Phase : uint8_t { kStart, kAgree, kRun };
-  // What one rank tells the others when its call failed.
-  struct Notice {
-    Failure::Kind kind;
-    uint8_t pad[3];
-    int32_t peer;  // kLost: the group rank
-    int64_t pid;
-    char reason[240];
-  };
 
-  MessageKey key(uint64_t purpose) const;
+  const Descriptor& call() const { return request_.descriptor; }
+  int rank() const { return state_.group.rank; }
   void start();
-  Progress finish_small();
-  void reduce_small();
+  Progress advance_agreement();
+  bool everything_rides() const;
+  void take_what_rode();
+  void take_pieces();
+  void reduce_all();
   void start_run();
+  Failure translated(Failure failure) const;
   bool heard_notice();
-  void notify(const Failure& failure);
-  Progress end_with(Failure failure);
+  Progress succeed();
+  Progress fail_for(Failure failure);
   void release();
-  Failure in_group_ranks(Failure failure) const;
 
-  Messages& messages_;
-  const GroupView group_;
-  const Descriptor call_;
-  const void* const input_;
-  std::vector<void*> outputs_;  // all_gather: one per rank; else only the first is used
-  const MeshLimits limits_;
+  MeshState& state_;
+  const Request& request_;
   Phase phase_ = Phase::kStart;
-  Notice notice_{};
-  std::shared_ptr<Transfer> notice_receive_;
   std::optional<MeshAgreement> agreement_;
-  std::optional<RingRun> run_;
+  std::optional<MeshRun> run_;
 };
 
 }  // namespace procgroup

@@ -11,11 +11,10 @@ namespace procgroup {
 
 class MeshOperation final : public Operation {
  public:
-  MeshOperation(Engine& engine, GroupView group, const Request& request) : engine_(engine) {
-    members_ = group.members;
+  // The state, the request and its arrays outlive the operation.
+  MeshOperation(Engine& engine, MeshState& state, const Request& request) : engine_(engine), state_(state) {
     const std::lock_guard lock(engine_.messages_mutex());
-    call_.emplace(engine_.messages(), std::move(group), request.descriptor, request.input, request.output,
-                  request.outputs);
+    call_.emplace(state_, request);
   }
   ~MeshOperation() override {
     const std::lock_guard lock(engine_.messages_mutex());
@@ -44,12 +43,12 @@ class MeshOperation final : public Operation {
     if (call_->failure() == nullptr) return finish();
     Failure failure = *call_->failure();
     if (failure.kind == Failure::Kind::kLost && failure.pid == 0 && failure.peer >= 0)
-      failure.pid = engine_.peer_pid(members_[static_cast<size_t>(failure.peer)]);
+      failure.pid = engine_.peer_pid(state_.group.world_rank(failure.peer));
     fail(std::move(failure));
   }
 
   Engine& engine_;
-  std::vector<int> members_;
+  MeshState& state_;
   std::optional<MeshCall> call_;
 };
 

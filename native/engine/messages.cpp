@@ -132,6 +132,15 @@ std::shared_ptr<Transfer> Messages::receive_up_to(int peer, MessageKey key, void
   return receive;
 }
 
+bool Messages::send_at_once(int peer, MessageKey key, const void* data, size_t bytes, ElementType type) {
+  return bytes <= kEagerBytes && state_->with(peer).send_at_once(eager_header(key, bytes, type), data);
+}
+
+AtOnce Messages::receive_at_once(int peer, MessageKey key, void* data, size_t bytes, ElementType type) {
+  if (bytes > kEagerBytes || state_->matching.holds(key)) return AtOnce::kNot;
+  return state_->with(peer).receive_at_once(eager_header(key, bytes, type), data);
+}
+
 void Messages::cancel(Transfer& transfer, Failure failure) {
   if (transfer.is_over()) return;
   if (auto* send = dynamic_cast<SendTransfer*>(&transfer)) {
@@ -161,6 +170,11 @@ void Messages::descriptors(std::vector<pollfd>& into) const {
     const short events = connection->events();
     if (connection->descriptor() >= 0 && events != 0) into.push_back({connection->descriptor(), events, 0});
   }
+}
+
+bool Messages::is_quiet() const {
+  return std::all_of(state_->connections.begin(), state_->connections.end(),
+                     [](const auto& connection) { return connection->is_quiet(); });
 }
 
 bool Messages::flushed() const {

@@ -38,6 +38,9 @@ using ElementType = uint16_t;
 inline constexpr ElementType kUntyped = 0;
 inline ElementType element_type(Dtype dtype) { return static_cast<ElementType>(static_cast<int>(dtype) + 1); }
 
+// What became of a message that was to go or come at once: kNot means that the ordinary way has to be taken.
+enum class AtOnce { kDone, kNotYet, kNot };
+
 // One send or receive. Its buffer must live until is_over().
 class Transfer : public Operation {
  public:
@@ -62,6 +65,11 @@ class Messages {
   // As receive(), but a smaller message is taken too; the transfer's `bytes` tells its size.
   std::shared_ptr<Transfer> receive_up_to(int peer, MessageKey key, void* data, size_t capacity,
                                           const std::vector<int>* sources = nullptr);
+  // The shortcuts of blocking calls, which make no transfer. A small message is written whole, when nothing is being
+  // written to that peer; false when it was not. A small message is taken whole, when it is the next that the peer
+  // sent, and nobody else could be meant.
+  bool send_at_once(int peer, MessageKey key, const void* data, size_t bytes, ElementType type);
+  AtOnce receive_at_once(int peer, MessageKey key, void* data, size_t bytes, ElementType type);
   // Send a message of which Messages keeps the bytes itself, and for which nobody waits.
   void post(int peer, MessageKey key, std::vector<std::byte> message);
   // Give up a transfer that is not over; it fails with `failure` and its buffer is not touched again.
@@ -77,6 +85,8 @@ class Messages {
 
   // What to poll while waiting for sockets (events already set).
   void descriptors(std::vector<pollfd>& into) const;
+  // Whether no frame is half read or waits to be written; after pump() has moved nothing, nothing lies unread either.
+  bool is_quiet() const;
   // Whether everything that was sent has left this process.
   bool flushed() const;
 

@@ -22,6 +22,9 @@ class Operation {
   // Do what can be done now, without ever waiting. One thread at a time.
   virtual Progress advance() = 0;
 
+  // As advance(), but any thread may call it at any time; does nothing where that is not possible.
+  virtual Progress help() { return is_over() ? Progress::kDone : Progress::kWaiting; }
+
   // Group ranks that this operation is waiting for now (for error texts; may be approximate).
   virtual std::vector<int> missing() const = 0;
 

@@ -15,7 +15,7 @@ constexpr size_t kStagedBytes = 8 * 1024;   // payload copied beside its header:
 }  // namespace
 
 void Outbox::send(std::shared_ptr<SendTransfer> transfer) {
-  FrameHeader header{.kind = FrameKind::kEager, .type = transfer->type, .key = transfer->key, .bytes = transfer->size};
+  FrameHeader header = eager_header(transfer->key, transfer->size, transfer->type);
   if (transfer->size > kEagerBytes) {
     header.kind = FrameKind::kAnnounce;
     header.number = ++last_number_;

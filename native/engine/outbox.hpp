@@ -36,6 +36,9 @@ class Outbox {
   bool write(Channel& channel);
 
   bool has_something_to_write() const { return current_.active || !small_.empty() || !streams_.empty(); }
+  // Whether a large message waits for its receiver's answer.
+  bool awaits_answer() const { return !messages_.empty(); }
+  bool idle() const { return !has_something_to_write(); }
   bool flushed() const { return !has_something_to_write() && messages_.empty(); }
 
  private:

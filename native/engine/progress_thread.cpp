@@ -53,6 +53,11 @@ Progress ProgressThread::advance_all() {
   return progress;
 }
 
+bool ProgressThread::is_idle() {
+  const std::lock_guard pass(pass_);
+  return std::ranges::all_of(sources_, [](Source* source) { return source->is_idle(); });
+}
+
 void ProgressThread::examine_all() {
   const std::lock_guard pass(pass_);
   for (Source* source : sources_) source->examine_pending();

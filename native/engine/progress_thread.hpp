@@ -24,6 +24,8 @@ class Source {
   virtual Progress advance_pending() = 0;
   // End what has been ended from outside: deadlines, lost peers, aborts.
   virtual void examine_pending() = 0;
+  // Whether nothing is pending.
+  virtual bool is_idle() = 0;
 };
 
 class ProgressThread {
@@ -36,6 +38,8 @@ class ProgressThread {
   void remove(Source* source);
   // There is work: start the thread if it does not run yet, wake it if it sleeps.
   void notify();
+  // Whether nothing is pending in any source.
+  bool is_idle();
   // Stop and join. What is pending stays pending.
   void stop();
 

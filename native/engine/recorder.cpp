@@ -143,12 +143,15 @@ Recorder::Recorder(void* memory) : memory_(memory) {
   for (size_t i = 0; i < kEntries; ++i) new (&entries(memory)[i]) Entry{};
 }
 
-uint64_t Recorder::begin(const Descriptor& call) { return add(call, CallState::kStarted); }
+uint64_t Recorder::begin(const Descriptor& call) { return add(call, CallState::kStarted, now_ticks(), 0); }
 
-uint64_t Recorder::queue(const Descriptor& call) { return add(call, CallState::kQueued); }
+uint64_t Recorder::queue(const Descriptor& call) { return add(call, CallState::kQueued, now_ticks(), 0); }
 
-uint64_t Recorder::add(const Descriptor& call, CallState state) {
-  const uint64_t now = now_ticks();
+void Recorder::record(const Descriptor& call, uint64_t started) {
+  add(call, CallState::kCompleted, started, now_ticks());
+}
+
+uint64_t Recorder::add(const Descriptor& call, CallState state, uint64_t issued, uint64_t ended) {
   const Writing writing(writing_);
   const uint64_t index = next_++;
   Entry& entry = entries(memory_)[index % kEntries];
@@ -156,9 +159,9 @@ uint64_t Recorder::add(const Descriptor& call, CallState state) {
   Change::set(entry.group, call.group);
   Change::set(entry.sequence, call.sequence);
   Change::set(entry.count, call.count);
-  Change::set(entry.queued, now);
-  Change::set(entry.started, state == CallState::kStarted ? now : 0);
-  Change::set(entry.ended, 0);
+  Change::set(entry.queued, issued);
+  Change::set(entry.started, state == CallState::kQueued ? 0 : issued);
+  Change::set(entry.ended, ended);
   Change::set(entry.kind, pack(call, state));
   return index;
 }

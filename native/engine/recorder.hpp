@@ -57,6 +57,8 @@ class Recorder {
   // A call is issued, and waits behind earlier ones until start().
   uint64_t queue(const Descriptor& call);
   void start(uint64_t index);
+  // A call that is over already, and started at that many ticks.
+  void record(const Descriptor& call, uint64_t started);
   // Ends; without effect when so many calls came after that the entry is another's by now.
   void complete(uint64_t index);
   void fail(uint64_t index);
@@ -67,7 +69,7 @@ class Recorder {
   static std::vector<Record> read(const void* memory);
 
  private:
-  uint64_t add(const Descriptor& call, CallState state);
+  uint64_t add(const Descriptor& call, CallState state, uint64_t issued, uint64_t ended);
   void end(uint64_t index, CallState state);
 
   void* const memory_;

@@ -1,17 +1,43 @@
 // What a caller asks for: the call and the arrays, as addresses. Arrays outlive the operation.
+//
+//                    input          inputs                    output             outputs
+//   broadcast        the array      -                         the same array     -
+//   reduce           the array      -                         the root's array   -
+//   all_reduce       the array      -                         the same array     -
+//   gather           the array      -                         -                  on the root: one piece per rank
+//   all_gather       the array      -                         -                  one piece per rank
+//   scatter          -              on the root: one a rank   the array          -
+//   reduce_scatter   -              one piece per rank        the array          -
+//   all_to_all       -              one piece per rank        -                  one piece per rank
+//
+// Pieces are in group-rank order; they may lie anywhere, also side by side in one array. The input, or this rank's
+// input piece, may be the same address as the output, or as this rank's output piece; nothing else overlaps.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "transport/descriptor.hpp"
 
 namespace procgroup {
 
+// What one rank gives to, or gets from, one other. Input pieces are never written.
+struct Piece {
+  void* data = nullptr;
+  size_t count = 0;  // elements
+};
+
 struct Request {
   Descriptor descriptor;        // group and sequence are filled in when the call starts
-  const void* input = nullptr;  // this rank's elements; may be the same address as the output
-  void* output = nullptr;       // not all_gather
-  std::vector<void*> outputs;   // all_gather: one per rank, in rank order
+  const void* input = nullptr;  // this rank's elements; null where the table has none
+  void* output = nullptr;
+  std::vector<Piece> inputs;
+  std::vector<Piece> outputs;
+  // Run by the thread that runs the call, without the language's lock: `before` right before its first element is
+  // read, `after` when it went well. Empty for nothing: arrays that lie whole in memory, ops that need no factor.
+  std::function<void()> before;
+  std::function<void()> after;
 };
 
 }  // namespace procgroup

@@ -1,8 +1,9 @@
-// A collective through shared memory: announce, agree, then execute a plan.
+// A collective through shared memory: announce, agree, then finish.
 //
-//     announce   my line carries the fingerprint of my call, and small data with it
-//     agree      all lines of this sequence number are there, and their fingerprints are equal
-//     finish     small: combine what lies beside the lines; large: run the plan over the slots
+//     announce   my line carries the fingerprint of my call, and small data with it; all_to_all: my sheet
+//     agree      all lines of this sequence number are there, and their fingerprints are equal; all_to_all: every piece
+//                is as long as its receiver expects, for all pairs of ranks, so that all ranks come to one verdict
+//     finish     small: combine what lies beside the lines; large: run a plan over the slots
 //
 // Nothing is written into an output before all ranks are known to agree.
 #pragma once
@@ -10,32 +11,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "algorithms/slot_plan.hpp"
 #include "engine/operation.hpp"
+#include "engine/plan_run.hpp"
 #include "engine/request.hpp"
-#include "transport/group_memory.hpp"
+#include "engine/shared_state.hpp"
 
 namespace procgroup {
-
-class Arena;
-
-// What the calls of one group share. One call runs at a time.
-struct SharedState {
-  int rank;
-  GroupLayout layout;
-  std::vector<GroupMemoryView> members;     // by group rank
-  const std::vector<const Arena*>* arenas;  // by group rank; to wake sleepers
-  uint64_t progress = 0;                    // what every rank had published when the last call ended
-  uint64_t chunks = 0;                      // of all calls that ended
-  SlotPlan plan;                            // reused from call to call
-  std::vector<const void*> sources;         // scratch for reduce
-  size_t direct_bytes;                      // all_reduce above two ranks is direct up to here
-  size_t exchanged_bytes;                   // all_reduce of two ranks is exchanged from here on
-
-  int size() const { return static_cast<int>(members.size()); }
-  GroupMemoryView& mine() { return members[static_cast<size_t>(rank)]; }
-  void wake_peers() const;
-};
 
 class SharedCall final : public Operation {
  public:
@@ -43,6 +24,7 @@ class SharedCall final : public Operation {
 
   Progress advance() override;
   std::vector<int> missing() const override;
+  void give_up(Failure failure) override;
 
  private:
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
@@ -50,21 +32,18 @@ class SharedCall final : public Operation {
   void announce();
   bool agree();  // true when every rank has arrived and agrees, or when the call has failed
   void report_mismatch();
-  void finish_small();
-  void plan();
-  void plan_all_reduce(SlotPlanRequest wanted);
-  bool execute();  // true when the plan is done
-  bool run(const Step& step);
-  void run_reduce(const Step& step);
-  bool reached(int rank, uint64_t value) const;
-  std::byte* address(const Place& place) const;
+  void compare_pairs();
+  bool is_small() const;
+  void finish_at_once();
+  Progress execute();
+  void conclude();
 
   SharedState& state_;
   const Request& request_;
+  PlanRun run_;
   Phase phase_ = Phase::kAnnounce;
   bool mismatch_ = false;
-  int next_ = 0;  // the rank whose arrival or progress is awaited
-  size_t step_ = 0;
+  int next_ = 0;  // the rank whose arrival is awaited
   uint64_t fingerprint_;
   int64_t mismatch_since_ns_ = 0;
 };

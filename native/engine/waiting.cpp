@@ -7,7 +7,6 @@
 namespace procgroup {
 namespace {
 
-constexpr int kHeldPolls = 40;            // about 2 us of pauses
 constexpr int64_t kSliceNs = 50'000'000;  // how late deadlines, deaths and Ctrl-C may be noticed
 
 class Unlocked {
@@ -97,13 +96,23 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Loung
   }
 }
 
-bool await_completion(const Operation& operation, Deadline deadline, Lounge& lounge, Host& host, bool& interrupted) {
-  if (operation.is_over()) return true;
+bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Lounge& lounge, Host& host,
+                      bool& interrupted) {
+  const auto over = [&] { return operation.help() == Progress::kDone; };
+  if (over()) return true;
+  if (policy.hold_lock && !policy.oversubscribed)
+    for (int poll = 0; poll < kHeldPolls; ++poll) {
+      cpu_pause();
+      if (over()) return true;
+    }
   const Unlocked unlocked(host);
-  while (!operation.is_over()) {
+  Patience patience(policy);
+  while (patience.wait_a_moment())
+    if (over()) return true;
+  while (!over()) {
     if ((interrupted = host.interrupted())) return false;
     if (deadline.passed()) return false;
-    lounge.sleep(deadline.remaining_ns(kSliceNs), [&] { return operation.is_over(); });
+    lounge.sleep(deadline.remaining_ns(kSliceNs), over);
   }
   return true;
 }

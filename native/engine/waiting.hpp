@@ -26,6 +26,9 @@ struct WaitPolicy {
   int yields = 100;
 };
 
+// Looks of about 2 us together, between which a caller may pause with the language's lock held.
+inline constexpr int kHeldPolls = 40;
+
 // How long one waiter goes on polling before it sleeps.
 class Patience {
  public:
@@ -83,8 +86,9 @@ using Examine = std::function<std::optional<Failure>(const Operation&)>;
 void drive(Operation& operation, double seconds, const WaitPolicy& policy, Lounge& lounge, Host& host,
            const Examine& examine);
 
-// Wait until another thread has finished `operation`, at most until `deadline`; false when that passed or
-// when the host interrupted (then `interrupted` is set).
-bool await_completion(const Operation& operation, Deadline deadline, Lounge& lounge, Host& host, bool& interrupted);
+// Wait until another thread has finished `operation`, or this one has with help(), at most until `deadline`; false when
+// that passed or when the host interrupted (then `interrupted` is set).
+bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Lounge& lounge, Host& host,
+                      bool& interrupted);
 
 }  // namespace procgroup

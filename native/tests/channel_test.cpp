@@ -128,6 +128,43 @@ void a_ring_announces_what_it_publishes_and_consumes() {
   CHECK(here.read_some(bytes, 100) == 100 && announced == 2);
 }
 
+void a_message_goes_and_comes_whole_around_the_end_of_a_ring() {
+  RawRings rings;
+  RingChannel here(rings.outgoing, rings.incoming, RawRings::kCapacity, [] {});
+  RingChannel there(rings.incoming, rings.outgoing, RawRings::kCapacity, [] {});
+  char bytes[RawRings::kCapacity];
+  for (int turn = 0; turn < 100; ++turn) {
+    char head[8] = "head";
+    head[7] = static_cast<char>(turn);
+    std::memset(bytes, turn, sizeof bytes);
+    CHECK(here.write_whole(head, sizeof head, bytes, 91));
+    CHECK(here.write_whole(head, sizeof head, bytes, 0));
+    CHECK(!here.write_whole(head, sizeof head, bytes, sizeof bytes - 8));  // no room: nothing was written
+    char seen[8];
+    CHECK(there.peek(bytes, 200) == 107 && there.peek(seen, sizeof seen) == 107);
+    CHECK(std::memcmp(seen, head, sizeof seen) == 0);
+    std::memset(bytes, -1, sizeof bytes);
+    there.take(sizeof seen, bytes, 91);
+    CHECK(bytes[0] == turn && bytes[90] == turn && bytes[91] == -1);
+    CHECK(there.peek(seen, sizeof seen) == 8 && seen[7] == turn);
+    there.take(sizeof seen, bytes, 0);
+    CHECK(there.peek(seen, sizeof seen) == 0);
+  }
+}
+
+// A consumer announces room only where a producer may have found the ring full.
+void a_ring_that_was_less_than_half_full_is_read_in_silence() {
+  RawRings rings;
+  int announced = 0;
+  RingChannel here(rings.outgoing, rings.incoming, RawRings::kCapacity, [] {});
+  RingChannel there(rings.incoming, rings.outgoing, RawRings::kCapacity, [&] { ++announced; });
+  char bytes[RawRings::kCapacity] = {};
+  CHECK(here.write_some(bytes, 100) == 100);
+  CHECK(there.read_some(bytes, 60) == 60 && announced == 0);
+  CHECK(here.write_some(bytes, sizeof bytes) == sizeof bytes - 40);
+  CHECK(there.read_some(bytes, 1) == 1 && announced == 1);
+}
+
 void a_capacity_that_is_no_power_of_two_is_refused() {
   RawRings rings;
   bool refused = false;
@@ -151,5 +188,7 @@ int main() {
   RUN_TEST(writing_to_a_closed_peer_throws_and_raises_no_signal);
   RUN_TEST(a_corrupted_ring_counter_is_refused);
   RUN_TEST(a_ring_announces_what_it_publishes_and_consumes);
+  RUN_TEST(a_message_goes_and_comes_whole_around_the_end_of_a_ring);
+  RUN_TEST(a_ring_that_was_less_than_half_full_is_read_in_silence);
   RUN_TEST(a_capacity_that_is_no_power_of_two_is_refused);
 }

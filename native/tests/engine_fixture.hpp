@@ -28,7 +28,7 @@ struct Rank {
 // A small layout, so that few elements already take many chunks.
 inline constexpr GroupLayout kTiny{.small_bytes = 256, .slot_bytes = 1024, .chunk_bytes = 1024};
 
-inline std::vector<Rank> make_world(int size) {
+inline std::vector<Rank> make_world(int size, ReadingLimits reading = {}) {
   std::vector<Rank> world(static_cast<size_t>(size));
   std::vector<int> members(static_cast<size_t>(size));
   std::iota(members.begin(), members.end(), 0);
@@ -43,11 +43,16 @@ inline std::vector<Rank> make_world(int size) {
     mine.engine->set_cores(1, size);
     for (int peer = 0; peer < size; ++peer)
       if (peer != rank) mine.engine->attach_thread(peer, *world[static_cast<size_t>(peer)].engine);
-    mine.group = std::make_unique<Group>(
-        *mine.engine,
-        // Two ranks exchange from 8,000 bytes on, so that direct and exchanged are both tested.
-        GroupOptions{
-            .id = 7, .name = "test", .members = members, .rank = rank, .layout = kTiny, .exchanged_bytes = 8000});
+    mine.group =
+        std::make_unique<Group>(*mine.engine,
+                                // Two ranks exchange from 8,000 bytes on, so that direct and exchanged are both tested.
+                                GroupOptions{.id = 7,
+                                             .name = "test",
+                                             .members = members,
+                                             .rank = rank,
+                                             .layout = kTiny,
+                                             .exchanged_bytes = 8000,
+                                             .reading = reading});
     offsets.push_back(mine.group->offset());
   }
   for (Rank& rank : world) rank.group->attach(offsets);

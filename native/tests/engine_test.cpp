@@ -1,5 +1,6 @@
 // Collectives and messages of whole engines, and how their calls fail.
 #include <cstdio>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -33,7 +34,7 @@ void collectives(Group& group, size_t count) {
   data = values(group.rank(), count);
   std::vector<std::vector<int64_t>> gathered(static_cast<size_t>(size), std::vector<int64_t>(count));
   Request all_gather = request_for(OpKind::kAllGather, data);
-  for (std::vector<int64_t>& output : gathered) all_gather.outputs.push_back(output.data());
+  for (std::vector<int64_t>& output : gathered) all_gather.outputs.push_back({output.data(), output.size()});
   group.run(all_gather, 60, host);
   for (int rank = 0; rank < size; ++rank)
     check(gathered[static_cast<size_t>(rank)] == values(rank, count), "all_gather", rank);
@@ -65,6 +66,30 @@ void messages(Group& group, size_t count) {
   const int source = group.run_message({OpKind::kRecv, in.data(), count, Dtype::kInt64, previous, 3}, 60, host);
   check(source == previous && in == values(previous, count), "message", group.rank());
   while (!sending->is_over()) std::this_thread::yield();
+}
+
+// Arrays in the ranks' arenas are read where they lie; when one rank's is elsewhere, the result is the same.
+void arrays_in_arenas(int size, bool everywhere) {
+  std::vector<Rank> world = make_world(size);
+  in_all_ranks(world, [&](Group& group) {
+    NoHost host;
+    Arena& arena = world[static_cast<size_t>(group.rank())].engine->arena();
+    for (const size_t count : {33, 1000, 1001, 300'001}) {
+      const size_t bytes = count * sizeof(int64_t);
+      const std::vector<int64_t> mine = values(group.rank(), count);
+      std::vector<int64_t> elsewhere(count);
+      const uint64_t offset = arena.allocate(bytes);
+      std::byte* place = arena.at(offset, bytes);
+      if (!everywhere && group.rank() == 1) place = reinterpret_cast<std::byte*>(elsewhere.data());
+      std::memcpy(place, mine.data(), bytes);
+      Request request = request_for(OpKind::kAllReduce, elsewhere);
+      request.input = request.output = place;
+      group.run(request, 60, host);
+      const auto* result = reinterpret_cast<const int64_t*>(place);
+      for (size_t index = 0; index < count; ++index) check(result[index] == sum(size, index), "in arena", group.rank());
+      arena.release(offset);
+    }
+  });
 }
 
 Failure::Kind kind_of_failure(Group& group, Request request, double seconds) {
@@ -123,6 +148,11 @@ int main() {
     });
     for (Rank& rank : world) rank.group->leave();
     for (Rank& rank : world) rank.engine->shutdown();
+    for (const bool everywhere : {true, false}) arrays_in_arenas(size, everywhere);
+    std::vector<Rank> reading = make_world(size, {.from = 0});
+    in_all_ranks(reading, [](Group& group) {
+      for (const size_t count : {33, 1000, 3001}) collectives(group, count);
+    });
     mismatch_changes_nothing(size);
     timeout_and_leaving(size);
   }

@@ -44,12 +44,13 @@ void a_call_that_differs_fails_on_every_rank_and_changes_nothing() {
       run_ranks(3, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
         const Descriptor usual = call_of(OpKind::kReduce, Dtype::kFloat32, ReduceOp::kSum, count, 0, 5);
         const Descriptor call = rank == 2 ? differing(usual, field) : usual;
-        Bytes array = input_of(call.dtype, call.count, rank);
-        const Bytes before = array;
-        MeshCall operation(messages, everybody(rank, 3), call, array.data(), array.data(), {}, kTiny);
+        MeshState state(messages, everybody(rank, 3), kTiny);
+        const auto made = TestCall::in_place(call, rank);
+        const Bytes before = made->array;
+        MeshCall operation(state, made->request);
         finish(operation, messages, doorbell);
         const Failure* failure = operation.failure();
-        CHECK(failure != nullptr && failure->kind == Failure::Kind::kMismatch && array == before);
+        CHECK(failure != nullptr && failure->kind == Failure::Kind::kMismatch && made->array == before);
         CHECK(failure->calls.size() == 3 && failure->calls[0] == usual.describe());
         CHECK(failure->calls[2] == differing(usual, field).describe());
       });
@@ -62,8 +63,9 @@ void a_mismatch_is_told_though_one_rank_never_comes() {
     if (rank == 2) return;
     const size_t count = rank == 0 ? 4 : 5;
     const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, count);
-    Bytes array = input_of(call.dtype, call.count, rank);
-    MeshCall operation(messages, everybody(rank, 3), call, array.data(), array.data(), {}, kTiny);
+    MeshState state(messages, everybody(rank, 3), kTiny);
+    const auto made = TestCall::in_place(call, rank);
+    MeshCall operation(state, made->request);
     while (operation.advance() != Progress::kDone) {
       messages.pump();
       poll(nullptr, 0, 5);
@@ -81,11 +83,12 @@ void records_from_a_hostile_peer_fail_the_call_only() {
         return pump_until(messages, doorbell, [&] { return messages.flushed() || record.size() > kEagerBytes; });
       }
       const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, 4);
-      Bytes array = input_of(call.dtype, call.count, rank);
-      const Bytes before = array;
-      MeshCall operation(messages, everybody(rank, 2), call, array.data(), array.data(), {}, kTiny);
+      MeshState state(messages, everybody(rank, 2), kTiny);
+      const auto made = TestCall::in_place(call, rank);
+      const Bytes before = made->array;
+      MeshCall operation(state, made->request);
       finish(operation, messages, doorbell);
-      CHECK(operation.failure() != nullptr && array == before);
+      CHECK(operation.failure() != nullptr && made->array == before);
     });
   }
 }
@@ -95,9 +98,9 @@ void a_rank_lost_in_mid_call_is_named_on_every_survivor() {
   const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat64, ReduceOp::kSum, 400'000);
   run_ranks(4, LinkKind::kUnixSocket, 0, [&](int world_rank, Messages& messages, Doorbell& doorbell) {
     if (world_rank == 1) return;
-    Bytes array = input_of(call.dtype, call.count, world_rank);
-    MeshCall operation(messages, shuffled_group(world_rank), call, array.data(), array.data(), {},
-                       {.small_bytes = 64, .segment_bytes = 64 * 1024});
+    MeshState state(messages, shuffled_group(world_rank), {.small_bytes = 64, .segment_bytes = 64 * 1024});
+    const auto made = TestCall::in_place(call, world_rank);
+    MeshCall operation(state, made->request);
     if (world_rank == 2) {
       pump_until(messages, doorbell, [&] { return operation.advance() == Progress::kMoved; });
       for (const int peer : {0, 3}) {
@@ -119,8 +122,9 @@ void a_loss_that_one_rank_sees_is_told_to_all() {
   const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat64, ReduceOp::kSum, 100'000);
   run_ranks(5, LinkKind::kRing, 4096, [&](int rank, Messages& messages, Doorbell& doorbell) {
     if (rank == 2) {  // takes part in the agreement, then goes silent without closing anything
-      Bytes array = input_of(call.dtype, call.count, rank);
-      MeshCall operation(messages, everybody(rank, 5), call, array.data(), array.data(), {}, kTiny);
+      MeshState state(messages, everybody(rank, 5), kTiny);
+      const auto made = TestCall::in_place(call, rank);
+      MeshCall operation(state, made->request);
       pump_until(messages, doorbell, [&] {
         operation.advance();
         return operation.is_over();
@@ -128,8 +132,9 @@ void a_loss_that_one_rank_sees_is_told_to_all() {
       CHECK(operation.failure()->kind == Failure::Kind::kFailed && operation.failure()->peer == 4);
       return;
     }
-    Bytes array = input_of(call.dtype, call.count, rank);
-    MeshCall operation(messages, everybody(rank, 5), call, array.data(), array.data(), {}, kTiny);
+    MeshState state(messages, everybody(rank, 5), kTiny);
+    const auto made = TestCall::in_place(call, rank);
+    MeshCall operation(state, made->request);
     if (rank == 4) {
       pump_until(messages, doorbell, [&] { return operation.advance() == Progress::kMoved; });
       Failure killed{};
@@ -153,15 +158,16 @@ void a_call_that_is_given_up_touches_no_array_and_tells_the_others() {
     const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, count);
     std::atomic<bool> given_up{false};
     run_ranks(2, LinkKind::kTcp, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
-      auto array = std::make_unique<Bytes>(input_of(call.dtype, call.count, rank));
-      MeshCall operation(messages, everybody(rank, 2), call, array->data(), array->data(), {}, kTiny);
+      MeshState state(messages, everybody(rank, 2), kTiny);
+      const auto made = TestCall::in_place(call, rank);
+      MeshCall operation(state, made->request);
       if (rank == 0) {
         operation.advance();
         CHECK(operation.missing() == std::vector<int>{1});
         Failure timeout{};
         timeout.kind = Failure::Kind::kTimeout;
         operation.give_up(timeout);
-        array.reset();
+        Bytes().swap(made->array);
         given_up = true;
         return pump_until(messages, doorbell, [&] { return messages.flushed(); });
       }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "dtype/dtype.hpp"
@@ -83,6 +84,27 @@ inline void finish(MeshCall& operation, Messages& messages, Doorbell& doorbell) 
     return operation.is_over();
   });
 }
+
+// What one rank calls: a request and the arrays behind it. `array` is input and output; pieces have arrays of their
+// own.
+struct TestCall {
+  TestCall() = default;
+  TestCall(const TestCall&) = delete;
+  TestCall& operator=(const TestCall&) = delete;
+
+  static std::unique_ptr<TestCall> in_place(const Descriptor& descriptor, int rank) {
+    auto call = std::make_unique<TestCall>();
+    call->request.descriptor = descriptor;
+    call->array = input_of(descriptor.dtype, descriptor.count, rank);
+    call->request.input = call->request.output = call->array.data();
+    return call;
+  }
+
+  Request request;
+  Bytes array;
+  std::vector<Bytes> inputs;
+  std::vector<Bytes> outputs;
+};
 
 // World ranks 3, 0 and 2 are group ranks 0, 1 and 2.
 inline GroupView shuffled_group(int world_rank) {

@@ -16,8 +16,7 @@ namespace procgroup {
 namespace {
 
 constexpr uint64_t kMagic = 0x3150554f52474350;  // "PCGROUP1"
-constexpr uint32_t kVersion = 1;
-constexpr uint64_t kPage = 4096;
+constexpr uint32_t kVersion = 2;
 // Address space, not memory: pages exist once allocate() has reserved them.
 constexpr uint64_t kReach = uint64_t{8} << 30;
 
@@ -40,7 +39,7 @@ void reserve(int descriptor, uint64_t offset, uint64_t bytes) {
   if (result != 0) refuse("reserving shared memory");
 }
 
-uint64_t round_to_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+uint64_t round_to_pages(uint64_t bytes) { return (bytes + kArenaPage - 1) / kArenaPage * kArenaPage; }
 
 }  // namespace
 
@@ -63,7 +62,7 @@ Arena Arena::create(int rank) {
   if (!descriptor) refuse("creating an arena");
   if (ftruncate(descriptor.get(), kReach) != 0) refuse("sizing an arena");
   if (fcntl(descriptor.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) refuse("sealing an arena");
-  reserve(descriptor.get(), 0, kPage);
+  reserve(descriptor.get(), 0, kArenaPage);
   std::byte* base = map(descriptor.get(), kReach);
   auto* header = new (base) ArenaHeader{};
   header->magic = kMagic;
@@ -72,7 +71,7 @@ Arena Arena::create(int rank) {
   header->pid = getpid();
   header->reach = kReach;
   Arena arena(std::move(descriptor), base, kReach);
-  arena.free_[kPage] = kReach - kPage;
+  arena.free_[kArenaPage] = kReach - kArenaPage;
   return arena;
 }
 
@@ -135,6 +134,13 @@ std::byte* Arena::at(uint64_t offset, size_t bytes) const {
   if (offset >= reach_ || bytes > reach_ - offset)
     throw std::out_of_range("a peer named shared memory outside its arena");
   return base_ + offset;
+}
+
+std::optional<uint64_t> Arena::offset_of(const void* data, size_t bytes) const {
+  // As integers: pointers into different objects are not ordered.
+  const uint64_t offset = reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(base_);
+  if (offset >= reach_ || bytes > reach_ - offset) return std::nullopt;
+  return offset;
 }
 
 void Arena::wake() const {

@@ -14,13 +14,17 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "base/file_descriptor.hpp"
 #include "transport/life.hpp"
 
 namespace procgroup {
 
-// First in every arena. Peers write `doorbell` only, and that to wake: everything else is its owner's.
+inline constexpr uint64_t kArenaPage = 4096;
+
+// First in every arena. Peers write `doorbell`, to wake, and in group memory that they have left: all else is its
+// owner's.
 struct ArenaHeader {
   uint64_t magic;
   uint32_t version;
@@ -30,6 +34,9 @@ struct ArenaHeader {
   uint64_t rings;          // offset of this rank's outgoing rings, one per world rank
   uint64_t ring_capacity;  // of each ring
   uint64_t recorder;       // offset of this rank's recorder
+  uint64_t wait_board;     // offset of what this rank shows of a call in which it is stuck
+  uint64_t nonce;          // lies at this address of the owner's own memory too: see PeerMemory
+  uint64_t nonce_address;
   alignas(64) LifeWord life;
   // The one futex of this process's waiters: whoever changes something that a sleeper may wait for adds
   // one and wakes. `sleepers` tells whether that is worth a system call.
@@ -57,6 +64,9 @@ class Arena {
 
   // The address of a range; throws std::out_of_range when a peer named one that is not in the arena.
   std::byte* at(uint64_t offset, size_t bytes) const;
+
+  // Where these bytes of this process lie in the arena; nothing when they are not, or not wholly, in it.
+  std::optional<uint64_t> offset_of(const void* data, size_t bytes) const;
 
   // Wake whoever sleeps in this arena's process.
   void wake() const;

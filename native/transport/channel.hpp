@@ -16,6 +16,17 @@ class Channel {
 
   // A file descriptor to poll for more to read or write; -1 when the process's doorbell announces that.
   virtual int descriptor() const = 0;
+
+  // Shortcuts of channels in memory, for a message that goes or comes whole; a socket has none. They throw as above.
+  //
+  // Write both pieces and publish them together; false, and nothing written, unless there is room for both.
+  virtual bool write_whole(const void* /*head*/, size_t /*head_bytes*/, const void* /*rest*/, size_t /*rest_bytes*/) {
+    return false;
+  }
+  // Copy the next bytes, which stay; how many bytes are there to read, and nothing is copied when that is fewer.
+  virtual size_t peek(void* /*data*/, size_t /*bytes*/) { return 0; }
+  // Let go of the next `skipped` bytes and read those behind them. That many must have been seen by peek().
+  virtual void take(size_t /*skipped*/, void* /*data*/, size_t /*bytes*/) {}
 };
 
 struct ChannelClosed {

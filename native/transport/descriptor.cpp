@@ -21,8 +21,16 @@ const char* op_name(OpKind op) {
       return "reduce";
     case OpKind::kAllReduce:
       return "all_reduce";
+    case OpKind::kGather:
+      return "gather";
     case OpKind::kAllGather:
       return "all_gather";
+    case OpKind::kScatter:
+      return "scatter";
+    case OpKind::kReduceScatter:
+      return "reduce_scatter";
+    case OpKind::kAllToAll:
+      return "all_to_all";
     case OpKind::kSend:
       return "send";
     case OpKind::kRecv:
@@ -31,10 +39,13 @@ const char* op_name(OpKind op) {
   return "unknown operation";
 }
 
+bool reduces(OpKind op) { return op == OpKind::kReduce || op == OpKind::kAllReduce || op == OpKind::kReduceScatter; }
+
 uint64_t Descriptor::fingerprint() const {
   const uint64_t kinds = uint64_t{static_cast<uint8_t>(op)} | uint64_t{static_cast<uint8_t>(dtype)} << 8 |
-                         uint64_t{static_cast<uint8_t>(reduce_op)} << 16 | uint64_t{static_cast<uint32_t>(root)} << 32;
-  return mix(mix(mix(mix(0x70726f6367726f75, group), sequence), kinds), count);
+                         uint64_t{static_cast<uint8_t>(reduce_op)} << 16 | uint64_t{ordered} << 24 |
+                         uint64_t{static_cast<uint32_t>(root)} << 32;
+  return mix(mix(mix(mix(mix(0x70726f6367726f75, group), sequence), kinds), count), splits);
 }
 
 std::string Descriptor::describe() const {
@@ -43,9 +54,11 @@ std::string Descriptor::describe() const {
   if (!known) return "a call that this version does not know";
   std::string text = op_name(op);
   if (op == OpKind::kBarrier) return text;
-  if (op == OpKind::kReduce || op == OpKind::kAllReduce) text += std::string("(") + reduce_op_name(reduce_op) + ")";
-  text += " of " + std::to_string(count) + " " + dtype_name(dtype);
-  const bool comes = op == OpKind::kBroadcast || op == OpKind::kRecv;
+  if (reduces(op)) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
+  text += op == OpKind::kAllToAll ? " of " : " of " + std::to_string(count) + " ";
+  text += dtype_name(dtype);
+  if (splits != 0) text += " in unequal pieces";
+  const bool comes = op == OpKind::kBroadcast || op == OpKind::kScatter || op == OpKind::kRecv;
   if (root >= 0) text += (comes ? " from rank " : " to rank ") + std::to_string(root);
   return text;
 }

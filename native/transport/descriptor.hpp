@@ -8,9 +8,26 @@
 
 namespace procgroup {
 
-enum class OpKind : uint8_t { kBarrier, kBroadcast, kReduce, kAllReduce, kAllGather, kSend, kRecv };
+enum class OpKind : uint8_t {
+  kBarrier,
+  kBroadcast,
+  kReduce,
+  kAllReduce,
+  kGather,
+  kAllGather,
+  kScatter,
+  kReduceScatter,
+  kAllToAll,
+  kSend,
+  kRecv,
+};
 
 const char* op_name(OpKind op);
+bool reduces(OpKind op);
+// Whether a rank gives another piece to each rank.
+constexpr bool has_input_pieces(OpKind op) {
+  return op == OpKind::kScatter || op == OpKind::kReduceScatter || op == OpKind::kAllToAll;
+}
 
 struct Descriptor {
   uint64_t group = 0;
@@ -18,9 +35,15 @@ struct Descriptor {
   OpKind op = OpKind::kBarrier;
   Dtype dtype = Dtype::kUint8;
   ReduceOp reduce_op = ReduceOp::kSum;
-  uint8_t pad = 0;
+  // Combine in rank order whatever the algorithm: deterministic="order". All plans of today do so anyway; a plan that
+  // does not must look here.
+  bool ordered = false;
   int32_t root = -1;
-  uint64_t count = 0;  // elements of one rank's array
+  // Elements. gather, all_gather: of one rank's input; scatter, reduce_scatter: of one rank's output; both: of all
+  // ranks together when they differ (`splits`). all_to_all: zero, because ranks may differ; pieces are compared by
+  // pair.
+  uint64_t count = 0;
+  uint64_t splits = 0;  // all_gather and reduce_scatter of unequal pieces: hash of their sizes, never zero; else zero
 
   size_t bytes() const { return count * dtype_size(dtype); }
   // Equal on all ranks exactly when they made the same call (up to a 64-bit hash).

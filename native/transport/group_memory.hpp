@@ -1,16 +1,25 @@
 // What one rank shows the other members of one group in its arena.
 //
-//     group memory of rank r
-//     +---------+---------+-------------+----------+-------+---------+---------+------+------+------+------+
-//     | line 0  | line 1  | descriptors | progress | state | small 0 | small 1 | slot | slot | slot | slot |
-//     +---------+---------+-------------+----------+-------+---------+---------+------+------+------+------+
+//     group memory of rank r                                              staging blocks, from pools of the rank
+//     +--------+--------+-------------+----------+----------+-------+----------+   +---------+---------+
+//     | line 0 | line 1 | descriptors | progress | finished | state | departed |   | small 0 | small 1 |
+//     +--------+--------+-------------+----------+----------+-------+----------+   +---------+---------+
+//          |                      |                                               +---------+---------+
+//          |                      +-- where the slots lie --------------+                  ^
+//          +---- where the small areas lie -----------------------------|------------------+
+//                                                                       v
+//                                                              +------+------+------+------+
+//                                                              | slot | slot | slot | slot |
+//                                                              +------+------+------+------+
 //
-// Vocabulary. A *line* announces one call: its sequence number, its fingerprint and, up to 48 bytes, its
-// data, all in one cache line. Calls use the two lines in turn (as they do the two *small* areas, which
-// hold the data of medium calls). That is enough, because every call awaits the lines of all members:
-// a rank that announces call n+2 has seen everybody announce n+1, so everybody is done with call n.
+// Vocabulary. A *line* announces one call: its sequence number, its fingerprint, where its small areas lie
+// and, up to 40 bytes, its data, all in one cache line. Calls use the two lines in turn (as they do the two
+// *small* areas, which hold the data of medium calls). That is enough, because every call awaits the lines of
+// all members: a rank that announces call n+2 has seen everybody announce n+1, so everybody is done with call n.
 // A *slot* holds one chunk of a large array. *Progress* counts, over the group's whole life, what this
-// rank has finished in its slots; it never goes back.
+// rank has finished in its slots; it never goes back. *Finished* is the last call of which this rank reads
+// nothing any more. A group has a *staging block* only while it needs one (transport/staging_pool.hpp), so that a
+// thousand groups cost about a megabyte each rank.
 //
 // Memory order. A line's `sequence` and `progress` are written last, sequentially consistent: as release,
 // they publish everything written before; as part of the one total order, they make the writer's next
@@ -21,16 +30,18 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "transport/arena.hpp"
 #include "transport/descriptor.hpp"
 
 namespace procgroup {
 
-inline constexpr size_t kLinePayload = 48;
+inline constexpr size_t kLinePayload = 40;
 inline constexpr int kSlots = 4;
 
 struct alignas(64) CallLine {
   std::atomic<uint64_t> sequence;
   uint64_t fingerprint;
+  uint64_t small;  // offset in the arena: where this call's small areas lie; 0 when it has none
   std::byte payload[kLinePayload];
 };
 static_assert(sizeof(CallLine) == 64);
@@ -47,35 +58,56 @@ struct GroupMemory {
   CallLine lines[2];
   alignas(64) Descriptor descriptors[2];
   alignas(64) std::atomic<uint64_t> progress;
+  uint64_t slots;  // offset in the arena of the slots that the progress of the call in hand speaks of
+  alignas(64) std::atomic<uint64_t> finished;  // release: what this rank read of that call it has read
   alignas(64) std::atomic<MemberState> state;  // release-stored after the three fields below
   int32_t lost_rank;                           // group rank whose loss was the reason, or -1
   int64_t lost_pid;
   char reason[kReasonBytes];
+  // The last call that this rank gave up; stored before its arrays go back to their user. Until then, and until all
+  // have acknowledged (progress), the arrays of a call are on loan: who reads them where they lie looks here
+  // afterwards.
+  std::atomic<uint64_t> given_up;
 };
 
-// How large the areas behind GroupMemory are; equal on all members.
+// How large group memory and staging blocks are; equal on all members.
 struct GroupLayout {
   size_t small_bytes = 16 * 1024;
   size_t slot_bytes = 384 * 1024;
   size_t chunk_bytes = 256 * 1024;  // at most a slot; two ranks that exchange halves use two whole slots
 
-  size_t total() const { return sizeof(GroupMemory) + 2 * small_bytes + kSlots * slot_bytes; }
+  // Group memory ends with one byte for each member, in which that member says that it has left and reads no more.
+  static size_t memory_bytes(size_t members) { return sizeof(GroupMemory) + members; }
+  size_t small_block_bytes() const { return 2 * small_bytes; }
+  size_t slots_block_bytes() const { return kSlots * slot_bytes; }
 };
 static_assert(sizeof(GroupMemory) % 64 == 0);
 
 // One member's group memory, as this process sees it.
 class GroupMemoryView {
  public:
-  GroupMemoryView(std::byte* base, const GroupLayout& layout) : base_(base), layout_(layout) {}
+  // Throws std::out_of_range when `offset` is not in the arena.
+  GroupMemoryView(const Arena& arena, uint64_t offset, size_t members, const GroupLayout& layout)
+      : arena_(&arena), base_(arena.at(offset, GroupLayout::memory_bytes(members))), layout_(layout) {}
 
   GroupMemory& memory() const { return *reinterpret_cast<GroupMemory*>(base_); }
   CallLine& line(uint64_t sequence) const { return memory().lines[sequence & 1]; }
   Descriptor& descriptor(uint64_t sequence) const { return memory().descriptors[sequence & 1]; }
-  std::byte* small(uint64_t sequence) const {
-    return base_ + sizeof(GroupMemory) + (sequence & 1) * layout_.small_bytes;
+  // Release-stored by that member, once, when it has left.
+  std::atomic<uint8_t>& departed(int member) const {
+    return reinterpret_cast<std::atomic<uint8_t>*>(base_ + sizeof(GroupMemory))[member];
   }
+  // The owner: where its small areas lie, before it announces the call; where its slots lie, before it publishes
+  // progress.
+  void place_small(uint64_t sequence, uint64_t offset) const { line(sequence).small = offset; }
+  void place_slots(uint64_t offset) const { memory().slots = offset; }
+  // In calls that have small areas, once the line has been seen.
+  std::byte* small(uint64_t sequence) const {
+    return arena_->at(line(sequence).small, layout_.small_block_bytes()) + (sequence & 1) * layout_.small_bytes;
+  }
+  // Once progress of this call has been seen.
   std::byte* slot(int index) const {
-    return base_ + sizeof(GroupMemory) + 2 * layout_.small_bytes + static_cast<size_t>(index) * layout_.slot_bytes;
+    return arena_->at(memory().slots, layout_.slots_block_bytes()) + static_cast<size_t>(index) * layout_.slot_bytes;
   }
   // Where a call's data lies when it fits beside its announcement.
   std::byte* payload(uint64_t sequence, size_t bytes) const {
@@ -83,6 +115,7 @@ class GroupMemoryView {
   }
 
  private:
+  const Arena* arena_;
   std::byte* base_;
   GroupLayout layout_;
 };

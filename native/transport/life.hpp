@@ -40,6 +40,12 @@ namespace procgroup {
 
 struct LifeWord {
   std::atomic<uint32_t> word{0};
+
+  // Whether the owner lives, as far as the word tells. The kernel marks the word before it takes the memory apart.
+  bool is_held() const {
+    const uint32_t value = word.load(std::memory_order_seq_cst);
+    return value != 0 && (value & FUTEX_OWNER_DIED) == 0;
+  }
 };
 
 // Holds a life word for this process, from construction to release(), on a thread of its own: threads of

@@ -46,9 +46,18 @@ class RingChannel : public Channel {
   size_t write_some(const void* data, size_t bytes) override;
   size_t read_some(void* data, size_t bytes) override;
   int descriptor() const override { return -1; }
+  bool write_whole(const void* head, size_t head_bytes, const void* rest, size_t rest_bytes) override;
+  size_t peek(void* data, size_t bytes) override;
+  void take(size_t skipped, void* data, size_t bytes) override;
 
  private:
   size_t used(uint64_t head, uint64_t tail) const;
+  size_t room() const;
+  size_t ready() const;
+  void put(uint64_t place, const void* data, size_t bytes);
+  void get(uint64_t place, void* data, size_t bytes) const;
+  void publish(size_t bytes);
+  void hand_back(size_t bytes, size_t ready);
 
   Ring* outgoing_;
   Ring* incoming_;

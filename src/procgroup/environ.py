@@ -50,6 +50,12 @@ def _transport(text: str) -> str:
     return text
 
 
+def _debug_level(text: str) -> str:
+    if text.upper() not in ("OFF", "INFO", "DETAIL"):
+        raise ValueError("expected OFF, INFO or DETAIL")
+    return text.upper()
+
+
 RANK = Variable[int | None]("RANK", int, None, "This process's global rank.")
 WORLD_SIZE = Variable[int | None]("WORLD_SIZE", int, None, "How many ranks there are.")
 LOCAL_RANK = Variable[int | None]("LOCAL_RANK", int, None, "This process's rank on its host.")
@@ -74,6 +80,9 @@ PROCGROUP_STORE_KEY = Variable[str](
 )
 PROCGROUP_TRANSPORT = Variable[str](
     "PROCGROUP_TRANSPORT", _transport, "auto", "auto, shm (fail without shared memory) or tcp (never use it)."
+)
+TORCH_DISTRIBUTED_DEBUG = Variable[str](
+    "TORCH_DISTRIBUTED_DEBUG", _debug_level, "OFF", "What get_debug_level returns: OFF, INFO or DETAIL."
 )
 TORCHELASTIC_RUN_ID = Variable[str]("TORCHELASTIC_RUN_ID", str, "", "Set in every process that a launcher started.")
 OMP_NUM_THREADS = Variable[str]("OMP_NUM_THREADS", str, "", "Threads per rank; the launcher sets it when nobody has.")

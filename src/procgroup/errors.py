@@ -8,9 +8,13 @@
         │   ├── OperationError         in one call: has op, sequence, group, rank, size
         │   │   ├── CollectiveMismatch     the ranks did not make the same call
         │   │   ├── CollectiveTimeout      the deadline passed before every rank arrived
+        │   │   ├── Deadlock               ranks wait for each other in a circle
         │   │   ├── PeerLost               a rank's process ended
         │   │   ├── PeerFailed             a rank left this call with an error of its own
         │   │   └── GroupBroken            the group has failed, was aborted or was left
+        │   ├── ObjectError            an object could not be moved; the group can still be used
+        │   │   ├── PicklingFailed         a rank could not pickle its object
+        │   │   └── UnpicklingFailed       this rank could not unpickle what a rank sent
         │   ├── WaitTimeout            wait(timeout) ended before the call did; the call goes on
         │   ├── GroupDestroyed         a group was used after destroy_process_group
         │   └── ForkedProcessError     a group was used in a forked child
@@ -23,6 +27,9 @@
         └── RendezvousError            while ranks find each other
             ├── RendezvousTimeout      some ranks never came; names them
             └── RendezvousConflict     two ranks claim one place, or disagree on the world size
+
+    ValueError, RuntimeError
+    └── ArgumentError                  an array or list that does not fit its call
 
 Each is built from data and keeps it as attributes; the text follows from the data.
 """
@@ -39,6 +46,13 @@ class DistError(RuntimeError):
 
 class DistBackendError(DistError):
     """A process group could not do what it was asked."""
+
+
+class ArgumentError(ValueError, RuntimeError):
+    """An array, list or number that does not fit its call: nothing was sent, and the group can go on.
+
+    torch.distributed raises RuntimeError for most of these.
+    """
 
 
 class OperationError(DistBackendError):
@@ -71,16 +85,24 @@ class OperationError(DistBackendError):
 class CollectiveMismatch(OperationError):
     """The ranks did not make the same call, or a message is not what its receive expects; no array was changed.
 
-    ``calls`` maps each rank to the description of the call that it made.
+    ``calls`` maps each rank to the description of the call that it made. ``pair`` says, where an all_to_all failed for
+    two ranks that do not agree on the piece between them, which ranks and sizes these are; else it is empty.
     """
 
-    def __init__(self, *, calls: Mapping[int, str], **call: Any) -> None:
+    def __init__(self, *, calls: Mapping[int, str], pair: str = "", **call: Any) -> None:
         self.calls = dict(calls)
+        self.pair = pair
         mine = self.calls[call["rank"]]
         others = "; ".join(f"rank {rank} called {text}" for rank, text in sorted(self.calls.items()) if text != mine)
         if call["op"] in ("send", "recv"):
             happened = f"the message is not what was expected; expected {mine}, got: {others}"
             advice = "Send and receive the same dtype and count; no array was changed."
+        elif call["op"] in ("new_group", "split_group"):
+            happened = f"the ranks make different groups; expected {mine} on every member, got: {others}"
+            advice = "Pass the same ranks on every member, and make groups in the same order; no group was made."
+        elif pair:
+            happened = f"the ranks do not agree on the size of a piece: {pair}"
+            advice = "Let each rank's input split for a rank be that rank's output split for it; no array was changed."
         else:
             happened = f"the ranks made different calls; expected {mine} on every rank, got: {others}"
             advice = "Make the same call with the same op, dtype, count and root on every rank; no array was changed."
@@ -100,6 +122,21 @@ class CollectiveTimeout(OperationError):
         super().__init__(
             f"not complete after {seconds:g} s; still waiting for {awaited}",
             advice="See what those ranks are doing, or pass a longer timeout.",
+            **call,
+        )
+
+
+class Deadlock(OperationError):
+    """Ranks wait for each other in a circle, so that none of them could ever go on.
+
+    ``waits`` maps the global rank of each of them to what it is in: "recv from 1".
+    """
+
+    def __init__(self, *, waits: Mapping[int, str], **call: Any) -> None:
+        self.waits = dict(waits)
+        super().__init__(
+            "deadlock: " + ", ".join(f"rank {rank} in {wait}" for rank, wait in self.waits.items()),
+            advice="Let one of these ranks make its other call first, or use isend and irecv.",
             **call,
         )
 
@@ -140,6 +177,49 @@ class GroupBroken(OperationError):
         super().__init__(
             f"this group has ended: {reason}",
             advice="Destroy the group and make a new one.",
+            **call,
+        )
+
+
+class ObjectError(DistBackendError):
+    """An object could not be moved; the ranks are in step, and the group can still be used.
+
+    Attributes: ``op``, ``group``, ``rank``, ``size``, ``source`` (the group rank whose object it is) and ``reason``.
+    """
+
+    def __init__(
+        self, happened: str, *, op: str, group: str, rank: int, size: int, source: int, reason: str, advice: str
+    ) -> None:
+        self.op = op
+        self.group = group
+        self.rank = rank
+        self.size = size
+        self.source = source
+        self.reason = reason
+        super().__init__(f"{op} on group {group} (rank {rank} of {size}): {happened}: {reason}. {advice}")
+
+
+class PicklingFailed(ObjectError):
+    """A rank could not pickle its object. That rank raises the error itself, the others this."""
+
+    def __init__(self, *, source: int, **call: Any) -> None:
+        super().__init__(
+            f"rank {source} could not pickle its object",
+            source=source,
+            advice=f"No object was received; look at rank {source}'s own error.",
+            **call,
+        )
+
+
+class UnpicklingFailed(ObjectError):
+    """This rank could not unpickle what a rank sent; ``kind`` is the name of the object's type. See ``__cause__``."""
+
+    def __init__(self, *, source: int, kind: str, **call: Any) -> None:
+        self.kind = kind
+        super().__init__(
+            f"cannot unpickle the {kind} of rank {source}",
+            source=source,
+            advice="Make its type importable on this rank, or send plain data.",
             **call,
         )
 
@@ -252,6 +332,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 _OPERATION_ERRORS: dict[str, type[OperationError]] = {
     "mismatch": CollectiveMismatch,
     "timeout": CollectiveTimeout,
+    "deadlock": Deadlock,
     "lost": PeerLost,
     "failed": PeerFailed,
     "broken": GroupBroken,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 
@@ -19,7 +20,8 @@ class ReduceOp(IntEnum):
     """How the elements of the ranks are combined. The numbers are those of the native engine.
 
     ``AVG`` divides the sum by the number of ranks and exists for floating-point arrays only;
-    ``BAND``, ``BOR`` and ``BXOR`` exist for integers and bool only.
+    ``BAND``, ``BOR`` and ``BXOR`` exist for integers and bool only. ``PREMUL_SUM(factor)`` multiplies this
+    rank's elements by its factor first.
     """
 
     SUM = 0
@@ -30,6 +32,29 @@ class ReduceOp(IntEnum):
     BAND = 5
     BOR = 6
     BXOR = 7
+    PREMUL_SUM = 8
+
+    def __call__(self, factor: float) -> PremulSum:
+        """Return the reduce op that ``ReduceOp.PREMUL_SUM(factor)`` means. Raises TypeError for another op."""
+        if self is not ReduceOp.PREMUL_SUM:
+            raise TypeError(f"ReduceOp.{self.name} takes no factor; only ReduceOp.PREMUL_SUM does.")
+        return PremulSum(factor)
+
+
+@dataclass(frozen=True)
+class PremulSum:
+    """The reduce op that multiplies this rank's elements by ``factor`` and sums; ranks may have different factors."""
+
+    factor: float
+
+    @property
+    def op(self) -> ReduceOp:
+        """The op without its factor."""
+        return ReduceOp.PREMUL_SUM
+
+
+AnyReduceOp = ReduceOp | PremulSum
+"""What a reduction takes. ``ReduceOp.PREMUL_SUM`` alone, without a factor, is refused."""
 
 
 def seconds(timeout: Timeout) -> float:

@@ -165,6 +165,7 @@ def test_a_wrong_backend_is_refused_and_leaves_nothing_behind(backend: Any, erro
         ({"pg_options": 3}, TypeError, "Expected pg_options argument to be a dict"),
         ({"pg_options": {"timeouts": 3}}, ValueError, r"unknown names \['timeouts'\]; expected timeout, init_method_"),
         ({"pg_options": {"init_method_timeout": "x"}}, TypeError, "got 'x'"),
+        ({"pg_options": {"deterministic": "yes"}}, ValueError, "None or 'order', got 'yes'"),
         ({"init_method": 3}, TypeError, "`url` must be a string"),
         ({"init_method": "foo://"}, RuntimeError, "No rendezvous handler for foo://"),
         ({"rank": "0"}, TypeError, "`rank` must be an integer"),
@@ -182,6 +183,11 @@ def test_timeouts_are_timedeltas_or_seconds(timeout: Any) -> None:
     dist.init_process_group(timeout=timeout, **ALONE)
     assert dist.group.WORLD.timeout == timedelta(seconds=5)
     assert dist.group.WORLD.store.timeout == timedelta(seconds=5)
+
+
+def test_a_program_may_state_that_it_relies_on_rank_order() -> None:
+    dist.init_process_group(pg_options={"deterministic": "order"}, **ALONE)
+    assert dist.is_initialized()
 
 
 def test_pg_options_may_be_a_dict_and_the_keyword_wins() -> None:

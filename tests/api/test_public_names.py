@@ -13,29 +13,139 @@ import pytest
 import procgroup
 
 _NAMES = """
-    CollectiveMismatch CollectiveTimeout DistBackendError DistError DistNetworkError DistStoreError FileStore
-    ForkedProcessError GroupBroken GroupDestroyed GroupMember HashStore OperationError PeerFailed PeerLost
-    PrefixStore ProcessContext ProcessExitedException
+    ArgumentError
+    Backend
+    BackendConfig
+    CollectiveMismatch
+    CollectiveTimeout
+    Deadlock
+    DebugLevel
+    DeviceMesh
+    DistBackendError
+    DistError
+    DistNetworkError
+    DistStoreError
+    FileStore
+    ForkedProcessError
+    GroupBroken
+    GroupDestroyed
+    GroupMember
+    HashStore
+    ObjectError
+    OperationError
+    P2POp
+    PeerFailed
+    PeerLost
+    PicklingFailed
+    PrefixStore
+    ProcessContext
+    ProcessExitedException
+    ProcessGroup
     ProcessRaisedException
-    ProcessGroup QueueEmptyError ReduceOp RendezvousConflict RendezvousError RendezvousTimeout Store
-    StoreLimitError StoreLost StoreTimeout TCPStore WaitTimeout Work all_gather all_reduce barrier broadcast
-    destroy_process_group get_backend get_backend_config get_default_backend_for_device get_global_rank
-    get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size group init_process_group
-    irecv is_available is_backend_available is_gloo_available is_initialized is_mpi_available is_nccl_available
-    is_torchelastic_launched is_ucc_available is_xccl_available isend recv reduce register_rendezvous_handler
-    rendezvous send spawn start_processes
+    QueueEmptyError
+    ReduceOp
+    RendezvousConflict
+    RendezvousError
+    RendezvousTimeout
+    Store
+    StoreLimitError
+    StoreLost
+    StoreTimeout
+    TCPStore
+    UnpicklingFailed
+    WaitTimeout
+    Work
+    _CoalescingManager
+    _all_gather_base
+    _coalescing_manager
+    _reduce_scatter_base
+    all_gather
+    all_gather_coalesced
+    all_gather_into_tensor
+    all_gather_object
+    all_gather_single
+    all_reduce
+    all_reduce_coalesced
+    all_to_all
+    all_to_all_single
+    barrier
+    batch_isend_irecv
+    breakpoint
+    broadcast
+    broadcast_object_list
+    default_pg_timeout
+    destroy_process_group
+    empty
+    full
+    gather
+    gather_object
+    get_backend
+    get_backend_config
+    get_debug_level
+    get_default_backend_for_device
+    get_global_rank
+    get_group_rank
+    get_node_local_rank
+    get_pg_count
+    get_process_group_ranks
+    get_rank
+    get_world_size
+    group
+    init_device_mesh
+    init_process_group
+    irecv
+    is_available
+    is_backend_available
+    is_gloo_available
+    is_initialized
+    is_mpi_available
+    is_nccl_available
+    is_torchelastic_launched
+    is_ucc_available
+    is_xccl_available
+    isend
+    monitored_barrier
+    new_group
+    new_subgroups
+    new_subgroups_by_enumeration
+    recv
+    recv_object_list
+    reduce
+    reduce_op
+    reduce_scatter
+    reduce_scatter_single
+    reduce_scatter_tensor
+    register_rendezvous_handler
+    rendezvous
+    scatter
+    scatter_object_list
+    send
+    send_object_list
+    set_debug_level
+    set_debug_level_from_env
+    spawn
+    split_group
+    start_processes
+    supports_complex
+    zeros
 """
 NAMES = _NAMES.split()
 
 _NAMES_AS_IN_TORCH = """
-    all_gather all_reduce barrier broadcast destroy_process_group get_backend get_backend_config
-    get_default_backend_for_device get_global_rank get_group_rank get_node_local_rank get_process_group_ranks
-    get_rank get_world_size init_process_group irecv is_backend_available is_initialized isend recv reduce send
+    P2POp _all_gather_base _coalescing_manager _reduce_scatter_base all_gather all_gather_coalesced
+    all_gather_into_tensor all_gather_object all_gather_single all_reduce all_reduce_coalesced all_to_all
+    all_to_all_single barrier batch_isend_irecv breakpoint broadcast broadcast_object_list destroy_process_group
+    gather gather_object get_backend get_backend_config get_default_backend_for_device get_global_rank
+    get_group_rank get_node_local_rank get_pg_count get_process_group_ranks get_rank get_world_size
+    init_process_group irecv is_backend_available is_initialized isend monitored_barrier new_group new_subgroups
+    new_subgroups_by_enumeration recv recv_object_list reduce reduce_scatter reduce_scatter_single
+    reduce_scatter_tensor scatter scatter_object_list send send_object_list split_group supports_complex
 """
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(procgroup.__all__) == sorted(NAMES)
+    assert sorted(procgroup._MODULE_OF_NAME) == sorted(NAMES)
+    assert sorted(procgroup.__all__) == sorted(name for name in NAMES if name[0] != "_")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,7 +202,7 @@ def test_parameters_are_torchs_in_torchs_order_and_ours_come_last(name: str) -> 
     theirs = [p for p in inspect.signature(getattr(torch_distributed, name)).parameters.values() if p.name[0] != "_"]
     ours = list(inspect.signature(getattr(procgroup, name)).parameters.values())
     assert [parameter.name for parameter in ours[: len(theirs)]] == [parameter.name for parameter in theirs]
-    assert {parameter.name for parameter in ours[len(theirs) :]} <= {"timeout"}
+    assert {parameter.name for parameter in ours[len(theirs) :]} <= {"timeout", "safe", "deterministic"}
     for our, their in zip(ours, theirs, strict=False):
         if their.name != "op":
             assert our.default == their.default, our.name

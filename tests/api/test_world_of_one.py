@@ -33,7 +33,7 @@ def test_who_am_i() -> None:
     assert (world.transport, world.members, world.timeout) == ("loopback", (0,), timedelta(minutes=30))
 
 
-@pytest.mark.parametrize("op", list(dist.ReduceOp))
+@pytest.mark.parametrize("op", [op for op in dist.ReduceOp if op.name != "PREMUL_SUM"])
 def test_a_reduction_over_one_rank_changes_nothing(op: dist.ReduceOp) -> None:
     dtype = np.int32 if op.name.startswith("B") else np.float32
     values = np.arange(5, dtype=dtype)
@@ -157,11 +157,23 @@ def test_a_world_of_one_opens_no_socket(monkeypatch: pytest.MonkeyPatch) -> None
 
 BAD_ARGUMENTS = {
     "no array": (lambda: dist.all_reduce([1.0]), TypeError, "Expected parameter `tensor`"),
-    "strided": (lambda: dist.all_reduce(np.ones(8)[::2]), ValueError, "not contiguous"),
+    "repeated": (
+        lambda: dist.all_reduce(np.lib.stride_tricks.as_strided(np.ones(1), (4,), (0,))),
+        ValueError,
+        "in one place",
+    ),
     "op by name": (lambda: dist.all_reduce(np.ones(1), "sum"), TypeError, "Expected parameter `op`"),
     "op by number": (lambda: dist.all_reduce(np.ones(1), 99), TypeError, "Expected parameter `op`"),
-    "average of integers": (lambda: dist.all_reduce(np.ones(1, int), dist.ReduceOp.AVG), ValueError, "AVG exists for"),
-    "bits of floats": (lambda: dist.all_reduce(np.ones(1), dist.ReduceOp.BAND), ValueError, "with non-integral dtype"),
+    "average of integers": (
+        lambda: dist.all_reduce(np.ones(1, int), dist.ReduceOp.AVG),
+        ValueError,
+        "AVG is not defined for int64",
+    ),
+    "bits of floats": (
+        lambda: dist.all_reduce(np.ones(1), dist.ReduceOp.BAND),
+        ValueError,
+        "BAND is not defined for float64",
+    ),
     "timeout as text": (lambda: dist.barrier(timeout="x"), TypeError, "expected timeout to be"),
     "timeout as flag": (lambda: dist.barrier(timeout=True), TypeError, "expected timeout to be"),
     "negative timeout": (lambda: dist.barrier(timeout=-1), ValueError, "at least 0 seconds"),

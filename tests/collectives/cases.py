@@ -26,6 +26,7 @@ INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 HALVES = ["float16", "bfloat16"]
 FLOATS = [*HALVES, "float32", "float64"]
 DTYPES = ["bool", *INTEGERS, *FLOATS]
+OPS = [op for op in ReduceOp if op != ReduceOp.PREMUL_SUM]  # which takes a factor: a case of its own
 BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
 REDUCING = ["all_reduce", "reduce"]
 ROOTED = ["reduce", "broadcast"]
@@ -61,12 +62,14 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_supported(op: ReduceOp, dtype: str) -> bool:
-    """AVG is for floats only, the bitwise ops for everything else."""
+    """AVG is for floats only, the bitwise ops for everything else; PREMUL_SUM needs a factor."""
+    if op == ReduceOp.PREMUL_SUM:
+        return False
     return dtype in FLOATS if op == ReduceOp.AVG else op not in BITWISE or dtype not in FLOATS
 
 
-SUPPORTED = [(dtype, op) for dtype in DTYPES for op in ReduceOp if is_supported(op, dtype)]
-UNSUPPORTED = [(dtype, op) for dtype in DTYPES for op in ReduceOp if not is_supported(op, dtype)]
+SUPPORTED = [(dtype, op) for dtype in DTYPES for op in OPS if is_supported(op, dtype)]
+UNSUPPORTED = [(dtype, op) for dtype in DTYPES for op in OPS if not is_supported(op, dtype)]
 
 
 def counts(dtype: str, size: int) -> list[int]:
@@ -80,7 +83,7 @@ def counts(dtype: str, size: int) -> list[int]:
 def every_case(verbs: Sequence[str], size: int) -> Iterator[Case]:
     """The whole product."""
     for verb, dtype in product(verbs, DTYPES):
-        ops = [op for op in ReduceOp if is_supported(op, dtype)] if verb in REDUCING else [ReduceOp.SUM]
+        ops = [op for op in OPS if is_supported(op, dtype)] if verb in REDUCING else [ReduceOp.SUM]
         for number, (op, count) in enumerate(product(ops, counts(dtype, size))):
             large = count * numpy_dtype(dtype).itemsize > EDGES[1] + 8
             roots: Sequence[int] = range(size) if verb in ROOTED and not large else [count % size]

@@ -188,11 +188,18 @@ def test_small_sends_need_no_receive_to_be_waiting(transport: str) -> None:
 def send_and_leave(rank: int, size: int, count: int) -> None:
     dist.init_process_group(timeout=20)
     if rank == 0:
+        for number in range(3):
+            dist.send(np.full(5, number), 1, tag=1)
         dist.isend(np.arange(count), 1)
+        if count == 10:
+            dist.destroy_process_group()  # else the end of the process leaves in order
         return
     got = np.zeros(count, np.int64)
     dist.recv(got, 0)
     assert (got == np.arange(count)).all()
+    for number in range(3):
+        dist.recv(got[:5], 0, tag=1)
+        assert (got[:5] == number).all()
 
 
 @transports
@@ -255,3 +262,25 @@ def messages_among_collectives(rank: int, size: int) -> None:
 @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
 def test_messages_and_collectives_do_not_disturb_each_other(transport: str, size: int) -> None:
     run(messages_among_collectives, size, environment=on(transport))
+
+
+def receive_behind_a_flood(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=40)
+    flood = [np.full(2000, number) for number in range(5000)]  # 80 MB, more than is kept for a rank that asks for none
+    last = np.zeros(2000, np.int64)
+    if rank == 0:
+        works: list[Any] = [dist.isend(array, 1, tag=1) for array in flood]
+        works.append(dist.isend(flood[7], 1, tag=2))
+        for work in works:
+            work.wait()
+        return
+    dist.recv(last, 0, tag=2)
+    assert (last == 7).all()
+    for array in flood:
+        dist.recv(last, 0, tag=1)
+        assert (last == array).all()
+
+
+@transports
+def test_a_message_is_received_from_behind_any_number_of_others(transport: str) -> None:
+    run(receive_behind_a_flood, 2, timeout=50, environment=on(transport))

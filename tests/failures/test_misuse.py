@@ -28,16 +28,29 @@ def outputs(count: int = 2, length: int = 4, dtype: str = "float64") -> list[Any
     return [np.zeros(length, dtype) for _ in range(count)]
 
 
+def repeated(length: int) -> Any:
+    return np.lib.stride_tricks.as_strided(np.ones(1), (length,), (0,))
+
+
+def overlapping_rows() -> Any:
+    return np.lib.stride_tricks.as_strided(np.ones(8), (4, 3), (8, 8))
+
+
 ones = np.ones
 MISUSES: dict[str, Misuse] = {
-    "every second element": (lambda: dist.all_reduce(ones(8)[::2]), ValueError, "contiguous"),
-    "a column": (lambda: dist.broadcast(ones((4, 4))[:, 1], 0), ValueError, "contiguous"),
-    "reversed": (lambda: dist.reduce(ones(8)[::-1], 0), ValueError, "contiguous"),
-    "transposed": (lambda: dist.all_reduce(ones((3, 4)).T), ValueError, "contiguous"),
-    "one element repeated": (lambda: dist.send(np.broadcast_to(ones(1), 8), 1), ValueError, "contiguous"),
-    "a strided receive": (lambda: dist.recv(ones(8)[::2], 1), ValueError, "contiguous"),
-    "a strided output": (lambda: dist.all_gather([ones(8)[::2], ones(4)], ones(4)), ValueError, "contiguous"),
-    "a strided input": (lambda: dist.all_gather(outputs(), ones(8)[::2]), ValueError, "contiguous"),
+    "one element repeated": (lambda: dist.all_reduce(repeated(8)), dist.ArgumentError, "one place"),
+    "overlapping rows as output": (
+        lambda: dist.broadcast(overlapping_rows(), dist.get_rank() ^ 1),
+        ValueError,
+        "one place",
+    ),
+    "a repeated receive": (lambda: dist.recv(repeated(8), 1), ValueError, "one place"),
+    "a repeated output": (lambda: dist.all_gather([repeated(4), ones(4)], ones(4)), ValueError, "one place"),
+    "one column as two outputs": (
+        lambda: dist.all_gather([ones((4, 2))[:, 1]] * 2, ones(4)),
+        ValueError,
+        "outputs overlap",
+    ),
     "read-only all_reduce": (lambda: dist.all_reduce(read_only()), ValueError, "read-only"),
     "read-only all_reduce, async": (lambda: dist.all_reduce(read_only(), async_op=True), ValueError, "read-only"),
     "read-only recv": (lambda: dist.recv(read_only(), 1), ValueError, "read-only"),
@@ -74,7 +87,7 @@ MISUSES: dict[str, Misuse] = {
     "too many outputs": (lambda: dist.all_gather(outputs(3), ones(4)), ValueError, "length 2"),
     "outputs are an array": (lambda: dist.all_gather(ones((2, 4)), ones(4)), TypeError, "list"),
     "an output is a list": (lambda: dist.all_gather([ones(4), [0.0] * 4], ones(4)), TypeError, "list"),
-    "a short output": (lambda: dist.all_gather([ones(4), ones(3)], ones(4)), ValueError, "3"),
+    "a short output": (lambda: dist.all_gather(outputs(length=3), ones(4)), ValueError, "holds 3 float64"),
     "an output of another dtype": (
         lambda: dist.all_gather(outputs(dtype="float32"), ones(4)),
         (TypeError, ValueError),

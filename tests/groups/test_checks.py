@@ -7,19 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 
+from procgroup.errors import ArgumentError
 from procgroup.groups import checks
 from procgroup.types import ReduceOp
 
 
-@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("op", [op for op in ReduceOp if op.name != "PREMUL_SUM"])
 def test_a_reduce_op_and_its_number_are_taken(op: ReduceOp) -> None:
     assert checks.reduce_op(op) is op
     assert checks.reduce_op(int(op)) is op
 
 
-@pytest.mark.parametrize("op", ["SUM", None, True, 1.0, -1, 8, sum, np.add])
+def test_premul_sum_is_taken_with_its_factor() -> None:
+    op = ReduceOp.PREMUL_SUM(0.5)
+    assert checks.reduce_op(op) is op
+    assert (op.factor, op.op) == (0.5, ReduceOp.PREMUL_SUM)
+    with pytest.raises(TypeError, match="ReduceOp.SUM takes no factor"):
+        ReduceOp.SUM(2.0)
+
+
+@pytest.mark.parametrize("op", ["SUM", None, True, 1.0, -1, 8, 9, sum, np.add])
 def test_anything_else_is_told_all_the_ops(op: Any) -> None:
-    with pytest.raises(TypeError, match="one of ReduceOp.SUM, ReduceOp.AVG, .*ReduceOp.BXOR, got .* of type "):
+    with pytest.raises(TypeError, match="one of ReduceOp.SUM, ReduceOp.AVG, .*ReduceOp.BXOR.*, got .* of type "):
         checks.reduce_op(op)
 
 
@@ -63,3 +72,51 @@ def test_a_list_must_hold_one_array_for_each_rank(arrays: Any, error: type[Excep
     assert checks.array_list((1, 2), 2, "out") == (1, 2)
     with pytest.raises(error, match="`out`"):
         checks.array_list(arrays, 2, "out")
+
+
+def test_the_root_gives_a_list_and_nobody_else() -> None:
+    for check, root, other in (
+        (checks.gather_list, "destination", "non-destination"),
+        (checks.scatter_list, "source", "non-source"),
+    ):
+        assert check([1, 2], 2, True) == [1, 2]
+        assert check(None, 2, False) is None
+        assert check([], 2, False) is None
+        for missing in (None, [], ()):
+            with pytest.raises(ValueError, match=f"must be specified on {root} rank"):
+                check(missing, 2, True)
+        with pytest.raises(ValueError, match=f"must NOT be specified on {other} ranks"):
+            check([1, 2], 2, False)
+        with pytest.raises(ValueError, match="expected length 2, one per rank, got 1"):
+            check([1], 2, True)
+        with pytest.raises(TypeError, match="to be a list of arrays"):
+            check(np.ones(2), 2, True)
+
+
+@pytest.mark.parametrize("sizes", [[1, 2], (1, 2), np.array([1, 2]), [np.int64(1), 2]])
+def test_split_sizes_are_ints(sizes: Any) -> None:
+    assert checks.splits(sizes, 2, "input_split_sizes") == [1, 2]
+
+
+@pytest.mark.parametrize("sizes", [None, [], ()])
+def test_no_split_sizes_mean_equal_parts(sizes: Any) -> None:
+    assert checks.splits(sizes, 2, "input_split_sizes") is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error"),
+    [
+        ([1], ArgumentError),
+        ([1, 2, 3], ArgumentError),
+        ([1, -1], ArgumentError),
+        ([1.0, 2], TypeError),
+        ([True, 1], TypeError),
+        ("12", TypeError),
+        (2, TypeError),
+    ],
+)
+def test_bad_split_sizes_are_refused_by_name(sizes: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="`input_split_sizes`"):
+        checks.splits(sizes, 2, "input_split_sizes")
+    assert issubclass(ArgumentError, ValueError)
+    assert issubclass(ArgumentError, RuntimeError)

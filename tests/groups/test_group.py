@@ -9,6 +9,8 @@ import pytest
 
 from procgroup.backends.loopback import LoopbackBackend
 from procgroup.errors import ForkedProcessError, GroupDestroyed
+from procgroup.groups.backend import VERBS
+from procgroup.groups.ended import EndedBackend
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.hash import HashStore
 
@@ -69,6 +71,13 @@ def test_a_forked_copy_says_what_happened() -> None:
     group.shutdown()
     with pytest.raises(ForkedProcessError):
         group.barrier()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_of_a_group_that_has_ended_raises(verb: str) -> None:
+    ended = EndedBackend(LoopbackBackend(name="gloo", group_name="7", timeout=1.0), GroupDestroyed, "7")
+    with pytest.raises(GroupDestroyed):
+        getattr(ended, verb)()
 
 
 def test_aborting_ends_a_receive() -> None:

@@ -19,24 +19,31 @@ Array = np.ndarray[Any, np.dtype[Any]]
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 HALVES = ["float16", "bfloat16"]
 FLOATS = [*HALVES, "float32", "float64"]
-DTYPES = ["bool", *INTEGERS, *FLOATS]
+COMPLEX = ["complex64", "complex128"]
+FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+DTYPES = ["bool", *INTEGERS, *FLOATS, *COMPLEX]
 BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
 SOURCE_COUNTS = [1, 2, 3, 4, 7]
 COUNTS = [0, 1, 7, 64, 1000, 4097]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" or name in FLOAT8 else name)
 
 
 def is_supported(op: ReduceOp, name: str) -> bool:
-    if op == ReduceOp.AVG:
-        return name in FLOATS
-    return op not in BITWISE or name not in FLOATS
+    if op in (ReduceOp.AVG, ReduceOp.PREMUL_SUM):
+        return name in FLOATS + COMPLEX
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        return name not in COMPLEX
+    return op not in BITWISE or name not in FLOATS + COMPLEX
 
 
 SUPPORTED = [(name, op) for name in DTYPES for op in ReduceOp if is_supported(op, name)]
-UNSUPPORTED = [(name, op) for name in DTYPES for op in ReduceOp if not is_supported(op, name)]
+UNSUPPORTED = [
+    *((name, op) for name in DTYPES for op in ReduceOp if not is_supported(op, name)),
+    *((name, op) for name in FLOAT8 for op in ReduceOp),
+]
 
 
 def random_array(name: str, count: int, random: np.random.Generator) -> Array:
@@ -46,6 +53,10 @@ def random_array(name: str, count: int, random: np.random.Generator) -> Array:
         return random.integers(0, 2, count).astype(bool)
     if name in INTEGERS:
         return random.integers(0, 256, count * dtype.itemsize, dtype=np.uint8).view(dtype)
+    if name in COMPLEX:  # products of these are exact: NumPy may compute them with fused multiply-adds
+        return (
+            random.choice([0.0, 1.0, -1.0, 0.5, -2.0, np.inf], 2 * count).astype(f"f{dtype.itemsize // 2}").view(dtype)
+        )
     values = random.standard_normal(count) * random.choice([0.0, -0.0, 0.01, 1.0, 3.0], count)
     return values.astype(dtype)
 
@@ -61,6 +72,7 @@ def maximum(left: Array, right: Array) -> Array:
 
 FOLDS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: np.add,
+    ReduceOp.PREMUL_SUM: np.add,  # each rank has multiplied its own elements before
     ReduceOp.AVG: np.add,
     ReduceOp.PRODUCT: np.multiply,
     ReduceOp.BAND: np.bitwise_and,
@@ -82,7 +94,8 @@ def expected(name: str, op: ReduceOp, sources: Sequence[Array]) -> Array:
         for source in accumulated[1:]:
             result = fold(result, source)
         if op == ReduceOp.AVG:
-            result = result / result.dtype.type(len(sources))
+            parts = result.view(f"f{result.itemsize // 2}") if name in COMPLEX else result
+            result = (parts / parts.dtype.type(len(sources))).view(result.dtype)
         return np.asarray(result).astype(numpy_dtype(name))
 
 
@@ -101,6 +114,8 @@ def reduced(name: str, op: ReduceOp, sources: Sequence[Array]) -> Array:
 
 def assert_same(got: Array, want: Array) -> None:
     """The same bits, except that any NaN is as good as another."""
+    if got.dtype.kind == "c":
+        got, want = (array.view(f"f{array.itemsize // 2}") for array in (got, want))
     if got.dtype.kind not in "biu":
         with np.errstate(invalid="ignore"):  # ml_dtypes says so of a signalling NaN
             nan = np.isnan(want)
@@ -251,8 +266,8 @@ def test_an_op_without_meaning_for_the_dtype_is_refused(name: str, op: ReduceOp)
 
 def test_misuse_is_refused() -> None:
     array = np.zeros(4, np.float32)
-    with pytest.raises(ValueError, match="dtype that can be reduced, got complex64"):
-        reduced("complex64", ReduceOp.SUM, [array])
+    with pytest.raises(ValueError, match="dtype that can be reduced, got complex256"):
+        reduced("complex256", ReduceOp.SUM, [array])
     with pytest.raises(ValueError, match="expected a ReduceOp, got 99"):
         _native.reduce_elements("float32", 99, array, [array])
     with pytest.raises(ValueError, match="at least 1 source, got 0"):

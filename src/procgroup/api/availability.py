@@ -6,6 +6,9 @@ from procgroup import environ
 from procgroup.api.membership import is_foreign, resolve
 from procgroup.backends import registry
 from procgroup.groups.group import ProcessGroup
+from procgroup.types import AnyReduceOp, ReduceOp
+
+_NOT_FOR_COMPLEX = (ReduceOp.MAX, ReduceOp.MIN, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
 def is_available() -> bool:
@@ -46,6 +49,11 @@ def is_ucc_available() -> bool:
 def is_xccl_available() -> bool:
     """Tell whether "xccl" can be asked for: not in this version."""
     return registry.is_backend_available("xccl")
+
+
+def supports_complex(reduceOp: AnyReduceOp) -> bool:  # noqa: N803 - torch.distributed's name
+    """Tell whether a reduce op exists for complex arrays: SUM, AVG, PREMUL_SUM and, other than in torch, PRODUCT."""
+    return reduceOp not in _NOT_FOR_COMPLEX
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:

@@ -13,20 +13,22 @@ from typing import Any
 
 from procgroup.api.default import SLOT
 from procgroup.api.membership import choose
+from procgroup.api.roots import group_rank_of
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import ReduceOp, Timeout
+from procgroup.types import AnyReduceOp, ReduceOp, Timeout
 
 
 def all_reduce(
     tensor: Any,
-    op: ReduceOp = ReduceOp.SUM,
+    op: AnyReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     timeout: Timeout | None = None,
 ) -> Work | None:
     """Combine the arrays of all ranks, element by element, into every rank's ``tensor``; bit-identical on all ranks.
 
+    Elements are combined in rank order whatever the transport and the count, 16-bit floats in float32.
     Raises CollectiveMismatch on every rank, changing nothing, when op, dtype or count differ.
     """
     # The shortest way for the most frequent call: the default group, without another frame.
@@ -41,7 +43,7 @@ def all_reduce(
 def reduce(
     tensor: Any,
     dst: int | None = None,
-    op: ReduceOp = ReduceOp.SUM,
+    op: AnyReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -69,20 +71,6 @@ def broadcast(
     return chosen.broadcast(tensor, group_rank_of(chosen, src, group_src), async_op, timeout)
 
 
-def all_gather(
-    tensor_list: Sequence[Any],
-    tensor: Any,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Work | None:
-    """Copy the array of each group rank ``r`` into ``tensor_list[r]`` on every rank."""
-    chosen = choose(group, "all_gather")
-    if chosen is None:
-        return None
-    return chosen.all_gather(tensor_list, tensor, async_op, timeout)
-
-
 def barrier(
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -96,14 +84,3 @@ def barrier(
     if device_ids is not None and not isinstance(device_ids, (list, tuple)):
         raise TypeError("Invalid function argument: device_ids type should be List[int]")
     return chosen.barrier(async_op, timeout)
-
-
-def group_rank_of(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
-    """Return the group rank of whoever is meant. Raises ValueError unless exactly one of the two is given."""
-    if global_rank is None:
-        if group_rank is None:
-            raise ValueError("Must specify global_rank or group_rank")
-        return group_rank
-    if group_rank is not None:
-        raise ValueError("Can't specify both group_rank and global_rank")
-    return group.group_rank(global_rank)

@@ -17,6 +17,9 @@ from procgroup.stores.store import Store
 _alive: dict[ProcessGroup, Store | None] = {}
 _is_watching: list[bool] = []
 
+# The groups that were made among the ranks of a default group, which end with it: oldest first.
+_children: dict[ProcessGroup, dict[ProcessGroup, None]] = {}
+
 # A forked child must not run the destructors of what its parent uses.
 _kept: list[tuple[ProcessGroup, Store | None]] = []
 
@@ -30,8 +33,18 @@ def watch(group: ProcessGroup, store: Store | None) -> None:
     _alive[group] = store
 
 
+def adopt(group: ProcessGroup, world: ProcessGroup) -> None:
+    """Look after a group that was made among the ranks of ``world``, and ends with it."""
+    _alive[group] = None
+    _children.setdefault(world, {})[group] = None
+
+
 def leave(group: ProcessGroup) -> None:
-    """End a group in order and close its own store. Idempotent."""
+    """End a group in order, after those that were made from it, and close its own store. Idempotent."""
+    for child in reversed(_children.pop(group, {})):
+        leave(child)
+    for siblings in _children.values():
+        siblings.pop(group, None)
     group.shutdown()
     store = _alive.pop(group, None)
     if store is not None:
@@ -48,4 +61,5 @@ def _mark_forked() -> None:
         group.mark_forked()
     _kept.extend(_alive.items())
     _alive.clear()
+    _children.clear()
     excepthook.remove()

@@ -10,7 +10,7 @@ from typing import Any
 from procgroup import environ
 from procgroup.api import default, excepthook, leaving
 from procgroup.api.membership import is_foreign, resolve
-from procgroup.api.options import Timeouts, read_timeouts
+from procgroup.api.options import Timeouts, read_deterministic, read_timeouts
 from procgroup.backends import registry
 from procgroup.groups.group import ProcessGroup
 from procgroup.rendezvous import hosting, place
@@ -33,12 +33,15 @@ def init_process_group(
     group_name: str = "",
     pg_options: Any = None,
     device_id: Any = None,
+    deterministic: str | None = None,
 ) -> None:
     """Find the other ranks and make the default group.
 
     ``init_method`` is env:// (the default), tcp://host:port or file:///path; ``store`` may be given instead,
     with ``rank`` and ``world_size``. Keywords win over the environment. ``timeout`` is a timedelta or seconds,
     30 minutes by default; ``pg_options={"init_method_timeout": ...}`` sets another one for this call.
+    ``deterministic="order"`` promises that reductions combine in the order of the ranks, whatever the size, the
+    transport and the version: the same inputs then give the same bits everywhere, also in groups made later on.
     ``group_name`` and ``device_id`` are taken for compatibility and mean nothing on CPUs.
 
     Raises ValueError for a second call and for what is missing, RendezvousError when the ranks do not come
@@ -49,12 +52,15 @@ def init_process_group(
     if slot.group is not None and slot.group.is_usable():
         raise ValueError("trying to initialize the default process group twice!")
     timeouts = read_timeouts(timeout, pg_options)
+    in_rank_order = read_deterministic(deterministic, pg_options)
     config = registry.parse(backend)
     started = time.monotonic()
     found, own, rank, world_size = _find_store(init_method, store, rank, world_size, timeouts)
     try:
         world = _join(found, rank, world_size, timeouts, started)
         slot.group = _make_group(config, found, rank, world_size, timeouts, world)
+        if in_rank_order:
+            slot.group.reduce_in_rank_order()
     except BaseException:
         if own:
             hosting.let_go(found)

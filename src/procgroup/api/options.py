@@ -1,4 +1,4 @@
-"""The options of init_process_group that come as one object: ``pg_options``."""
+"""The options of groups: ``pg_options``, and procgroup's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from procgroup import types
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
-_NAMES = ("timeout", "init_method_timeout")
+default_pg_timeout = DEFAULT_TIMEOUT
+
+_NAMES = ("timeout", "init_method_timeout", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,25 @@ class Timeouts:
     rendezvous: timedelta
 
 
-def read_timeouts(timeout: Timeout | None, pg_options: Any) -> Timeouts:
+def read_timeouts(timeout: Timeout | None, pg_options: Any, default: Timeout = DEFAULT_TIMEOUT) -> Timeouts:
     """Read the timeouts; the keyword wins over ``pg_options``, a dict of "timeout" and "init_method_timeout".
 
     Raises TypeError for other types, ValueError for a dict with other names.
     """
     options = _as_mapping(pg_options)
-    calls = _first(timeout, options.get("timeout"), DEFAULT_TIMEOUT)
+    calls = _first(timeout, options.get("timeout"), default)
     return Timeouts(calls, _first(options.get("init_method_timeout"), calls))
+
+
+def read_deterministic(deterministic: str | None, pg_options: Any) -> bool:
+    """Tell whether the keyword or ``pg_options["deterministic"]`` asks for rank order.
+
+    Raises ValueError unless each is None or "order".
+    """
+    for asked in (deterministic, _as_mapping(pg_options).get("deterministic")):
+        if asked not in (None, "order"):
+            raise ValueError(f"Expected `deterministic` to be None or 'order', got {asked!r}.")
+    return "order" in (deterministic, _as_mapping(pg_options).get("deterministic"))
 
 
 def _as_mapping(pg_options: Any) -> Mapping[str, Any]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from procgroup.api.collectives import group_rank_of
+from procgroup.api.default import SLOT
 from procgroup.api.membership import choose
+from procgroup.api.roots import group_rank_of
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
 from procgroup.types import Timeout
@@ -23,9 +24,11 @@ def send(
     timeout: Timeout | None = None,
 ) -> None:
     """Send an array; return when ``tensor`` may be changed again. Raises ValueError for a message to oneself."""
-    chosen = choose(group, "send")
+    chosen = SLOT.get().group if group is None else None  # the shortest way for small messages
     if chosen is None:
-        return
+        chosen = choose(group, "send")
+        if chosen is None:
+            return
     destination = group_rank_of(chosen, dst, group_dst)
     if destination == chosen.rank():
         raise ValueError(
@@ -61,10 +64,13 @@ def recv(
 
     Returns the sender's global rank; -1 when this rank is not in the group.
     """
-    chosen = choose(group, "recv")
+    chosen = SLOT.get().group if group is None else None
     if chosen is None:
-        return -1
-    return chosen.members[chosen.recv(tensor, _source(chosen, src, group_src), tag, timeout)]
+        chosen = choose(group, "recv")
+        if chosen is None:
+            return -1
+    source = None if src is None and group_src is None else group_rank_of(chosen, src, group_src)
+    return chosen.members[chosen.recv(tensor, source, tag, timeout)]
 
 
 def irecv(

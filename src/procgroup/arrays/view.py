@@ -1,15 +1,19 @@
-"""One array, seen as memory: where it is, how many elements of which type, and whether it may be written.
+"""One array, seen as memory: where its elements are, how many of which type, and whether they may be written.
 
-The native door reads plain buffers by itself and comes here with everything else: extension types
-such as bfloat16, which the buffer protocol cannot describe, and whatever it must refuse. So this is
-the slow path, and the place where the words of a refusal are chosen.
+The native door reads plain buffers and torch's own tensors by itself and comes here with everything else: extension
+types such as bfloat16, which the buffer protocol cannot describe, other libraries, and whatever must be refused. So
+this is the slow path, and the place where the words of a refusal are chosen. Each library has a file of its own.
 """
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from procgroup.errors import ArgumentError
 
 DTYPES = frozenset(
     [
@@ -26,85 +30,205 @@ DTYPES = frozenset(
         "bfloat16",
         "float32",
         "float64",
+        "complex64",
+        "complex128",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
     ]
 )
-"""The element types that the native engine knows, by NumPy's names."""
+"""The element types that the native engine knows, by NumPy's names. The float8 types are moved, never reduced."""
 
 
 @dataclass(frozen=True)
 class ArrayView:
-    """An array as memory. ``owner`` keeps the memory alive; ``address`` is meaningless without it."""
+    """An array as memory. ``owner`` keeps the memory alive; ``address``, of the first element, is meaningless without.
+
+    ``shape`` counts elements, ``strides`` bytes; strides may be negative or zero.
+    """
 
     address: int
-    count: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: str
     itemsize: int
     readonly: bool
     owner: Any
 
     @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """The length of the first dimension, 1 where there is none."""
+        return self.shape[0] if self.shape else 1
+
+    @property
     def nbytes(self) -> int:
         return self.count * self.itemsize
 
+    @property
+    def is_contiguous(self) -> bool:
+        return self.count == 0 or all(
+            length == 1 or stride == expected
+            for length, stride, expected in zip(
+                self.shape, self.strides, contiguous_strides(self.shape, self.itemsize), strict=True
+            )
+        )
+
+    def elements(self) -> Any:
+        """Return a NumPy array over the same memory, whose elements are raw bytes."""
+        import numpy
+
+        if self.count == 0:  # its address may be null
+            return numpy.empty(self.shape, f"V{self.itemsize}")
+        return numpy.asarray(_Memory(self))
+
+    def numbers(self) -> Any:
+        """Return a NumPy array over the same memory, of this array's dtype."""
+        import numpy
+
+        if self.dtype.startswith(("bfloat16", "float8")):
+            import ml_dtypes
+
+            return self.elements().view(getattr(ml_dtypes, self.dtype))
+        return self.elements().view(numpy.dtype(self.dtype))
+
+    def copy_from(self, source: ArrayView) -> None:
+        """Overwrite the elements with those of an array that has as many of the same size; the two may overlap."""
+        if (source.address, source.shape, source.strides) != (self.address, self.shape, self.strides):
+            self.elements()[...] = source.elements().copy().reshape(self.shape)
+
+    def to_bytes(self) -> bytes:
+        """Return a copy of the elements, in C order."""
+        elements: bytes = self.elements().tobytes()
+        return elements
+
+    def copy_from_bytes(self, elements: bytes) -> None:
+        """Overwrite the elements with ``nbytes`` bytes, in C order."""
+        import numpy
+
+        if elements:
+            self.elements()[...] = numpy.frombuffer(elements, f"V{self.itemsize}").reshape(self.shape)
+
+
+class _Memory:
+    """What NumPy asks of memory at an address."""
+
+    def __init__(self, seen: ArrayView) -> None:
+        self.owner = seen
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (seen.address, seen.readonly),
+            "shape": seen.shape,
+            "strides": seen.strides,
+            "typestr": f"|V{seen.itemsize}",
+        }
+
+
+def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides, in bytes, of an array in C order without gaps."""
+    strides = []
+    for length in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= length
+    return tuple(reversed(strides))
+
 
 def view(array: Any, writable: bool = False, name: str = "tensor") -> ArrayView:
-    """Describe ``array`` as contiguous memory, copying nothing.
+    """Describe ``array`` as memory, copying nothing.
 
-    Takes NumPy arrays (also 0-d and of ml_dtypes.bfloat16) and every object with the buffer protocol.
-    Raises TypeError for what is not an array or has an element type that cannot be sent, and
-    ValueError for an array that is not C-contiguous, not in native byte order, or, with ``writable``,
-    read-only. ``name`` is the parameter that the texts speak of.
+    Takes NumPy arrays (also of ml_dtypes), torch tensors, JAX arrays, and every object with the buffer protocol or
+    DLPack, with any strides. Raises TypeError for what is not an array, lies in the memory of another device or has
+    an element type that cannot be sent, and ArgumentError (a ValueError) for an array that is not in native byte
+    order or, with ``writable``, is read-only or has several elements in one place. ``name`` is the parameter that
+    the texts speak of.
     """
-    numpy_array = _as_numpy(array, name)
-    _check_dtype(numpy_array.dtype, name)
-    if not numpy_array.flags.c_contiguous:
-        raise ValueError(
-            f"`{name}` is not contiguous: shape {numpy_array.shape} has strides {numpy_array.strides}, in bytes. "
-            f"Pass a contiguous copy, such as numpy.ascontiguousarray({name}), and copy the result back."
+    seen = _of_any_library(array, writable, name)
+    if seen.dtype not in DTYPES:
+        raise TypeError(
+            f"`{name}` has dtype {seen.dtype}, which cannot be sent; expected one of {', '.join(sorted(DTYPES))}."
         )
-    readonly = not numpy_array.flags.writeable
-    if writable and readonly:
-        raise ValueError(f"`{name}` is read-only, and this call writes into it. Pass a writable copy of it.")
-    return ArrayView(
-        address=numpy_array.ctypes.data,
-        count=numpy_array.size,
-        dtype=numpy_array.dtype.name,
-        itemsize=numpy_array.dtype.itemsize,
-        readonly=readonly,
-        owner=numpy_array,
-    )
+    if writable and seen.readonly:
+        raise ArgumentError(f"`{name}` is read-only, and this call writes into it. Pass a writable copy of it.")
+    if writable and not seen.is_contiguous and _overlaps_itself(seen):
+        raise ArgumentError(
+            f"`{name}` has several elements in one place, as broadcast views have, and this call writes into it: "
+            f"shape {seen.shape}, strides {seen.strides} in bytes. Pass a copy of it."
+        )
+    return seen
 
 
-def _as_numpy(array: Any, name: str) -> Any:
+def _of_any_library(array: Any, writable: bool, name: str) -> ArrayView:
     import numpy
 
     if isinstance(array, numpy.ndarray):
-        return array
+        return of_numpy(array, name)
+    for library, module in _LIBRARIES:
+        # An array of a library that was never imported cannot exist.
+        if library in sys.modules:
+            from importlib import import_module
+
+            seen = import_module(f"procgroup.arrays.{module}").view(array, writable, name)
+            if seen is not None:
+                return seen  # type: ignore[no-any-return]
     try:
-        return numpy.asarray(memoryview(array))
+        return of_numpy(numpy.asarray(memoryview(array)), name)
     except (TypeError, ValueError) as error:
+        if hasattr(array, "__dlpack__"):
+            from procgroup.arrays import dlpack
+
+            return dlpack.view(array, name)
         raise TypeError(_not_an_array(array, name)) from error
+
+
+_LIBRARIES = (("torch", "torch_tensor"), ("jax", "jax_array"), ("cupy", "cupy_array"))
+
+
+def of_numpy(array: Any, name: str) -> ArrayView:
+    """Describe a NumPy array. Raises ArgumentError for one that is not in native byte order."""
+    if array.dtype.byteorder == (">" if sys.byteorder == "little" else "<"):
+        raise ArgumentError(
+            f"`{name}` has dtype {array.dtype}, which is not in this machine's byte order. "
+            f"Pass {name}.astype({name}.dtype.newbyteorder('='))."
+        )
+    return ArrayView(
+        address=array.__array_interface__["data"][0],
+        shape=array.shape,
+        strides=array.strides,
+        dtype=array.dtype.name,
+        itemsize=array.dtype.itemsize,
+        readonly=not array.flags.writeable,
+        owner=array,
+    )
+
+
+def _overlaps_itself(seen: ArrayView) -> bool:
+    """Tell whether two elements share memory: by their strides in usual layouts, else element by element."""
+    import numpy
+
+    lengths = [(abs(stride), length) for stride, length in zip(seen.strides, seen.shape, strict=True) if length > 1]
+    covered = seen.itemsize
+    for stride, length in sorted(lengths):
+        if stride < covered:
+            break
+        covered += stride * (length - 1)
+    else:
+        return False
+    offsets = numpy.zeros((), numpy.int64)
+    for stride, length in zip(seen.strides, seen.shape, strict=True):
+        offsets = numpy.add.outer(offsets, numpy.arange(length, dtype=numpy.int64) * stride)
+    return bool((numpy.diff(numpy.sort(offsets.ravel())) < seen.itemsize).any())
 
 
 def _not_an_array(array: Any, name: str) -> str:
     text = (
-        f"Invalid function argument. Expected parameter `{name}` to be a numpy.ndarray "
-        f"or another object with the buffer protocol but got {type(array)} instead."
+        f"Invalid function argument. Expected parameter `{name}` to be a numpy.ndarray, a torch.Tensor "
+        f"or another object with DLPack or the buffer protocol but got {type(array)} instead."
     )
-    if hasattr(array, "__dlpack__"):
-        return f"{text} Pass numpy.from_dlpack({name}), which shares its memory."
     if isinstance(array, (list, tuple, int, float)):
         return f"{text} Pass numpy.asarray({name})."
     return text
-
-
-def _check_dtype(dtype: Any, name: str) -> None:
-    if dtype.byteorder == (">" if sys.byteorder == "little" else "<"):
-        raise ValueError(
-            f"`{name}` has dtype {dtype}, which is not in this machine's byte order. "
-            f"Pass {name}.astype({name}.dtype.newbyteorder('='))."
-        )
-    if dtype.name not in DTYPES:
-        raise TypeError(
-            f"`{name}` has dtype {dtype}, which cannot be sent; expected one of {', '.join(sorted(DTYPES))}."
-        )

@@ -5,114 +5,43 @@ It checks what the native backend checks, so that a program that works alone wor
 
 from __future__ import annotations
 
-import ctypes
-import threading
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from procgroup.arrays.view import ArrayView, view
-from procgroup.errors import CollectiveTimeout, DistError, PeerFailed
+from procgroup.backends.mailbox import Done, Mailbox
+from procgroup.errors import ArgumentError
 from procgroup.groups.backend import Operation
-from procgroup.types import ReduceOp
+from procgroup.types import AnyReduceOp, PremulSum, ReduceOp
 
-_INTEGRAL_ONLY = frozenset((ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR))
-
-
-class Receive:
-    """One receive from oneself, over when a message has come or an error has ended it."""
-
-    def __init__(self, target: ArrayView, condition: threading.Condition) -> None:
-        self.source = -1
-        self.target = target
-        self._condition = condition
-        self._error: DistError | None = None
-        self._over = False
-        self._callbacks: list[Callable[[], None]] = []
-
-    def wait(self, timeout: float | None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._condition:
-            while not self._over:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                # Waiting in slices keeps Ctrl-C working where an endless wait would not be interrupted.
-                self._condition.wait(0.2 if left is None else min(left, 0.2))
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._over
-
-    def exception(self) -> BaseException | None:
-        return self._error
-
-    def on_completion(self, callback: Callable[[], None]) -> None:
-        with self._condition:
-            if not self._over:
-                self._callbacks.append(callback)
-                return
-        callback()
-
-    def finish(self, error: DistError | None = None) -> None:
-        """End the receive. Call without holding the condition: callbacks run here."""
-        with self._condition:
-            if self._over:
-                return
-            self._error = error
-            self.source = -1 if error else 0
-            self._over = True
-            self._condition.notify_all()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
-
-
-class Done:
-    """An operation that was over before it was returned."""
-
-    source = -1
-
-    def wait(self, timeout: float | None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def exception(self) -> BaseException | None:
-        return None
-
-    def on_completion(self, callback: Callable[[], None]) -> None:
-        callback()
+_NOT_FOR_FLOATS = frozenset(("BAND", "BOR", "BXOR"))
+_FOR_FLOATS_ONLY = frozenset(("AVG", "PREMUL_SUM"))
+_FOR_COMPLEX = frozenset(("SUM", "AVG", "PRODUCT", "PREMUL_SUM"))
 
 
 class LoopbackBackend:
-    """The verbs for a group of one rank."""
+    """The verbs for a group of one rank. What a collective reads is copied to where it writes."""
 
     transport = "loopback"
-    supports = frozenset(("all_reduce", "reduce", "broadcast", "all_gather", "barrier", "send", "recv"))
 
-    def __init__(self, *, name: str, group_name: str, timeout: float) -> None:
+    def __init__(self, *, name: str, group_name: str, timeout: float, identity: int = 0) -> None:
         self.name = name
+        self.identity = identity
+        self._subgroups = itertools.count(1)
         self._group_name = group_name
         self._timeout = timeout
         self._sequence = 0
-        self._condition = threading.Condition()
-        self._sent: dict[int, deque[bytes]] = defaultdict(deque)
-        self._waiting: dict[int, deque[Receive]] = defaultdict(deque)
+        self._mailbox = Mailbox(self._receive)
 
-    def all_reduce(self, array: Any, op: int, async_op: bool = False, timeout: float | None = None) -> Operation | None:
-        self._check_reduction(array, op)
-        return self._over(async_op)
+    def reduce_in_rank_order(self) -> None:
+        """Do nothing: there is one rank."""
 
-    def reduce(
-        self, array: Any, root: int, op: int, async_op: bool = False, timeout: float | None = None
-    ) -> Operation | None:
-        self._check_reduction(array, op)
-        return self._over(async_op)
+    def make_subgroup(
+        self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
+    ) -> LoopbackBackend:
+        identity = self.identity << 20 | next(self._subgroups)
+        return LoopbackBackend(name=name, group_name=group_name, timeout=timeout, identity=identity)
 
     def broadcast(
         self, array: Any, root: int, async_op: bool = False, timeout: float | None = None
@@ -120,14 +49,80 @@ class LoopbackBackend:
         view(array, writable=True)
         return self._over(async_op)
 
+    def reduce(
+        self, array: Any, root: int, op: AnyReduceOp, async_op: bool = False, timeout: float | None = None
+    ) -> Operation | None:
+        return self._reduce_into("reduce", array, "tensor", array, "tensor", op, async_op)
+
+    def all_reduce(
+        self, array: Any, op: AnyReduceOp, async_op: bool = False, timeout: float | None = None
+    ) -> Operation | None:
+        return self._reduce_into("all_reduce", array, "tensor", array, "tensor", op, async_op)
+
+    def gather(
+        self,
+        array: Any,
+        outputs: Sequence[Any] | None,
+        root: int,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Operation | None:
+        assert outputs is not None
+        return self._copy(array, "tensor", outputs[0], "gather_list[0]", async_op)
+
     def all_gather(
         self, outputs: Sequence[Any], array: Any, async_op: bool = False, timeout: float | None = None
     ) -> Operation | None:
-        source = view(array)
-        target = view(outputs[0], writable=True, name="tensor_list[0]")
-        _check_same(source, target)
-        ctypes.memmove(target.address, source.address, source.nbytes)
-        return self._over(async_op)
+        return self._copy(array, "tensor", outputs[0], "tensor_list[0]", async_op)
+
+    def all_gather_single(
+        self, output: Any, array: Any, async_op: bool = False, timeout: float | None = None
+    ) -> Operation | None:
+        return self._copy(array, "input_tensor", output, "output_tensor", async_op)
+
+    def scatter(
+        self,
+        array: Any,
+        inputs: Sequence[Any] | None,
+        root: int,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Operation | None:
+        assert inputs is not None
+        return self._copy(inputs[0], "scatter_list[0]", array, "tensor", async_op)
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        inputs: Sequence[Any],
+        op: AnyReduceOp,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Operation | None:
+        return self._reduce_into("reduce_scatter", inputs[0], "input_list[0]", output, "output", op, async_op)
+
+    def reduce_scatter_single(
+        self, output: Any, array: Any, op: AnyReduceOp, async_op: bool = False, timeout: float | None = None
+    ) -> Operation | None:
+        return self._reduce_into("reduce_scatter_single", array, "input", output, "output", op, async_op)
+
+    def all_to_all(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool = False, timeout: float | None = None
+    ) -> Operation | None:
+        return self._copy(inputs[0], "input_tensor_list[0]", outputs[0], "output_tensor_list[0]", async_op)
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        array: Any,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Operation | None:
+        _check_rows(output, output_splits, "output")
+        _check_rows(array, input_splits, "input")
+        return self._copy(array, "input", output, "output", async_op)
 
     def barrier(self, async_op: bool = False, timeout: float | None = None) -> Operation | None:
         return self._over(async_op)
@@ -135,86 +130,93 @@ class LoopbackBackend:
     def send(
         self, array: Any, destination: int, tag: int, async_op: bool = False, timeout: float | None = None
     ) -> Operation | None:
-        source = view(array)
-        message = ctypes.string_at(source.address, source.nbytes)
-        with self._condition:
-            receive = self._waiting[tag].popleft() if self._waiting[tag] else None
-            if receive is None:
-                self._sent[tag].append(message)
-        if receive is not None:
-            self._deliver(message, receive)
+        self._mailbox.send(view(array), tag)
         return self._over(async_op)
 
     def recv(
         self, array: Any, source: int, tag: int, async_op: bool = False, timeout: float | None = None
     ) -> Operation | int:
-        with self._condition:
-            receive = Receive(view(array, writable=True), self._condition)
-            message = self._sent[tag].popleft() if self._sent[tag] else None
-            if message is None:
-                self._waiting[tag].append(receive)
-        if message is not None:
-            self._deliver(message, receive)
+        receive = self._mailbox.post(view(array, writable=True), tag)
         if async_op:
             return receive
-        self._await(receive, tag, self._timeout if timeout is None else timeout)
+        self._mailbox.wait(receive, tag, self._timeout if timeout is None else timeout)
         return receive.source
 
     def shutdown(self) -> None:
-        self._end_receives("the group was destroyed")
+        self._mailbox.end("the group was destroyed")
 
     def abort(self) -> None:
-        self._end_receives("the group was aborted")
+        self._mailbox.end("the group was aborted")
 
-    def _await(self, receive: Receive, tag: int, limit: float) -> None:
-        try:
-            if receive.wait(limit):
-                return
-        except KeyboardInterrupt:
-            self._forget(receive, tag)
-            raise
-        self._forget(receive, tag)
-        raise CollectiveTimeout(missing=[0], seconds=limit, **self._call("recv"))
+    def _copy(self, array: Any, array_name: str, output: Any, output_name: str, async_op: bool) -> Operation | None:
+        source = view(array, name=array_name)
+        target = view(output, writable=True, name=output_name)
+        _check_same(source, array_name, target, output_name)
+        target.copy_from(source)
+        return self._over(async_op)
 
-    def _forget(self, receive: Receive, tag: int) -> None:
-        with self._condition:
-            if receive in self._waiting[tag]:
-                self._waiting[tag].remove(receive)
+    def _reduce_into(
+        self, verb: str, array: Any, array_name: str, output: Any, output_name: str, op: AnyReduceOp, async_op: bool
+    ) -> Operation | None:
+        source = view(array, name=array_name)
+        target = view(output, writable=True, name=output_name)
+        _check_same(source, array_name, target, output_name)
+        _reduce(verb, source, target, op)
+        return self._over(async_op)
 
-    def _deliver(self, message: bytes, receive: Receive) -> None:
-        if len(message) == receive.target.nbytes:
-            ctypes.memmove(receive.target.address, message, len(message))
-            receive.finish()
-            return
-        reason = f"it sent {len(message)} bytes into a receive of {receive.target.nbytes} bytes"
-        receive.finish(PeerFailed(peer=0, reason=reason, **self._call("recv")))
-
-    def _end_receives(self, reason: str) -> None:
-        with self._condition:
-            receives = [receive for waiting in self._waiting.values() for receive in waiting]
-            self._waiting.clear()
-            self._sent.clear()
-        for receive in receives:
-            receive.finish(PeerFailed(peer=0, reason=reason, **self._call("recv")))
-
-    def _check_reduction(self, array: Any, op: int) -> None:
-        dtype = view(array, writable=True).dtype
-        floating = "float" in dtype
-        if op == ReduceOp.AVG and not floating:
-            raise ValueError(f"ReduceOp.AVG exists for floating-point arrays only, got dtype {dtype}.")
-        if op in _INTEGRAL_ONLY and floating:
-            raise ValueError(f"Cannot use ReduceOp.{ReduceOp(op).name} with non-integral dtype {dtype}.")
-
-    def _call(self, op: str) -> dict[str, Any]:
-        return {"op": op, "sequence": self._sequence, "group": self._group_name, "rank": 0, "size": 1}
+    def _receive(self) -> dict[str, Any]:
+        return {"op": "recv", "sequence": self._sequence, "group": self._group_name, "rank": 0, "size": 1}
 
     def _over(self, async_op: bool) -> Operation | None:
         self._sequence += 1
         return Done() if async_op else None
 
 
-def _check_same(source: ArrayView, target: ArrayView) -> None:
+def _reduce(verb: str, source: ArrayView, target: ArrayView, op: AnyReduceOp) -> None:
+    """Write the reduction over one rank: the elements themselves, or multiplied by their factor."""
+    _check_reduction(verb, source.dtype, op)
+    if isinstance(op, PremulSum):
+        numbers = source.numbers()
+        target.numbers()[...] = (numbers * numbers.dtype.type(op.factor)).reshape(target.shape)
+    else:
+        target.copy_from(source)
+
+
+def _check_reduction(verb: str, dtype: str, op: AnyReduceOp) -> None:
+    """Refuse what the native backend refuses, in its words."""
+    where = f"{verb} on rank 0:"
+    if op == ReduceOp.PREMUL_SUM:
+        raise TypeError(f"{where} ReduceOp.PREMUL_SUM needs a factor; pass ReduceOp.PREMUL_SUM(factor) as `op`")
+    if "float8" in dtype:
+        raise TypeError(f"{where} {dtype} arrays can be moved, not reduced; convert them to float16 or wider")
+    name = op.op.name if isinstance(op, PremulSum) else ReduceOp(op).name
+    if "complex" in dtype and name not in _FOR_COMPLEX:
+        raise ValueError(f"{where} {verb} does not support ReduceOp.{name} on complex tensors")
+    floating = "float" in dtype or "complex" in dtype
+    if name in (_NOT_FOR_FLOATS if floating else _FOR_FLOATS_ONLY):
+        raise ArgumentError(
+            f"{where} ReduceOp.{name} is not defined for {dtype} arrays; use another op or convert the array"
+        )
+
+
+def _check_same(source: ArrayView, source_name: str, target: ArrayView, target_name: str) -> None:
     if source.dtype != target.dtype:
-        raise ValueError(f"Invalid usage of tensors with different dtypes: found {source.dtype} and {target.dtype}.")
+        raise ValueError(
+            f"Invalid usage of tensors with different dtypes: found {source.dtype} in `{source_name}` "
+            f"and {target.dtype} in `{target_name}`."
+        )
     if source.count != target.count:
-        raise ValueError(f"`tensor_list[0]` has {target.count} elements; expected {source.count}, as `tensor` has.")
+        raise ArgumentError(
+            f"`{target_name}` has {target.count} elements; expected {source.count}, as `{source_name}` has."
+        )
+
+
+def _check_rows(array: Any, splits: Sequence[int] | None, name: str) -> None:
+    if splits is None:
+        return
+    rows = view(array, name=name).rows
+    if sum(splits) != rows:
+        raise ArgumentError(
+            f"Split sizes doesn't match total dim 0 size: `{name}` has {rows} rows, its splits {list(splits)} "
+            f"add up to {sum(splits)}."
+        )

@@ -11,12 +11,15 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from procgroup import _native, environ
 from procgroup.backends.mesh import Connection, Mesh, address_facing
+from procgroup.backends.native_subgroup import Subgroups, bind_verbs
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError
+from procgroup.groups.backend import Backend
 from procgroup.stores.store import Store
 
 # How long a rank that leaves waits for what it has issued: for its asynchronous calls, and for receivers
@@ -27,7 +30,6 @@ _FLUSH_SLICE_SECONDS = 0.01
 _CALLBACK_SECONDS = 1.0
 # All ranks have met at the store before they connect: whoever takes longer than this has died on the way.
 _CONNECT_SECONDS = 120.0
-_SUPPORTS = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "barrier", "send", "recv"})
 
 
 class NativeBackend:
@@ -37,8 +39,8 @@ class NativeBackend:
     raises DistNetworkError or StoreTimeout when that takes longer than ``timeout`` or 120 seconds.
     """
 
-    supports = _SUPPORTS
     transport: str
+    identity = 0
 
     def __init__(
         self,
@@ -62,13 +64,17 @@ class NativeBackend:
         self._engine.on_first_watch(self._start_completions)
         self._group = self._make_group(mesh, group_name, wanted)
         # The verbs of the Backend protocol, without a Python frame in between.
-        self.all_reduce = self._group.all_reduce
-        self.reduce = self._group.reduce
-        self.broadcast = self._group.broadcast
-        self.all_gather = self._group.all_gather
-        self.barrier = self._group.barrier
-        self.send = self._group.send
-        self.recv = self._group.recv
+        bind_verbs(self, self._group)
+        self._subgroups = Subgroups(self._engine, self.transport, group_name)
+
+    def make_subgroup(self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float) -> Backend:
+        return self._subgroups.make(
+            self.identity, list(ranks), op=op, name=name, group_name=group_name, timeout=timeout
+        )
+
+    def reduce_in_rank_order(self) -> None:
+        self._group.reduce_in_rank_order()
+        self._subgroups.in_rank_order = True
 
     def records(self) -> list[dict[str, Any]]:
         """Return the last calls of this rank, oldest first: op, sequence, call, state, started_ns, ended_ns.
@@ -77,6 +83,10 @@ class NativeBackend:
         in a forked child.
         """
         return self._engine.records()
+
+    def allocate(self, nbytes: int) -> Any | None:
+        """Return writable memory that the other ranks of this host read in place; None where there is none."""
+        return _native.allocate(self._engine, nbytes)
 
     def shutdown(self) -> None:
         self._flush()

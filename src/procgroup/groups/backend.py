@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from procgroup.types import AnyReduceOp
+
 
 class Operation(Protocol):
     """One call that was issued and may still be running."""
@@ -37,6 +39,24 @@ class Operation(Protocol):
         ...
 
 
+COLLECTIVES = (
+    "broadcast",
+    "reduce",
+    "all_reduce",
+    "gather",
+    "all_gather",
+    "all_gather_single",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+)
+VERBS = (*COLLECTIVES, "send", "recv")
+"""The methods of a Backend that move data."""
+
+
 class Backend(Protocol):
     """The verbs that a process group needs."""
 
@@ -44,16 +64,65 @@ class Backend(Protocol):
     """The name that get_backend returns."""
     transport: str
     """What moves the bytes: "shared memory", "tcp", "loopback"."""
-    supports: frozenset[str]
-    """The names of the verbs below that work."""
-
-    def all_reduce(self, array: Any, op: int, async_op: bool, timeout: float, /) -> Operation | None: ...
-
-    def reduce(self, array: Any, root: int, op: int, async_op: bool, timeout: float, /) -> Operation | None: ...
+    identity: int
+    """What names the group on all its members, and no other group of theirs; 0 for the world."""
 
     def broadcast(self, array: Any, root: int, async_op: bool, timeout: float, /) -> Operation | None: ...
 
-    def all_gather(self, outputs: Sequence[Any], array: Any, async_op: bool, timeout: float, /) -> Operation | None: ...
+    def reduce(self, array: Any, root: int, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
+
+    def all_reduce(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
+
+    def gather(
+        self, array: Any, outputs: Sequence[Any] | None, root: int, async_op: bool, timeout: float, /
+    ) -> Operation | None:
+        """``outputs``: one array per rank on the root, None elsewhere."""
+        ...
+
+    def all_gather(self, outputs: Sequence[Any], array: Any, async_op: bool, timeout: float, /) -> Operation | None:
+        """The outputs may have different sizes, the same on all ranks: output r is as large as the array of rank r."""
+        ...
+
+    def all_gather_single(self, output: Any, array: Any, async_op: bool, timeout: float, /) -> Operation | None:
+        """``output`` holds the arrays of all ranks one after the other."""
+        ...
+
+    def scatter(
+        self, array: Any, inputs: Sequence[Any] | None, root: int, async_op: bool, timeout: float, /
+    ) -> Operation | None:
+        """``inputs``: one array per rank on the root, None elsewhere."""
+        ...
+
+    def reduce_scatter(
+        self, output: Any, inputs: Sequence[Any], op: AnyReduceOp, async_op: bool, timeout: float, /
+    ) -> Operation | None:
+        """The inputs may have different sizes, the same on all ranks: input r is as large as the output of rank r."""
+        ...
+
+    def reduce_scatter_single(
+        self, output: Any, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /
+    ) -> Operation | None:
+        """``array`` holds what each rank gets one after the other."""
+        ...
+
+    def all_to_all(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool, timeout: float, /
+    ) -> Operation | None:
+        """Input s goes to rank s, output r comes from rank r. Sizes are compared by pair before a byte is written."""
+        ...
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        array: Any,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        async_op: bool,
+        timeout: float,
+        /,
+    ) -> Operation | None:
+        """Splits count rows, along the first dimension; None: equal parts."""
+        ...
 
     def barrier(self, async_op: bool, timeout: float, /) -> Operation | None: ...
 
@@ -61,6 +130,20 @@ class Backend(Protocol):
 
     def recv(self, array: Any, source: int, tag: int, async_op: bool, timeout: float, /) -> Operation | int:
         """Receive from group rank ``source``, or from any rank with -1. Blocking: return the sender's group rank."""
+        ...
+
+    def reduce_in_rank_order(self) -> None:
+        """Promise that reductions combine in the order of the ranks; the default group: in groups made later too.
+
+        Called before the first call, on all ranks; where one did not, calls do not match.
+        """
+        ...
+
+    def make_subgroup(self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float) -> Backend:
+        """Make a group of some of these ranks, this one among them, in this order; return when every member does.
+
+        ``op`` names the public function for errors, whose ranks are global ones. ``timeout`` is for the making.
+        """
         ...
 
     def shutdown(self) -> None:

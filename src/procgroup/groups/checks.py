@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from procgroup.types import ReduceOp
+from procgroup.errors import ArgumentError
+from procgroup.types import AnyReduceOp, PremulSum, ReduceOp
 
 MAX_TAG = (1 << 63) - 1
 
+# PREMUL_SUM means nothing without its factor.
+_NUMBERS = frozenset(int(op) for op in ReduceOp if op is not ReduceOp.PREMUL_SUM)
 
-def reduce_op(op: Any) -> ReduceOp:
-    """Return ``op`` as a ReduceOp. Raises TypeError for anything but a ReduceOp or its number."""
-    if isinstance(op, int) and not isinstance(op, bool):
-        try:
-            return ReduceOp(op)
-        except ValueError:
-            pass
+
+def reduce_op(op: Any) -> AnyReduceOp:
+    """Return ``op`` as a ReduceOp or PremulSum. Raises TypeError for anything but these and a ReduceOp's number."""
+    if isinstance(op, PremulSum):
+        return op
+    if isinstance(op, int) and not isinstance(op, bool) and op in _NUMBERS:
+        return ReduceOp(op)
     raise TypeError(f"Expected parameter `op` to be one of {_op_names()}, got {op!r} of type {type(op).__name__}.")
 
 
@@ -50,8 +53,8 @@ def as_index(value: Any, name: str) -> int:
     return int(value.__index__())
 
 
-def array_list(arrays: Any, size: int, name: str) -> Sequence[Any]:
-    """Return a list of one array per rank.
+def array_list(arrays: Any, size: int, name: str, each: str = "rank") -> Sequence[Any]:
+    """Return a list of one array per rank, or per whatever ``each`` says.
 
     Raises TypeError unless it is a list or tuple, ValueError unless it has ``size`` elements.
     """
@@ -61,5 +64,66 @@ def array_list(arrays: Any, size: int, name: str) -> Sequence[Any]:
             f"but got {type(arrays)} instead."
         )
     if len(arrays) != size:
-        raise ValueError(f"invalid output list `{name}`: expected length {size}, one per rank, got {len(arrays)}.")
+        raise ValueError(f"invalid output list `{name}`: expected length {size}, one per {each}, got {len(arrays)}.")
     return arrays
+
+
+def same_dtype(arrays: Iterable[Any]) -> None:
+    """Raise ValueError when the arrays have different dtypes."""
+    dtypes = {str(array.dtype).removeprefix("torch."): None for array in arrays if hasattr(array, "dtype")}
+    if len(dtypes) > 1:
+        raise ValueError(f"Invalid usage of tensors with different dtypes: found {' and '.join(dtypes)}.")
+
+
+def gather_list(arrays: Any, size: int, is_destination: bool) -> Sequence[Any] | None:
+    """Return the list that gather fills: one array per rank on the destination, None elsewhere.
+
+    Raises ValueError when it is missing there or given elsewhere, and what ``array_list`` raises.
+    """
+    if is_destination:
+        if _is_missing(arrays):
+            raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
+        return array_list(arrays, size, "gather_list")
+    if not _is_missing(arrays):
+        raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
+    return None
+
+
+def scatter_list(arrays: Any, size: int, is_source: bool) -> Sequence[Any] | None:
+    """Return the list that scatter hands out: one array per rank on the source, None elsewhere.
+
+    Raises ValueError when it is missing there or given elsewhere, and what ``array_list`` raises.
+    """
+    if is_source:
+        if _is_missing(arrays):
+            raise ValueError("Argument ``scatter_list`` must be specified on source rank.")
+        return array_list(arrays, size, "scatter_list")
+    if not _is_missing(arrays):
+        raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
+    return None
+
+
+def _is_missing(arrays: Any) -> bool:
+    # An array has no truth value, so only an empty list or tuple counts as none.
+    return arrays is None or (isinstance(arrays, (list, tuple)) and not arrays)
+
+
+def splits(sizes: Any, size: int, name: str) -> list[int] | None:
+    """Return how many rows each rank gets; None, which means equal parts, for None and for an empty list.
+
+    Raises TypeError unless it is a sequence of ints, ArgumentError unless it has ``size`` entries of at least 0.
+    """
+    if sizes is None or (isinstance(sizes, (list, tuple)) and not sizes):
+        return None
+    if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Iterable):
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{name}` to be a list of int but got {type(sizes)} instead."
+        )
+    rows = [as_index(rows, f"entry of `{name}`") for rows in sizes]
+    if len(rows) != size:
+        raise ArgumentError(
+            f"Number of tensor splits not equal to group size: `{name}` has {len(rows)} entries, expected {size}."
+        )
+    if min(rows) < 0:
+        raise ArgumentError(f"`{name}` must not have negative entries, got {rows}.")
+    return rows

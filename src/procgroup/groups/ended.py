@@ -15,11 +15,10 @@ from procgroup.groups.backend import Backend
 class EndedBackend:
     """A backend whose every verb raises one error, made anew each time. ``shutdown`` and ``abort`` do nothing."""
 
-    supports: frozenset[str] = frozenset()
-
     def __init__(self, former: Backend, error: type[DistError], argument: str, *, keep: bool = False) -> None:
         self.name = former.name
         self.transport = former.transport
+        self.identity = former.identity
         self._error = error
         self._argument = argument
         # A forked child must not run the destructor of what its parent uses.
@@ -28,7 +27,11 @@ class EndedBackend:
     def _refuse(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         raise self._error(self._argument)
 
-    all_reduce = reduce = broadcast = all_gather = barrier = send = recv = _refuse
+    broadcast = reduce = all_reduce = gather = all_gather = all_gather_single = scatter = _refuse
+    reduce_scatter = reduce_scatter_single = all_to_all = all_to_all_single = barrier = send = recv = _refuse
+    make_subgroup = _refuse
+
+    def reduce_in_rank_order(self) -> None: ...
 
     def shutdown(self) -> None: ...
 

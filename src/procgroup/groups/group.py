@@ -9,18 +9,21 @@ from typing import Any
 from procgroup import types
 from procgroup.errors import ForkedProcessError, GroupDestroyed
 from procgroup.groups import checks
-from procgroup.groups.backend import Backend, Operation
+from procgroup.groups.backend import Backend
+from procgroup.groups.coalescing import CoalescedCalls
+from procgroup.groups.collectives import Collectives
 from procgroup.groups.ended import EndedBackend
-from procgroup.groups.work import Work
+from procgroup.groups.messages import Messages
+from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
-from procgroup.types import ReduceOp, Timeout
+from procgroup.types import Timeout
 
 
-class ProcessGroup:
+class ProcessGroup(Collectives, CoalescedCalls, Messages):
     """The ranks that talk to each other. Ranks in its methods are group ranks; ``members`` maps them to global ranks.
 
-    Calls are matched across the ranks by their order. Each method returns None when the call is over
-    or, with ``async_op=True``, a Work. ``timeout`` is a timedelta or seconds; None: the group's own.
+    Its calls are those of Collectives, CoalescedCalls and Messages. Each returns None when the call is over or, with
+    ``async_op=True``, a Work. ``timeout`` is a timedelta or seconds; None: the group's own.
     """
 
     def __init__(
@@ -40,9 +43,9 @@ class ProcessGroup:
         self._size = len(members)
         self._seconds = timeout.total_seconds()
         self.members = tuple(members)
+        self.group_name = group_name
         self._group_ranks = {member: rank for rank, member in enumerate(members)}
         self.store = store
-        self.group_name = group_name
         self.group_desc = group_desc
         self.backend_config = backend_config
 
@@ -58,10 +61,22 @@ class ProcessGroup:
         """Return the backend's name, as it was asked for."""
         return self._backend.name
 
+    def get_group_store(self) -> Store:
+        """Return the store that the group's ranks share; its keys are the group's own."""
+        return self.store
+
     @property
     def transport(self) -> str:
         """What moves the bytes: "shared memory", "tcp" or "loopback"."""
         return self._backend.transport
+
+    def allocate(self, nbytes: int) -> Any | None:
+        """Return writable memory that the ranks of this host read in place; None where the backend has none.
+
+        It stays valid for its owner when the group is destroyed. Raises MemoryError when the system refuses it.
+        """
+        allocate = getattr(self._backend, "allocate", None)
+        return None if allocate is None else allocate(nbytes)
 
     @property
     def timeout(self) -> timedelta:
@@ -72,96 +87,50 @@ class ProcessGroup:
         """Set how long a call may take when it is not given a timeout of its own. Counts from the next call."""
         self._seconds = types.seconds(timeout)
 
-    def all_reduce(
-        self, array: Any, op: ReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
-        """Combine the arrays of all ranks, element by element, into every rank's array."""
-        if op.__class__ is not ReduceOp:
-            op = checks.reduce_op(op)
-        operation = self._backend.all_reduce(
-            array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
-        return operation if operation is None else self._work(operation, "all_reduce", (array,))
-
-    def reduce(
-        self, array: Any, root: int, op: ReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
-        """Combine the arrays of all ranks into that of ``root``; the others' arrays keep their values."""
-        if op.__class__ is not ReduceOp:
-            op = checks.reduce_op(op)
-        root = checks.group_rank(root, self._size, self.group_name)
-        operation = self._backend.reduce(
-            array, root, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
-        return operation if operation is None else self._work(operation, "reduce", (array,))
-
-    def broadcast(self, array: Any, root: int, async_op: bool = False, timeout: Timeout | None = None) -> Work | None:
-        """Copy the array of ``root`` into every rank's array."""
-        root = checks.group_rank(root, self._size, self.group_name)
-        operation = self._backend.broadcast(
-            array, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
-        return operation if operation is None else self._work(operation, "broadcast", (array,))
-
-    def all_gather(
-        self, outputs: Sequence[Any], array: Any, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
-        """Copy the array of each rank ``r`` into ``outputs[r]`` on every rank."""
-        outputs = checks.array_list(outputs, self._size, "tensor_list")
-        operation = self._backend.all_gather(
-            outputs, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
-        return operation if operation is None else self._work(operation, "all_gather", outputs)
-
-    def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Work | None:
-        """Wait until every rank has come here."""
-        operation = self._backend.barrier(async_op, self._seconds if timeout is None else types.seconds(timeout))
-        return operation if operation is None else self._work(operation, "barrier", ())
-
-    def send(
-        self, array: Any, destination: int, tag: int = 0, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
-        """Send an array to group rank ``destination``, which receives it with the same ``tag``."""
-        destination = checks.group_rank(destination, self._size, self.group_name)
-        operation = self._backend.send(
-            array, destination, checks.tag(tag), async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
-        return operation if operation is None else self._work(operation, "send", (array,))
-
-    def recv(self, array: Any, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> int:
-        """Receive an array from group rank ``source``, or from any rank with None; return the sender's group rank."""
-        came_from = self._backend.recv(
-            array,
-            self._source(source),
-            checks.tag(tag),
-            False,
-            self._seconds if timeout is None else types.seconds(timeout),
-        )
-        assert isinstance(came_from, int)
-        return came_from
-
-    def irecv(self, array: Any, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> Work:
-        """Start to receive an array from group rank ``source``, or from any rank with None."""
-        operation = self._backend.recv(
-            array,
-            self._source(source),
-            checks.tag(tag),
-            True,
-            self._seconds if timeout is None else types.seconds(timeout),
-        )
-        assert not isinstance(operation, int)
-        return Work(operation, "recv", (array,), where=self._where(), members=self.members)
-
     def global_rank(self, group_rank: int) -> int:
         """Return the global rank of a member. Raises ValueError when the group has no such rank."""
         return self.members[checks.group_rank(group_rank, self._size, self.group_name)]
 
     def group_rank(self, global_rank: int) -> int:
         """Return a member's rank in this group. Raises ValueError when that global rank is not a member."""
-        rank = checks.as_index(global_rank, "rank")
+        rank = global_rank if global_rank.__class__ is int else checks.as_index(global_rank, "rank")
         if rank not in self._group_ranks:
             raise ValueError(f"Global rank {rank} is not part of group {self.group_name}, which has {self.members}.")
         return self._group_ranks[rank]
+
+    def reduce_in_rank_order(self) -> None:
+        """Promise that reductions combine in the order of the ranks; before the first call, on all ranks."""
+        self._backend.reduce_in_rank_order()
+
+    def make_subgroup(
+        self,
+        ranks: Sequence[int],
+        *,
+        op: str,
+        group_name: str,
+        timeout: timedelta,
+        group_desc: str,
+        backend: tuple[str, str] | None = None,
+    ) -> ProcessGroup:
+        """Make a group of some of this group's ranks, this one among them; return when every member has called it.
+
+        ``op`` names the public function for errors, ``backend`` the new group's backend and its configuration.
+        """
+        name, config = backend or (self._backend.name, self.backend_config)
+        seconds = timeout.total_seconds()
+        made = self._backend.make_subgroup(ranks, op=op, name=name, group_name=group_name, timeout=seconds)
+        store = PrefixStore(f"group/{made.identity:x}", self.store)
+        store.set_timeout(timeout)
+        return ProcessGroup(
+            made,
+            store,
+            rank=list(ranks).index(self._rank),
+            members=[self.members[rank] for rank in ranks],
+            group_name=group_name,
+            timeout=timeout,
+            backend_config=config,
+            group_desc=group_desc,
+        )
 
     def shutdown(self) -> None:
         """Leave in order and free everything; later calls raise. Idempotent, never raises."""
@@ -181,15 +150,6 @@ class ProcessGroup:
     def is_usable(self) -> bool:
         """Tell whether the group was neither destroyed nor carried over a fork."""
         return not isinstance(self._backend, EndedBackend)
-
-    def _source(self, source: int | None) -> int:
-        return -1 if source is None else checks.group_rank(source, self._size, self.group_name)
-
-    def _where(self) -> str:
-        return f"group {self.group_name} (rank {self._rank} of {self._size})"
-
-    def _work(self, operation: Operation, op: str, arrays: Sequence[Any]) -> Work:
-        return Work(operation, op, arrays, where=self._where())
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name}: rank {self._rank} of {self._size}, {self.transport}>"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from procgroup import types
 from procgroup.errors import WaitTimeout
 from procgroup.groups.backend import Operation
+from procgroup.groups.future import Future
 
 
 class Work:
@@ -30,7 +30,7 @@ class Work:
         self._arrays = list(arrays)
         self._where = where
         self._members = members
-        self._future: Future[list[Any]] | None = None
+        self._future: Future | None = None
 
     def wait(self, timeout: types.Timeout | None = None) -> bool:
         """Wait until the call is over and return True.
@@ -64,13 +64,24 @@ class Work:
             raise error
         return self._arrays
 
-    def get_future(self) -> Future[list[Any]]:
-        """Return a future of ``result()``, completed by a thread of the backend. Cancelling it has no effect."""
+    def get_future(self) -> Future:
+        """Return a future of ``result()``, completed by a thread of the backend. Cancelling it has no effect.
+
+        It has the methods of ``torch.futures.Future`` and of ``concurrent.futures.Future``.
+        """
         if self._future is None:
             self._future = Future()
             self._future.set_running_or_notify_cancel()
             self._operation.on_completion(self._complete_future)
         return self._future
+
+    def synchronize(self) -> None:
+        """Wait until the call is over, as ``wait()`` does."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Wait until the call is over: on CPUs the calling thread is the stream."""
+        self.wait()
 
     def source_rank(self) -> int:
         """Return the global rank that a receive, which is over, got its message from.
@@ -83,6 +94,9 @@ class Work:
             )
         self.result()
         return self._members[self._operation.source]
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
 
     def _complete_future(self) -> None:
         assert self._future is not None

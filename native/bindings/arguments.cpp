@@ -1,0 +1,168 @@
+#include "arguments.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+
+namespace procgroup {
+namespace {
+
+std::string number(size_t value) { return std::to_string(value); }
+
+uintptr_t begin_of(const Piece& piece) { return reinterpret_cast<uintptr_t>(piece.data); }
+
+}  // namespace
+
+const ArrayView& Arguments::one(nb::handle array, Access access, const char* name) {
+  const ArrayView& view = issued_->arrays.emplace_back(array, access, ParameterName{name});
+  require_one_dtype();
+  return view;
+}
+
+std::vector<Piece> Arguments::list(nb::handle arrays, Access access, const char* name) {
+  if (!PyList_Check(arrays.ptr()) && !PyTuple_Check(arrays.ptr()))
+    throw nb::type_error(("Invalid function argument. Expected parameter `" + std::string(name) +
+                          "` to be a list of arrays but got " +
+                          nb::cast<std::string>(nb::repr(nb::handle(arrays.type()))) + " instead.")
+                             .c_str());
+  const size_t length = nb::len(arrays);
+  if (length != static_cast<size_t>(site_.size()))
+    site_.refuse("invalid list `" + std::string(name) + "`: expected length " + std::to_string(site_.size()) +
+                 ", one array per rank, got " + number(length));
+  std::vector<Piece> pieces;
+  pieces.reserve(length);
+  for (size_t index = 0; index < length; ++index) {
+    const nb::object array = arrays[index];
+    const ArrayView& view = issued_->arrays.emplace_back(array, access, ParameterName{name, static_cast<int>(index)});
+    require_one_dtype();
+    pieces.push_back({view.data(), view.count()});
+  }
+  return pieces;
+}
+
+std::vector<Piece> Arguments::list_of_root(nb::handle arrays, int root, Access access, const char* name,
+                                           const char* where) {
+  // An empty list stands for none, as in torch.
+  const bool given = !arrays.is_none() && !(PyList_Check(arrays.ptr()) && nb::len(arrays) == 0);
+  const std::string parameter = "Argument ``" + std::string(name) + "`` must ";
+  if (site_.rank() == root) {
+    if (!given) site_.refuse_value(parameter + "be specified on " + where + " rank " + std::to_string(root) + ".");
+    return list(arrays, access, name);
+  }
+  if (given)
+    site_.refuse_value(parameter + "NOT be specified on non-" + where + " ranks; the " + where + " is rank " +
+                       std::to_string(root) + ".");
+  return {};
+}
+
+void Arguments::require_one_dtype() const {
+  const Dtype first = issued_->arrays.front().dtype();
+  const Dtype last = issued_->arrays.back().dtype();
+  if (first == last) return;
+  site_.refuse_value("Invalid usage of tensors with different dtypes: found " + std::string(dtype_name(first)) +
+                     " and " + dtype_name(last) + "; pass arrays of one dtype");
+}
+
+std::vector<Piece> Arguments::equal_pieces(const ArrayView& whole) const {
+  const auto size = static_cast<size_t>(site_.size());
+  const size_t count = whole.count() / size;
+  std::vector<Piece> pieces(size);
+  for (size_t index = 0; index < size; ++index)
+    pieces[index] = {static_cast<std::byte*>(whole.data()) + index * count * dtype_size(whole.dtype()), count};
+  return pieces;
+}
+
+std::vector<Piece> Arguments::rows(const ArrayView& whole, nb::handle splits, const char* name) const {
+  const auto size = static_cast<size_t>(site_.size());
+  const std::string parameter = std::string(name) + "_split_sizes";
+  const bool equal = splits.is_none() || (PySequence_Check(splits.ptr()) && nb::len(splits) == 0);
+  if (equal && whole.rows() % size != 0)
+    site_.refuse("`" + std::string(name) + "` has " + number(whole.rows()) + " rows, which " + number(size) +
+                 " ranks cannot share equally; pass `" + parameter + "`");
+  const std::vector<size_t> lengths =
+      equal ? std::vector<size_t>(size, whole.rows() / size) : this->lengths(splits, parameter.c_str());
+  size_t total = 0;
+  for (const size_t length : lengths) {
+    total += length;
+    if (length > whole.rows()) break;  // before the sum could wrap
+  }
+  if (total != whole.rows())
+    site_.refuse("Split sizes doesn't match total dim 0 size: `" + parameter + "` sum to " + number(total) + ", but `" +
+                 name + "` has " + number(whole.rows()) + " rows");
+  const size_t row = whole.rows() == 0 ? 0 : whole.count() / whole.rows();
+  std::vector<Piece> pieces;
+  auto* at = static_cast<std::byte*>(whole.data());
+  for (const size_t length : lengths) {
+    pieces.push_back({at, length * row});
+    at += length * row * dtype_size(whole.dtype());
+  }
+  return pieces;
+}
+
+std::vector<size_t> Arguments::lengths(nb::handle splits, const char* name) const {
+  const std::string parameter = "`" + std::string(name) + "`";
+  if (!PySequence_Check(splits.ptr()) || PyUnicode_Check(splits.ptr()))
+    site_.refuse_type("expected " + parameter + " to be a list of numbers of rows, got " +
+                      nb::cast<std::string>(nb::repr(splits)));
+  if (nb::len(splits) != static_cast<size_t>(site_.size()))
+    site_.refuse("Number of tensor splits not equal to group size: " + parameter + " has " + number(nb::len(splits)) +
+                 ", the group " + std::to_string(site_.size()));
+  std::vector<size_t> lengths;
+  for (size_t index = 0; index < static_cast<size_t>(site_.size()); ++index) {
+    const nb::object split = splits[index];
+    const Py_ssize_t length = PyNumber_AsSsize_t(split.ptr(), PyExc_OverflowError);
+    if (length == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+    if (length < 0)
+      site_.refuse(parameter + "[" + number(index) + "] is " + std::to_string(length) +
+                   ", expected a number of rows, at least 0");
+    lengths.push_back(static_cast<size_t>(length));
+  }
+  return lengths;
+}
+
+void Arguments::refuse_overlap() const {
+  site_.refuse("the outputs overlap with each other; pass arrays of their own");
+}
+
+// Outputs that are strided have pieces of scratch memory, which never overlap: here they themselves are compared.
+void Arguments::require_outputs_apart() const {
+  std::vector<const ArrayView*> outputs;
+  for (const ArrayView& view : issued_->arrays)
+    if (view.access() != Access::kRead) outputs.push_back(&view);
+  for (size_t index = 0; index < outputs.size(); ++index) {
+    if (!outputs[index]->is_strided()) continue;
+    const Strided place = outputs[index]->place();
+    for (size_t other = 0; other < outputs.size(); ++other)
+      if (other != index && overlap(place, outputs[other]->place())) refuse_overlap();
+  }
+}
+
+void Arguments::require_disjoint(const std::vector<Piece>& inputs, const std::vector<Piece>& outputs) const {
+  require_outputs_apart();
+  const size_t itemsize = dtype_size(dtype());
+  const auto end_of = [&](const Piece& piece) { return begin_of(piece) + piece.count * itemsize; };
+  std::vector<const Piece*> sorted;
+  for (const Piece& piece : outputs)
+    if (piece.count != 0) sorted.push_back(&piece);
+  std::ranges::sort(sorted, {}, [](const Piece* piece) { return begin_of(*piece); });
+  for (size_t index = 1; index < sorted.size(); ++index)
+    if (begin_of(*sorted[index]) < end_of(*sorted[index - 1])) refuse_overlap();
+  const auto rank = static_cast<size_t>(site_.rank());
+  for (size_t index = 0; index < inputs.size(); ++index) {
+    const Piece& input = inputs[index];
+    if (input.count == 0) continue;
+    // The first output that ends behind the begin of the input; then only that one and the next may overlap with it.
+    auto next =
+        std::ranges::upper_bound(sorted, begin_of(input), {}, [&](const Piece* piece) { return end_of(*piece); });
+    for (; next != sorted.end() && begin_of(**next) < end_of(input); ++next) {
+      const bool own = (inputs.size() == 1 || index == rank) && (outputs.size() == 1 || *next == &outputs[rank]);
+      if (own && begin_of(**next) == begin_of(input) && (*next)->count == input.count) continue;
+      site_.refuse(
+          "an output overlaps with an input; pass arrays of their own (only what this rank gives to itself may lie "
+          "where"
+          " it gets it)");
+    }
+  }
+}
+
+}  // namespace procgroup

@@ -1,0 +1,79 @@
+// The arguments of one call: arrays become pieces of memory, and everything is checked before a byte moves.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "array_view.hpp"
+#include "engine/group.hpp"
+#include "python_engine.hpp"
+
+namespace procgroup {
+
+// A reduce op as Python gives it: its number, or an object with a factor for PREMUL_SUM.
+struct Reduction {
+  ReduceOp op;
+  double factor = 1.0;
+};
+
+// Who calls what: the beginning of every text, and the place where it is raised. Each refusal says what was expected
+// and what was got.
+class CallSite {
+ public:
+  CallSite(const char* function, const Group& group) : function_(function), group_(group) {}
+
+  int rank() const { return group_.rank(); }
+  int size() const { return group_.size(); }
+
+  [[noreturn]] void refuse(const std::string& text) const;        // ArgumentError: a ValueError and a RuntimeError
+  [[noreturn]] void refuse_value(const std::string& text) const;  // ValueError
+  [[noreturn]] void refuse_type(const std::string& text) const;   // TypeError
+
+  int checked_rank(int rank) const;
+  int checked_peer(int peer, const std::string& side) const;  // a rank other than this one
+  Reduction reduction(nb::handle op, Dtype dtype) const;
+
+ private:
+  std::string sentence(const std::string& text) const;
+
+  const char* function_;
+  const Group& group_;
+};
+
+// The arrays of one call with several, kept in `issued()` for as long as it runs.
+class Arguments {
+ public:
+  Arguments(const CallSite& site, size_t arrays) : site_(site), issued_(std::make_shared<Issued>()) {
+    issued_->arrays.reserve(arrays);  // references to views stay valid
+  }
+
+  const ArrayView& one(nb::handle array, Access access, const char* name);
+  // One piece per rank, all of one dtype with what was read before. Names are those of the parameter.
+  std::vector<Piece> list(nb::handle arrays, Access access, const char* name);
+  // The list that the root alone gives, and an empty one elsewhere. `where` is torch's "destination" or "source".
+  std::vector<Piece> list_of_root(nb::handle arrays, int root, Access access, const char* name, const char* where);
+  // An array of one equal piece per rank; its size has been checked.
+  std::vector<Piece> equal_pieces(const ArrayView& whole) const;
+  // The rows of an array, so many for each rank; None: as many for all.
+  std::vector<Piece> rows(const ArrayView& whole, nb::handle splits, const char* name) const;
+
+  // Refuse outputs that overlap with each other, or with an input that is not this rank's own piece.
+  void require_disjoint(const std::vector<Piece>& inputs, const std::vector<Piece>& outputs) const;
+
+  Dtype dtype() const { return issued_->arrays.front().dtype(); }
+  std::shared_ptr<Issued> issued() const { return issued_; }
+
+ private:
+  void require_one_dtype() const;
+  void require_outputs_apart() const;
+  [[noreturn]] void refuse_overlap() const;
+  std::vector<size_t> lengths(nb::handle splits, const char* name) const;
+
+  const CallSite& site_;
+  std::shared_ptr<Issued> issued_;
+};
+
+}  // namespace procgroup

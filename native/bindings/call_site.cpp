@@ -1,0 +1,57 @@
+// What is wrong with an argument that is not an array, in words.
+#include <nanobind/stl/string.h>
+
+#include "arguments.hpp"
+
+namespace procgroup {
+
+std::string CallSite::sentence(const std::string& text) const {
+  return std::string(function_) + " on rank " + std::to_string(group_.rank()) + ": " + text;
+}
+
+void CallSite::refuse(const std::string& text) const {
+  raise(nb::module_::import_("procgroup.errors").attr("ArgumentError")(sentence(text)));
+}
+
+void CallSite::refuse_value(const std::string& text) const { throw nb::value_error(sentence(text).c_str()); }
+
+void CallSite::refuse_type(const std::string& text) const { throw nb::type_error(sentence(text).c_str()); }
+
+int CallSite::checked_rank(int rank) const {
+  if (rank >= 0 && rank < group_.size()) return rank;
+  refuse_value("expected a rank from 0 to " + std::to_string(group_.size() - 1) + " of group " + group_.name() +
+               ", got " + std::to_string(rank));
+}
+
+int CallSite::checked_peer(int peer, const std::string& side) const {
+  if (checked_rank(peer) != group_.rank()) return peer;
+  throw nb::value_error(
+      ("Invalid " + side + " rank: " + side + " rank should not be the same as the rank of the current process.")
+          .c_str());
+}
+
+Reduction CallSite::reduction(nb::handle op, Dtype dtype) const {
+  Reduction chosen{ReduceOp::kPremulSum};
+  if (PyLong_Check(op.ptr())) {
+    const long number = PyLong_AsLong(op.ptr());
+    if (number < 0 || number >= kReduceOps)
+      refuse_type("expected `op` to be a ReduceOp, got " + std::to_string(number));
+    chosen.op = static_cast<ReduceOp>(number);
+    if (chosen.op == ReduceOp::kPremulSum)
+      refuse_type("ReduceOp.PREMUL_SUM needs a factor; pass procgroup.types.PremulSum(factor) as `op`");
+  } else {
+    if (!nb::hasattr(op, "factor"))
+      refuse_type("expected `op` to be a ReduceOp, got " + nb::cast<std::string>(nb::repr(op)));
+    chosen.factor = PyFloat_AsDouble(nb::object(op.attr("factor")).ptr());
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  }
+  if (supports(chosen.op, dtype)) return chosen;
+  const std::string what = std::string("ReduceOp.") + reduce_op_name(chosen.op);
+  if (!supports(ReduceOp::kSum, dtype))
+    refuse_type(std::string(dtype_name(dtype)) + " arrays can be moved, not reduced; convert them to float16 or wider");
+  if (dtype == Dtype::kComplex64 || dtype == Dtype::kComplex128)
+    refuse_value(std::string(function_) + " does not support " + what + " on complex tensors");
+  refuse(what + " is not defined for " + dtype_name(dtype) + " arrays; use another op or convert the array");
+}
+
+}  // namespace procgroup

@@ -1,0 +1,247 @@
+// From the arguments of each collective to a request: which pieces of which arrays, after all checks.
+#include <algorithm>
+#include <numeric>
+
+#include "dtype/scale.hpp"
+#include "python_group.hpp"
+
+namespace procgroup {
+namespace {
+
+Request make(OpKind op, Dtype dtype, size_t count, int root = -1) {
+  Request request;
+  request.descriptor.op = op;
+  request.descriptor.dtype = dtype;
+  request.descriptor.count = count;
+  request.descriptor.root = root;
+  return request;
+}
+
+// A request that works on one array.
+Request make(OpKind op, const ArrayView& view, int root = -1) {
+  Request request = make(op, view.dtype(), view.count(), root);
+  request.input = request.output = view.data();
+  return request;
+}
+
+// Let each of this rank's elements be multiplied into memory of the request's own, right before the call reads them.
+void premultiply(Request& request, double factor) {
+  std::vector<Piece> from = request.inputs;
+  if (from.empty()) from.push_back({const_cast<void*>(request.input), request.descriptor.count});
+  const Dtype dtype = request.descriptor.dtype;
+  size_t count = 0;
+  for (const Piece& piece : from) count += piece.count;
+  const std::shared_ptr<std::byte[]> scaled(new std::byte[count * dtype_size(dtype)]);
+  std::byte* at = scaled.get();
+  for (Piece& piece : request.inputs) {
+    piece.data = at;
+    at += piece.count * dtype_size(dtype);
+  }
+  if (request.inputs.empty()) request.input = scaled.get();
+  request.before = [before = std::move(request.before), from = std::move(from), scaled, dtype, factor] {
+    if (before) before();
+    std::byte* to = scaled.get();
+    for (const Piece& piece : from) {
+      scale(dtype, to, piece.data, factor, piece.count);
+      to += piece.count * dtype_size(dtype);
+    }
+  };
+}
+
+void reduce_with(Request& request, const Reduction& reduction) {
+  request.descriptor.reduce_op = reduction.op;
+  if (reduction.op == ReduceOp::kPremulSum) premultiply(request, reduction.factor);
+}
+
+// Describe pieces of which every rank has the same: by one size, or by the sum and a hash of the sizes.
+void describe_pieces(Descriptor& call, const std::vector<Piece>& pieces) {
+  const auto differs = [&](const Piece& piece) { return piece.count != pieces[0].count; };
+  if (std::ranges::none_of(pieces, differs)) {
+    call.count = pieces[0].count;
+    return;
+  }
+  call.count = 0;
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
+  for (const Piece& piece : pieces) {
+    call.count += piece.count;
+    hash = (hash ^ piece.count) * 0x100000001b3;
+    hash ^= hash >> 32;
+  }
+  call.splits = hash | 1;
+}
+
+std::string elements(size_t count, Dtype dtype) { return std::to_string(count) + " " + dtype_name(dtype); }
+
+// Each of the pieces of a list is as large as the array.
+void require_equal(const CallSite& site, const std::vector<Piece>& pieces, const char* name, const ArrayView& view,
+                   const char* array) {
+  for (size_t index = 0; index < pieces.size(); ++index)
+    if (pieces[index].count != view.count())
+      site.refuse("`" + ParameterName{name, static_cast<int>(index)}.text() + "` holds " +
+                  elements(pieces[index].count, view.dtype()) + ", expected " + elements(view.count(), view.dtype()) +
+                  " as in `" + array + "`");
+}
+
+// This rank's piece of a list is as large as its array.
+void require_own(const CallSite& site, const std::vector<Piece>& pieces, const char* name, const ArrayView& view,
+                 const char* array) {
+  const size_t count = pieces[static_cast<size_t>(site.rank())].count;
+  if (count == view.count()) return;
+  site.refuse("`" + ParameterName{name, site.rank()}.text() + "`, which is this rank's, holds " +
+              elements(count, view.dtype()) + ", expected " + elements(view.count(), view.dtype()) + " as in `" +
+              array + "`");
+}
+
+void require_parts(const CallSite& site, const ArrayView& whole, const char* name, const ArrayView& part,
+                   const char* part_name) {
+  const size_t expected = part.count() * static_cast<size_t>(site.size());
+  if (whole.count() == expected) return;
+  site.refuse("`" + std::string(name) + "` holds " + elements(whole.count(), whole.dtype()) + ", expected " +
+              std::to_string(expected) + ": " + std::to_string(part.count()) + ", as `" + part_name +
+              "` has, for each of " + std::to_string(site.size()) + " ranks");
+}
+
+Piece piece_of(const ArrayView& view) { return {view.data(), view.count()}; }
+
+}  // namespace
+
+nb::object PythonGroup::broadcast(nb::handle array, int root, bool async_op, double seconds) {
+  ArrayView view(array, root == group_->rank() ? Access::kRead : Access::kWrite, {"tensor"});
+  return issue(make(OpKind::kBroadcast, view, site("broadcast").checked_rank(root)), async_op, seconds, view);
+}
+
+nb::object PythonGroup::reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds) {
+  const CallSite site = this->site("reduce");
+  ArrayView view(array, root == group_->rank() ? Access::kUpdate : Access::kRead, {"tensor"});
+  Request request = make(OpKind::kReduce, view, site.checked_rank(root));
+  reduce_with(request, site.reduction(op, view.dtype()));
+  return issue(std::move(request), async_op, seconds, view);
+}
+
+nb::object PythonGroup::all_reduce(nb::handle array, nb::handle op, bool async_op, double seconds) {
+  ArrayView view(array, Access::kUpdate, {"tensor"});
+  Request request = make(OpKind::kAllReduce, view);
+  reduce_with(request, site("all_reduce").reduction(op, view.dtype()));
+  return issue(std::move(request), async_op, seconds, view);
+}
+
+nb::object PythonGroup::gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds) {
+  const CallSite site = this->site("gather");
+  Arguments arguments(site, 1 + static_cast<size_t>(site.size()));
+  site.checked_rank(root);
+  const ArrayView& input = arguments.one(array, Access::kRead, "tensor");
+  Request request = make(OpKind::kGather, input.dtype(), input.count(), root);
+  request.input = input.data();
+  request.outputs = arguments.list_of_root(outputs, root, Access::kWrite, "gather_list", "destination");
+  require_equal(site, request.outputs, "gather_list", input, "tensor");
+  if (site.rank() == root) arguments.require_disjoint({piece_of(input)}, request.outputs);
+  return issue(std::move(request), async_op, seconds, arguments.issued());
+}
+
+nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds) {
+  const CallSite site = this->site("all_gather");
+  Arguments arguments(site, 1 + static_cast<size_t>(site.size()));
+  const ArrayView& input = arguments.one(array, Access::kRead, "tensor");
+  Request request = make(OpKind::kAllGather, input.dtype(), input.count());
+  request.input = input.data();
+  request.outputs = arguments.list(outputs, Access::kWrite, "tensor_list");
+  require_own(site, request.outputs, "tensor_list", input, "tensor");
+  describe_pieces(request.descriptor, request.outputs);
+  arguments.require_disjoint({piece_of(input)}, request.outputs);
+  return issue(std::move(request), async_op, seconds, arguments.issued());
+}
+
+nb::object PythonGroup::all_gather_single(nb::handle output, nb::handle array, bool async_op, double seconds) {
+  const CallSite site = this->site("all_gather_single");
+  Arguments arguments(site, 2);
+  const ArrayView& whole = arguments.one(output, Access::kWrite, "output_tensor");
+  const ArrayView& input = arguments.one(array, Access::kRead, "input_tensor");
+  require_parts(site, whole, "output_tensor", input, "input_tensor");
+  Request request = make(OpKind::kAllGather, input.dtype(), input.count());
+  request.input = input.data();
+  request.outputs = arguments.equal_pieces(whole);
+  arguments.require_disjoint({piece_of(input)}, request.outputs);
+  return issue(std::move(request), async_op, seconds, arguments.issued());
+}
+
+nb::object PythonGroup::scatter(nb::handle array, nb::handle inputs, int root, bool async_op, double seconds) {
+  const CallSite site = this->site("scatter");
+  Arguments arguments(site, 1 + static_cast<size_t>(site.size()));
+  site.checked_rank(root);
+  const ArrayView& output = arguments.one(array, Access::kWrite, "tensor");
+  Request request = make(OpKind::kScatter, output.dtype(), output.count(), root);
+  request.output = output.data();
+  request.inputs = arguments.list_of_root(inputs, root, Access::kRead, "scatter_list", "source");
+  require_equal(site, request.inputs, "scatter_list", output, "tensor");
+  if (site.rank() == root) arguments.require_disjoint(request.inputs, {piece_of(output)});
+  return issue(std::move(request), async_op, seconds, arguments.issued());
+}
+
+nb::object PythonGroup::reduce_scatter(nb::handle output, nb::handle inputs, nb::handle op, bool async_op,
+                                       double seconds) {
+  const CallSite site = this->site("reduce_scatter");
+  Arguments arguments(site, 1 + static_cast<size_t>(site.size()));
+  const ArrayView& target = arguments.one(output, Access::kWrite, "output");
+  Request request = make(OpKind::kReduceScatter, target.dtype(), target.count());
+  request.output = target.data();
+  request.inputs = arguments.list(inputs, Access::kRead, "input_list");
+  require_own(site, request.inputs, "input_list", target, "output");
+  describe_pieces(request.descriptor, request.inputs);
+  arguments.require_disjoint(request.inputs, {piece_of(target)});
+  reduce_with(request, site.reduction(op, target.dtype()));
+  return issue(std::move(request), async_op, seconds, arguments.issued());
+}
+
+nb::object PythonGroup::reduce_scatter_single(nb::handle output, nb::handle array, nb::handle op, bool async_op,
+                                              double seconds) {
+  const CallSite site = this->site("reduce_scatter_single");
+  Arguments arguments(site, 2);
+  const ArrayView& target = arguments.one(output, Access::kWrite, "output");
+  const ArrayView& whole = arguments.one(array, Access::kRead, "input");
+  require_parts(site, whole, "input", target, "output");
+  Request request = make(OpKind::kReduceScatter, target.dtype(), target.count());
+  request.output = target.data();
+  request.inputs = arguments.equal_pieces(whole);
+  arguments.require_disjoint(request.inputs, {piece_of(target)});
+  reduce_with(request, site.reduction(op, target.dtype()));
+  return issue(std::move(request), async_op, seconds, arguments.issued());
+}
+
+nb::object PythonGroup::all_to_all(nb::handle outputs, nb::handle inputs, bool async_op, double seconds) {
+  const CallSite site = this->site("all_to_all");
+  Arguments arguments(site, 2 * static_cast<size_t>(site.size()));
+  Request request = make(OpKind::kAllToAll, Dtype::kUint8, 0);
+  request.outputs = arguments.list(outputs, Access::kWrite, "output_tensor_list");
+  request.inputs = arguments.list(inputs, Access::kRead, "input_tensor_list");
+  request.descriptor.dtype = arguments.dtype();
+  const auto rank = static_cast<size_t>(site.rank());
+  if (request.inputs[rank].count != request.outputs[rank].count)
+    site.refuse("`input_tensor_list[" + std::to_string(rank) + "]`, which this rank gives to itself, has " +
+                std::to_string(request.inputs[rank].count) + " elements, but `output_tensor_list[" +
+                std::to_string(rank) + "]` has " + std::to_string(request.outputs[rank].count));
+  arguments.require_disjoint(request.inputs, request.outputs);
+  return issue(std::move(request), async_op, seconds, arguments.issued());
+}
+
+nb::object PythonGroup::all_to_all_single(nb::handle output, nb::handle array, nb::handle output_splits,
+                                          nb::handle input_splits, bool async_op, double seconds) {
+  const CallSite site = this->site("all_to_all_single");
+  Arguments arguments(site, 2);
+  const ArrayView& target = arguments.one(output, Access::kWrite, "output");
+  const ArrayView& source = arguments.one(array, Access::kRead, "input");
+  Request request = make(OpKind::kAllToAll, target.dtype(), 0);
+  request.outputs = arguments.rows(target, output_splits, "output");
+  request.inputs = arguments.rows(source, input_splits, "input");
+  const auto rank = static_cast<size_t>(site.rank());
+  if (request.inputs[rank].count != request.outputs[rank].count)
+    site.refuse("this rank gives itself " + elements(request.inputs[rank].count, target.dtype()) + ", but expects " +
+                std::to_string(request.outputs[rank].count) + " from itself");
+  arguments.require_disjoint(request.inputs, request.outputs);
+  return issue(std::move(request), async_op, seconds, arguments.issued());
+}
+
+nb::object PythonGroup::barrier(bool async_op, double seconds) {
+  return issue(Request{}, async_op, seconds, std::make_shared<Issued>());
+}
+
+}  // namespace procgroup

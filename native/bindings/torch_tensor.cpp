@@ -1,0 +1,128 @@
+#include "torch_tensor.hpp"
+
+#include <cstdint>
+
+namespace nb = nanobind;
+
+namespace procgroup {
+namespace {
+
+// From the DLPack specification, version 1.2: DLTensor and DLPackExchangeAPI.
+struct DlpackTensor {
+  void* data;
+  int32_t device_type;
+  int32_t device_id;
+  int32_t dimensions;
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+  int64_t* shape;
+  int64_t* strides;  // in elements
+  uint64_t byte_offset;
+};
+
+struct ExchangeFunctions {
+  uint32_t major;
+  uint32_t minor;
+  ExchangeFunctions* older;
+  void* unused[3];
+  int (*read_tensor)(void* python_object, DlpackTensor* out);
+};
+
+constexpr int32_t kCpu = 1;
+
+// Found once, when the first tensor comes; torch is never imported here. Guarded by the interpreter's lock.
+struct Torch {
+  PyObject* tensor = nullptr;
+  PyObject* parameter = nullptr;
+  ExchangeFunctions* functions = nullptr;
+  PyObject* is_neg = nullptr;
+  PyObject* is_conj = nullptr;
+};
+
+bool find(Torch& torch) {
+  const nb::object module = nb::steal(PyImport_GetModule(nb::str("torch").ptr()));
+  if (!module.is_valid()) return false;
+  const nb::object tensor = nb::getattr(module, "Tensor", nb::none());
+  const nb::object networks = nb::getattr(module, "nn", nb::none());
+  const nb::object capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return false;
+  auto* functions = static_cast<ExchangeFunctions*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (functions != nullptr && functions->major > 1) functions = functions->older;
+  if (functions == nullptr || functions->read_tensor == nullptr) return false;
+  torch.functions = functions;
+  torch.parameter = nb::getattr(networks, "Parameter", nb::none()).release().ptr();
+  torch.is_neg = PyUnicode_InternFromString("is_neg");
+  torch.is_conj = PyUnicode_InternFromString("is_conj");
+  torch.tensor = tensor.inc_ref().ptr();
+  return true;
+}
+
+bool answers_yes(nb::handle tensor, PyObject* question) {
+  const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), question));
+  if (!answer.is_valid()) throw nb::python_error();
+  return answer.ptr() == Py_True;
+}
+
+bool parse_dtype(const DlpackTensor& tensor, Dtype& dtype) {
+  struct Known {
+    uint8_t code;
+    uint8_t bits;
+    Dtype dtype;
+  };
+  static constexpr Known kKnown[] = {
+      {2, 32, Dtype::kFloat32},
+      {4, 16, Dtype::kBfloat16},
+      {2, 16, Dtype::kFloat16},
+      {2, 64, Dtype::kFloat64},
+      {0, 64, Dtype::kInt64},
+      {0, 32, Dtype::kInt32},
+      {1, 8, Dtype::kUint8},
+      {6, 8, Dtype::kBool},
+      {0, 8, Dtype::kInt8},
+      {0, 16, Dtype::kInt16},
+      {1, 16, Dtype::kUint16},
+      {1, 32, Dtype::kUint32},
+      {1, 64, Dtype::kUint64},
+      {5, 64, Dtype::kComplex64},
+      {5, 128, Dtype::kComplex128},
+      {10, 8, Dtype::kFloat8E4m3fn},
+      {11, 8, Dtype::kFloat8E4m3fnuz},
+      {12, 8, Dtype::kFloat8E5m2},
+      {13, 8, Dtype::kFloat8E5m2fnuz},
+      {14, 8, Dtype::kFloat8E8m0fnu},
+  };
+  for (const Known& known : kKnown) {
+    if (known.code != tensor.code || known.bits != tensor.bits || tensor.lanes != 1) continue;
+    dtype = known.dtype;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool read_torch_tensor(nb::handle array, Strided& place, Dtype& dtype) {
+  static Torch torch;
+  if (torch.tensor == nullptr && !find(torch)) return false;
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()));
+  if (type != torch.tensor && type != torch.parameter) return false;
+  DlpackTensor tensor{};
+  if (torch.functions->read_tensor(array.ptr(), &tensor) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool is_complex = tensor.code == 5;
+  if (tensor.device_type != kCpu || !parse_dtype(tensor, dtype)) return false;
+  if (answers_yes(array, torch.is_neg) || (is_complex && answers_yes(array, torch.is_conj))) return false;
+  place.base = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  place.element_bytes = dtype_size(dtype);
+  for (int32_t index = 0; index < tensor.dimensions; ++index) {
+    place.shape.push_back(static_cast<ptrdiff_t>(tensor.shape[index]));
+    place.strides.push_back(static_cast<ptrdiff_t>(tensor.strides[index]) *
+                            static_cast<ptrdiff_t>(place.element_bytes));
+  }
+  return true;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,209 @@
+#include "dtype/strided.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+namespace procgroup {
+namespace {
+
+struct Dimension {
+  ptrdiff_t length;
+  ptrdiff_t stride;
+};
+
+// The same elements in the same order with as few dimensions as possible.
+std::vector<Dimension> merged(const Strided& array) {
+  std::vector<Dimension> dimensions;
+  for (size_t index = 0; index < array.shape.size(); ++index) {
+    const Dimension next{array.shape[index], array.strides[index]};
+    if (next.length == 1) continue;
+    if (!dimensions.empty() && dimensions.back().stride == next.stride * next.length)
+      dimensions.back() = {dimensions.back().length * next.length, next.stride};
+    else
+      dimensions.push_back(next);
+  }
+  return dimensions;
+}
+
+// Elements that lie one after the other, `runs` of `bytes` each; the rest of the dimensions are left in `outer`.
+struct Runs {
+  size_t bytes;
+  std::vector<Dimension> outer;
+};
+
+Runs runs_of(const Strided& array) {
+  Runs runs{array.element_bytes, merged(array)};
+  if (!runs.outer.empty() && runs.outer.back().stride == static_cast<ptrdiff_t>(array.element_bytes)) {
+    runs.bytes *= static_cast<size_t>(runs.outer.back().length);
+    runs.outer.pop_back();
+  }
+  return runs;
+}
+
+// Call `row(address, length, stride)` for each innermost row of runs, in C order.
+template <class Row>
+void for_each_row(std::byte* base, const std::vector<Dimension>& dimensions, const Row& row) {
+  if (dimensions.empty()) return row(base, ptrdiff_t{1}, ptrdiff_t{0});
+  const size_t outer = dimensions.size() - 1;
+  std::vector<ptrdiff_t> at(outer, 0);
+  std::byte* address = base;
+  for (;;) {
+    row(address, dimensions[outer].length, dimensions[outer].stride);
+    size_t level = outer;
+    while (level > 0) {
+      --level;
+      address += dimensions[level].stride;
+      if (++at[level] < dimensions[level].length) break;
+      address -= dimensions[level].stride * dimensions[level].length;
+      at[level] = 0;
+      if (level == 0) return;
+    }
+    if (outer == 0) return;
+  }
+}
+
+// Copies of a size that the compiler knows are single moves.
+template <size_t kBytes, bool kPack>
+void copy_row(std::byte* strided, std::byte* packed, ptrdiff_t length, ptrdiff_t stride) {
+  for (ptrdiff_t index = 0; index < length; ++index) {
+    std::byte* element = strided + index * stride;
+    std::byte* place = packed + static_cast<size_t>(index) * kBytes;
+    std::memcpy(kPack ? place : element, kPack ? element : place, kBytes);
+  }
+}
+
+template <bool kPack>
+void copy_runs(std::byte* strided, std::byte* packed, ptrdiff_t length, ptrdiff_t stride, size_t bytes) {
+  switch (bytes) {
+    case 1:
+      return copy_row<1, kPack>(strided, packed, length, stride);
+    case 2:
+      return copy_row<2, kPack>(strided, packed, length, stride);
+    case 4:
+      return copy_row<4, kPack>(strided, packed, length, stride);
+    case 8:
+      return copy_row<8, kPack>(strided, packed, length, stride);
+    case 16:
+      return copy_row<16, kPack>(strided, packed, length, stride);
+    default:
+      break;
+  }
+  for (ptrdiff_t index = 0; index < length; ++index) {
+    std::byte* element = strided + index * stride;
+    std::byte* place = packed + static_cast<size_t>(index) * bytes;
+    std::memcpy(kPack ? place : element, kPack ? element : place, bytes);
+  }
+}
+
+template <bool kPack>
+void copy(const Strided& array, std::byte* packed) {
+  if (array.count() == 0) return;
+  const Runs runs = runs_of(array);
+  for_each_row(array.base, runs.outer, [&](std::byte* address, ptrdiff_t length, ptrdiff_t stride) {
+    copy_runs<kPack>(address, packed, length, stride, runs.bytes);
+    packed += static_cast<size_t>(length) * runs.bytes;
+  });
+}
+
+std::vector<uintptr_t> sorted_begins(const Strided& array, const Runs& runs) {
+  std::vector<uintptr_t> begins;
+  begins.reserve(array.count() * array.element_bytes / runs.bytes);
+  for_each_row(array.base, runs.outer, [&](std::byte* address, ptrdiff_t length, ptrdiff_t stride) {
+    for (ptrdiff_t index = 0; index < length; ++index)
+      begins.push_back(reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(index * stride));
+  });
+  std::ranges::sort(begins);
+  return begins;
+}
+
+struct Extent {
+  uintptr_t begin;
+  uintptr_t end;
+};
+
+Extent extent_of(const Strided& array) {
+  Extent extent{reinterpret_cast<uintptr_t>(array.base), reinterpret_cast<uintptr_t>(array.base)};
+  for (size_t index = 0; index < array.shape.size(); ++index) {
+    const ptrdiff_t reach = array.strides[index] * (array.shape[index] - 1);
+    (reach < 0 ? extent.begin : extent.end) += static_cast<uintptr_t>(reach);
+  }
+  extent.end += array.element_bytes;
+  return extent;
+}
+
+// Whether all elements of each lie at places of their own modulo a common divisor of the strides, as the columns of one
+// matrix do.
+bool apart_by_residue(const Strided& left, const Runs& left_runs, const Strided& right, const Runs& right_runs) {
+  uintptr_t divisor = 0;
+  for (const Runs* runs : {&left_runs, &right_runs})
+    for (const Dimension& dimension : runs->outer)
+      divisor = std::gcd(divisor, static_cast<uintptr_t>(std::abs(dimension.stride)));
+  if (divisor == 0) return false;
+  const uintptr_t distance =
+      (reinterpret_cast<uintptr_t>(right.base) % divisor + divisor - reinterpret_cast<uintptr_t>(left.base) % divisor) %
+      divisor;
+  return distance >= left_runs.bytes && distance + right_runs.bytes <= divisor;
+}
+
+}  // namespace
+
+size_t Strided::count() const {
+  size_t count = 1;
+  for (const ptrdiff_t length : shape) count *= static_cast<size_t>(length);
+  return count;
+}
+
+bool Strided::is_contiguous() const { return count() == 0 || runs_of(*this).outer.empty(); }
+
+void Strided::pack(void* to) const { copy<true>(*this, static_cast<std::byte*>(to)); }
+
+void Strided::unpack(const void* from) const {
+  copy<false>(*this, static_cast<std::byte*>(const_cast<void*>(from)));  // only read
+}
+
+bool Strided::overlaps_itself() const {
+  if (count() <= 1) return false;
+  const Runs runs = runs_of(*this);
+  std::vector<Dimension> nested = runs.outer;
+  std::ranges::sort(nested, {}, [](const Dimension& dimension) { return std::abs(dimension.stride); });
+  // Usual layouts nest: each stride reaches beyond all that the smaller ones cover.
+  size_t covered = runs.bytes;
+  bool nests = true;
+  for (const Dimension& dimension : nested) {
+    const auto stride = static_cast<size_t>(std::abs(dimension.stride));
+    if (stride == 0) return true;
+    nests = nests && stride >= covered;
+    covered += stride * static_cast<size_t>(dimension.length - 1);
+  }
+  if (nests) return false;
+  const std::vector<uintptr_t> begins = sorted_begins(*this, runs);
+  for (size_t index = 1; index < begins.size(); ++index)
+    if (begins[index] - begins[index - 1] < runs.bytes) return true;
+  return false;
+}
+
+bool overlap(const Strided& left, const Strided& right) {
+  if (left.count() == 0 || right.count() == 0) return false;
+  const Extent one = extent_of(left);
+  const Extent two = extent_of(right);
+  if (one.end <= two.begin || two.end <= one.begin) return false;
+  const Runs left_runs = runs_of(left);
+  const Runs right_runs = runs_of(right);
+  if (apart_by_residue(left, left_runs, right, right_runs)) return false;
+  const std::vector<uintptr_t> lefts = sorted_begins(left, left_runs);
+  const std::vector<uintptr_t> rights = sorted_begins(right, right_runs);
+  for (size_t i = 0, j = 0; i < lefts.size() && j < rights.size();) {
+    if (lefts[i] + left_runs.bytes <= rights[j])
+      ++i;
+    else if (rights[j] + right_runs.bytes <= lefts[i])
+      ++j;
+    else
+      return true;
+  }
+  return false;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,29 @@
+// Arrays that do not lie whole in memory: columns, slices, transposed and reversed views.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace procgroup {
+
+// Where the elements of an array lie, in C order. Strides are in bytes and may be negative or zero.
+struct Strided {
+  std::byte* base = nullptr;  // of the first element
+  size_t element_bytes = 1;
+  std::vector<ptrdiff_t> shape;
+  std::vector<ptrdiff_t> strides;
+
+  size_t count() const;
+  // Whether the elements lie one after the other, so that `base` alone describes them.
+  bool is_contiguous() const;
+  // Copy the elements to, or from, memory in which they lie one after the other.
+  void pack(void* to) const;
+  void unpack(const void* from) const;
+  // Whether two elements share a byte, as in a broadcast view.
+  bool overlaps_itself() const;
+};
+
+// Whether an element of one shares a byte with an element of the other.
+bool overlap(const Strided& left, const Strided& right);
+
+}  // namespace procgroup

@@ -1,0 +1,83 @@
+// Finds ranks that wait for each other in a circle, and nothing else: a false alarm would end a sound program.
+//
+// A rank shows its wait (see WaitBoard) only when nothing but the awaited rank can end it:
+//   - it is a blocking receive from one rank that nothing has matched, a blocking send of a large message that nothing
+//     has matched, or a collective for which the awaited member has not come;
+//   - it lasts a second already, and its own limit is above kShortSeconds: who sets a short one may mean to go on;
+//   - no other thread runs Python in this process, and no group of it has an asynchronous call pending;
+//   - nothing that was sent to this rank lies unread, and nothing that it sends unwritten.
+// Whoever shows a wait therefore acts again only after a message or an arrival from `next`. Take a circle of ranks
+// that all show a wait, each of which has confirmed the epoch of its next one, with all epochs unchanged while this
+// was read. At one moment all of it was true together. Then no member had anything to come from its next one: what
+// was sent before that one showed its wait was there when it was confirmed, and since then it has sent nothing. So
+// none of them can ever go on. The circle has to stand for two looks in a row, too.
+//
+// Who finds it announces it, with the epochs, before it fails; the other members read that, and fail in the same words.
+// What a Python signal handler might send is not considered.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "engine/failure.hpp"
+#include "engine/wait_board.hpp"
+
+namespace procgroup {
+
+// What a blocking call waits for: any of `ranks` (world ranks) is one without which it cannot end.
+struct Awaited {
+  OpKind op;
+  uint64_t number;  // as in ShownWait
+  std::vector<int> ranks;
+};
+
+// The boards of all ranks of a world, and the part of the engine that can tell whether anything is pending.
+class DeadlockSight {
+ public:
+  virtual ~DeadlockSight() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual WaitBoard* own_board() = 0;
+  virtual const WaitBoard* board(int rank) const = 0;  // null when that rank shares no memory with this one
+  // Whether no asynchronous call is pending, and nothing lies unread or unwritten. Moves what can be moved.
+  virtual bool is_quiet() = 0;
+};
+
+// Watches over one blocking wait. Costs nothing before the wait is examined for the first time.
+class DeadlockWatch {
+ public:
+  static constexpr int64_t kSuspiciousNs = 1'000'000'000;
+  static constexpr double kShortSeconds = 10;
+
+  DeadlockWatch(DeadlockSight& sight, double seconds, int64_t suspicious_ns = kSuspiciousNs)
+      : sight_(sight), seconds_(seconds), suspicious_ns_(suspicious_ns) {}
+  DeadlockWatch(const DeadlockWatch&) = delete;
+  ~DeadlockWatch() { hide(); }
+
+  // The deadlock that this wait is part of, if it is in one. `awaited` and `alone` are called now and then:
+  // what is awaited (nothing: not only other ranks can end the wait); whether only this thread could make calls.
+  std::optional<Failure> examine(const std::function<std::optional<Awaited>()>& awaited,
+                                 const std::function<bool()>& alone);
+  // The deadlock that another rank has found, when this wait is part of it. That rank may have ended since: so this is
+  // asked also when the wait has failed for the loss of a peer.
+  std::optional<Failure> told() const;
+
+ private:
+  bool is_suspicious();
+  ShownWait choose(const Awaited& awaited) const;
+  void show(const ShownWait& wait);
+  void hide();
+  std::vector<ShownWait> circle_from(int rank) const;
+  bool stands(const std::vector<ShownWait>& circle) const;
+
+  DeadlockSight& sight_;
+  const double seconds_;
+  const int64_t suspicious_ns_;
+  int64_t since_ns_ = 0;
+  std::optional<ShownWait> shown_;
+  std::vector<ShownWait> seen_;  // the circle that the last look found
+};
+
+}  // namespace procgroup

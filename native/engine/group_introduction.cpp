@@ -1,0 +1,121 @@
+#include "engine/group_introduction.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace procgroup {
+namespace {
+
+// How long two ranks must have waited for each other in different groups before that is called a mistake. Programs
+// whose threads make groups side by side may meet later than at once.
+constexpr int64_t kConflictNs = 1'000'000'000;
+
+// What another rank's end of the group means to a rank that waits for it.
+Failure as_told(int peer, const Failure& failure, int rank) {
+  const auto& missing = failure.missing;
+  if (failure.kind == Failure::Kind::kTimeout && std::find(missing.begin(), missing.end(), rank) == missing.end())
+    return {.kind = Failure::Kind::kTimeout, .seconds = failure.seconds, .missing = missing};
+  if (failure.kind == Failure::Kind::kLost && failure.peer != rank)
+    return {.kind = Failure::Kind::kLost, .peer = failure.peer, .pid = failure.pid, .reason = failure.reason};
+  return {.kind = Failure::Kind::kFailed, .peer = peer, .reason = failure.reason};
+}
+
+}  // namespace
+
+GroupIntroduction::GroupIntroduction(Engine& engine, uint64_t identity, std::vector<int> members, uint64_t memory,
+                                     std::string call)
+    : engine_(engine), identity_(identity), members_(std::move(members)), memory_(memory), call_(std::move(call)) {}
+
+Progress GroupIntroduction::advance() {
+  if (is_over()) return Progress::kDone;
+  const std::lock_guard lock(engine_.messages_mutex());
+  if (began_ns_ == 0) {
+    began_ns_ = now_ns();
+    engine_.introductions().open(identity_, members_, memory_, call_);
+  }
+  const bool moved = engine_.messages().pump();
+  engine_.introductions().collect();
+  if (look()) return Progress::kDone;
+  return moved ? Progress::kMoved : Progress::kWaiting;
+}
+
+bool GroupIntroduction::look() {
+  for (const int member : members_) {
+    const Introduction* theirs = engine_.introductions().heard(member, identity_);
+    if (theirs == nullptr || !theirs->ended) continue;
+    end_with(as_told(member, *theirs->ended, engine_.rank()));
+    return true;
+  }
+  const std::vector<int> silent = unheard();
+  if (!silent.empty()) return find_conflict(silent);
+  for (const int member : members_)
+    offsets_.push_back(member == engine_.rank() ? memory_ : engine_.introductions().heard(member, identity_)->memory);
+  finish();
+  return true;
+}
+
+std::vector<int> GroupIntroduction::unheard() const {
+  std::vector<int> silent;
+  for (const int member : members_)
+    if (member != engine_.rank() && engine_.introductions().heard(member, identity_) == nullptr)
+      silent.push_back(member);
+  return silent;
+}
+
+bool GroupIntroduction::find_conflict(const std::vector<int>& silent) {
+  Failure failure{.kind = Failure::Kind::kMismatch};
+  failure.calls.resize(static_cast<size_t>(engine_.world_size()));
+  bool told = false;
+  refused_.clear();
+  for (const int member : silent) {
+    const Introduction* other = engine_.introductions().conflicting(member, began_ns_);
+    if (other == nullptr) continue;
+    refused_.push_back(other->identity);
+    told = told || other->ended;
+    failure.calls[static_cast<size_t>(member)] = other->call;
+  }
+  if (refused_.empty()) return conflict_since_ns_ = 0, false;
+  if (conflict_since_ns_ == 0) conflict_since_ns_ = now_ns();
+  if (!told && now_ns() - conflict_since_ns_ < kConflictNs) return false;
+  for (size_t rank = 0; rank < failure.calls.size(); ++rank)
+    if (!failure.calls[rank].empty())
+      failure.reason += "rank " + std::to_string(rank) + " calls " + failure.calls[rank] + ", ";
+  failure.reason += "rank " + std::to_string(engine_.rank()) + " calls " + call_;
+  failure.calls[static_cast<size_t>(engine_.rank())] = call_;
+  for (const int member : silent)
+    if (const Introduction* other = engine_.introductions().conflicting(member, began_ns_))
+      engine_.introductions().forget(member, other->identity);
+  end_with(std::move(failure));
+  return true;
+}
+
+void GroupIntroduction::end_with(Failure failure) {
+  engine_.introductions().close(identity_, &failure, true);
+  fail(std::move(failure));
+}
+
+void GroupIntroduction::give_up(Failure failure) {
+  const std::lock_guard lock(engine_.messages_mutex());
+  if (!is_over()) end_with(std::move(failure));
+}
+
+std::vector<int> GroupIntroduction::missing() const {
+  const std::lock_guard lock(engine_.messages_mutex());
+  return unheard();
+}
+
+std::optional<Failure> GroupIntroduction::examine() const {
+  if (engine_.aborted()) return Failure{.kind = Failure::Kind::kAborted};
+  const std::lock_guard lock(engine_.messages_mutex());
+  for (const int member : unheard()) {
+    const Failure* silenced = engine_.introductions().silenced(member);
+    if (silenced == nullptr) continue;
+    Failure failure = *silenced;
+    if (failure.kind == Failure::Kind::kLost) failure.pid = engine_.peer_pid(member);
+    failure.peer = member;
+    return failure;
+  }
+  return std::nullopt;
+}
+
+}  // namespace procgroup

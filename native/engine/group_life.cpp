@@ -1,0 +1,241 @@
+// How a group begins and ends on this rank, and what each wait of its calls looks at.
+#include <algorithm>
+#include <cstring>
+
+#include "engine/group.hpp"
+#include "engine/group_introduction.hpp"
+#include "engine/group_operation.hpp"
+#include "engine/sheet.hpp"
+
+namespace procgroup {
+namespace {
+
+// Above two ranks, all_reduce of up to this many bytes lets every rank reduce everything.
+constexpr size_t kDirectBytes = 64 * 1024;
+
+constexpr const char* kLeftBefore = "it left the group before this call";
+
+size_t index(int rank) { return static_cast<size_t>(rank); }
+
+// Let the members see in this rank's group memory that it gave up, and why.
+void state_failure(GroupMemory& memory, const Failure& failure) {
+  const bool lost = failure.kind == Failure::Kind::kLost;
+  memory.lost_rank = lost ? failure.peer : -1;
+  memory.lost_pid = failure.pid;
+  const std::string reason = lost ? failure.reason : failure.summary();
+  std::strncpy(memory.reason, reason.c_str(), kReasonBytes - 1);
+  memory.state.store(MemberState::kFailed, std::memory_order_seq_cst);
+}
+
+}  // namespace
+
+Group::Group(Engine& engine, GroupOptions options) : engine_(engine), options_(std::move(options)) {
+  // An all_to_all shows the sizes of all its pieces in a small area.
+  options_.layout.small_bytes = std::max(options_.layout.small_bytes, 2 * Sheet::bytes(size()));
+  if (options_.shared) {
+    offset_ = engine_.heap().take(GroupLayout::memory_bytes(options_.members.size()));
+  } else {
+    mesh_.emplace(engine_.messages(), GroupView{options_.id, options_.rank, options_.members});
+  }
+  engine_.progress().add(this);
+}
+
+Group::~Group() {
+  if (engine_.forked()) return;
+  leave();
+  if (options_.shared) retire();
+  const std::lock_guard lock(engine_.messages_mutex());
+  mesh_.reset();
+}
+
+// Say to every member that this rank reads no more, and give back what it let them read, once they say so too.
+void Group::retire() {
+  GroupHeap& heap = engine_.heap();
+  GroupHeap::Retired retired{.memory = offset_,
+                             .memory_bytes = GroupLayout::memory_bytes(options_.members.size()),
+                             .blocks = {},
+                             .is_unread = [] { return true; }};
+  if (shared_) {
+    for (int member = 0; member < size(); ++member)
+      if (member != rank()) shared_->members[index(member)].departed(rank()).store(1, std::memory_order_release);
+    if (const uint64_t small = shared_->staging->surrender_small(); small != 0)
+      retired.blocks.emplace_back(&heap.small_pool(options_.layout), small);
+    if (const uint64_t slots = shared_->staging->surrender_slots(); slots != 0)
+      retired.blocks.emplace_back(&heap.slots_pool(options_.layout), slots);
+    retired.is_unread = [&engine = engine_, options = options_, mine = shared_->mine()] {
+      for (int member = 0; member < static_cast<int>(options.members.size()); ++member) {
+        if (member == options.rank || mine.departed(member).load(std::memory_order_acquire) != 0) continue;
+        if (engine.peer_status(options.members[index(member)]) == PeerStatus::kPresent) return false;
+      }
+      return true;
+    };
+  }
+  heap.retire(std::move(retired));
+}
+
+void Group::attach(const std::vector<uint64_t>& offsets) {
+  std::vector<GroupMemoryView> views;
+  for (size_t member = 0; member < options_.members.size(); ++member) {
+    const Arena* arena = engine_.peer_arena(options_.members[member]);
+    arenas_.push_back(arena);
+    views.emplace_back(*arena, offsets.at(member), options_.members.size(), options_.layout);
+  }
+  GroupHeap& heap = engine_.heap();
+  auto staging = std::make_unique<Staging>(heap.small_pool(options_.layout), heap.slots_pool(options_.layout), views,
+                                           options_.rank);
+  std::vector<const void*> sources(views.size());
+  shared_.emplace(SharedState{.rank = options_.rank,
+                              .layout = options_.layout,
+                              .members = std::move(views),
+                              .arenas = &arenas_,
+                              .staging = std::move(staging),
+                              .progress = 0,
+                              .chunks = 0,
+                              .plan = {},
+                              .pieces = {},
+                              .sources = std::move(sources),
+                              .direct_bytes = kDirectBytes,
+                              .exchanged_bytes = options_.exchanged_bytes,
+                              .reading = options_.reading});
+  shared_->reads_everything = true;
+  for (int member = 0; member < size(); ++member) {
+    const PeerMemory* peer = member == rank() ? nullptr : engine_.peer_memory(options_.members[index(member)]);
+    shared_->peers.push_back(peer);
+    if (peer != nullptr && !peer->reads_everything()) shared_->reads_everything = false;
+  }
+}
+
+void Group::introduce(const std::string& call, double seconds, Host& host) {
+  GroupIntroduction operation(engine_, options_.id, options_.members, offset_, call);
+  drive(operation, seconds, engine_.policy(), engine_, host,
+        [&operation](const Operation&) { return operation.examine(); });
+  if (const Failure* failure = operation.failure()) {
+    refused_ = operation.refused();
+    if (options_.shared) {
+      // Members that had heard everybody in time have gone on, and look here.
+      const GroupMemoryView mine(engine_.arena(), offset_, options_.members.size(), options_.layout);
+      state_failure(mine.memory(), Failure{.kind = Failure::Kind::kBroken, .reason = failure->summary()});
+    }
+    throw OperationFailed{*failure, {}};
+  }
+  introduced_ = true;
+  if (options_.shared) attach(operation.offsets());
+}
+
+std::optional<Failure> Group::broken() const {
+  const std::lock_guard lock(reason_mutex_);
+  return reason_;
+}
+
+std::optional<Failure> Group::examine(const Operation& operation) const {
+  if (engine_.aborted()) return Failure{.kind = Failure::Kind::kAborted};
+  const std::vector<int> missing = operation.missing();
+  const auto concerns = [&](int member) {
+    return member != options_.rank &&
+           (operation.depends_on_all() || std::ranges::find(missing, member) != missing.end());
+  };
+  // A lost rank is the cause of what other ranks report: look for that first.
+  for (int member = 0; member < size(); ++member) {
+    const int peer = options_.members[static_cast<size_t>(member)];
+    if (!concerns(member) || engine_.peer_status(peer) != PeerStatus::kLost) continue;
+    Failure failure = engine_.loss(peer);
+    failure.peer = member;
+    return failure;
+  }
+  for (int member = 0; member < size(); ++member)
+    if (concerns(member))
+      if (std::optional<Failure> failure = examine_member(member, missing)) return failure;
+  return broken();
+}
+
+std::optional<Failure> Group::examine_member(int member, const std::vector<int>& missing) const {
+  const bool awaited = std::find(missing.begin(), missing.end(), member) != missing.end();
+  const int peer = options_.members[static_cast<size_t>(member)];
+  if (awaited && engine_.peer_status(peer) == PeerStatus::kLeft) {
+    Failure failure = engine_.loss(peer);
+    failure.peer = member;
+    return failure;
+  }
+  if (!shared_) return examine_introduction(member, awaited);
+  const GroupMemory& memory = shared_->members[static_cast<size_t>(member)].memory();
+  switch (memory.state.load(std::memory_order_acquire)) {
+    case MemberState::kPresent:
+      return std::nullopt;
+    case MemberState::kLeft:
+      if (!awaited) return std::nullopt;
+      return Failure{.kind = Failure::Kind::kLost,
+                     .peer = member,
+                     .pid = engine_.peer_arena(peer)->header().pid,
+                     .reason = kLeftBefore};
+    case MemberState::kFailed:
+      break;
+  }
+  const std::string reason(memory.reason, strnlen(memory.reason, kReasonBytes));
+  if (memory.lost_rank >= 0 && memory.lost_rank != options_.rank)
+    return Failure{.kind = Failure::Kind::kLost, .peer = memory.lost_rank, .pid = memory.lost_pid, .reason = reason};
+  return Failure{.kind = Failure::Kind::kFailed, .peer = member, .reason = reason};
+}
+
+// What a member without shared memory has said about its end. Its failed calls tell by themselves.
+std::optional<Failure> Group::examine_introduction(int member, bool awaited) const {
+  if (!introduced_) return std::nullopt;
+  const int peer = options_.members[index(member)];
+  const std::lock_guard lock(engine_.messages_mutex());
+  engine_.introductions().collect();
+  const Introduction* theirs = engine_.introductions().heard(peer, options_.id);
+  if (theirs == nullptr) return std::nullopt;
+  if (theirs->ended) return Failure{.kind = Failure::Kind::kFailed, .peer = member, .reason = theirs->ended->reason};
+  if (!theirs->left || !awaited) return std::nullopt;
+  return Failure{.kind = Failure::Kind::kLost, .peer = member, .pid = engine_.peer_pid(peer), .reason = kLeftBefore};
+}
+
+void Group::break_with(const Failure& failure) {
+  {
+    const std::lock_guard lock(reason_mutex_);
+    if (reason_) return;
+    reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = failure.summary()};
+  }
+  over_.store(true, std::memory_order_release);
+  if (!shared_) return;
+  state_failure(shared_->mine().memory(), failure);
+  shared_->wake_peers();
+}
+
+void Group::abort() {
+  const Failure aborted{.kind = Failure::Kind::kAborted};
+  break_with(aborted);
+  part(&aborted);
+  engine_.announce_news();
+}
+
+// Where members share no memory, they hear of the end by a message.
+void Group::part(const Failure* failure) {
+  if (!introduced_) return;
+  const std::lock_guard lock(engine_.messages_mutex());
+  engine_.introductions().close(options_.id, shared_ ? nullptr : failure, !shared_);
+}
+
+void Group::leave() {
+  if (left_) return;
+  left_ = true;
+  mark_left();
+  part(nullptr);
+  // From here on the progress thread does not touch this group: what is pending ends now, and nobody waits for ever.
+  engine_.progress().remove(this);
+  examine_pending();
+  engine_.completed();
+}
+
+void Group::mark_left() {
+  {
+    const std::lock_guard lock(reason_mutex_);
+    if (reason_) return;
+    reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = "this rank left the group"};
+  }
+  over_.store(true, std::memory_order_release);
+  if (!shared_) return;
+  shared_->mine().memory().state.store(MemberState::kLeft, std::memory_order_seq_cst);
+  shared_->wake_peers();
+}
+
+}  // namespace procgroup

@@ -1,0 +1,86 @@
+#include "engine/lending.hpp"
+
+#include "engine/sheet.hpp"
+
+namespace procgroup {
+namespace {
+
+// Adds arrays to a sheet, and finds out whether they can be read where they lie.
+class Show {
+ public:
+  Show(SharedState& state, const Descriptor& call, bool lends)
+      : own_(*(*state.arenas)[static_cast<size_t>(state.rank)]), element_(dtype_size(call.dtype)), lends_(lends) {}
+
+  void add(SheetEntry& entry, const void* data, size_t count) {
+    entry.count = count;
+    if (count == 0) return;
+    entry.place = RemotePlace::of(data, count * element_, own_);
+    if (entry.place.in_arena()) return;
+    in_arena_ = false;
+    lends_ = lends_ && is_readable(data);
+  }
+  SheetHead head(bool reads_everything) const { return {in_arena_, lends_, reads_everything}; }
+
+ private:
+  const Arena& own_;
+  size_t element_;
+  bool lends_;
+  bool in_arena_ = true;
+};
+
+bool gives(const Descriptor& call, int rank) {
+  switch (call.op) {
+    case OpKind::kBroadcast:
+    case OpKind::kScatter:
+      return rank == call.root;
+    case OpKind::kReduce:
+    case OpKind::kGather:
+      return rank != call.root;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+void show_arrays(SharedState& state, const Request& request, bool lends) {
+  const Descriptor& call = request.descriptor;
+  const Sheet sheet(state.mine().small(call.sequence), state.size());
+  Show show(state, call, lends);
+  if (gives(call, state.rank)) {
+    for (size_t piece = 0; piece < request.inputs.size(); ++piece)
+      show.add(sheet.input(static_cast<int>(piece)), request.inputs[piece].data, request.inputs[piece].count);
+    const bool unequal = call.op == OpKind::kAllGather && call.splits != 0;
+    const size_t count = unequal ? request.outputs[static_cast<size_t>(state.rank)].count : call.count;
+    if (request.inputs.empty()) show.add(sheet.input(0), request.input, count);
+    if (call.op == OpKind::kAllReduce) show.add(sheet.output(0), request.output, call.count);
+  }
+  if (call.op == OpKind::kAllToAll)
+    for (size_t piece = 0; piece < request.outputs.size(); ++piece)
+      sheet.output(static_cast<int>(piece)).count = request.outputs[piece].count;
+  sheet.head() = show.head(state.reads_everything);
+}
+
+bool all_read(const SharedState& state, const Descriptor& call, size_t bytes) {
+  bool in_arenas = true;
+  bool anywhere = true;
+  for (int rank = 0; rank < state.size(); ++rank) {
+    const SheetHead head = Sheet(state.member(rank).small(call.sequence), state.size()).head();
+    in_arenas = in_arenas && head.in_arena;
+    anywhere = anywhere && head.reads_everything && (head.in_arena || head.lends);
+  }
+  return in_arenas || (anywhere && state.reading.takes(call.op, bytes));
+}
+
+void end_loan(SharedState& state, uint64_t sequence) {
+  state.mine().memory().given_up.store(sequence, std::memory_order_seq_cst);
+}
+
+bool is_on_loan(const SharedState& state, int rank, uint64_t sequence) {
+#if !defined(__SANITIZE_THREAD__)                       // which does not know fences
+  std::atomic_thread_fence(std::memory_order_acquire);  // the reads come before this look
+#endif
+  return state.member(rank).memory().given_up.load(std::memory_order_seq_cst) < sequence;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,131 @@
+#include "engine/mesh_run.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace procgroup {
+namespace {
+
+// Transfers that run at once. Enough to keep every link busy; few enough to compare each step with all.
+constexpr size_t kMaxFlights = 32;
+
+using Kind = MeshStep::Kind;
+
+}  // namespace
+
+MeshRun::MeshRun(Messages& messages, const GroupView& group, const Request& request, MessageKey key, MeshPlan plan)
+    : messages_(messages),
+      group_(group),
+      request_(request),
+      key_(key),
+      plan_(std::move(plan)),
+      scratch_(std::make_unique_for_overwrite<std::byte[]>(bytes_of(plan_.scratch_elements))),
+      sources_(group.members.size()) {}
+
+MeshRun::~MeshRun() {
+  Failure aborted{};
+  aborted.kind = Failure::Kind::kAborted;
+  for (const Flight& flight : flights_) {
+    if (!flight.transfer->is_over()) messages_.cancel(*flight.transfer, aborted);
+  }
+}
+
+Progress MeshRun::advance() {
+  const size_t before = next_;
+  const size_t flying = flights_.size();
+  land();
+  const bool landed = flights_.size() < flying;
+  while (!failure_ && next_ < plan_.steps.size()) {
+    const MeshStep& step = plan_.steps[next_];
+    if (flights_.size() >= kMaxFlights || must_wait(step)) break;
+    step.kind == Kind::kSend || step.kind == Kind::kReceive ? launch(step) : compute(step);
+    ++next_;
+    land();
+  }
+  if (failure_ || (next_ == plan_.steps.size() && flights_.empty())) return Progress::kDone;
+  return landed || next_ > before ? Progress::kMoved : Progress::kWaiting;
+}
+
+void MeshRun::land() {
+  std::erase_if(flights_, [&](const Flight& flight) {
+    if (!flight.transfer->is_over()) return false;
+    if (flight.transfer->failure() != nullptr && !failure_) failure_ = *flight.transfer->failure();
+    return true;
+  });
+}
+
+// Whether a running transfer writes what the step touches, or reads what it writes.
+bool MeshRun::must_wait(const MeshStep& step) const {
+  const auto overlap = [](const Memory& left, const Memory& right) {
+    return left.begin < right.begin + right.bytes && right.begin < left.begin + left.bytes;
+  };
+  const Memory written = written_by(step);
+  const std::array<Memory, 2> read = read_by(step);
+  return std::ranges::any_of(flights_, [&](const Flight& flight) {
+    const bool reads = overlap(flight.memory, read[0]) || overlap(flight.memory, read[1]);
+    return overlap(flight.memory, written) || (flight.writes && reads);
+  });
+}
+
+MeshRun::Memory MeshRun::written_by(const MeshStep& step) const {
+  if (step.kind == Kind::kSend) return {};
+  return {address(step.to), bytes_of(step.elements)};
+}
+
+std::array<MeshRun::Memory, 2> MeshRun::read_by(const MeshStep& step) const {
+  if (step.kind == Kind::kReceive) return {};
+  if (step.kind != Kind::kReduce) return {Memory{address(step.from), bytes_of(step.elements)}, Memory{}};
+  const size_t sources = group_.members.size() * plan_.source_stride;
+  return {Memory{address(step.from), bytes_of(sources)}, Memory{address(step.own), bytes_of(step.elements)}};
+}
+
+void MeshRun::launch(const MeshStep& step) {
+  const int world = group_.world_rank(step.peer);
+  const bool receives = step.kind == Kind::kReceive;
+  std::byte* memory = address(receives ? step.to : step.from);
+  const size_t bytes = bytes_of(step.elements);
+  auto transfer = receives ? messages_.receive(world, key_, memory, bytes) : messages_.send(world, key_, memory, bytes);
+  flights_.push_back({std::move(transfer), step.peer, {memory, bytes}, receives});
+}
+
+void MeshRun::compute(const MeshStep& step) {
+  std::byte* to = address(step.to);
+  std::byte* from = address(step.from);
+  if (step.kind == Kind::kCopy) {
+    if (to != from) std::memcpy(to, from, bytes_of(step.elements));
+    return;
+  }
+  const Descriptor& call = request_.descriptor;
+  for (size_t rank = 0; rank < sources_.size(); ++rank) sources_[rank] = from + bytes_of(rank * plan_.source_stride);
+  sources_[static_cast<size_t>(group_.rank)] = address(step.own);
+  reduce(call.dtype, call.reduce_op, to, sources_.data(), group_.size(), step.elements);
+}
+
+std::byte* MeshRun::address(const MeshPlace& place) const {
+  const size_t offset = bytes_of(place.offset);
+  const size_t piece = static_cast<size_t>(place.piece);
+  switch (place.kind) {
+    case MeshPlace::Kind::kInput: {
+      const void* base = request_.inputs.empty() ? request_.input : request_.inputs[piece].data;
+      return static_cast<std::byte*>(const_cast<void*>(base)) + offset;  // only read: no plan writes there
+    }
+    case MeshPlace::Kind::kOutput: {
+      void* base = request_.outputs.empty() ? request_.output : request_.outputs[piece].data;
+      return static_cast<std::byte*>(base) + offset;
+    }
+    case MeshPlace::Kind::kScratch:
+      break;
+  }
+  return scratch_.get() + offset;
+}
+
+std::vector<int> MeshRun::missing() const {
+  std::vector<int> ranks;
+  for (const Flight& flight : flights_) {
+    if (std::ranges::find(ranks, flight.peer) == ranks.end()) ranks.push_back(flight.peer);
+  }
+  return ranks;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,58 @@
+// Reads arrays where the ranks of this host have them, without their help: one copy instead of two.
+//
+// Three ways to a peer's memory: ranks that are threads of this process share it; an array in the peer's arena is
+// mapped here; any other is read by the kernel (process_vm_readv), where it allows that.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/arena.hpp"
+
+namespace procgroup {
+
+// Where an array lies, as its owner tells: an address in its process, or an offset in its arena.
+class RemotePlace {
+ public:
+  RemotePlace() = default;
+  // The place of this process's own array.
+  static RemotePlace of(const void* data, size_t bytes, const Arena& own);
+
+  bool in_arena() const { return (word_ & kInArena) != 0; }
+  uint64_t position() const { return word_ & ~kInArena; }
+
+ private:
+  static constexpr uint64_t kInArena = uint64_t{1} << 63;
+  uint64_t word_ = 0;
+};
+
+// Whether the kernel would let a peer read this process's array: not where it is memory of a device.
+bool is_readable(const void* data);
+
+class PeerMemory {
+ public:
+  // Finds out how to read the peer; `socket` is the one that it is connected by, or -1 for a thread of this process.
+  PeerMemory(const Arena& arena, int socket);
+
+  // Whether any array of the peer can be read, and not only those in its arena.
+  bool reads_everything() const { return way_ != Way::kArenaOnly; }
+  // Whether the peer's process lives, as far as its life word tells.
+  bool is_alive() const { return arena_.header().life.is_held(); }
+  // The address of the array here, when it can be reached without a copy; else null.
+  const std::byte* mapped(RemotePlace place, size_t offset, size_t bytes) const;
+  // Copy from the peer's array; false when it cannot be read. What was copied counts only if the owner still lends its
+  // array afterwards, which the caller finds out: see lending.hpp.
+  bool read(void* to, RemotePlace place, size_t offset, size_t bytes) const;
+
+ private:
+  enum class Way : uint8_t { kSameProcess, kKernel, kArenaOnly };
+
+  bool read_by_kernel(void* to, uint64_t address, size_t bytes) const;
+  bool proves_itself(int socket);
+
+  const Arena& arena_;
+  Way way_ = Way::kArenaOnly;
+  int pid_ = 0;  // as this process sees it
+};
+
+}  // namespace procgroup

@@ -1,0 +1,161 @@
+#include "engine/plan_run.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "engine/lending.hpp"
+#include "engine/sheet.hpp"
+
+namespace procgroup {
+namespace {
+
+// A result that goes to two places is made in blocks that stay in the first-level cache between the two.
+constexpr size_t kSharedBlockBytes = 16 * 1024;
+// What the kernel reads is combined from the second-level cache.
+constexpr size_t kScratchBytes = 128 * 1024;
+// A process that is being killed cannot be read any more some time before its life word says that it ended.
+constexpr int64_t kUnreadablePatienceNs = 1'000'000'000;
+
+}  // namespace
+
+bool PlanRun::advance() {
+  if (stalled_on_ >= 0) return stay_stalled();
+  const std::vector<Step>& steps = state_.plan.steps;
+  while (step_ < steps.size() && run(steps[step_])) ++step_;
+  return step_ == steps.size();
+}
+
+bool PlanRun::run(const Step& step) {
+  switch (step.kind) {
+    case Step::Kind::kCopy:
+      if (address(step.to) != address(step.from)) std::memcpy(address(step.to), address(step.from), step.bytes);
+      return true;
+    case Step::Kind::kReduce:
+      run_reduce(step);
+      return true;
+    case Step::Kind::kRead:
+      return run_read(step);
+    case Step::Kind::kReadReduce:
+      return run_read_reduce(step);
+    case Step::Kind::kPublish:
+      state_.mine().memory().progress.store(state_.progress + step.value, std::memory_order_seq_cst);
+      state_.wake_peers();
+      return true;
+    case Step::Kind::kAwait:
+      if (step.rank != kEveryone) return reached(step.rank, step.value);
+      while (next_ < state_.size() && reached(next_, step.value)) ++next_;
+      if (next_ < state_.size()) return false;
+      next_ = 0;
+      return true;
+  }
+  return true;
+}
+
+void PlanRun::run_reduce(const Step& step) {
+  const Dtype dtype = request_.descriptor.dtype;
+  const size_t block = step.has_also ? kSharedBlockBytes : step.bytes;
+  for (size_t done = 0; done < step.bytes; done += block) {
+    const size_t bytes = std::min(block, step.bytes - done);
+    Place from = step.from;
+    for (from.rank = 0; from.rank < state_.size(); ++from.rank)
+      state_.sources[static_cast<size_t>(from.rank)] = address(from.rank == state_.rank ? step.own : from) + done;
+    std::byte* to = address(step.to) + done;
+    reduce(dtype, request_.descriptor.reduce_op, to, state_.sources.data(), state_.size(), bytes / dtype_size(dtype));
+    if (step.has_also) std::memcpy(address(step.also) + done, to, bytes);
+  }
+}
+
+bool PlanRun::run_read(const Step& step) {
+  return read(address(step.to), step.from, step.bytes) && counts(step.from.rank);
+}
+
+bool PlanRun::run_read_reduce(const Step& step) {
+  const Descriptor& call = request_.descriptor;
+  state_.scratch.resize(kScratchBytes * state_.members.size());
+  for (size_t done = 0; done < step.bytes; done += kScratchBytes) {
+    const size_t bytes = std::min(kScratchBytes, step.bytes - done);
+    Place from = step.from;
+    from.offset += done;
+    for (from.rank = 0; from.rank < state_.size(); ++from.rank) {
+      const void*& source = state_.sources[static_cast<size_t>(from.rank)];
+      std::byte* scratch = state_.scratch.data() + kScratchBytes * static_cast<size_t>(from.rank);
+      source = from.rank == state_.rank ? address(step.own) + done : mapped(from, bytes);
+      if (source != nullptr) continue;
+      if (!read(scratch, from, bytes)) return false;
+      source = scratch;
+    }
+    reduce(call.dtype, call.reduce_op, address(step.to) + done, state_.sources.data(), state_.size(),
+           bytes / dtype_size(call.dtype));
+  }
+  for (int rank = 0; rank < state_.size(); ++rank)
+    if (rank != state_.rank && !counts(rank)) return false;
+  return true;
+}
+
+bool PlanRun::reached(int rank, uint64_t value) const {
+  const GroupMemory& memory = state_.member(rank).memory();
+  return memory.progress.load(std::memory_order_seq_cst) >= state_.progress + value;
+}
+
+bool PlanRun::awaits(int rank) const {
+  if (stalled_on_ >= 0) return rank == stalled_on_;
+  if (step_ >= state_.plan.steps.size()) return false;
+  const Step& step = state_.plan.steps[step_];
+  return step.kind == Step::Kind::kAwait && (step.rank == kEveryone || step.rank == rank) && !reached(rank, step.value);
+}
+
+std::byte* PlanRun::address(const Place& place) const {
+  const auto piece = static_cast<size_t>(place.rank);
+  switch (place.kind) {
+    case Place::Kind::kInput: {
+      // Plans only read inputs.
+      void* base = request_.inputs.empty() ? const_cast<void*>(request_.input) : request_.inputs[piece].data;
+      return static_cast<std::byte*>(base) + place.offset;
+    }
+    case Place::Kind::kOutput: {
+      void* base = request_.outputs.empty() ? request_.output : request_.outputs[piece].data;
+      return static_cast<std::byte*>(base) + place.offset;
+    }
+    default:
+      break;
+  }
+  return state_.member(place.rank).slot(place.slot) + place.offset;
+}
+
+// What this rank reads of a peer: of pieces, the one that is for this rank.
+const SheetEntry& PlanRun::entry(const Place& place) const {
+  const Sheet sheet(state_.member(place.rank).small(request_.descriptor.sequence), state_.size());
+  if (place.kind == Place::Kind::kPeerOutput) return sheet.output(0);
+  return sheet.input(has_input_pieces(request_.descriptor.op) ? state_.rank : 0);
+}
+
+const std::byte* PlanRun::mapped(const Place& place, size_t bytes) const {
+  return state_.peers[static_cast<size_t>(place.rank)]->mapped(entry(place).place, place.offset, bytes);
+}
+
+bool PlanRun::read(void* to, const Place& from, size_t bytes) {
+  const PeerMemory& peer = *state_.peers[static_cast<size_t>(from.rank)];
+  if (peer.read(to, entry(from).place, from.offset, bytes)) return true;
+  stalled_on_ = from.rank;
+  unreadable_since_ns_ = now_ns();
+  return false;
+}
+
+// Who ended or gave up is for others to find, who know why; but a living peer that cannot be read must not stall this
+// rank for ever.
+bool PlanRun::stay_stalled() {
+  const bool unreadable = unreadable_since_ns_ != 0 && now_ns() - unreadable_since_ns_ > kUnreadablePatienceNs;
+  if (unreadable && counts(stalled_on_) && state_.peers[static_cast<size_t>(stalled_on_)]->is_alive())
+    failure_ =
+        Failure{.kind = Failure::Kind::kFailed, .peer = stalled_on_, .reason = "its array cannot be read any more"};
+  return false;
+}
+
+bool PlanRun::counts(int rank) {
+  if (is_on_loan(state_, rank, request_.descriptor.sequence)) return true;
+  stalled_on_ = rank;
+  return false;
+}
+
+}  // namespace procgroup

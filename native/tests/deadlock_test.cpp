@@ -1,0 +1,138 @@
+// Deadlocks are found on every member of a circle, and a message that still goes round is never mistaken for one.
+#include "engine/deadlock.hpp"
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tests/check.hpp"
+#include "tests/engine_fixture.hpp"
+
+namespace procgroup {
+namespace {
+
+// Ranks that pass messages to the next one through counters.
+struct Circle {
+  explicit Circle(int size) : boards(static_cast<size_t>(size)), sent(static_cast<size_t>(size)) {}
+  std::vector<WaitBoard> boards;
+  std::vector<std::atomic<int>> sent;  // to each rank, and not yet read by it
+  std::atomic<int> turns{0};
+};
+
+class Member final : public DeadlockSight {
+ public:
+  Member(Circle& circle, int rank) : circle_(circle), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return static_cast<int>(circle_.boards.size()); }
+  WaitBoard* own_board() override { return &circle_.boards[static_cast<size_t>(rank_)]; }
+  const WaitBoard* board(int rank) const override { return &circle_.boards[static_cast<size_t>(rank)]; }
+  bool is_quiet() override {
+    const int came = circle_.sent[static_cast<size_t>(rank_)].exchange(0, std::memory_order_acq_rel);
+    unread_ += came;
+    return came == 0;
+  }
+
+  // Receive from the rank before this one; the deadlock, if there is one.
+  std::optional<Failure> receive() {
+    DeadlockWatch watch(*this, 60, 0);
+    const int before = (rank_ + world_size() - 1) % world_size();
+    const auto awaited = [&]() -> std::optional<Awaited> {
+      if (unread_ > 0) return std::nullopt;
+      return Awaited{OpKind::kRecv, 0, {before}};
+    };
+    while (unread_ == 0) {
+      if (std::optional<Failure> failure = watch.examine(awaited, [] { return true; })) return failure;
+      std::this_thread::yield();  // to the rank that has the message, where there are fewer cores than ranks
+    }
+    --unread_;
+    return std::nullopt;
+  }
+  void send() { circle_.sent[static_cast<size_t>((rank_ + 1) % world_size())].fetch_add(1, std::memory_order_acq_rel); }
+
+ private:
+  Circle& circle_;
+  const int rank_;
+  int unread_ = 0;
+};
+
+// One message goes round while every other rank waits for the one before it. The rank that drops it ends all.
+Failure pass_on(Circle& circle, int rank, int turns) {
+  Member member(circle, rank);
+  std::mt19937 random(static_cast<unsigned>(rank));
+  if (rank == 0) member.send();
+  for (;;) {
+    if (std::optional<Failure> failure = member.receive()) {
+      CHECK(circle.turns.load() > turns);  // else it was a false alarm
+      return *std::move(failure);
+    }
+    for (unsigned pause = random() % 4; pause > 0; --pause) std::this_thread::yield();
+    if (circle.turns.fetch_add(1) < turns) member.send();
+  }
+}
+
+void test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size, int turns) {
+  Circle circle(size);
+  std::vector<Failure> failures(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] { failures[static_cast<size_t>(rank)] = pass_on(circle, rank, turns); });
+  for (std::thread& thread : threads) thread.join();
+  for (const Failure& failure : failures) {
+    CHECK(failure.kind == Failure::Kind::kDeadlock);
+    CHECK(failure.summary() == failures[0].summary());
+    CHECK(failure.missing.size() == static_cast<size_t>(size));
+  }
+}
+
+class AloneHost final : public Host {
+ public:
+  void unlock() override {}
+  void lock() override {}
+  bool interrupted() override { return false; }
+  bool alone() override { return true; }
+};
+
+void test_engines_find_a_circle_of_receives() {
+  std::vector<Rank> world = make_world(3);
+  in_all_ranks(world, [](Group& group) {
+    AloneHost host;
+    int64_t value = 0;
+    const int peer = (group.rank() + 1) % group.size();
+    const MessageRequest request{OpKind::kRecv, &value, 1, Dtype::kInt64, peer, 0};
+    try {
+      group.run_message(request, 60, host);
+    } catch (const OperationFailed& failed) {
+      check(failed.failure.summary() == "deadlock: rank 0 in recv from 1, rank 1 in recv from 2, rank 2 in recv from 0",
+            failed.failure.summary().c_str(), group.rank());
+      return;
+    }
+    check(false, "expected a deadlock", group.rank());
+  });
+}
+
+void test_a_verdict_that_makes_no_sense_is_ignored() {
+  WaitBoard board;
+  CHECK(board.verdict().empty() && !board.wait(3));
+  ShownWait wait{.rank = 1, .next = 2, .op = static_cast<OpKind>(200), .number = 0, .epoch = 2};
+  board.show(wait);
+  board.announce({wait});
+  CHECK(board.verdict().empty() && !board.wait(1));
+  wait.op = OpKind::kRecv;
+  board.announce({wait});
+  CHECK(board.verdict().size() == 1 && board.verdict()[0].describe() == "recv from 2");
+}
+
+}  // namespace
+}  // namespace procgroup
+
+int main() {
+  using namespace procgroup;
+  test_a_verdict_that_makes_no_sense_is_ignored();
+  test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(2, 300);
+  test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(3, 300);
+  test_engines_find_a_circle_of_receives();
+  return 0;
+}

@@ -1,0 +1,107 @@
+"""Several messages issued together: P2POp describes one, batch_isend_irecv starts them all.
+
+In what order sends and receives stand in the list makes no difference. Messages in one direction between two
+ranks with one tag are matched in the order of the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from procgroup.api.membership import is_foreign, resolve
+from procgroup.api.point_to_point import irecv, isend
+from procgroup.api.roots import group_rank_of
+from procgroup.groups import checks
+from procgroup.groups.group import ProcessGroup
+from procgroup.groups.work import Work
+
+
+class P2POp:
+    """One message of a batch: ``isend`` or ``irecv``, an array, and the other rank.
+
+    ``peer`` is a global rank, ``group_peer`` a rank of the group; exactly one is given. Raises ValueError for
+    another ``op``, for a group that this rank is not in and for a rank that is not in the group, and TypeError
+    for what is not an array.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: Any,
+        peer: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op is not isend and op is not irecv:
+            raise ValueError(
+                f"Invalid ``op``. Expected ``op`` to be of type ``procgroup.isend`` or ``procgroup.irecv``, got {op!r}."
+            )
+        _check_array(tensor)
+        if is_foreign(group):
+            raise ValueError(f"Global rank {peer} is not part of group {group}, which this rank is not in either.")
+        self.op = op
+        self.tensor = tensor
+        self.group = resolve(group)
+        self.group_peer = checks.group_rank(
+            group_rank_of(self.group, peer, group_peer), self.group.size(), self.group.group_name
+        )
+        self.peer = self.group.global_rank(self.group_peer)
+        self.tag = checks.tag(tag)
+
+    def __repr__(self) -> str:
+        mine, other = self.group.rank(), self.group_peer
+        source, destination = (mine, other) if self.op is isend else (other, mine)
+        return (
+            f"P2POp({self.op.__name__} pg={self.group.group_name}, group_src={source}, group_dst={destination}, "
+            f"{getattr(self.tensor, 'shape', None)}, {getattr(self.tensor, 'dtype', None)})"
+        )
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
+    """Start all messages of the list; return one Work for each, in the order of the list.
+
+    Raises ValueError for anything but a list of P2POp of one group, and IndexError for an empty list.
+    """
+    if not isinstance(p2p_op_list, list) or not all(isinstance(one, P2POp) for one in p2p_op_list):
+        raise ValueError(
+            "Invalid ``p2p_op_list``. Each op is expected to be of type ``procgroup.P2POp``, "
+            f"in a list; got {_describe(p2p_op_list)}."
+        )
+    if not p2p_op_list:
+        raise IndexError("Invalid ``p2p_op_list``: expected at least one P2POp, got an empty list.")
+    group = p2p_op_list[0].group
+    if any(one.group is not group for one in p2p_op_list):
+        raise ValueError("All ops need to use the same group.")
+    works: dict[int, Work] = {}
+    # Receives first: what the peers send at the same time then goes straight into the arrays.
+    for number in sorted(range(len(p2p_op_list)), key=lambda number: p2p_op_list[number].op is isend):
+        works[number] = _start(p2p_op_list[number])
+    return [works[number] for number in range(len(p2p_op_list))]
+
+
+def _start(one: P2POp) -> Work:
+    if one.op is irecv:
+        return one.group.irecv(one.tensor, one.group_peer, one.tag)
+    work = one.group.send(one.tensor, one.group_peer, one.tag, True)
+    assert work is not None, "an asynchronous send returns a Work"
+    return work
+
+
+def _check_array(tensor: Any) -> None:
+    """Refuse what no backend takes for an array, so that it is found before any message of the batch is sent."""
+    if hasattr(tensor, "__dlpack__"):
+        return
+    try:
+        memoryview(tensor).release()
+    except TypeError as error:
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `tensor` to be an array but got {type(tensor)} instead."
+        ) from error
+
+
+def _describe(given: Any) -> str:
+    if not isinstance(given, list):
+        return f"a {type(given).__name__}"
+    return "a list with " + next(type(one).__name__ for one in given if not isinstance(one, P2POp))

@@ -1,0 +1,114 @@
+"""Several collectives as one: the calls that take lists of arrays, and the manager that collects calls.
+
+On the wire they are as many calls as there are arrays, issued one after the other, so every rank must give the
+same number of arrays in the same order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from procgroup.api.membership import choose, resolve
+from procgroup.groups import checks
+from procgroup.groups.future import Future
+from procgroup.groups.group import ProcessGroup
+from procgroup.groups.work import Work
+from procgroup.types import AnyReduceOp, ReduceOp, Timeout
+
+_WILL_BE_DEPRECATED = (
+    "`torch.distributed.{}` will be deprecated. If you must use it, please revisit our documentation later at "
+    "https://pytorch.org/docs/main/distributed.html#collective-functions"
+)
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Any] | Any,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Future | None:
+    """Combine each array of the list, element by element, with those of all ranks at the same place.
+
+    All have one dtype, and each has the same size on all ranks. Returns, with ``async_op=True``, a Future of the
+    arrays. Warns as torch.distributed does; raises what ``all_reduce`` raises.
+    """
+    warnings.warn(_WILL_BE_DEPRECATED.format("all_reduce_coalesced"), FutureWarning, stacklevel=2)
+    chosen = choose(group, "all_reduce_coalesced")
+    if chosen is None:
+        return None
+    arrays = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    checks.same_dtype(arrays)
+    return _future(chosen.all_reduce_coalesced(arrays, op, async_op, timeout), async_op)
+
+
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Any]],
+    input_tensor_list: Sequence[Any],
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Future | None:
+    """Copy array ``i`` of each group rank ``r`` into ``output_tensor_lists[r][i]`` on every rank.
+
+    Returns, with ``async_op=True``, a Future of the outputs. Warns as torch.distributed does; raises TypeError and
+    ValueError for lists that do not fit, and what ``all_gather`` raises.
+    """
+    warnings.warn(_WILL_BE_DEPRECATED.format("all_gather_coalesced"), FutureWarning, stacklevel=2)
+    chosen = choose(group, "all_gather_coalesced")
+    if chosen is None:
+        return None
+    if not isinstance(output_tensor_lists, (list, tuple)):
+        raise TypeError("Invalid function argument: output_tensor_lists should be a list")
+    checks.array_list(input_tensor_list, len(input_tensor_list), "input_tensor_list")
+    checks.same_dtype(input_tensor_list)
+    return _future(chosen.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op, timeout), async_op)
+
+
+class _CoalescingManager:
+    """What ``_coalescing_manager`` yields: with ``async_ops=True`` it has the Work to wait for."""
+
+    def __init__(self) -> None:
+        self.works: list[Work] = []
+
+    def append(self, work: Work | None = None) -> None:
+        """Add a Work to those that ``wait`` waits for."""
+        if work is not None:
+            self.works.append(work)
+
+    def wait(self) -> None:
+        """Wait for every Work."""
+        for work in self.works:
+            work.wait()
+
+
+@contextmanager
+def _coalescing_manager(
+    group: ProcessGroup | None = None, device: Any = None, async_ops: bool = False
+) -> Iterator[_CoalescingManager]:
+    """Queue each all_reduce, all_gather_single and reduce_scatter_single; issue them together at the end.
+
+    All are of one kind: RuntimeError otherwise. Inside they return None or, with ``async_op=True``, a Work whose
+    methods raise ValueError. Nothing is issued when the block raises. ``device`` means nothing on CPUs.
+    """
+    chosen = resolve(group)
+    manager = _CoalescingManager()
+    coalescing = chosen.start_coalescing()
+    try:
+        yield manager
+    finally:
+        chosen.stop_coalescing(coalescing)
+    manager.append(chosen.issue_queued(coalescing, async_ops))
+
+
+def _future(work: Work | None, async_op: bool) -> Future | None:
+    if work is not None:
+        return work.get_future()
+    if not async_op:
+        return None
+    nothing_to_do = Future()
+    nothing_to_do.set_result([])
+    return nothing_to_do

@@ -1,0 +1,18 @@
+"""CuPy arrays: they lie in GPU memory, which the transports that there are do not reach."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from procgroup.arrays.view import ArrayView
+
+
+def view(array: Any, writable: bool, name: str) -> ArrayView | None:
+    """Refuse a CuPy array; None for anything else."""
+    if not isinstance(array, sys.modules["cupy"].ndarray):
+        return None
+    raise TypeError(
+        f"`{name}` lies on CUDA device {array.device.id}, and this group moves arrays in CPU memory. "
+        f"Pass {name}.get(), and copy the result back with {name}.set()."
+    )

@@ -1,0 +1,41 @@
+"""JAX arrays in CPU memory: they are read in place, and never written, because they are immutable."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from procgroup.arrays.view import ArrayView, of_numpy
+from procgroup.errors import ArgumentError
+
+
+def view(array: Any, writable: bool, name: str) -> ArrayView | None:
+    """Describe a JAX array to be read; None for anything else."""
+    jax = sys.modules["jax"]
+    if not isinstance(array, jax.Array):
+        return None
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(
+            f"`{name}` is being traced by JAX, and has no elements yet. Communicate outside of jax.jit, "
+            f"or through jax.pure_callback."
+        )
+    if writable:
+        raise ArgumentError(
+            f"`{name}` is a JAX array, which is immutable, and this call writes into it. "
+            f"Use procgroup.functional, whose functions return new arrays."
+        )
+    devices = array.devices()
+    if len(devices) != 1 or any(device.platform != "cpu" for device in devices):
+        where = ", ".join(sorted(map(str, devices)))
+        raise TypeError(
+            f"`{name}` lies on {where}, and this group moves arrays in the memory of one CPU device. "
+            f"Pass jax.device_get({name})."
+        )
+    import numpy
+
+    return of_numpy(numpy.asarray(array), name)
+
+
+def new(array: Any) -> Any:
+    """Return a JAX array of a NumPy array that nobody else will write: without a copy where JAX allows it."""
+    return sys.modules["jax"].numpy.asarray(array)

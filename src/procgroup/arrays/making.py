@@ -1,0 +1,83 @@
+"""New arrays of any library: over memory that is given, or as plain copies."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from procgroup.arrays.view import DTYPES
+
+LIBRARIES = ("numpy", "torch")
+"""The libraries whose arrays can lie in memory that is given, and be written."""
+
+
+def library_of(array: Any) -> str:
+    """Return which library's arrays an array is to be answered with: "numpy", "torch" or "jax"."""
+    for library, base in (("torch", "Tensor"), ("jax", "Array")):
+        module = sys.modules.get(library)
+        if module is not None and isinstance(array, getattr(module, base)):
+            return library
+    return "numpy"
+
+
+def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Return a shape as a tuple. Raises ValueError for negative lengths."""
+    lengths = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+    found = tuple(int(length.__index__()) for length in lengths)
+    if any(length < 0 for length in found):
+        raise ValueError(f"expected lengths of at least 0 in `shape`, got {shape}")
+    return found
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype of any library, or of its name. Raises TypeError for one that cannot be sent."""
+    import numpy
+
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        name = numpy.dtype(dtype).name
+    if name not in DTYPES:
+        raise TypeError(f"expected `dtype` to be one of {', '.join(sorted(DTYPES))}, got {dtype!r}")
+    return name
+
+
+def numpy_dtype(name: str) -> Any:
+    """Return NumPy's dtype, or that of ml_dtypes."""
+    import numpy
+
+    if name.startswith(("bfloat16", "float8")):
+        import ml_dtypes
+
+        return numpy.dtype(getattr(ml_dtypes, name))
+    return numpy.dtype(name)
+
+
+def itemsize_of(name: str) -> int:
+    """Return how many bytes an element has."""
+    if name == "bool" or name.startswith("float8"):
+        return 1
+    return int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+
+
+def over(memory: Any, shape: tuple[int, ...], dtype: str, library: str) -> Any:
+    """Return an array over a writable buffer, which it keeps alive. ``library`` is one of LIBRARIES, or "jax".
+
+    JAX's array may be a copy: nobody is to write into the buffer afterwards.
+    """
+    if library == "torch":
+        from procgroup.arrays import torch_tensor
+
+        return torch_tensor.over(memory, shape, dtype)
+    import numpy
+
+    element = numpy_dtype(dtype)
+    array = numpy.frombuffer(memory, element, math.prod(shape)).reshape(shape) if 0 not in shape else None
+    if array is None:
+        array = numpy.empty(shape, element)
+    if library == "jax":
+        from procgroup.arrays import jax_array
+
+        return jax_array.new(array)
+    return array

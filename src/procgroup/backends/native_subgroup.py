@@ -1,0 +1,160 @@
+"""Groups among ranks that are connected already: they share one engine, its memory and its connections.
+
+Making one asks no store and takes one short message between every two members, whatever moves the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, cast
+
+from procgroup import _native
+from procgroup.backends.loopback import LoopbackBackend
+from procgroup.errors import CollectiveMismatch
+from procgroup.groups.backend import VERBS, Backend
+
+# How long a rank that leaves a group waits for what it has issued there.
+_IDLE_SECONDS = 30.0
+_IDLE_SLICE_SECONDS = 0.01
+
+
+def identity_of(parent: int, members: Sequence[int], count: int) -> int:
+    """Return the 64 bits that name a group on all its members: never 0, which stands for the world."""
+    text = f"{parent:016x}\0{list(members)}\0{count}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") | 1
+
+
+def bind_verbs(backend: object, group: _native.Group) -> None:
+    """Give a backend the native group's methods as its own, without a Python frame in between."""
+    for verb in VERBS:
+        setattr(backend, verb, getattr(group, verb))
+
+
+class Subgroups:
+    """Makes the groups of one engine. Threads may make groups side by side."""
+
+    def __init__(self, engine: _native.Engine, transport: str, world_name: str) -> None:
+        self._engine = engine
+        self._transport = transport
+        self._world_name = world_name
+        self.in_rank_order = False
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[int, tuple[int, ...]]] = Counter()
+        self._made = 0
+        self._refused: set[int] = set()
+        self._groups: list[_native.Group] = []
+
+    def make(
+        self, parent: int, members: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
+    ) -> Backend:
+        """Make the group of these global ranks, with this one among them, and wait until every member does.
+
+        The count of groups with the same members is part of what they agree upon. Raises CollectiveTimeout that
+        names who did not come, CollectiveMismatch when members make other groups with this rank, PeerLost.
+        """
+        number, count, identity = self._identify(parent, members)
+        if len(members) == 1:
+            return LoopbackBackend(name=name, group_name=group_name, timeout=timeout, identity=identity)
+        rank = members.index(self._engine.rank)
+        shared = self._transport != "tcp"
+        group = _native.Group(self._engine, identity, group_name, list(members), rank, shared)
+        call = f"{op}({list(members)})" + (f" for time {count}" if count > 1 else "")
+        try:
+            group.introduce(call, self._describe(op, number), timeout)
+        except CollectiveMismatch:
+            with self._lock:
+                self._refused.update(group.refused)
+            raise
+        if self.in_rank_order:
+            group.reduce_in_rank_order()
+        self._keep(group)
+        # The verbs are the native engine's own methods, whose stub names no parameters.
+        return cast(Backend, NativeSubgroup(self, self._engine, group, identity, members, name, self._transport))
+
+    def leave_at_once(self) -> None:
+        """Leave every group without waiting for what was issued there."""
+        for group in self._groups:
+            group.leave()
+
+    def forget(self, group: _native.Group) -> None:
+        """Let go of a group that was left."""
+        with self._lock:
+            if group in self._groups:
+                self._groups.remove(group)
+
+    def _identify(self, parent: int, members: Sequence[int]) -> tuple[int, int, int]:
+        """Return the number of this making, how often these members make a group with it, and the group's identity.
+
+        Where others were about to make such a group while this rank made another one, they have counted it.
+        """
+        with self._lock:
+            self._made += 1
+            while True:
+                self._counts[parent, tuple(members)] += 1
+                count = self._counts[parent, tuple(members)]
+                identity = identity_of(parent, members, count)
+                if identity not in self._refused:
+                    return self._made, count, identity
+
+    def _keep(self, group: _native.Group) -> None:
+        with self._lock:
+            self._groups.append(group)
+
+    def _describe(self, op: str, number: int) -> dict[str, Any]:
+        """Say which call it is: one on the world, so that its ranks are global ones."""
+        return {
+            "op": op,
+            "sequence": number,
+            "group": self._world_name,
+            "rank": self._engine.rank,
+            "size": self._engine.world_size,
+        }
+
+
+class NativeSubgroup:
+    """The verbs of one group among the ranks of an engine."""
+
+    def __init__(
+        self,
+        subgroups: Subgroups,
+        engine: _native.Engine,
+        group: _native.Group,
+        identity: int,
+        members: Sequence[int],
+        name: str,
+        transport: str,
+    ) -> None:
+        self.name = name
+        self.transport = transport
+        self.identity = identity
+        self._subgroups = subgroups
+        self._engine = engine
+        self._group = group
+        self._members = tuple(members)
+        bind_verbs(self, group)
+
+    def make_subgroup(self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float) -> Backend:
+        members = [self._members[rank] for rank in ranks]
+        return self._subgroups.make(self.identity, members, op=op, name=name, group_name=group_name, timeout=timeout)
+
+    def reduce_in_rank_order(self) -> None:
+        self._group.reduce_in_rank_order()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the last calls of this rank, in whatever group; see NativeBackend.records."""
+        return self._engine.records()
+
+    def shutdown(self) -> None:
+        """Let what was issued end, for at most 30 s, and leave this group; the others go on."""
+        deadline = time.monotonic() + _IDLE_SECONDS
+        while not (self._group.is_broken or self._group.is_idle) and time.monotonic() < deadline:
+            time.sleep(_IDLE_SLICE_SECONDS)
+        self._group.leave()
+        self._subgroups.forget(self._group)
+
+    def abort(self) -> None:
+        self._group.abort()

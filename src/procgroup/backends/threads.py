@@ -1,0 +1,108 @@
+"""Ranks that are threads of one process: the native engine, connected without a store, a socket or a handshake.
+
+Every rank has an engine of its own, as a process would, and bytes really move from one to the other:
+through memory, or over a pair of sockets for each two ranks when that is what is to be tried.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import socket
+import sys
+
+from procgroup import _native, environ
+from procgroup.backends.native import NativeBackend
+from procgroup.backends.native_subgroup import Subgroups, bind_verbs
+from procgroup.cluster.cores import usable_cores
+from procgroup.errors import DistBackendError
+
+TRANSPORTS = ("auto", "shm", "tcp")
+
+
+class ThreadBackend(NativeBackend):
+    """One rank's engine among those of other threads. ``connect_threads`` makes them."""
+
+    def __init__(
+        self, engine: _native.Engine, group: _native.Group, *, name: str, group_name: str, transport: str
+    ) -> None:
+        self.name = name
+        self.transport = transport
+        self._completions = None
+        self._engine = engine
+        self._group = group
+        engine.on_first_watch(self._start_completions)
+        bind_verbs(self, group)
+        self._subgroups = Subgroups(engine, transport, group_name)
+
+    def leave_at_once(self) -> None:
+        """Leave without waiting for what was sent: this rank has failed, and the others are to learn of it now."""
+        self._subgroups.leave_at_once()
+        self._group.leave()
+        self._engine.shutdown()
+
+
+def connect_threads(
+    size: int, *, name: str = "procgroup", group_name: str = "default", transport: str | None = None
+) -> list[ThreadBackend]:
+    """Return the backends of a group of ``size`` ranks, for threads of this process.
+
+    ``transport`` is "shm", "tcp" or "auto", by default what PROCGROUP_TRANSPORT says. Raises ValueError for
+    another one, DistBackendError when "shm" is asked for and the system refuses memory.
+    """
+    wanted = transport or environ.PROCGROUP_TRANSPORT.get()
+    if wanted not in TRANSPORTS:
+        raise ValueError(f"Expected parameter `transport` to be one of {', '.join(TRANSPORTS)}, got {transport!r}.")
+    shared = wanted != "tcp"
+    engines = _make_engines(size, shared)
+    problem = next((engine.arena_problem for engine in engines if engine.arena_problem), "")
+    if problem:
+        engines = _without_memory(engines, wanted, problem)
+        shared = False
+    _attach(engines, shared)
+    return [
+        ThreadBackend(engine, group, name=name, group_name=group_name, transport="shared memory" if shared else "tcp")
+        for engine, group in zip(engines, _make_groups(engines, group_name, shared), strict=True)
+    ]
+
+
+def _make_engines(size: int, shared: bool) -> list[_native.Engine]:
+    engines = [_native.Engine(rank, size, True, shared) for rank in range(size)]
+    for engine in engines:
+        engine.set_cores(usable_cores(), size)
+    return engines
+
+
+def _without_memory(engines: list[_native.Engine], wanted: str, problem: str) -> list[_native.Engine]:
+    for engine in engines:
+        engine.shutdown()
+    if wanted == "shm":
+        raise DistBackendError(
+            f"PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: {problem}. "
+            "Free memory, or allow sockets with PROCGROUP_TRANSPORT=auto."
+        )
+    print(f"procgroup: the ranks do not share memory, using sockets ({problem})", file=sys.stderr, flush=True)
+    return _make_engines(len(engines), False)
+
+
+def _attach(engines: list[_native.Engine], shared: bool) -> None:
+    for (rank, engine), (peer, other) in itertools.combinations(enumerate(engines), 2):
+        if shared:
+            engine.attach_thread(peer, other)
+            other.attach_thread(rank, engine)
+        else:
+            mine, theirs = socket.socketpair()
+            engine.attach_socket(peer, mine.detach(), os.getpid())
+            other.attach_socket(rank, theirs.detach(), os.getpid())
+
+
+def _make_groups(engines: list[_native.Engine], name: str, shared: bool) -> list[_native.Group]:
+    members = list(range(len(engines)))
+    identity = int.from_bytes(hashlib.sha256(f"{name}\0{members}".encode()).digest()[:8], "little")
+    groups = [_native.Group(engine, identity, name, members, rank, shared) for rank, engine in enumerate(engines)]
+    if shared:
+        offsets = [group.offset for group in groups]
+        for group in groups:
+            group.attach(offsets)
+    return groups

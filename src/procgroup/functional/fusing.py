@@ -1,0 +1,81 @@
+"""Several arrays of one dtype side by side in one: what goes through one call together.
+
+A *bundle* has one or several *rows*, and in each row, one after the other, the same part of every array::
+
+    rows 1:      [ a a a a | b b ]               all_reduce, broadcast, the input of all_gather
+    rows size:   [ a0 | b0 ] [ a1 | b1 ] ...     one row for each rank, or from each rank
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from procgroup.arrays import making
+from procgroup.arrays.view import ArrayView, view
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a tree: what it is, and where it stands among the leaves."""
+
+    index: int
+    library: str
+    seen: ArrayView
+
+
+def by_dtype(leaves: Sequence[Any]) -> list[list[Leaf]]:
+    """Group leaves by their dtype; the groups come in the order of the dtypes' names, which all ranks share.
+
+    Raises TypeError for a leaf that is not an array.
+    """
+    found: dict[str, list[Leaf]] = {}
+    for index, leaf in enumerate(leaves):
+        seen = view(leaf, name=f"leaf {index}")
+        found.setdefault(seen.dtype, []).append(Leaf(index, making.library_of(leaf), seen))
+    return [found[dtype] for dtype in sorted(found)]
+
+
+class Bundle:
+    """The memory of several arrays of one dtype. ``array`` is all of it, as the collectives take it."""
+
+    def __init__(self, leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> None:
+        """``shapes`` are those of one row's parts."""
+        import numpy
+
+        self._leaves = leaves
+        self._shapes = shapes
+        self._rows = rows
+        self._dtype = leaves[0].seen.dtype
+        self._itemsize = leaves[0].seen.itemsize
+        self._width = sum(map(math.prod, shapes))
+        self._memory = numpy.empty(rows * self._width * self._itemsize, numpy.uint8)
+        # The library of the first leaf knows the dtype; NumPy alone may not.
+        library = "torch" if leaves[0].library == "torch" else "numpy"
+        self.array = making.over(self._memory, (rows * self._width,), self._dtype, library)
+
+    def fill(self) -> Bundle:
+        """Copy the leaves in; a leaf of several rows has them as its first dimension."""
+        for leaf, part in zip(self._leaves, self._parts(), strict=True):
+            part[...] = leaf.seen.elements().reshape(part.shape)
+        return self
+
+    def take(self, leading: tuple[int, ...]) -> list[tuple[int, Any]]:
+        """Return new arrays of the leaves' libraries with their indices; ``leading`` comes before the parts' shapes."""
+        found = []
+        for leaf, part, shape in zip(self._leaves, self._parts(), self._shapes, strict=True):
+            alone = len(self._leaves) == 1 or self._rows == 1
+            memory = part.reshape(-1) if alone else part.copy().reshape(-1)
+            found.append((leaf.index, making.over(memory, (*leading, *shape), self._dtype, leaf.library)))
+        return found
+
+    def _parts(self) -> list[Any]:
+        elements = self._memory.view(f"V{self._itemsize}").reshape(self._rows, self._width)
+        parts, begin = [], 0
+        for shape in self._shapes:
+            end = begin + math.prod(shape)
+            parts.append(elements[:, begin:end])
+            begin = end
+        return parts

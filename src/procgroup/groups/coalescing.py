@@ -1,0 +1,181 @@
+"""Several calls issued as one.
+
+While a group coalesces, its backend's place is taken by one that queues what can be coalesced and passes
+everything else on: so a group that does not pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+from procgroup import types
+from procgroup.groups import checks
+from procgroup.groups.backend import Backend, Operation
+from procgroup.groups.calls import GroupCalls
+from procgroup.groups.work import Work
+from procgroup.types import AnyReduceOp, ReduceOp, Timeout
+
+
+@dataclass(frozen=True)
+class QueuedCall:
+    """One call of a verb, with its arguments up to ``async_op``."""
+
+    verb: str
+    arguments: tuple[Any, ...]
+    timeout: float
+
+
+class CoalescingBackend:
+    """A backend that queues all_reduce, all_gather_single and reduce_scatter_single."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.queued: list[QueuedCall] = []
+
+    def all_reduce(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float) -> Operation | None:
+        return self._queue(async_op, QueuedCall("all_reduce", (array, op), timeout))
+
+    def all_gather_single(self, output: Any, array: Any, async_op: bool, timeout: float) -> Operation | None:
+        return self._queue(async_op, QueuedCall("all_gather_single", (output, array), timeout))
+
+    def reduce_scatter_single(
+        self, output: Any, array: Any, op: AnyReduceOp, async_op: bool, timeout: float
+    ) -> Operation | None:
+        return self._queue(async_op, QueuedCall("reduce_scatter_single", (output, array, op), timeout))
+
+    def _queue(self, async_op: bool, call: QueuedCall) -> Operation | None:
+        self.queued.append(call)
+        return QueuedOperation() if async_op else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+
+class QueuedOperation:
+    """Stands for a call that is not issued yet: the manager's ``wait`` is the one to call."""
+
+    source = -1
+
+    def wait(self, timeout: float | None) -> bool:
+        self._refuse("wait")
+
+    def is_completed(self) -> bool:
+        self._refuse("is_completed")
+
+    def exception(self) -> BaseException | None:
+        self._refuse("exception")
+
+    def on_completion(self, callback: Callable[[], None]) -> None:
+        self._refuse("get_future")
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise ValueError(
+            f"Illegal to call {name} on IllegalWork object: the call is issued when the coalescing manager ends. "
+            "Call wait() of the manager instead."
+        )
+
+
+class JoinedOperation:
+    """Several operations as one: over when all are, failed when one is."""
+
+    source = -1
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self._operations = operations
+        self._lock = threading.Lock()
+        self._running = len(operations)
+
+    def wait(self, timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return all(
+            operation.wait(None if deadline is None else max(deadline - time.monotonic(), 1e-6))
+            for operation in self._operations
+        )
+
+    def is_completed(self) -> bool:
+        return all(operation.is_completed() for operation in self._operations)
+
+    def exception(self) -> BaseException | None:
+        errors = (operation.exception() for operation in self._operations)
+        return next((error for error in errors if error is not None), None)
+
+    def on_completion(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the last operation is over. One callback at most."""
+
+        def one_is_over() -> None:
+            with self._lock:
+                self._running -= 1
+                is_last = self._running == 0
+            if is_last:
+                callback()
+
+        for operation in self._operations:
+            operation.on_completion(one_is_over)
+
+
+class CoalescedCalls(GroupCalls):
+    """Calls that take several arrays and are matched across the ranks as so many calls, one after the other."""
+
+    def all_reduce_coalesced(
+        self,
+        arrays: Sequence[Any],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Combine each of the arrays with those of all ranks at the same place in the list."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        return self._issue([QueuedCall("all_reduce", (array, op), seconds) for array in arrays], arrays, async_op)
+
+    def all_gather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Any]],
+        arrays: Sequence[Any],
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Copy array ``i`` of each rank ``r`` into ``output_lists[r][i]`` on every rank."""
+        output_lists = checks.array_list(output_lists, self._size, "output_tensor_lists")
+        for outputs in output_lists:
+            checks.array_list(outputs, len(arrays), "output_tensor_lists", "input")
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        calls = [
+            QueuedCall("all_gather", ([outputs[place] for outputs in output_lists], array), seconds)
+            for place, array in enumerate(arrays)
+        ]
+        return self._issue(calls, [array for outputs in output_lists for array in outputs], async_op)
+
+    def start_coalescing(self) -> CoalescingBackend:
+        """Queue what can be coalesced from now on. Raises ValueError when the group coalesces already."""
+        if isinstance(self._backend, CoalescingBackend):
+            raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
+        coalescing = CoalescingBackend(self._backend)
+        self._backend = cast(Backend, coalescing)
+        return coalescing
+
+    def stop_coalescing(self, coalescing: CoalescingBackend) -> None:
+        """Issue calls at once again; what is queued stays queued."""
+        if self._backend is coalescing:  # otherwise the group has ended meanwhile
+            self._backend = coalescing.backend
+
+    def issue_queued(self, coalescing: CoalescingBackend, async_op: bool = False) -> Work | None:
+        """Issue what was queued. Raises RuntimeError when the calls are of different kinds."""
+        kinds = {call.verb for call in coalescing.queued}
+        if len(kinds) > 1:
+            raise RuntimeError(
+                "Coalescing manager requires all collectives to be the same type, "
+                f"but got mixed types: {', '.join(sorted(kinds))}"
+            )
+        return self._issue(coalescing.queued, [call.arguments[0] for call in coalescing.queued], async_op)
+
+    def _issue(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Work | None:
+        operations = [getattr(self._backend, call.verb)(*call.arguments, async_op, call.timeout) for call in calls]
+        if not async_op or not calls:
+            return None
+        return self._work(JoinedOperation(operations), f"{calls[0].verb}_coalesced", results)

@@ -1,0 +1,179 @@
+"""The calls that every rank of a group makes, as methods of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from procgroup import types
+from procgroup.groups import checks
+from procgroup.groups.calls import GroupCalls
+from procgroup.groups.work import Work
+from procgroup.types import AnyReduceOp, ReduceOp, Timeout
+
+
+class Collectives(GroupCalls):
+    """Calls that are matched across the ranks by their order.
+
+    Each returns None when the call is over or, with ``async_op=True``, a Work. ``timeout`` is a timedelta
+    or seconds; None: the group's own. ``root`` is a group rank.
+    """
+
+    def all_reduce(
+        self, array: Any, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
+        """Combine the arrays of all ranks, element by element, into every rank's array."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        operation = self._backend.all_reduce(
+            array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "all_reduce", (array,))
+
+    def reduce(
+        self,
+        array: Any,
+        root: int,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Combine the arrays of all ranks into that of ``root``; the others' arrays keep their values."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        root = checks.group_rank(root, self._size, self.group_name)
+        operation = self._backend.reduce(
+            array, root, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "reduce", (array,))
+
+    def broadcast(self, array: Any, root: int, async_op: bool = False, timeout: Timeout | None = None) -> Work | None:
+        """Copy the array of ``root`` into every rank's array."""
+        root = checks.group_rank(root, self._size, self.group_name)
+        operation = self._backend.broadcast(
+            array, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "broadcast", (array,))
+
+    def gather(
+        self,
+        array: Any,
+        outputs: Sequence[Any] | None,
+        root: int,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Copy the array of each rank ``r`` into ``outputs[r]`` on ``root``; the others give no outputs."""
+        root = checks.group_rank(root, self._size, self.group_name)
+        outputs = checks.gather_list(outputs, self._size, self._rank == root)
+        operation = self._backend.gather(
+            array, outputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "gather", outputs or ())
+
+    def all_gather(
+        self, outputs: Sequence[Any], array: Any, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
+        """Copy the array of each rank ``r`` into ``outputs[r]`` on every rank."""
+        outputs = checks.array_list(outputs, self._size, "tensor_list")
+        operation = self._backend.all_gather(
+            outputs, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "all_gather", outputs)
+
+    def all_gather_single(
+        self, output: Any, array: Any, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
+        """Copy the arrays of all ranks, one after the other, into every rank's ``output``."""
+        operation = self._backend.all_gather_single(
+            output, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "all_gather_single", (output,))
+
+    def scatter(
+        self,
+        array: Any,
+        inputs: Sequence[Any] | None,
+        root: int,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Copy ``inputs[r]`` of ``root`` into the array of each rank ``r``; the others give no inputs."""
+        root = checks.group_rank(root, self._size, self.group_name)
+        inputs = checks.scatter_list(inputs, self._size, self._rank == root)
+        operation = self._backend.scatter(
+            array, inputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "scatter", (array,))
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        inputs: Sequence[Any],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Combine ``inputs[r]`` of all ranks into the output of each rank ``r``."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        inputs = checks.array_list(inputs, self._size, "input_list")
+        operation = self._backend.reduce_scatter(
+            output, inputs, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "reduce_scatter", (output,))
+
+    def reduce_scatter_single(
+        self,
+        output: Any,
+        array: Any,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Combine the arrays of all ranks; part ``r`` of the result goes to the output of rank ``r``."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        operation = self._backend.reduce_scatter_single(
+            output, array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "reduce_scatter_single", (output,))
+
+    def all_to_all(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
+        """Send ``inputs[r]`` to each rank ``r``, and receive into ``outputs[r]`` what rank ``r`` sends here."""
+        outputs = checks.array_list(outputs, self._size, "output_tensor_list")
+        inputs = checks.array_list(inputs, self._size, "input_tensor_list")
+        operation = self._backend.all_to_all(
+            outputs, inputs, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "all_to_all", outputs)
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        array: Any,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Send part ``r`` of the array to each rank ``r``, and receive part ``r`` of ``output`` from it.
+
+        Splits count rows, along the first dimension; None: equal parts.
+        """
+        operation = self._backend.all_to_all_single(
+            output,
+            array,
+            checks.splits(output_splits, self._size, "output_split_sizes"),
+            checks.splits(input_splits, self._size, "input_split_sizes"),
+            async_op,
+            self._seconds if timeout is None else types.seconds(timeout),
+        )
+        return operation if operation is None else self._work(operation, "all_to_all_single", (output,))
+
+    def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Work | None:
+        """Wait until every rank has come here."""
+        operation = self._backend.barrier(async_op, self._seconds if timeout is None else types.seconds(timeout))
+        return operation if operation is None else self._work(operation, "barrier", ())

@@ -1,0 +1,54 @@
+"""The calls between two ranks of a group, as methods of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from procgroup import types
+from procgroup.groups import checks
+from procgroup.groups.calls import GroupCalls
+from procgroup.groups.work import Work
+from procgroup.types import Timeout
+
+
+class Messages(GroupCalls):
+    """Messages between two ranks with one tag arrive in the order in which they were sent."""
+
+    def send(
+        self, array: Any, destination: int, tag: int = 0, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
+        """Send an array to group rank ``destination``, which receives it with the same ``tag``."""
+        # The checks stand here too, in short: a small message takes less time than a call of a Python function or two.
+        if destination.__class__ is not int or not 0 <= destination < self._size:
+            destination = checks.group_rank(destination, self._size, self.group_name)
+        if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
+            tag = checks.tag(tag)
+        operation = self._backend.send(
+            array, destination, tag, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "send", (array,))
+
+    def recv(self, array: Any, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> int:
+        """Receive an array from group rank ``source``, or from any rank with None; return the sender's group rank."""
+        if source.__class__ is not int or not 0 <= source < self._size:
+            source = self._source(source)
+        if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
+            tag = checks.tag(tag)
+        return self._backend.recv(  # type: ignore[return-value]
+            array, source, tag, False, self._seconds if timeout is None else types.seconds(timeout)
+        )
+
+    def irecv(self, array: Any, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> Work:
+        """Start to receive an array from group rank ``source``, or from any rank with None."""
+        operation = self._backend.recv(
+            array,
+            self._source(source),
+            checks.tag(tag),
+            True,
+            self._seconds if timeout is None else types.seconds(timeout),
+        )
+        assert not isinstance(operation, int)
+        return Work(operation, "recv", (array,), where=self._where(), members=self.members)
+
+    def _source(self, source: int | None) -> int:
+        return -1 if source is None else checks.group_rank(source, self._size, self.group_name)

@@ -1,0 +1,213 @@
+"""Objects to bytes and back: pickle 5, with the memory of arrays beside the stream instead of in it.
+
+Arrays, their scalars and dtypes, and CPU tensors of PyTorch are taken apart by the functions here rather than by
+their own libraries'. So strided arrays and those of foreign dtypes travel as raw memory too, and a reader
+who trusts nobody (``safe``) needs to know four names only, none of which runs anything.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+import io
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_NAME_LENGTH = 200
+_FOREIGN_DTYPES = ("bfloat16", "float", "int", "uint")
+
+_PLAIN = {
+    "builtins": ("complex", "range", "slice"),
+    "collections": ("OrderedDict", "deque"),
+    "datetime": ("date", "datetime", "time", "timedelta", "timezone"),
+}
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """An object as bytes: the name of its type, the pickle stream and the memory of its arrays."""
+
+    type_name: str
+    stream: memoryview
+    buffers: list[memoryview]
+
+
+def pickle_object(value: Any) -> Pickled:
+    """Take an object apart. The buffers are the object's own memory, not copies."""
+    file = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
+    pickler.dispatch_table = {**copyreg.dispatch_table, **_ARRAYS, **_tensors()}
+    pickler.dump(value)
+    return Pickled(name_of_type(value), file.getbuffer(), [buffer.raw() for buffer in buffers])
+
+
+def unpickle_object(stream: memoryview, buffers: Sequence[Any], safe: bool) -> Any:
+    """Put an object together; its arrays are views of ``buffers``.
+
+    With ``safe``, raises UnpicklingError for anything but plain data and arrays: no code of the object runs.
+    """
+    if safe:
+        return _SafeUnpickler(io.BytesIO(stream), buffers=buffers).load()
+    return pickle.loads(stream, buffers=buffers)
+
+
+def name_of_type(value: Any) -> str:
+    """Return the name of an object's type, with its module unless that is builtins."""
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return name[:_NAME_LENGTH]
+
+
+class _SafeUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name in _REBUILDERS:
+            return _REBUILDERS[name]
+        if name in _PLAIN.get(module, ()):
+            return getattr(importlib.import_module(module), name)
+        raise pickle.UnpicklingError(
+            f"{module}.{name} is neither plain data nor an array, and safe=True refuses it; "
+            "send dicts, lists, numbers, strings and arrays, or trust the sender with safe=False"
+        )
+
+
+class _Rebuilder:
+    """A function that streams name. It has no state, so a hostile stream cannot change it."""
+
+    __slots__ = ()
+    name = ""
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+class _RebuildArray(_Rebuilder):
+    __slots__ = ()
+    name = "rebuild_array"
+
+    def __call__(self, buffer: Any, dtype: str, shape: tuple[int, ...], order: str) -> Any:
+        return np.ndarray(shape, _dtypes.get(dtype) or rebuild_dtype(dtype), buffer, order="F" if order == "F" else "C")
+
+
+class _RebuildScalar(_Rebuilder):
+    __slots__ = ()
+    name = "rebuild_scalar"
+
+    def __call__(self, dtype: str, value: bytes) -> Any:
+        return np.frombuffer(value, rebuild_dtype(dtype))[0]
+
+
+class _RebuildDtype(_Rebuilder):
+    __slots__ = ()
+    name = "rebuild_dtype"
+
+    def __call__(self, name: str) -> np.dtype[Any]:
+        if not isinstance(name, str):
+            raise pickle.UnpicklingError(f"a dtype is named by a string, not by {type(name).__name__}")
+        if name.startswith(_FOREIGN_DTYPES):
+            foreign: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+            return foreign
+        dtype = np.dtype(name)
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise pickle.UnpicklingError(f"arrays of {dtype} do not travel as memory")
+        if dtype.isbuiltin:
+            _dtypes[name] = dtype
+        return dtype
+
+
+class _RebuildTensor(_Rebuilder):
+    __slots__ = ()
+    name = "rebuild_tensor"
+
+    def __call__(self, buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+        torch = importlib.import_module("torch")
+        kind = getattr(torch, dtype)
+        if not isinstance(kind, torch.dtype):
+            raise pickle.UnpicklingError(f"torch.{dtype} is no dtype")
+        if 0 in shape:
+            return torch.empty(shape, dtype=kind, requires_grad=bool(requires_grad))
+        memory = np.frombuffer(buffer, np.uint8)
+        # PyTorch knows no read-only memory, and would warn of it.
+        memory = memory if memory.flags.writeable else memory.copy()
+        return torch.from_numpy(memory).view(kind).reshape(shape).requires_grad_(bool(requires_grad))
+
+
+# The dtypes that names were found to mean: a stream names one for each of its arrays.
+_dtypes: dict[str, np.dtype[Any]] = {}
+
+rebuild_array = _RebuildArray()
+rebuild_scalar = _RebuildScalar()
+rebuild_dtype = _RebuildDtype()
+rebuild_tensor = _RebuildTensor()
+_REBUILDERS: Mapping[str, _Rebuilder] = {
+    rebuilder.name: rebuilder for rebuilder in (rebuild_array, rebuild_scalar, rebuild_dtype, rebuild_tensor)
+}
+
+
+def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
+    dtype = array.dtype
+    name = dtype.str if dtype.char in _NUMBERS and dtype.isbuiltin == 1 else _name_of_dtype(dtype)
+    if name is None:
+        return array.__reduce_ex__(4)
+    flags = array.flags
+    if not flags.forc:
+        array, flags = (copy := np.ascontiguousarray(array)), copy.flags
+    order = "C" if flags.c_contiguous else "F"
+    memory: Any = array
+    if dtype.char not in _NUMBERS:  # the buffer protocol does not know it
+        memory = (array if order == "C" else array.T).reshape(-1).view(np.uint8)
+    return rebuild_array, (pickle.PickleBuffer(memory), name, array.shape, order)
+
+
+def _reduce_scalar(scalar: np.generic[Any]) -> Any:
+    name = _name_of_dtype(scalar.dtype)
+    return scalar.__reduce__() if name is None else (rebuild_scalar, (name, scalar.tobytes()))
+
+
+def _reduce_dtype(dtype: np.dtype[Any]) -> Any:
+    name = _name_of_dtype(dtype)
+    return dtype.__reduce__() if name is None else (rebuild_dtype, (name,))
+
+
+def _name_of_dtype(dtype: np.dtype[Any]) -> str | None:
+    """Return the name by which a dtype travels; None for records, objects and what else its own library knows best."""
+    if dtype.isbuiltin == 2:
+        return dtype.name if dtype.name.startswith(_FOREIGN_DTYPES) else None
+    if dtype.hasobject or dtype.kind == "V" or dtype.itemsize == 0 or dtype.metadata:
+        return None
+    return dtype.str
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    torch = sys.modules["torch"]
+    is_plain = (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_leaf
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__)
+    )
+    if not is_plain:
+        return tensor.__reduce_ex__(5)
+    memory = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return rebuild_tensor, (pickle.PickleBuffer(memory), dtype, tuple(tensor.shape), tensor.requires_grad)
+
+
+_NUMBERS = frozenset("?" + np.typecodes["AllInteger"] + "efdFD")
+_BUILTIN_DTYPES = [np.dtype(code) for code in np.typecodes["All"] if code not in "OV"]
+_ARRAYS: dict[type, Callable[[Any], Any]] = {
+    np.ndarray: _reduce_array,
+    **{dtype.type: _reduce_scalar for dtype in _BUILTIN_DTYPES},
+    **{type(dtype): _reduce_dtype for dtype in _BUILTIN_DTYPES},
+}
+
+
+def _tensors() -> dict[type, Callable[[Any], Any]]:
+    torch = sys.modules.get("torch")
+    kind = getattr(torch, "Tensor", None)
+    return {} if kind is None else {kind: _reduce_tensor}

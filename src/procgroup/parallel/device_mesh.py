@@ -1,0 +1,298 @@
+"""DeviceMesh: the ranks as an n-dimensional array, with a process group along each dimension."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from procgroup import environ
+from procgroup.api.lifecycle import init_process_group, is_initialized
+from procgroup.api.ranks import get_process_group_ranks, get_rank, get_world_size
+from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.mesh_groups import KEPT, Override, make_group, read_override
+from procgroup.parallel.mesh_layout import Axis, MeshLayout, Ranks, select
+
+_entered: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("procgroup_meshes", default=())
+
+
+def current_mesh() -> DeviceMesh:
+    """Return the mesh whose ``with`` block this is. Raises RuntimeError outside of any."""
+    if not _entered.get():
+        raise RuntimeError("No device mesh is currently active!")
+    return _entered.get()[-1]
+
+
+class DeviceMesh:
+    """The ranks as an n-dimensional array, with a process group of this rank's row along each dimension.
+
+    ``mesh`` is an array of global ranks, each at one place. Every rank of the default group makes it, also one that is
+    not in it. Groups have the order of the mesh: a rank's place along a dimension is its rank in that group, also
+    where the ranks do not ascend (there torch.distributed sorts them).
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: tuple[str, ...] | None = None,
+        backend_override: Sequence[Override] | None = None,
+        _init_backend: bool = True,
+    ) -> None:
+        """Make the groups along all dimensions. TypeError without a mesh, ValueError for a rank at two places."""
+        if mesh is None:
+            raise TypeError("The mesh argument is required: an array of global ranks.")
+        layout = MeshLayout.of(mesh)
+        overrides = [KEPT] * len(layout.axes) if backend_override is None else list(backend_override)
+        if len(overrides) != len(layout.axes):
+            raise ValueError(
+                "backend_override should have the same length as the number of mesh dimensions, "
+                f"but got {len(overrides)} and {len(layout.axes)}."
+            )
+        self._take(device_type, layout, tuple(mesh_dim_names) if mesh_dim_names else None, None)
+        if not _init_backend:
+            return
+        _require_ranks(layout)
+        for dimension, (axis, override) in enumerate(zip(layout.axes, overrides, strict=True)):
+            name = self._names[dimension] if self._names else f"dim_{dimension}"
+            self._groups[axis] = make_group(layout, axis, name, override)
+
+    def _take(
+        self, device_type: str, layout: MeshLayout, names: tuple[str, ...] | None, root: DeviceMesh | None
+    ) -> None:
+        self._device_type = device_type
+        self._layout = layout
+        self._names = names
+        self._root = self if root is None else root
+        # Of a root alone: its groups by axis, None where this rank is in none, and its flattened meshes by name.
+        self._groups: dict[Axis, ProcessGroup | None] = {}
+        self._flattened: dict[str, DeviceMesh] = {}
+
+    @property
+    def device_type(self) -> str:
+        """What kind of device the mesh is for, such as "cpu"."""
+        return self._device_type
+
+    @property
+    def mesh(self) -> Ranks:
+        """The ranks of the mesh that this rank is in. Raises RuntimeError for a slice that this rank is not in."""
+        ranks = self._layout.ranks(_own_rank())
+        if ranks is None:
+            raise RuntimeError(
+                "In order to get the mesh of a DeviceMesh it needs to either have all its original dimensions "
+                "(e.g., no slicing) or it needs to contain the local rank"
+            )
+        return ranks.copy()
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None:
+        """The names of the dimensions."""
+        return self._names
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions there are."""
+        return len(self._layout.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many ranks there are along each dimension."""
+        return self._layout.shape
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        """Return how many ranks there are, in all or along a dimension."""
+        return int(np.prod(self.shape)) if mesh_dim is None else self.shape[mesh_dim]
+
+    def get_rank(self) -> int:
+        """Return this process's global rank."""
+        return get_rank()
+
+    def get_coordinate(self) -> tuple[int, ...] | None:
+        """Return this rank's place in the mesh; None when it is not in it."""
+        return self._layout.coordinate(_own_rank())
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """Return this rank's place along a dimension, which a mesh of one dimension need not be told.
+
+        Raises RuntimeError when it need, and when this rank is not in the mesh.
+        """
+        return self.get_group(mesh_dim).rank()
+
+    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
+        """Return the group along a dimension, which a mesh of one dimension need not be told.
+
+        Raises RuntimeError when it need, when this rank is not in the mesh and when the mesh was made without groups;
+        KeyError for an unknown name.
+        """
+        groups = self._root._groups
+        if not groups:
+            raise RuntimeError("DeviceMesh process groups not initialized!")
+        if mesh_dim is None:
+            if self.ndim > 1:
+                raise RuntimeError(
+                    f"Found the DeviceMesh have {self.ndim} dimensions",
+                    "Optional kwarg `mesh_dim` needs to be specified when device_mesh.ndim > 1.",
+                    "If you want to get the list of all the ProcessGroups in the DeviceMesh,"
+                    "please use `get_all_groups()` instead.",
+                )
+            mesh_dim = 0
+        found = groups.get(self._axis(mesh_dim))
+        if found is None:
+            raise RuntimeError(f"Global rank {get_rank()} is not in {self!r} and has no group of it.")
+        return found
+
+    def get_all_groups(self) -> list[ProcessGroup]:
+        """Return the groups along all dimensions."""
+        return [self.get_group(dimension) for dimension in range(self.ndim)]
+
+    def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
+        """Return the mesh of this rank's slice along the named dimensions, with the groups that are there already.
+
+        The name of a flattened mesh is one of a dimension of its root. Raises RuntimeError for a mesh without names and
+        for dimensions that overlap, KeyError for unknown names and for another order than the mesh's.
+        """
+        if self._names is None:
+            raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if names == self._names:
+            return self
+        flattened = self._flattened if self is self._root else {}
+        if any(name in flattened and name not in self._names for name in names):
+            warnings.warn(
+                "Slicing a flattened dim from root mesh will be deprecated in PT 2.11. "
+                "Users need to bookkeep the flattened mesh directly. ",
+                stacklevel=2,
+            )
+        known = {name: mesh._layout.axes[0] for name, mesh in flattened.items()}
+        known.update(zip(self._names, self._layout.axes, strict=True))
+        return self._derive(select(known, names), names)
+
+    def _flatten(self, mesh_dim_name: str | None = None, backend_override: Any = None) -> DeviceMesh:
+        """Return a mesh of one dimension with all ranks of this one, under the names joined by "_" unless one is given.
+
+        Every rank of the default group calls it the first time; later the root gives it by its name. Raises
+        RuntimeError for a mesh without names, ValueError for a name that is taken.
+        """
+        if self._names is None:
+            raise RuntimeError("Cannot flatten a DeviceMesh without mesh_dim_names!")
+        name = mesh_dim_name or "_".join(self._names)
+        if self.ndim == 1 and name in self._names:
+            return self
+        root = self._root
+        if name in (root._names or ()):
+            raise ValueError(
+                f"{name} already exists for submesh of the {root!r}. The mesh_dim_names of submesh and flattened mesh "
+                f"are {root._names}. Please specify another valid mesh_dim_name."
+            )
+        axis = self._layout.flat()
+        if name in root._flattened:
+            if root._flattened[name]._layout.axes == (axis,):
+                return root._flattened[name]
+            raise ValueError(
+                f"Flatten mesh with mesh_dim_name {name} has been created before, "
+                "Please specify another valid mesh_dim_name."
+            )
+        override = read_override(backend_override)
+        if axis not in root._groups or override != KEPT:
+            root._groups[axis] = make_group(root._layout, axis, name, override)
+        root._flattened[name] = self._derive([axis], (name,))
+        return root._flattened[name]
+
+    @staticmethod
+    def from_group(
+        group: ProcessGroup | Sequence[ProcessGroup],
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: tuple[str, ...] | None = None,
+    ) -> DeviceMesh:
+        """Return a mesh with groups that are there: one, or one per dimension of ``mesh``, which then needs names.
+
+        Raises ValueError when the mesh does not fit the groups.
+        """
+        if isinstance(group, ProcessGroup):
+            ranks = get_process_group_ranks(group)
+            if mesh is not None and np.asarray(mesh).tolist() != ranks:
+                raise ValueError(f"Invalid mesh {mesh} for ProcessGroup with ranks {ranks}")
+            mesh, groups = ranks, [group]
+        else:
+            groups = list(group)
+            if not groups:
+                raise ValueError("Expects at least one ProcessGroup to be passed")
+            if mesh is None:
+                raise ValueError("Must pass mesh if passing multiple ProcessGroups")
+            if mesh_dim_names is None:
+                raise ValueError("Must pass mesh_dim_names if passing multiple ProcessGroups")
+            if np.ndim(mesh) != len(groups):
+                raise ValueError(
+                    "Expects mesh with ndim equal to number of ProcessGroups but got "
+                    f"mesh {np.asarray(mesh).tolist()} and {len(groups)} ProcessGroups"
+                )
+        made = DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _init_backend=False)
+        made._groups.update(zip(made._layout.axes, groups, strict=True))
+        return made
+
+    def _derive(self, axes: Sequence[Axis], names: tuple[str, ...]) -> DeviceMesh:
+        derived = DeviceMesh.__new__(DeviceMesh)
+        derived._take(self._device_type, self._layout.select(axes), names, self._root)
+        return derived
+
+    def _axis(self, mesh_dim: int | str) -> Axis:
+        if not isinstance(mesh_dim, str):
+            return self._layout.axes[mesh_dim]
+        if mesh_dim in self._root._flattened:
+            return self._root._flattened[mesh_dim]._layout.axes[0]
+        if not self._names:
+            raise KeyError("No `mesh_dim_names` found.")
+        if mesh_dim not in self._names:
+            raise KeyError(
+                f"Mesh dimension '{mesh_dim}' does not exist.",
+                f"Available mesh dimensions are: mesh_dim_names={self._names}",
+            )
+        return self._layout.axes[self._names.index(mesh_dim)]
+
+    def __enter__(self) -> DeviceMesh:
+        """Make this the current mesh."""
+        _entered.set((*_entered.get(), self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _entered.set(_entered.get()[:-1])
+
+    def _identity(self) -> tuple[Any, ...]:
+        return self._layout.identity(), self._device_type, self._names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceMesh) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        named = ", ".join(f"{name}={size}" for name, size in zip(self._names or (), self.shape, strict=False))
+        shown = f"DeviceMesh({f'({named})' if named else self.shape}, '{self._device_type}'"
+        shown += f", stride={self._layout.strides()}"
+        if environ.TORCH_DISTRIBUTED_DEBUG.get() == "DETAIL":
+            shown += f", Mesh: {self.mesh.tolist()}"
+        return f"{shown})"
+
+
+def _own_rank() -> int:
+    return get_rank() if is_initialized() else -1
+
+
+def _require_ranks(layout: MeshLayout) -> None:
+    """Make the default group when there is none; raise RuntimeError when it has too few ranks."""
+    if not is_initialized():
+        init_process_group()
+    size = get_world_size()
+    if layout.root.size > size:
+        raise RuntimeError(
+            f"Mesh should not be bigger than default world size {size}, but found {layout.root.size} ranks!"
+        )
+    if layout.root.size and not 0 <= layout.root.min() <= layout.root.max() < size:
+        raise RuntimeError(f"A mesh is made of the ranks 0 to {size - 1}, but found {layout.root.tolist()}.")

@@ -1,0 +1,118 @@
+"""Call a function on every rank of a world of threads, under one deadline."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from procgroup import types
+from procgroup.api import default, leaving
+from procgroup.groups.group import ProcessGroup
+from procgroup.testing.outcome import RanksFailed, RanksTimeout, cause, stacks_of
+from procgroup.testing.world import leave_at_once, make_groups
+from procgroup.types import Timeout
+
+T = TypeVar("T")
+
+# How long ranks are given to end once they were told to.
+_END_SECONDS = 5.0
+
+
+class _Stopped(SystemExit):
+    """Raised inside of a rank's Python code when the world has to end. A thread may end with it in silence."""
+
+
+class _Rank(threading.Thread):
+    """One rank: a thread with a default group of its own."""
+
+    def __init__(self, group: ProcessGroup, call: Callable[[], Any], over: threading.Semaphore) -> None:
+        super().__init__(name=f"rank {group.rank()}", daemon=True)
+        self.group = group
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.is_over = False
+        self._call = call
+        self._over = over
+
+    def run(self) -> None:
+        default.use_own_slot()
+        slot = default.slot()
+        slot.group, slot.was_used = self.group, True
+        try:
+            self.value = self._call()
+            leaving.leave(self.group)
+        except BaseException as error:
+            self.error = error
+            leave_at_once(self.group)
+        finally:
+            self.is_over = True
+            self._over.release()
+
+    def stop(self) -> None:
+        """End this rank's calls, and raise in its Python code."""
+        self.group.abort()
+        if self.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(_Stopped))
+
+
+def run_ranks(
+    function: Callable[..., T],
+    size: int,
+    *arguments: Any,
+    timeout: Timeout = 30.0,
+    transport: str | None = None,
+) -> list[T]:
+    """Call ``function(*arguments)`` on ``size`` ranks, which are threads of this process; return what each returned.
+
+    Each rank has a default group of its own: ``get_rank()`` tells them apart, every operation moves real data,
+    and the function neither calls init_process_group nor needs to destroy anything. ``timeout`` (a timedelta or
+    seconds) is for all of it. ``transport`` is "shm", "tcp" or "auto", by default what PROCGROUP_TRANSPORT says.
+
+    Raises RanksFailed with the errors of all ranks; RanksTimeout, which says where each rank was, at the
+    deadline. KeyboardInterrupt, SystemExit and pytest's skip of any rank are raised as they are.
+    """
+    seconds = types.seconds(timeout)
+    over = threading.Semaphore(0)
+    # The deadline of a call must not come before that of the world, which says more.
+    groups = make_groups(size, types.seconds(types.DEFAULT_TIMEOUT), transport)
+    ranks = [_Rank(group, lambda: function(*arguments), over) for group in groups]
+    for rank in ranks:
+        rank.start()
+    try:
+        _await(ranks, over, seconds)
+    except BaseException:
+        _stop(ranks)
+        raise
+    errors = _errors(ranks)
+    if not errors:
+        return [thread.value for thread in ranks]
+    if (first := cause(errors)) is not None:
+        raise first
+    raise RanksFailed({rank: error for rank, error in errors.items() if isinstance(error, Exception)}, size)
+
+
+def _await(ranks: list[_Rank], over: threading.Semaphore, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for _ in ranks:
+        if not over.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+            running = {rank: thread for rank, thread in enumerate(ranks) if not thread.is_over}
+            raise RanksTimeout(list(running), len(ranks), seconds, stacks_of(running), _errors(ranks))
+    for thread in ranks:
+        thread.join()
+
+
+def _errors(ranks: list[_Rank]) -> dict[int, BaseException]:
+    return {rank: thread.error for rank, thread in enumerate(ranks) if thread.error is not None}
+
+
+def _stop(ranks: list[_Rank]) -> None:
+    """Make every rank end; one that sleeps in foreign code is left behind as a daemon."""
+    deadline = time.monotonic() + _END_SECONDS
+    for thread in ranks:
+        if thread.is_alive():
+            thread.stop()
+    for thread in ranks:
+        thread.join(max(deadline - time.monotonic(), 0.0))

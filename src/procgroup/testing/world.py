@@ -1,0 +1,78 @@
+"""A world of ranks that are threads of this process: one process group for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, cast
+
+from procgroup import types
+from procgroup.api import leaving
+from procgroup.api.lifecycle import GROUP_NAME
+from procgroup.backends import registry
+from procgroup.backends.loopback import LoopbackBackend
+from procgroup.backends.threads import ThreadBackend, connect_threads
+from procgroup.groups.backend import Backend
+from procgroup.groups.group import ProcessGroup
+from procgroup.stores.hash import HashStore
+from procgroup.stores.prefix import PrefixStore
+from procgroup.types import Timeout
+
+
+@contextmanager
+def connected_groups(
+    size: int, *, timeout: Timeout = types.DEFAULT_TIMEOUT, transport: str | None = None
+) -> Iterator[list[ProcessGroup]]:
+    """Give one process group per rank, connected with each other, for threads or for asynchronous calls of one thread.
+
+    ``timeout`` is what each call may take. ``transport`` is "shm", "tcp" or "auto", by default what
+    PROCGROUP_TRANSPORT says. Leaving the context ends the groups. Raises ValueError for a size below 1.
+    """
+    groups = make_groups(size, types.seconds(timeout), transport)
+    try:
+        yield groups
+    finally:
+        for group in groups:
+            leaving.leave(group)
+
+
+def make_groups(size: int, seconds: float, transport: str | None) -> list[ProcessGroup]:
+    """Make the default groups of all ranks; their owner ends each with ``leaving.leave``."""
+    if size < 1:
+        raise ValueError(f"Expected parameter `size` to be at least 1, got {size}.")
+    config = registry.parse(None)
+    store = HashStore()
+    groups = []
+    for rank, backend in enumerate(_make_backends(size, config.name, seconds, transport)):
+        group_store = PrefixStore("default_pg/0", store.clone())
+        group_store.set_timeout(timedelta(seconds=seconds))
+        group = ProcessGroup(
+            backend,
+            group_store,
+            rank=rank,
+            members=range(size),
+            group_name=GROUP_NAME,
+            timeout=timedelta(seconds=seconds),
+            backend_config=str(config),
+            group_desc="default_pg",
+        )
+        leaving.watch(group, None)
+        groups.append(group)
+    return groups
+
+
+def leave_at_once(group: ProcessGroup) -> None:
+    """End a group whose rank has failed, so that the others learn of it now."""
+    backend: object = group._backend
+    if isinstance(backend, ThreadBackend):
+        backend.leave_at_once()
+    leaving.leave(group)
+
+
+def _make_backends(size: int, name: str, seconds: float, transport: str | None) -> list[Backend]:
+    if size == 1:
+        alone: Any = LoopbackBackend(name=name, group_name=GROUP_NAME, timeout=seconds)
+        return [alone]
+    # The verbs are the native engine's own methods, whose stub names no parameters.
+    return cast(list[Backend], connect_threads(size, name=name, group_name=GROUP_NAME, transport=transport))

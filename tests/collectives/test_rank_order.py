@@ -1,0 +1,96 @@
+"""deterministic="order": the same bits from every transport, size and operation, those of a sum in rank order."""
+
+from __future__ import annotations
+
+from functools import reduce as fold
+
+import numpy as np
+import pytest
+from collectives.cases import HALVES, TRANSPORTS, Array, numpy_dtype
+
+import procgroup as dist
+from procgroup.errors import CollectiveMismatch
+from procgroup.testing import run_ranks
+from procgroup.types import ReduceOp
+from world import run
+
+pytestmark = pytest.mark.timeout(120)
+
+DTYPES = ["float32", *HALVES]
+COUNTS = [1, 13, 4099, 140_003]
+"""Small enough to travel with the call, in one segment, in many."""
+
+
+def values(dtype: str, count: int, rank: int) -> Array:
+    """Numbers of very different size: another order of summation gives other bits."""
+    random = np.random.default_rng([count, rank])
+    return (random.standard_normal(count) * 10.0 ** random.integers(-2, 3, count)).astype(numpy_dtype(dtype))
+
+
+def in_rank_order(dtype: str, count: int, size: int, op: ReduceOp) -> Array:
+    """(((in0 + in1) + in2) + ...) in float32, rounded once."""
+    total = fold(np.add, [values(dtype, count, rank).astype(np.float32) for rank in range(size)])
+    if op == ReduceOp.AVG:
+        total = total / np.float32(size)
+    return np.asarray(total).astype(numpy_dtype(dtype))
+
+
+def what_differs(rank: int, size: int) -> list[str]:
+    """Reduce in every way; return what is not the sum in rank order."""
+    wrong = []
+    for dtype in DTYPES:
+        for count in COUNTS:
+            for op in (ReduceOp.SUM, ReduceOp.AVG)[: 2 if count < 5000 else 1]:
+                want = in_rank_order(dtype, count, size, op).tobytes()
+                mine = values(dtype, count, rank)
+                got = {"all_reduce": mine.copy(), "reduce": mine.copy(), "reduce_scatter": np.empty_like(mine)}
+                dist.all_reduce(got["all_reduce"], op)
+                dist.reduce(got["reduce"], size - 1, op)
+                dist.reduce_scatter(got["reduce_scatter"], [mine] * size, op)
+                if rank != size - 1:
+                    del got["reduce"]
+                wrong += [f"{verb} {op.name} of {count} {dtype}" for verb in got if got[verb].tobytes() != want]
+    return wrong
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_every_reduction_gives_the_bits_of_a_sum_in_rank_order(transport: str, size: int) -> None:
+    def program() -> None:
+        assert what_differs(dist.get_rank(), dist.get_world_size()) == []
+
+    run_ranks(program, size, transport=transport)
+
+
+def promise(rank: int, size: int) -> list[str]:
+    dist.init_process_group(timeout=60, deterministic="order")
+    wrong = what_differs(rank, size)
+    dist.destroy_process_group()
+    return wrong
+
+
+def test_processes_that_promise_rank_order_get_it() -> None:
+    assert run(promise, 3, timeout=100) == [[], [], []]
+
+
+def promise_on_one_rank(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=30)
+    group = dist.new_group([0, 1], deterministic="order" if rank == 0 else None)
+    moved = np.full(3, rank)
+    dist.broadcast(moved, 1, group=group)
+    assert (moved == 1).all(), "the promise concerns reductions only"
+    array = np.ones(3)
+    with pytest.raises(CollectiveMismatch, match="ordered"):
+        dist.all_reduce(array, group=group)
+    assert (array == 1).all()
+
+
+def test_a_promise_that_one_rank_did_not_make_is_a_mismatch() -> None:
+    run(promise_on_one_rank, 2, timeout=60)
+
+
+@pytest.mark.parametrize("value", [True, "", "tree", 1])
+def test_other_promises_are_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="`deterministic` to be None or 'order'"):
+        dist.init_process_group(deterministic=value)  # type: ignore[arg-type]
+    assert not dist.is_initialized()

@@ -1,0 +1,61 @@
+"""The examples of docs/operations: what a page's Python block prints on each rank, and what the page says it prints.
+
+All pages with the same number of ranks are played one after the other by one world, because to start a launcher for
+each would take longer than all else in these tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "operations"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"\$ (?:procgroup run --nproc-per-node (\d+)|python) \w+\.py\n")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program of a page: how many ranks it is shown with (0: plain Python), and the lines of their output."""
+
+    page: str
+    program: str
+    ranks: int
+    expected: tuple[str, ...]
+
+
+def examples() -> list[Example]:
+    """Return the examples of all pages."""
+    return [example for page in sorted(FOLDER.glob("*.md")) for example in _of_page(page)]
+
+
+def _of_page(page: Path) -> list[Example]:
+    found, program = [], ""
+    for language, text in BLOCK.findall(page.read_text()):
+        if language == "python":
+            program = text
+        elif command := COMMAND.match(text):
+            lines = tuple(text.strip().splitlines()[1:])
+            found.append(Example(page.name, program, int(command[1] or 0), lines))
+    return found
+
+
+def play(rank: int, size: int, programs: list[str], ports: list[int]) -> list[str]:
+    """Return what each program prints on this rank, with the prefix that the launcher gives to each line."""
+    printed = []
+    for program, port in zip(programs, ports, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            try:
+                exec(compile(program, program.split("\n", 1)[0], "exec"), {"__name__": "__main__"})
+            except Exception:
+                raise AssertionError(f"rank {rank} in {program}\n{traceback.format_exc()}") from None
+        printed.append("".join(f"[rank {rank}] {line}\n" for line in output.getvalue().splitlines()))
+    return printed

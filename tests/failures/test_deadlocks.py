@@ -1,0 +1,156 @@
+"""Ranks that wait for each other in a circle are told so, in the same words; no sound program ever is.
+
+A deadlock is found between ranks that share memory. The calls have time limits far beyond what the reports take.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import procgroup as dist
+from world import run
+
+pytestmark = pytest.mark.timeout(120)
+
+ENVIRONMENT = {"PROCGROUP_TRANSPORT": "shm"}
+LARGE = 100_000
+
+
+def caught(call: Callable[[], Any]) -> dict[str, Any]:
+    """Return what the deadlock says that this call ran into."""
+    try:
+        call()
+    except dist.Deadlock as error:
+        return {"waits": error.waits, "text": str(error), "op": error.op, "rank": error.rank}
+    raise AssertionError("expected a deadlock")
+
+
+def meet(rank: int, size: int) -> None:
+    """Make sure, by messages alone, that every rank has seen the end of the last case."""
+    token = np.zeros(1)
+    for peer in range(size):
+        if peer != rank:
+            dist.send(token, peer, tag=99)
+    for peer in range(size):
+        if peer != rank:
+            dist.recv(token, peer, tag=99)
+
+
+def circles_of_messages(rank: int, size: int) -> list[dict[str, Any]]:
+    dist.init_process_group(timeout=60)
+    array, large, peer = np.zeros(3), np.zeros(LARGE), 1 - rank
+    cases: list[Callable[[], Any]] = [
+        lambda: dist.recv(array, peer),
+        lambda: dist.send(large, peer, tag=1),  # above the eager size: it waits for its receive
+        lambda: dist.recv(array, peer, tag=2 + rank) if rank else dist.send(large, peer, tag=4),
+    ]
+    found = []
+    for case in cases:
+        found.append(caught(case))
+        meet(rank, size)  # a group is not broken by it
+    return found
+
+
+def test_two_ranks_that_wait_for_each_other_are_told_what_each_is_in() -> None:
+    outcomes = run(circles_of_messages, 2, timeout=60, environment=ENVIRONMENT)
+    expected = [
+        {0: "recv from 1", 1: "recv from 0"},
+        {0: "send to 1 with tag 1", 1: "send to 0 with tag 1"},
+        {0: "send to 1 with tag 4", 1: "recv from 0 with tag 3"},
+    ]
+    for rank, found in enumerate(outcomes):
+        assert [one["waits"] for one in found] == expected
+        assert "deadlock: rank 0 in recv from 1, rank 1 in recv from 0" in found[0]["text"]
+        assert (found[0]["op"], found[0]["rank"]) == ("recv", rank)
+
+
+def three_ranks(rank: int, size: int) -> list[Any]:
+    """A circle of three; then rank 0 in a collective and rank 1 in a receive, and rank 2 in the same collective."""
+    dist.init_process_group(timeout=60)
+    found: list[Any] = [caught(lambda: dist.recv(np.zeros(1), (rank + 1) % size))]
+    meet(rank, size)
+    if rank == 1:
+        return [*found, caught(lambda: dist.recv(np.zeros(1), 0))]
+    if rank == 0:
+        return [*found, caught(lambda: dist.all_reduce(np.zeros(1)))]
+    with pytest.raises((dist.PeerFailed, dist.PeerLost)) as failed:
+        dist.all_reduce(np.zeros(1))
+    return [*found, str(failed.value)]
+
+
+def test_longer_circles_and_collectives_name_all_their_members_and_nobody_else() -> None:
+    outcomes = run(three_ranks, 3, timeout=60, environment=ENVIRONMENT)
+    for found in outcomes:
+        assert found[0]["waits"] == {0: "recv from 1", 1: "recv from 2", 2: "recv from 0"}
+    for found in outcomes[:2]:
+        assert found[1]["waits"] == {0: "all_reduce #1 without 1", 1: "recv from 0"}
+    assert "rank 0" in outcomes[2][1], "who waits for a rank in the circle hears that it gave up"
+
+
+LONG = 2.5
+"""Longer than a deadlock takes to be found."""
+
+
+def a_thread_sends(rank: int, peer: int) -> None:
+    got = np.zeros(1)
+    if rank % 2:
+        dist.recv(got, peer, tag=1)
+        dist.send(got, peer, tag=2)
+        return
+    sender = threading.Thread(target=lambda: (time.sleep(LONG), dist.send(np.ones(1), peer, tag=1)))
+    sender.start()
+    dist.recv(got, peer, tag=2)
+    sender.join()
+
+
+def a_short_limit_ends_the_wait(rank: int, peer: int) -> None:
+    got = np.zeros(1)
+    if rank % 2:
+        dist.recv(got, peer)
+        return
+    with pytest.raises(dist.CollectiveTimeout):
+        dist.recv(got, peer, timeout=LONG)
+    dist.send(got, peer)
+
+
+def an_alarm_sends(rank: int, peer: int) -> None:
+    got = np.zeros(1)
+    if rank % 2:
+        dist.recv(got, peer, tag=1)
+        dist.send(got, peer, tag=2)
+        return
+    signal.signal(signal.SIGALRM, lambda *_: dist.send(np.ones(1), peer, tag=1))
+    signal.setitimer(signal.ITIMER_REAL, LONG)
+    dist.recv(got, peer, tag=2)
+
+
+def a_rank_is_late(rank: int, peer: int) -> None:
+    got = np.zeros(1)
+    if rank % 2:
+        time.sleep(LONG)
+        dist.send(got, peer, tag=2)
+        dist.send(got, peer, tag=1)
+        return
+    pending: Any = dist.irecv(np.zeros(1), peer, tag=1)
+    dist.recv(got, peer, tag=2)
+    pending.wait()
+
+
+SOUND = [a_thread_sends, a_short_limit_ends_the_wait, an_alarm_sends, a_rank_is_late]
+
+
+def sound_programs(rank: int, size: int) -> None:
+    """Waits that look like circles, and are none: one program for each pair of ranks."""
+    dist.init_process_group(timeout=60)
+    SOUND[rank // 2](rank, rank ^ 1)
+
+
+def test_no_sound_program_is_called_deadlocked() -> None:
+    run(sound_programs, 2 * len(SOUND), timeout=90, environment=ENVIRONMENT)

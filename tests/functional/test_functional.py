@@ -1,0 +1,116 @@
+"""procgroup.functional: new arrays of the library that was given, whole trees in one call per dtype."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+
+import procgroup as dist
+from procgroup import functional
+from procgroup.functional.trees import flatten
+from world import run
+
+Pair = namedtuple("Pair", "left right")
+
+
+def tree_of(rank: int) -> dict[str, Any]:
+    return {
+        "weights": [np.arange(6.0).reshape(2, 3).T + rank, np.full((), rank, np.int32)],
+        "pair": Pair(np.full((2, 2), 10.0 + rank), None),
+        "empty": np.zeros((0, 3)),
+        "first": (np.array([rank, 1], np.int32),),
+    }
+
+
+def play_numpy(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=30)
+    given = tree_of(rank)
+    total = functional.all_reduce(given)
+    ranks = sum(range(size))
+    np.testing.assert_array_equal(total["weights"][0], size * np.arange(6.0).reshape(2, 3).T + ranks)
+    assert total["weights"][1] == ranks and total["weights"][1].shape == ()
+    assert isinstance(total["pair"], Pair) and total["pair"].right is None
+    np.testing.assert_array_equal(total["pair"].left, np.full((2, 2), 10.0 * size + ranks))
+    np.testing.assert_array_equal(total["first"][0], [ranks, size])
+    assert total["empty"].shape == (0, 3) and list(total) == list(given)
+    np.testing.assert_array_equal(given["weights"][0], tree_of(rank)["weights"][0])
+    assert total["pair"].left.flags.writeable
+
+    largest = functional.all_reduce(np.array([rank, -rank]), dist.ReduceOp.MAX)
+    assert largest.tolist() == [size - 1, 0]
+    gathered = functional.all_gather({"a": np.full(2, rank), "b": np.array(rank)})
+    assert gathered["a"].tolist() == [[r, r] for r in range(size)] and gathered["b"].tolist() == list(range(size))
+    columns = np.arange(size * 3).reshape(3, size).T
+    part = functional.reduce_scatter([columns, columns * 2.0])
+    np.testing.assert_array_equal(part[0], columns[rank] * size)
+    np.testing.assert_array_equal(part[1], columns[rank] * 2.0 * size)
+    swapped = functional.all_to_all((np.array([[10 * rank + r] for r in range(size)]), np.full((size, 0), 1)))
+    assert swapped[0].tolist() == [[10 * r + rank] for r in range(size)] and swapped[1].shape == (size, 0)
+    assert functional.broadcast([np.full(3, rank)], size - 1)[0].tolist() == [size - 1] * 3
+    for call in (functional.reduce_scatter, functional.all_to_all):
+        with pytest.raises(dist.ArgumentError, match=f"leaf 0 has shape \\({size + 1},\\); expected a first dimension"):
+            call(np.zeros(size + 1))
+    with pytest.raises(TypeError, match="`leaf 1`"):
+        functional.all_reduce([np.zeros(1), "text"])
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_trees_of_numpy_arrays_come_back_as_new_ones(size: int) -> None:
+    run(play_numpy, size)
+
+
+def play_library(rank: int, size: int, name: str) -> None:
+    library = __import__("torch" if name == "torch" else "jax.numpy", fromlist=["x"])
+    dist.init_process_group(timeout=30)
+    for dtype in ("float32", "int32", "bool", "bfloat16", "complex64"):
+        given = [library.ones(5, dtype=getattr(library, dtype)), library.zeros((2, 1), dtype=getattr(library, dtype))]
+        ones, zeros = functional.all_reduce(given)
+        assert type(ones) is type(given[0]) and ones.dtype == given[0].dtype and zeros.shape == (2, 1)
+        assert bool((ones == (1 if dtype == "bool" else size)).all()) and bool((zeros == 0).all())
+        assert bool((given[0] == 1).all())
+        assert functional.all_gather(given)[1].shape == (size, 2, 1)
+        assert bool((functional.broadcast(given, 0)[0] == 1).all())
+    mixed = functional.all_reduce({"a": library.ones(2), "b": np.ones(2, np.float32)})
+    assert type(mixed["b"]) is np.ndarray and type(mixed["a"]) is type(library.ones(1))
+    if name == "jax":
+        with pytest.raises(dist.ArgumentError, match=r"immutable.*procgroup\.functional"):
+            dist.all_reduce(library.ones(2))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", [pytest.param("torch", marks=pytest.mark.torch), "jax"])
+def test_each_library_gets_its_own_arrays_back(name: str) -> None:
+    pytest.importorskip(name)
+    run(play_library, 2, args=(name,), timeout=60)
+
+
+def test_the_order_of_the_leaves_follows_from_the_keys_alone() -> None:
+    one, rebuild = flatten({"b": 1, "a": [2, (3,)], "c": None, 4: 5})
+    other, _ = flatten({4: 5, "c": None, "a": [2, (3,)], "b": 1})
+    assert one == other == [5, 2, 3, 1]
+    assert rebuild(iter([50, 20, 30, 10])) == {"b": 10, "a": [20, (30,)], "c": None, 4: 50}
+
+
+def test_kinds_of_containers_are_kept() -> None:
+    tree = OrderedDict(z=Pair([1], 2), a=())
+    leaves, rebuild = flatten(tree)
+    built = rebuild(iter(leaves))
+    assert built == tree and type(built) is OrderedDict and type(built["z"]) is Pair
+
+
+def test_nodes_that_jax_knows_are_trees() -> None:
+    jax = pytest.importorskip("jax")
+
+    class Box:
+        def __init__(self, inside: Any) -> None:
+            self.inside = inside
+
+    jax.tree_util.register_pytree_node(Box, lambda box: ((box.inside,), None), lambda _, inside: Box(*inside))
+    leaves, rebuild = flatten([Box({"a": 1}), 2])
+    assert leaves == [1, 2] and rebuild(iter([3, 4]))[0].inside == {"a": 3}
+    assert "jax" in sys.modules

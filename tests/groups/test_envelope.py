@@ -1,0 +1,164 @@
+"""What is announced of objects, how their bytes are cut, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from procgroup.groups import slabs
+from procgroup.groups.envelope import (
+    DIRECT_BYTES,
+    PACKED_BYTES,
+    Arrival,
+    Block,
+    MalformedEnvelope,
+    Parcel,
+    announce,
+    cut,
+)
+from procgroup.groups.pickling import pickle_object, rebuild_array, unpickle_object
+
+
+def move(parcel: Parcel) -> Arrival:
+    block = Block.unpack(announce(1, 0, len(parcel.pickled), parcel).pack())
+    arrival = Arrival(block, parcel.letter)
+    arrival.allocate()
+    for index in range(arrival.pieces):
+        arrival.place(index)[:] = parcel.piece(index)
+    return arrival
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [5], [0, 0, 1], [DIRECT_BYTES], [7, DIRECT_BYTES, 7], [900_000] * 7])
+def test_every_buffer_is_in_one_segment_aligned_and_in_order(sizes: list[int]) -> None:
+    segments = cut(sizes)
+    assert [index for segment in segments for index in range(segment.first, segment.last)] == list(range(len(sizes)))
+    for segment in segments:
+        members = sizes[segment.first : segment.last]
+        ends = [offset + size for offset, size in zip(segment.offsets, members, strict=True)]
+        assert all(offset % 64 == 0 for offset in segment.offsets)
+        assert all(end <= begin for end, begin in zip(ends, segment.offsets[1:], strict=False))
+        assert segment.size == ends[-1]
+        assert len(members) == 1 or segment.size <= PACKED_BYTES
+        assert len(members) == 1 or max(members) < DIRECT_BYTES
+
+
+def test_large_arrays_are_sent_from_their_own_memory() -> None:
+    large = np.zeros(DIRECT_BYTES, np.uint8)
+    parcel = Parcel([{"small": np.ones(3), "large": large}])
+    pieces = [parcel.piece(index) for index in range(len(parcel.segments))]
+    assert [np.shares_memory(piece, large) for piece in pieces] == [False, True]
+
+
+def test_arrays_are_received_in_their_own_memory() -> None:
+    large = np.arange(DIRECT_BYTES, dtype=np.uint8)
+    arrival = move(Parcel([large]))
+    received = arrival.item(0, True)
+    assert np.shares_memory(received, arrival.place(1)) and (received == large).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 2000])
+def test_what_fits_travels_in_the_block(count: int) -> None:
+    parcel = Parcel([list(range(count))])
+    block = announce(1, 0, 1, parcel)
+    assert block.holds_payload == (count < 2000)
+    assert move(parcel).item(0, True) == list(range(count))
+
+
+def test_room_is_used_again_when_nothing_views_it_any_more() -> None:
+    slabs._kept.clear()
+    room = slabs.make_room(slabs.LARGE_BYTES)
+    address = room.ctypes.data
+    view = np.ndarray((3,), np.int32, room[64:128].data)
+    del room
+    assert slabs.make_room(slabs.LARGE_BYTES).ctypes.data != address
+    view[:] = 7
+    del view
+    assert {len(memory) for memory in slabs._kept} == {slabs.LARGE_BYTES}
+    kept = {np.frombuffer(memory, np.uint8).ctypes.data for memory in slabs._kept}
+    assert address in kept
+    rooms = [slabs.make_room(slabs.LARGE_BYTES) for _ in range(2)]
+    assert {room.ctypes.data for room in rooms} == kept
+
+
+def test_no_more_room_is_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    slabs._kept.clear()
+    monkeypatch.setattr(slabs, "KEPT_BYTES", 3 * slabs.LARGE_BYTES)
+    rooms = [slabs.make_room(slabs.LARGE_BYTES) for _ in range(5)]
+    rooms.clear()
+    assert len(slabs._kept) == 3
+    slabs._kept.clear()
+
+
+def block_of(letter: bytes, count: int, payload: int) -> Block:
+    return Block(1, 0, count, None, len(letter), payload)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "count", "payload"),
+    [
+        ([1], 1, 0),  # too short for what it tells of
+        ([1, 0, 8], 1, 9),  # the sizes do not add up to the payload
+        ([2, 0, 8], 1, 8),  # fewer sizes than buffers
+        ([0, 0], 1, 0),  # an object without a stream
+        ([1, -8, 1, 8], 1, 8),  # a name of less than nothing
+        ([2, 0, -8, 16], 1, 8),  # a buffer of less than nothing
+        ([1, 0, 8], 5, 8),  # fewer objects than announced
+    ],
+)
+def test_a_letter_that_contradicts_itself_is_refused(numbers: list[int], count: int, payload: int) -> None:
+    letter = array("q", numbers).tobytes()
+    with pytest.raises(MalformedEnvelope):
+        Arrival(block_of(letter, count, payload), letter)
+
+
+@pytest.mark.parametrize("place", [0, 6, 15, 23, 31, 39])
+def test_a_block_with_foreign_numbers_is_refused_or_harmless(place: int) -> None:
+    raw = announce(1, 0, 1, Parcel([1])).pack().copy()
+    raw[place] = 0xFF
+    try:
+        block = Block.unpack(raw)
+    except MalformedEnvelope:
+        return
+    assert len(block.inline) < 1024
+
+
+def test_an_error_is_told_as_far_as_it_fits() -> None:
+    block = Block.unpack(Block(1, 0, 1, "ä" * 5000).pack())
+    assert block.error is not None and block.error.startswith("ää") and len(block.error) < 1024
+
+
+class Runs:
+    ran = False
+
+    def __reduce__(self) -> Any:
+        return setattr, (Runs, "ran", True)
+
+
+def test_no_code_of_an_object_runs_with_safe() -> None:
+    pickled = pickle_object([Runs()])
+    with pytest.raises(pickle.UnpicklingError, match="builtins.setattr is neither plain data nor an array"):
+        unpickle_object(pickled.stream, pickled.buffers, True)
+    assert not Runs.ran
+
+
+@pytest.mark.parametrize("name", ["O", "i4,O", "S0", "bfloat", "float_"])
+def test_a_hostile_dtype_is_refused(name: str) -> None:
+    with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError, ValueError)):
+        rebuild_array(bytearray(64), name, (2,), "C")
+
+
+def test_an_array_larger_than_its_memory_is_refused() -> None:
+    with pytest.raises(TypeError, match="buffer is too small"):
+        rebuild_array(bytearray(64), "<f8", (9,), "C")
+
+
+def test_a_stream_cannot_change_what_it_names() -> None:
+    # GLOBAL rebuild_array, a state of ({}, {"name": 1}), BUILD: what a pickle does to set attributes.
+    stream = b"\x80\x05c" + b"procgroup.groups.pickling\nrebuild_array\n" + b"}}\x8c\x04name\x94K\x01s\x86b."
+    with pytest.raises(AttributeError):
+        unpickle_object(memoryview(stream), [], True)
+    assert rebuild_array.name == "rebuild_array"

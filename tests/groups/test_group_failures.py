@@ -1,0 +1,220 @@
+"""Groups that are not made, that end, and whose members end: who hears of it, and that the others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import procgroup as dist
+from procgroup.testing import run_ranks
+from world import start
+
+pytestmark = pytest.mark.timeout(90)
+
+transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+
+
+def error_of_making(ranks: list[int], timeout: float = 30) -> Any:
+    with pytest.raises(dist.OperationError) as caught:
+        dist.new_group(ranks, timeout=timeout)
+    return caught.value
+
+
+def make_groups_that_differ() -> None:
+    rank = dist.get_rank()
+    error = error_of_making([0, 1] if rank == 0 else [0, 1, 2])
+    assert (error.op, error.rank, error.size) == ("new_group", rank, 3)
+    if rank == 2:  # it waits for rank 0, but rank 0 makes nothing with it
+        assert isinstance(error, dist.PeerFailed)
+        assert "rank 0 calls new_group([0, 1])" in error.reason
+    else:
+        assert isinstance(error, dist.CollectiveMismatch)
+        assert error.calls == {0: "new_group([0, 1])", 1: "new_group([0, 1, 2])"}
+    dist.barrier()
+    array = np.array([1])
+    dist.all_reduce(array, group=dist.new_group([2, 1, 0]))  # type: ignore[arg-type]
+    assert array[0] == 3
+
+
+@transports
+def test_lists_that_differ_are_reported_on_every_rank_and_the_next_group_works(transport: str) -> None:
+    run_ranks(make_groups_that_differ, 3, transport=transport)
+
+
+def wait_for_a_rank_that_never_comes(gave_up: list[threading.Event]) -> None:
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == 2:
+        assert all(event.wait(60) for event in gave_up)
+        error = error_of_making([0, 1, 2])  # too late: told at once
+        assert isinstance(error, dist.PeerFailed)
+        assert "its time limit of 1 s passed while it waited for rank" in error.reason
+    else:
+        error = error_of_making([0, 1, 2], timeout=1)
+        assert "new_group #1 on group 0" in str(error)
+        if isinstance(error, dist.CollectiveTimeout):
+            assert (error.missing[-1], error.seconds) == (2, 1)
+        else:  # where the machine is so slow that the other rank gave up on this one too
+            assert isinstance(error, dist.PeerFailed) and "time limit of 1 s passed" in error.reason
+        gave_up[rank].set()
+    group = dist.new_group([0, 1, 2])
+    array = np.array([rank])
+    dist.all_reduce(array, group=group)  # type: ignore[arg-type]
+    assert array[0] == 3
+
+
+@transports
+def test_a_rank_that_never_comes_is_named_at_the_timeout(transport: str) -> None:
+    run_ranks(wait_for_a_rank_that_never_comes, 3, [threading.Event() for _ in range(2)], transport=transport)
+
+
+def leave_one_group() -> None:
+    rank = dist.get_rank()
+    first, second = dist.new_group(), dist.new_group()
+    array = np.ones(1000)
+    dist.all_reduce(array, group=first)  # type: ignore[arg-type]
+    if rank == 0:
+        dist.destroy_process_group(first)  # type: ignore[arg-type]
+        dist.destroy_process_group(first)  # type: ignore[arg-type]
+        with pytest.raises(dist.GroupDestroyed):
+            dist.all_reduce(array, group=first)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(dist.PeerLost, match="it left the group before this call") as caught:
+            dist.all_reduce(array, group=first)  # type: ignore[arg-type]
+        assert caught.value.peer == 0
+    array = np.ones(1000)
+    dist.all_reduce(array, group=second)  # type: ignore[arg-type]
+    dist.all_reduce(array)
+    assert (array == 4).all()
+    assert dist.is_initialized()
+
+
+@transports
+def test_a_group_that_a_rank_has_left_says_so_and_the_others_go_on(transport: str) -> None:
+    run_ranks(leave_one_group, 2, transport=transport)
+
+
+def abort_one_group(waiting: threading.Event) -> None:
+    rank = dist.get_rank()
+    group = dist.new_group()
+    assert not isinstance(group, int)
+    if rank == 1:
+        work: Any = dist.all_reduce(np.ones(5), group=group, async_op=True)
+        waiting.set()
+        with pytest.raises(dist.DistError, match="gave up|aborted"):
+            work.wait()
+        with pytest.raises(dist.GroupBroken):
+            dist.barrier(group=group)
+    else:
+        assert waiting.wait(60)
+        group.abort()
+        group.abort()
+        with pytest.raises(dist.GroupBroken, match="aborted"):
+            dist.barrier(group=group)
+    dist.barrier()
+
+
+@transports
+def test_aborting_a_group_ends_it_on_all_members_and_nothing_else(transport: str) -> None:
+    run_ranks(abort_one_group, 2, threading.Event(), transport=transport)
+
+
+def call_in_opposite_orders(length: int) -> None:
+    """Each rank issues calls on two groups in its own order, and waits for the last first."""
+    rank = dist.get_rank()
+    groups: list[Any] = [dist.new_group(), dist.new_group()]
+    for _ in range(5):
+        arrays = [np.full(length, rank + 1.0) for _ in groups]
+        order = [0, 1] if rank == 0 else [1, 0]
+        works: list[Any] = [dist.all_reduce(arrays[one], group=groups[one], async_op=True) for one in order]
+        for work in reversed(works):
+            work.wait()
+        assert all((array == 3).all() for array in arrays)
+
+
+@transports
+@pytest.mark.parametrize("length", [3, 500_000])
+def test_orders_that_cross_do_not_deadlock(transport: str, length: int) -> None:
+    run_ranks(call_in_opposite_orders, 2, length, transport=transport)
+
+
+def call_from_two_threads() -> None:
+    """A thread for each group; blocking calls, of which one group's never wait for the other's."""
+    groups: list[Any] = [dist.new_group(), dist.new_group()]
+    failed: list[BaseException] = []
+
+    def call(group: Any, turns: int, length: int) -> None:
+        try:
+            for _ in range(turns):
+                array = np.ones(length)
+                group.all_reduce(array)
+                assert (array == 2).all()
+        except BaseException as error:
+            failed.append(error)
+
+    rank = dist.get_rank()
+    threads = [
+        threading.Thread(target=call, args=(groups[one], turns, length))
+        for one, turns, length in [(0, 40, 10), (1, 10, 50_000)][:: 1 if rank else -1]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+
+
+@transports
+def test_threads_use_a_group_each_side_by_side(transport: str) -> None:
+    run_ranks(call_from_two_threads, 2, transport=transport)
+
+
+def lose_a_member(rank: int, size: int) -> str:
+    """Rank 2 is killed: its groups break, those without it go on; a forked child may use none."""
+    dist.init_process_group(timeout=40)
+    with_it: Any = dist.new_group([1, 2])
+    without: Any = dist.new_group([0, 1])
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    text = ""
+    if rank == 1:
+        with pytest.raises(dist.PeerLost) as caught:
+            dist.all_reduce(np.ones(10), group=with_it)
+        assert caught.value.peer == 1  # the group rank
+        text = str(caught.value)
+        with pytest.raises(dist.OperationError):
+            dist.barrier(group=with_it)
+    array = np.ones(100_000)
+    dist.all_reduce(array, group=without)
+    assert (array == 2).all()
+    again: Any = dist.new_group([0, 1])
+    dist.all_reduce(array, group=again)
+    assert (array == 4).all()
+    error = error_of_making([0, 1, 2])
+    assert isinstance(error, dist.PeerLost) and error.peer == 2, error
+    if rank == 0 and (pid := os.fork()) == 0:
+        try:
+            dist.all_reduce(array, group=without)
+        except dist.ForkedProcessError:
+            os._exit(17)
+        os._exit(1)
+    if rank == 0:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 17
+    dist.barrier(group=again)
+    return text  # nothing is destroyed: leaving at exit does that
+
+
+@transports
+def test_a_lost_member_breaks_the_groups_that_it_is_in(transport: str) -> None:
+    with start(lose_a_member, 3, environment={"PROCGROUP_TRANSPORT": transport}) as world:
+        outcomes = world.wait(60)
+    for rank in (0, 1):
+        assert outcomes[rank].ok, f"rank {rank}:\n{outcomes[rank].output}{outcomes[rank].traceback}"
+        assert outcomes[rank].output == ""
+    assert "lost rank 1 (pid" in outcomes[1].value

@@ -1,0 +1,193 @@
+"""Where procgroup differs from torch.distributed with Gloo, and why: the one table of it.
+
+Each entry says of which cases it speaks and what torch does there, and has a witness: a case of three ranks in which
+torch is seen to do so. docs/reference/deviations.md is written from here:
+
+    python tests/parity/deviations.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from parity.cases import COMPLEX, FLOAT8, MIXED, Case
+from parity.probes import PROBES
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "deviations.md"
+WITNESS_SIZE = 3
+NO_GLOO_TYPE = ["int16", "uint16", "uint32", "uint64", *FLOAT8]
+SCATTERED = ["strided", "column", MIXED]
+IN_PLACE = ["all_reduce", "reduce", "broadcast"]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One way in which torch differs."""
+
+    what: str
+    torch: str
+    ours: str
+    applies: Callable[[Case], bool]
+    witness: Case
+    refused: str = ""
+    """A pattern of the text with which torch refuses; "" where it is silent about wrong elements."""
+    asked: bool = True
+    """False where torch hangs or ends the process, so that it cannot be asked again and again."""
+
+
+DEVIATIONS = [
+    Deviation(
+        "int16, uint16, uint32, uint64 and float8 in collectives",
+        'refused: "Invalid scalar type"',
+        "moved; all but float8 also reduced",
+        lambda case: case.dtype in NO_GLOO_TYPE,
+        Case("broadcast", "int16", 5),
+        refused="Invalid scalar type|not implemented for",
+    ),
+    Deviation(
+        "complex arrays in gather",
+        'refused: "Invalid scalar type"',
+        "gathered, as everywhere else",
+        lambda case: case.verb == "gather" and case.dtype in COMPLEX,
+        Case("gather", "complex64", 5),
+        refused="Invalid scalar type",
+    ),
+    Deviation(
+        "PRODUCT of complex arrays",
+        "refused",
+        "multiplied",
+        lambda case: case.op == "PRODUCT" and case.dtype in COMPLEX,
+        Case("all_reduce", "complex64", 5, "PRODUCT"),
+        refused="not support",
+    ),
+    Deviation(
+        "strided views in all_reduce, reduce and broadcast",
+        "wrong elements, in silence",
+        "the right elements",
+        lambda case: case.verb in IN_PLACE and case.layout in SCATTERED,
+        Case("all_reduce", "float32", 40, layout="strided"),
+    ),
+    Deviation(
+        "strided views in scatter and reduce_scatter",
+        "wrong elements, in silence",
+        "the right elements",
+        lambda case: case.verb in ("scatter", "reduce_scatter") and case.layout in SCATTERED,
+        Case("scatter", "float32", 40, layout="strided"),
+    ),
+    Deviation(
+        "strided arrays of different sizes in reduce_scatter",
+        "hangs",
+        "the right elements",
+        lambda case: case.verb == "reduce_scatter" and case.uneven and case.layout in SCATTERED,
+        Case("reduce_scatter", "float32", 4, layout="strided", uneven=True),
+        asked=False,
+    ),
+    Deviation(
+        "another layout on each rank, in lists of arrays",
+        "hangs: some ranks refuse what others accept",
+        "the right elements",
+        lambda case: case.layout == MIXED,
+        Case("all_gather", "float32", 4, layout=MIXED),
+        asked=False,
+    ),
+    Deviation(
+        "reduce: the arrays of the ranks that are not the destination",
+        "overwritten with partial results",
+        "kept",
+        lambda case: case.verb == "reduce",
+        Case("reduce", "float32", 40),
+    ),
+    Deviation(
+        "all_gather of arrays of different sizes",
+        'refused: "invalid tensor size"',
+        "done, when every rank has the same list of sizes",
+        lambda case: case.verb == "all_gather" and case.uneven,
+        Case("all_gather", "float32", 4, uneven=True),
+        refused="invalid tensor size",
+    ),
+    Deviation(
+        "all_to_all of arrays of different sizes",
+        'refused: "invalid tensor size"',
+        "done, when each pair of ranks agrees on its size",
+        lambda case: case.verb == "all_to_all" and case.uneven,
+        Case("all_to_all", "float32", 4, uneven=True),
+        refused="invalid tensor size",
+    ),
+    Deviation(
+        "strided views in all_to_all_single",
+        'refused: "Tensors must be contiguous"',
+        "the right elements",
+        lambda case: case.verb == "all_to_all_single" and case.layout in [*SCATTERED, "fortran"],
+        Case("all_to_all_single", "float32", 4, layout="strided"),
+        refused="must be contiguous",
+    ),
+    Deviation(
+        "strided views in send and recv",
+        'refused: "input tensor has to be contiguous"',
+        "the right elements",
+        lambda case: case.verb == "ring" and case.layout in [*SCATTERED, "fortran"],
+        Case("ring", "float32", 4, layout="strided"),
+        refused="has to be contiguous",
+    ),
+    Deviation(
+        "NaN in MIN and MAX",
+        "lost or kept, by the order of the ranks",
+        "kept, whichever rank has it",
+        lambda case: case.values == "nan",
+        Case("all_reduce", "float32", 40, "MAX", values="nan"),
+    ),
+    Deviation(
+        "0.0 and -0.0 in MIN and MAX",
+        "either of them, by the order of the ranks",
+        "-0.0 is the smaller one",
+        lambda case: case.values == "zeros",
+        Case("all_reduce", "float32", 40, "MIN", values="zeros"),
+    ),
+    Deviation(
+        "sums of float16 and bfloat16",
+        "rounded after each addition",
+        "added in float32 and rounded once",
+        lambda case: case.values == "halves",
+        Case("all_reduce", "float16", 40, values="halves"),
+    ),
+    Deviation(
+        "sums of bools",
+        "a byte that is neither 0 nor 1, where several are True",
+        "True where any is",
+        lambda case: case.values == "truth",
+        Case("all_reduce", "bool", 40, values="truth"),
+    ),
+]
+
+
+def of(case: Case) -> list[Deviation]:
+    """Return what torch may do otherwise in a case."""
+    return [deviation for deviation in DEVIATIONS if deviation.applies(case)]
+
+
+def page() -> str:
+    """Return the text of docs/reference/deviations.md."""
+    rows = [(entry.what, entry.torch, entry.ours) for entry in [*DEVIATIONS, *PROBES]]
+    lines = [
+        "# What differs from torch.distributed",
+        "",
+        "On everything that both accept, procgroup gives what torch.distributed 2.13 with Gloo gives: the parity tests",
+        "play the same program on both, for every collective, element type, reduce op and layout. These are the",
+        "exceptions, each seen in torch by the tests. (This page is written by tests/parity/deviations.py.)",
+        "",
+        "| what | torch 2.13 with Gloo | procgroup |",
+        "|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())

@@ -1,0 +1,51 @@
+"""Any sequence of calls, on arrays of any layout, gives what NumPy gives, on every rank."""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from random_calls.calls import play_sequence, sequences
+from random_calls.standing_world import StandingWorld
+
+SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
+EXAMPLES = 10 if SAMPLED else 500
+"""Of each world; there are ten worlds in a full run, and six in a sample."""
+
+WORLDS = [(2, "shm"), (3, "tcp"), (4, "shm"), (7, "shm"), (1, "shm"), (2, "tcp")]
+if not SAMPLED:
+    WORLDS = list(product([1, 2, 3, 4, 7], ["shm", "tcp"]))
+
+pytestmark = pytest.mark.timeout(120 if SAMPLED else 3600)
+
+
+@pytest.mark.parametrize(("size", "transport"), WORLDS)
+def test_random_sequences_equal_numpys(size: int, transport: str) -> None:
+    with StandingWorld(play_sequence, size, transport) as world:
+
+        @settings(
+            max_examples=EXAMPLES,
+            derandomize=SAMPLED,
+            database=None,
+            deadline=None,  # how long an example takes says how busy the machine is
+            print_blob=True,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            # To shrink takes a fresh world for each failure: too long for the time that a sample has.
+            phases=[Phase.generate] if SAMPLED else [Phase.generate, Phase.shrink],
+        )
+        @given(st.data())
+        def check(data: st.DataObject) -> None:
+            sequence = data.draw(sequences(size))
+            reports = world.play(sequence)
+            wrong = [
+                f"rank {rank}, call {number}, {sequence[number]}: {text}"
+                for rank, report in enumerate(reports)
+                for number, text in enumerate(report)
+                if text
+            ]
+            assert not wrong, "\n".join(wrong[:10])
+
+        check()
