@@ -125,10 +125,7 @@ void a_loss_that_one_rank_sees_is_told_to_all() {
       MeshState state(messages, everybody(rank, 5), kTiny);
       const auto made = TestCall::in_place(call, rank);
       MeshCall operation(state, made->request);
-      pump_until(messages, doorbell, [&] {
-        operation.advance();
-        return operation.is_over();
-      });
+      finish(operation, messages, doorbell);
       CHECK(operation.failure()->kind == Failure::Kind::kFailed && operation.failure()->peer == 4);
       return;
     }
