@@ -29,6 +29,12 @@ ROWS = [[own(rank, *(10 * rank + column for column in RANKS))] for rank in RANKS
 LISTS = [[[cell] for cell in row[0]] for row in ROWS]
 GATHERED = [own(rank, 10 * rank, 10 * rank + 1) for rank in RANKS]
 TO_EACH = [((source, 0, target), (target, 0, source)) for source in RANKS for target in RANKS]
+IN_PAIRS = [
+    ((2 * pair + source, 0, -1), (2 * pair + target, 0, -1))
+    for pair in (0, 1)
+    for source in (0, 1)
+    for target in (0, 1)
+]
 TO_EACH_OF_A_LIST = [((source, target, -1), (target, source, -1)) for source in RANKS for target in RANKS]
 
 PICTURES: dict[str, Movement | Timeline] = {
@@ -153,12 +159,37 @@ PICTURES: dict[str, Movement | Timeline] = {
         "all_reduce in two subgroups of two ranks each",
         [[own(rank, 10**rank)] for rank in range(4)],
         [[combined(11)], [combined(11)], [combined(1100)], [combined(1100)]],
+        IN_PAIRS,
+    ),
+    "split_group": Movement(
+        "all_reduce in the two parts of a group of the ranks 1, 2 and 3",
+        [[own(rank, 10**rank)] for rank in range(4)],
+        [[own(0, 1)], [combined(1010)], [own(2, 100)], [combined(1010)]],
         [
-            ((2 * pair + source, 0, -1), (2 * pair + target, 0, -1))
-            for pair in (0, 1)
-            for source in (0, 1)
-            for target in (0, 1)
+            *(((source, 0, -1), (target, 0, -1)) for source in (1, 3) for target in (1, 3)),
+            ((2, 0, -1), (2, 0, -1)),
         ],
+    ),
+    "device_mesh": Movement(
+        "all_reduce along the dimension tp of a mesh of 2 x 2 ranks",
+        [[own(rank, 10**rank)] for rank in range(4)],
+        [[combined(11)], [combined(11)], [combined(1100)], [combined(1100)]],
+        IN_PAIRS,
+        names=[f"rank {rank}: dp {rank // 2}, tp {rank % 2}" for rank in range(4)],
+    ),
+    "functional": Movement(
+        "functional.all_reduce: the arrays of a tree go through one call, and come back as new arrays",
+        [[own(rank, rank + 1, 10 * (rank + 1)), own(rank, rank)] for rank in RANKS],
+        [[combined(6, 60), combined(3)]] * 3,
+        [*every(0, 0), *every(1, 1)],
+    ),
+    "symmetric_arrays": Timeline(
+        "an ordinary array is brought into shared memory first; a symmetric array lies there already",
+        [
+            [(0, 120, "1", "copied"), (120, 280, "+", "read and added")],
+            [(0, 160, "+", "read and added")],
+        ],
+        names=["ordinary", "symmetric"],
     ),
     "coalescing": Timeline(
         "calls that are queued in the coalescing manager go out as one when it is left",
