@@ -98,6 +98,9 @@ bool ArrayView::from_buffer(nb::handle array, ParameterName name) {
   const int flags = PyBUF_STRIDES | PyBUF_FORMAT | (access_ == Access::kRead ? 0 : PyBUF_WRITABLE);
   // bytes and its like are buffers, but nobody means them as arrays of numbers.
   if (PyBytes_Check(array.ptr()) || PyByteArray_Check(array.ptr())) return false;
+  // The buffer of a masked array shows its elements and hides its mask. NumPy's own arrays are of no heap type.
+  if (PyType_HasFeature(Py_TYPE(array.ptr()), Py_TPFLAGS_HEAPTYPE) && PyObject_HasAttrString(array.ptr(), "mask") != 0)
+    return false;
   if (PyObject_GetBuffer(array.ptr(), &buffer_, flags) != 0) {
     PyErr_Clear();
     buffer_.obj = nullptr;

@@ -38,7 +38,7 @@ Reduction CallSite::reduction(nb::handle op, Dtype dtype) const {
       refuse_type("expected `op` to be a ReduceOp, got " + std::to_string(number));
     chosen.op = static_cast<ReduceOp>(number);
     if (chosen.op == ReduceOp::kPremulSum)
-      refuse_type("ReduceOp.PREMUL_SUM needs a factor; pass procgroup.types.PremulSum(factor) as `op`");
+      refuse_type("ReduceOp.PREMUL_SUM needs a factor; pass ReduceOp.PREMUL_SUM(factor) as `op`");
   } else {
     if (!nb::hasattr(op, "factor"))
       refuse_type("expected `op` to be a ReduceOp, got " + nb::cast<std::string>(nb::repr(op)));

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
+from numbers import Complex, Real
 
 Timeout = timedelta | float | int
 """A length of time: a ``timedelta``, or a number of seconds."""
@@ -19,9 +20,9 @@ DEFAULT_STORE_TIMEOUT = timedelta(minutes=5)
 class ReduceOp(IntEnum):
     """How the elements of the ranks are combined. The numbers are those of the native engine.
 
-    ``AVG`` divides the sum by the number of ranks and exists for floating-point arrays only;
-    ``BAND``, ``BOR`` and ``BXOR`` exist for integers and bool only. ``PREMUL_SUM(factor)`` multiplies this
-    rank's elements by its factor first.
+    ``AVG`` divides the sum by the number of ranks and exists for floating-point and complex arrays
+    only; ``BAND``, ``BOR`` and ``BXOR`` exist for integers and bool only. ``PREMUL_SUM(factor)`` multiplies this
+    rank's elements by its factor first, and exists where ``AVG`` does.
     """
 
     SUM = 0
@@ -46,6 +47,17 @@ class PremulSum:
     """The reduce op that multiplies this rank's elements by ``factor`` and sums; ranks may have different factors."""
 
     factor: float
+
+    def __post_init__(self) -> None:
+        """Raise TypeError unless the factor is a real number."""
+        factor: object = self.factor
+        # NumPy's complex numbers have __float__ too, which drops a part of them.
+        is_complex = isinstance(factor, Complex) and not isinstance(factor, Real)
+        if is_complex or not (hasattr(factor, "__float__") or hasattr(factor, "__index__")):
+            raise TypeError(
+                f"Expected the factor of ReduceOp.PREMUL_SUM to be a real number, got {factor!r} of type "
+                f"{type(factor).__name__}."
+            )
 
     @property
     def op(self) -> ReduceOp:

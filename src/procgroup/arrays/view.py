@@ -142,8 +142,8 @@ def view(array: Any, writable: bool = False, name: str = "tensor") -> ArrayView:
     """Describe ``array`` as memory, copying nothing.
 
     Takes NumPy arrays (also of ml_dtypes), torch tensors, JAX arrays, and every object with the buffer protocol or
-    DLPack, with any strides. Raises TypeError for what is not an array, lies in the memory of another device or has
-    an element type that cannot be sent, and ArgumentError (a ValueError) for an array that is not in native byte
+    DLPack, with any strides. Raises TypeError for what is not an array, is masked, lies in the memory of another device
+    or has an element type that cannot be sent, and ArgumentError (a ValueError) for an array that is not in native byte
     order or, with ``writable``, is read-only or has several elements in one place. ``name`` is the parameter that
     the texts speak of.
     """
@@ -189,7 +189,13 @@ _LIBRARIES = (("torch", "torch_tensor"), ("jax", "jax_array"), ("cupy", "cupy_ar
 
 
 def of_numpy(array: Any, name: str) -> ArrayView:
-    """Describe a NumPy array. Raises ArgumentError for one that is not in native byte order."""
+    """Describe a NumPy array. Raises TypeError for a masked one, ArgumentError for one in another byte order."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(array, masked.MaskedArray):
+        raise TypeError(
+            f"`{name}` is a masked array, and a mask is not sent. Pass {name}.filled(value), or the elements and the "
+            f"mask in two calls: {name}.data and numpy.ma.getmaskarray({name})."
+        )
     if array.dtype.byteorder == (">" if sys.byteorder == "little" else "<"):
         raise ArgumentError(
             f"`{name}` has dtype {array.dtype}, which is not in this machine's byte order. "

@@ -64,7 +64,7 @@ def array_list(arrays: Any, size: int, name: str, each: str = "rank") -> Sequenc
             f"but got {type(arrays)} instead."
         )
     if len(arrays) != size:
-        raise ValueError(f"invalid output list `{name}`: expected length {size}, one per {each}, got {len(arrays)}.")
+        raise ValueError(f"invalid list `{name}`: expected length {size}, one per {each}, got {len(arrays)}.")
     return arrays
 
 
