@@ -7,7 +7,7 @@ array, whose other elements must keep theirs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,10 @@ def of_rank(rank: int, count: int, dtype: str) -> Array:
     return (np.arange(count) % 11 + 3 * rank + 1).astype(dtype)
 
 
+def joined(arrays: Iterable[Array]) -> Array:
+    return np.concatenate(list(arrays))
+
+
 def play_layouts(rank: int, size: int, verbs: tuple[str, ...], library: str) -> None:
     if library == "torch":
         __import__("torch")
@@ -114,6 +118,45 @@ def _all_gather(rank: int, size: int, count: int, dtype: str, layout: int, libra
         output.check(of_rank(other, count, dtype), f"all_gather from {other}")
 
 
+def _gather(rank: int, size: int, count: int, dtype: str, layout: int, library: str) -> None:
+    laid = Laid(of_rank(rank, count, dtype), layout + rank, library)
+    outputs = [Laid(np.zeros(count, dtype), layout + other, library) for other in range(size)] if rank == 0 else []
+    dist.gather(laid.array, [output.array for output in outputs], 0)
+    laid.check(of_rank(rank, count, dtype), "gather's input")
+    for other, output in enumerate(outputs):
+        output.check(of_rank(other, count, dtype), f"gather from {other}")
+
+
+def _scatter(rank: int, size: int, count: int, dtype: str, layout: int, library: str) -> None:
+    inputs = [Laid(of_rank(other, count, dtype), layout + other, library) for other in range(size)] if rank == 0 else []
+    laid = Laid(np.zeros(count, dtype), layout + rank, library)
+    dist.scatter(laid.array, [given.array for given in inputs], 0)
+    laid.check(of_rank(rank, count, dtype), "scatter")
+
+
+def _all_gather_single(rank: int, size: int, count: int, dtype: str, layout: int, library: str) -> None:
+    laid = Laid(of_rank(rank, count, dtype), layout, library)
+    output = Laid(np.zeros(size * count, dtype), layout + rank + 1, library)
+    dist.all_gather_single(output.array, laid.array)
+    output.check(joined(of_rank(other, count, dtype) for other in range(size)), "all_gather_single")
+
+
+def _reduce_scatter_single(rank: int, size: int, count: int, dtype: str, layout: int, library: str) -> None:
+    laid = Laid(joined(of_rank(rank + other, count, dtype) for other in range(size)), layout + rank, library)
+    output = Laid(np.zeros(count, dtype), layout + 1, library)
+    dist.reduce_scatter_single(output.array, laid.array)
+    output.check(sum(of_rank(other + rank, count, dtype) for other in range(size)), "single")  # type: ignore[arg-type]
+
+
+def _all_to_all_single(rank: int, size: int, count: int, dtype: str, layout: int, library: str) -> None:
+    one_row_each = (0, 1, 3)  # the layouts whose first dimension counts elements, as the splits do
+    given = joined(of_rank(10 * rank + other, count, dtype) for other in range(size))
+    laid = Laid(given, one_row_each[(layout + rank) % 3], library)
+    output = Laid(np.zeros(size * count, dtype), one_row_each[layout % 3], library)
+    dist.all_to_all_single(output.array, laid.array)
+    output.check(joined(of_rank(10 * other + rank, count, dtype) for other in range(size)), "all_to_all_single")
+
+
 def _reduce_scatter(rank: int, size: int, count: int, dtype: str, layout: int, library: str) -> None:
     inputs = [Laid(of_rank(rank + other, count, dtype), layout + rank + other, library) for other in range(size)]
     output = Laid(np.zeros(count, dtype), layout + 3 * rank, library)
@@ -142,17 +185,21 @@ _PLAYERS: dict[str, Callable[..., None]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "broadcast": _broadcast,
+    "gather": _gather,
     "all_gather": _all_gather,
+    "all_gather_single": _all_gather_single,
+    "scatter": _scatter,
     "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_single": _reduce_scatter_single,
     "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
     "ring": _ring,
 }
 
 
 @pytest.mark.parametrize(("transport", "size"), [("shm", 3), ("tcp", 2)])
 def test_any_layout_gives_the_right_numbers_and_changes_nothing_else(transport: str, size: int) -> None:
-    verbs = tuple(_PLAYERS) if transport == "shm" else ("all_reduce", "reduce", "broadcast", "all_gather", "ring")
-    run(play_layouts, size, args=(verbs, "numpy"), environment={"PROCGROUP_TRANSPORT": transport}, timeout=60)
+    run(play_layouts, size, args=(tuple(_PLAYERS), "numpy"), environment={"PROCGROUP_TRANSPORT": transport}, timeout=60)
 
 
 @pytest.mark.torch
