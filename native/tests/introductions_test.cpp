@@ -1,0 +1,200 @@
+// What the members of a new group tell each other: two ranks in one thread, so that the test decides what comes when.
+#include "engine/introductions.hpp"
+
+#include <string>
+#include <vector>
+
+#include "tests/messages_fixture.hpp"
+
+using namespace procgroup;
+using namespace procgroup::testing;
+
+namespace {
+
+constexpr uint64_t kGroup = 77;
+constexpr uint64_t kOther = 78;
+
+struct Ranks {
+  void settle() {
+    pair.settle();
+    first.collect();
+    second.collect();
+    pair.settle();
+  }
+  void both_open(uint64_t identity) {
+    first.open(identity, {0, 1}, 4096, "new_group([0, 1])");
+    second.open(identity, {0, 1}, 8192, "new_group([0, 1])");
+    settle();
+  }
+  Pair pair;
+  Introductions first{pair.first, 0};
+  Introductions second{pair.second, 1};
+};
+
+void members_hear_of_each_other_and_where_their_memory_lies() {
+  Ranks ranks;
+  ranks.first.open(kGroup, {0, 1}, 4096, "new_group([0, 1])");
+  ranks.settle();
+  CHECK(ranks.first.heard(1, kGroup) == nullptr);
+  CHECK(ranks.second.heard(0, kGroup) == nullptr);  // nobody listens before making a group with that rank
+  ranks.second.open(kGroup, {0, 1}, 8192, "new_group([1, 0])");
+  ranks.settle();
+  const Introduction* of_second = ranks.first.heard(1, kGroup);
+  const Introduction* of_first = ranks.second.heard(0, kGroup);  // it had come before this rank made the group
+  CHECK(of_second != nullptr && of_second->memory == 8192 && of_second->call == "new_group([1, 0])");
+  CHECK(of_first != nullptr && of_first->memory == 4096 && of_first->call == "new_group([0, 1])");
+  CHECK(of_first->identity == kGroup && !of_first->left && !of_first->ended);
+  CHECK(ranks.first.heard(1, kOther) == nullptr);
+}
+
+void several_groups_are_told_apart_in_any_order() {
+  Ranks ranks;
+  for (uint64_t identity = 1; identity <= 20; ++identity)
+    ranks.first.open(identity, {0, 1}, identity * 64, "first " + std::to_string(identity));
+  for (uint64_t identity = 20; identity >= 1; --identity)
+    ranks.second.open(identity, {0, 1}, identity * 128, "second " + std::to_string(identity));
+  ranks.settle();
+  for (uint64_t identity = 1; identity <= 20; ++identity) {
+    CHECK(ranks.second.heard(0, identity)->memory == identity * 64);
+    CHECK(ranks.first.heard(1, identity)->memory == identity * 128);
+    CHECK(ranks.first.heard(1, identity)->call == "second " + std::to_string(identity));
+  }
+}
+
+void a_member_that_leaves_in_order_says_so_when_it_is_asked_to() {
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  ranks.both_open(kOther);
+  ranks.second.close(kGroup, nullptr, true);
+  ranks.second.close(kOther, nullptr, false);
+  ranks.settle();
+  CHECK(ranks.first.heard(1, kGroup)->left && !ranks.first.heard(1, kGroup)->ended);
+  CHECK(!ranks.first.heard(1, kOther)->left);
+  CHECK(ranks.second.heard(0, kGroup) == nullptr);  // what it has closed it has forgotten
+}
+
+void a_member_that_gives_up_says_why() {
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  const Failure failure{.kind = Failure::Kind::kTimeout, .seconds = 2.5, .missing = {3, 1, 2}};
+  ranks.second.close(kGroup, &failure, true);
+  ranks.settle();
+  const Introduction* heard = ranks.first.heard(1, kGroup);
+  CHECK(heard->ended && heard->ended->kind == Failure::Kind::kTimeout && heard->ended_ns > 0 && !heard->left);
+  CHECK(heard->ended->seconds == 2.5 && heard->ended->missing == (std::vector<int>{3, 1, 2}));
+}
+
+void the_process_that_was_lost_is_passed_on() {
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  const Failure failure{.kind = Failure::Kind::kLost, .peer = 4, .pid = 4242, .reason = "its process ended"};
+  ranks.second.close(kGroup, &failure, true);
+  ranks.settle();
+  const Failure& ended = *ranks.first.heard(1, kGroup)->ended;
+  CHECK(ended.kind == Failure::Kind::kLost && ended.peer == 4 && ended.pid == 4242);
+  CHECK(ended.reason == "its process ended");
+}
+
+void long_words_and_many_missing_ranks_are_cut_to_fit() {
+  Ranks ranks;
+  const std::string call(5000, 'x');
+  ranks.first.open(kGroup, {0, 1}, 1, "first");
+  ranks.second.open(kGroup, {0, 1}, 2, call);
+  ranks.settle();
+  const std::string heard = ranks.first.heard(1, kGroup)->call;
+  CHECK(!heard.empty() && heard.size() < call.size() && call.starts_with(heard));
+  Failure failure{.kind = Failure::Kind::kMismatch, .reason = std::string(5000, 'y')};
+  for (int rank = 0; rank < 3000; ++rank) failure.missing.push_back(rank);
+  ranks.second.close(kGroup, &failure, true);
+  ranks.settle();
+  const Failure& ended = *ranks.first.heard(1, kGroup)->ended;
+  CHECK(!ended.missing.empty() && ended.missing.size() < 3000 && ended.reason.starts_with("yyy"));
+  for (size_t index = 0; index < ended.missing.size(); ++index) CHECK(ended.missing[index] == static_cast<int>(index));
+}
+
+void a_group_that_the_other_makes_alone_is_a_conflict() {
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  CHECK(ranks.first.conflicting(1, 0) == nullptr);
+  ranks.second.open(kOther, {0, 1}, 2, "new_group([1, 0], sort_ranks=False)");
+  ranks.settle();
+  const Introduction* conflict = ranks.first.conflicting(1, 0);
+  CHECK(conflict != nullptr && conflict->identity == kOther);
+  CHECK(conflict->call == "new_group([1, 0], sort_ranks=False)");
+  ranks.first.open(kOther, {0, 1}, 1, "the same");
+  CHECK(ranks.first.conflicting(1, 0) == nullptr);
+}
+
+void a_conflict_is_over_when_it_was_reported_or_the_other_has_left() {
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  ranks.second.open(kOther, {0, 1}, 2, "reported");
+  ranks.settle();
+  ranks.first.forget(1, kOther);
+  CHECK(ranks.first.conflicting(1, 0) == nullptr && ranks.first.heard(1, kOther) == nullptr);
+  ranks.second.open(kOther + 1, {0, 1}, 2, "left");
+  ranks.second.close(kOther + 1, nullptr, true);
+  ranks.settle();
+  CHECK(ranks.first.heard(1, kOther + 1)->left && ranks.first.conflicting(1, 0) == nullptr);
+}
+
+void a_group_that_was_given_up_is_a_conflict_when_the_ranks_disagreed_since_then() {
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  const Failure disagreed{.kind = Failure::Kind::kMismatch, .reason = "other lists"};
+  const Failure timed_out{.kind = Failure::Kind::kTimeout, .seconds = 1};
+  ranks.second.open(kOther, {0, 1}, 2, "given up for another reason");
+  ranks.second.close(kOther, &timed_out, true);
+  ranks.settle();
+  CHECK(ranks.first.heard(1, kOther)->ended && ranks.first.conflicting(1, 0) == nullptr);
+  ranks.second.open(kOther + 1, {0, 1}, 2, "disagreed");
+  ranks.second.close(kOther + 1, &disagreed, true);
+  ranks.settle();
+  const Introduction* conflict = ranks.first.conflicting(1, 0);
+  CHECK(conflict != nullptr && conflict->identity == kOther + 1);
+  CHECK(ranks.first.conflicting(1, conflict->ended_ns + 1) == nullptr);
+}
+
+void a_peer_that_is_lost_is_silent_for_that_reason() {
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  ranks.second.open(kOther, {0, 1}, 64, "said before its end");
+  ranks.pair.settle();
+  CHECK(ranks.first.silenced(1) == nullptr);
+  ranks.pair.first.fail_peer(1, Failure{.kind = Failure::Kind::kLost, .peer = 1, .pid = 99});
+  ranks.first.collect();
+  CHECK(ranks.first.silenced(1) != nullptr && ranks.first.silenced(1)->pid == 99);
+  CHECK(ranks.first.heard(1, kGroup)->memory == 8192);
+  CHECK(ranks.first.heard(1, kOther)->memory == 64);
+  CHECK(ranks.first.silenced(0) == nullptr);
+}
+
+void the_end_of_a_group_that_nobody_knows_is_no_news() {
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  ranks.first.close(kGroup, nullptr, true);
+  ranks.second.close(kGroup, nullptr, true);  // both at once: each has closed it when the other's word comes
+  ranks.second.close(kGroup, nullptr, true);
+  ranks.second.close(kOther, nullptr, true);
+  ranks.settle();
+  CHECK(ranks.first.heard(1, kGroup) == nullptr && ranks.second.heard(0, kGroup) == nullptr);
+  ranks.both_open(kOther);
+  CHECK(ranks.first.heard(1, kOther)->memory == 8192 && !ranks.first.heard(1, kOther)->left);
+}
+
+}  // namespace
+
+int main() {
+  limit_seconds(100);
+  RUN_TEST(members_hear_of_each_other_and_where_their_memory_lies);
+  RUN_TEST(several_groups_are_told_apart_in_any_order);
+  RUN_TEST(a_member_that_leaves_in_order_says_so_when_it_is_asked_to);
+  RUN_TEST(a_member_that_gives_up_says_why);
+  RUN_TEST(the_process_that_was_lost_is_passed_on);
+  RUN_TEST(long_words_and_many_missing_ranks_are_cut_to_fit);
+  RUN_TEST(a_group_that_the_other_makes_alone_is_a_conflict);
+  RUN_TEST(a_conflict_is_over_when_it_was_reported_or_the_other_has_left);
+  RUN_TEST(a_group_that_was_given_up_is_a_conflict_when_the_ranks_disagreed_since_then);
+  RUN_TEST(a_peer_that_is_lost_is_silent_for_that_reason);
+  RUN_TEST(the_end_of_a_group_that_nobody_knows_is_no_news);
+}
