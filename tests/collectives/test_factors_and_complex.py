@@ -126,6 +126,21 @@ def test_a_factor_of_any_real_type_is_taken(factor: Any) -> None:
     assert run_ranks(add, 2) == [2 * float(factor)] * 2
 
 
+def scale_beside_zeros(name: str) -> bytes:
+    """Multiply by a factor that has to be rounded; all ranks but the first add nothing."""
+    array = np.arange(1, 500).astype(dtype_of(name)) * (1 if dist.get_rank() == 0 else 0)
+    if name.startswith("complex") and dist.get_rank() == 0:
+        array[:2] = complex(np.inf, 1.5), complex(3.0, -np.inf)
+    dist.all_reduce(array, ReduceOp.PREMUL_SUM(0.1))
+    return array.tobytes()
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_a_world_of_one_multiplies_as_a_world_of_two(name: str) -> None:
+    (alone,) = run_ranks(scale_beside_zeros, 1, name)
+    assert run_ranks(scale_beside_zeros, 2, name) == [alone] * 2
+
+
 def multiply(inputs: list[Array]) -> Array:
     """The product part by part, which NumPy leaves open: so a zero has the sign that the formula gives it."""
     left = inputs[0].copy()

@@ -56,6 +56,9 @@ def play_numpy(rank: int, size: int) -> None:
             call(np.zeros(size + 1))
     with pytest.raises(TypeError, match="`leaf 1`"):
         functional.all_reduce([np.zeros(1), "text"])
+    outside: Any = dist.GroupMember.NON_GROUP_MEMBER
+    with pytest.raises(ValueError, match="Invalid process group specified: -100"):
+        functional.all_gather(np.zeros(1), outside)
     dist.destroy_process_group()
 
 

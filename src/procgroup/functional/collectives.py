@@ -1,11 +1,15 @@
-"""The functions themselves: flatten, fuse by dtype, call once per dtype, take apart."""
+"""The functions themselves: flatten, fuse by dtype, call once per dtype, take apart.
+
+All raise TypeError for a leaf that is no array, ValueError for a group that this rank is not in, because there is
+nothing to return, and CollectiveMismatch on every rank when dtypes or sizes differ between the ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from procgroup.api import default
+from procgroup.api.membership import resolve
 from procgroup.api.roots import root_or_first
 from procgroup.errors import ArgumentError
 from procgroup.functional.fusing import Bundle, Leaf, by_dtype
@@ -18,7 +22,7 @@ _Call = Callable[[list[Leaf]], list[tuple[int, Any]]]
 
 def all_reduce(tree: Any, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None) -> Any:
     """Return each array combined, element by element, with those of the other ranks; bit-identical on all ranks."""
-    chosen = group or default.current()
+    chosen = resolve(group)
 
     def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
         bundle = Bundle(leaves, [leaf.seen.shape for leaf in leaves], 1).fill()
@@ -32,7 +36,7 @@ def broadcast(
     tree: Any, src: int | None = None, group: ProcessGroup | None = None, group_src: int | None = None
 ) -> Any:
     """Return the arrays of rank ``src``, by default 0. The other ranks pass arrays of the same shapes and dtypes."""
-    chosen = group or default.current()
+    chosen = resolve(group)
     root = root_or_first(chosen, src, group_src)
 
     def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
@@ -45,7 +49,7 @@ def broadcast(
 
 def all_gather(tree: Any, group: ProcessGroup | None = None) -> Any:
     """Return, for each array, those of all ranks, stacked along a new first dimension in group-rank order."""
-    chosen = group or default.current()
+    chosen = resolve(group)
 
     def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
         shapes = [leaf.seen.shape for leaf in leaves]
@@ -61,7 +65,7 @@ def reduce_scatter(tree: Any, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGrou
 
     The first dimension has one element per rank; the result does not have it. Raises ArgumentError for another length.
     """
-    chosen = group or default.current()
+    chosen = resolve(group)
 
     def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
         shapes = _shapes_per_rank(leaves, chosen.size(), "reduce_scatter")
@@ -77,7 +81,7 @@ def all_to_all(tree: Any, group: ProcessGroup | None = None) -> Any:
 
     The first dimension has one element per rank, also in the result. Raises ArgumentError for another length.
     """
-    chosen = group or default.current()
+    chosen = resolve(group)
 
     def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
         shapes = _shapes_per_rank(leaves, chosen.size(), "all_to_all")
