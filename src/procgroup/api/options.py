@@ -38,10 +38,11 @@ def read_deterministic(deterministic: str | None, pg_options: Any) -> bool:
 
     Raises ValueError unless each is None or "order".
     """
-    for asked in (deterministic, _as_mapping(pg_options).get("deterministic")):
-        if asked not in (None, "order"):
-            raise ValueError(f"Expected `deterministic` to be None or 'order', got {asked!r}.")
-    return "order" in (deterministic, _as_mapping(pg_options).get("deterministic"))
+    asked = (deterministic, _as_mapping(pg_options).get("deterministic"))
+    for value in asked:
+        if value not in (None, "order"):
+            raise ValueError(f"Expected `deterministic` to be None or 'order', got {value!r}.")
+    return "order" in asked
 
 
 def _as_mapping(pg_options: Any) -> Mapping[str, Any]:
@@ -57,8 +58,5 @@ def _as_mapping(pg_options: Any) -> Mapping[str, Any]:
 
 def _first(*timeouts: Timeout | None) -> timedelta:
     chosen = next(timeout for timeout in timeouts if timeout is not None)
-    return (
-        chosen
-        if isinstance(chosen, timedelta) and types.seconds(chosen) >= 0
-        else timedelta(seconds=types.seconds(chosen))
-    )
+    seconds = types.seconds(chosen)
+    return chosen if isinstance(chosen, timedelta) else timedelta(seconds=seconds)

@@ -16,7 +16,7 @@ from typing import Any
 
 from procgroup import _native, environ
 from procgroup.backends.mesh import Connection, Mesh, address_facing
-from procgroup.backends.native_subgroup import Subgroups, bind_verbs
+from procgroup.backends.native_subgroup import Subgroups, bind_verbs, world_identity
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import Backend
@@ -108,7 +108,7 @@ class NativeBackend:
 
     def _make_group(self, mesh: Mesh, group_name: str, wanted: str) -> _native.Group:
         members = list(range(mesh.size))
-        identity = _identity(group_name, members)
+        identity = world_identity(group_name, members)
         problem: str | None = "PROCGROUP_TRANSPORT=tcp"
         if wanted != "tcp":
             problem = self._share(mesh, identity, group_name)
@@ -195,9 +195,3 @@ def _cores_together(cores: dict[int, list[int]]) -> int:
     if own < cores_by_affinity():
         return own
     return len(set().union(*cores.values()))
-
-
-def _identity(group_name: str, members: list[int]) -> int:
-    """64 bits that name this group, equal on all members."""
-    text = f"{group_name}\0{members}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")

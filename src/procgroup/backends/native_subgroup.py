@@ -28,6 +28,12 @@ def identity_of(parent: int, members: Sequence[int], count: int) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") | 1
 
 
+def world_identity(group_name: str, members: Sequence[int]) -> int:
+    """Return the 64 bits that name the group of all ranks, equal on all of them."""
+    text = f"{group_name}\0{list(members)}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+
+
 def bind_verbs(backend: object, group: _native.Group) -> None:
     """Give a backend the native group's methods as its own, without a Python frame in between."""
     for verb in VERBS:

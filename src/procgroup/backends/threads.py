@@ -6,7 +6,6 @@ through memory, or over a pair of sockets for each two ranks when that is what i
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import socket
@@ -14,7 +13,7 @@ import sys
 
 from procgroup import _native, environ
 from procgroup.backends.native import NativeBackend
-from procgroup.backends.native_subgroup import Subgroups, bind_verbs
+from procgroup.backends.native_subgroup import Subgroups, bind_verbs, world_identity
 from procgroup.cluster.cores import usable_cores
 from procgroup.errors import DistBackendError
 
@@ -99,7 +98,7 @@ def _attach(engines: list[_native.Engine], shared: bool) -> None:
 
 def _make_groups(engines: list[_native.Engine], name: str, shared: bool) -> list[_native.Group]:
     members = list(range(len(engines)))
-    identity = int.from_bytes(hashlib.sha256(f"{name}\0{members}".encode()).digest()[:8], "little")
+    identity = world_identity(name, members)
     groups = [_native.Group(engine, identity, name, members, rank, shared) for rank, engine in enumerate(engines)]
     if shared:
         offsets = [group.offset for group in groups]

@@ -116,17 +116,17 @@ class DeviceMesh:
         return self._layout.coordinate(_own_rank())
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Return this rank's place along a dimension, which a mesh of one dimension need not be told.
+        """Return this rank's place along a dimension, which may be left out when there is one only.
 
-        Raises RuntimeError when it need, and when this rank is not in the mesh.
+        Raises RuntimeError when it is left out of several, and when this rank is not in the mesh.
         """
         return self.get_group(mesh_dim).rank()
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """Return the group along a dimension, which a mesh of one dimension need not be told.
+        """Return the group along a dimension, which may be left out when there is one only.
 
-        Raises RuntimeError when it need, when this rank is not in the mesh and when the mesh was made without groups;
-        KeyError for an unknown name.
+        Raises RuntimeError when it is left out of several, when this rank is not in the mesh and when the mesh was made
+        without groups; KeyError for an unknown name.
         """
         groups = self._root._groups
         if not groups:
