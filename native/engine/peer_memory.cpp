@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 
 namespace procgroup {
 namespace {
@@ -55,9 +54,9 @@ const std::byte* PeerMemory::mapped(RemotePlace place, size_t offset, size_t byt
   return reinterpret_cast<const std::byte*>(static_cast<uintptr_t>(place.position())) + offset;
 }
 
-bool PeerMemory::read(void* to, RemotePlace place, size_t offset, size_t bytes) const {
+bool PeerMemory::read(void* to, RemotePlace place, size_t offset, size_t bytes, CopyFunction copy) const {
   if (const std::byte* from = mapped(place, offset, bytes)) {
-    std::memcpy(to, from, bytes);
+    copy(to, from, bytes);
     return true;
   }
   return way_ == Way::kKernel && read_by_kernel(to, place.position() + offset, bytes);

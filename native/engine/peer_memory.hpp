@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/copy.hpp"
 #include "transport/arena.hpp"
 
 namespace procgroup {
@@ -41,8 +42,8 @@ class PeerMemory {
   // The address of the array here, when it can be reached without a copy; else null.
   const std::byte* mapped(RemotePlace place, size_t offset, size_t bytes) const;
   // Copy from the peer's array; false when it cannot be read. What was copied counts only if the owner still lends its
-  // array afterwards, which the caller finds out: see lending.hpp.
-  bool read(void* to, RemotePlace place, size_t offset, size_t bytes) const;
+  // array afterwards, which the caller finds out: see lending.hpp. `copy` does it where the array can be reached.
+  bool read(void* to, RemotePlace place, size_t offset, size_t bytes, CopyFunction copy = copy_cached) const;
 
  private:
   enum class Way : uint8_t { kSameProcess, kKernel, kArenaOnly };

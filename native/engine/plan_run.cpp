@@ -1,9 +1,9 @@
 #include "engine/plan_run.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/clock.hpp"
+#include "base/copy.hpp"
 #include "engine/lending.hpp"
 #include "engine/sheet.hpp"
 
@@ -29,7 +29,7 @@ bool PlanRun::advance() {
 bool PlanRun::run(const Step& step) {
   switch (step.kind) {
     case Step::Kind::kCopy:
-      if (address(step.to) != address(step.from)) std::memcpy(address(step.to), address(step.from), step.bytes);
+      if (address(step.to) != address(step.from)) copy_into(step.to)(address(step.to), address(step.from), step.bytes);
       return true;
     case Step::Kind::kReduce:
       run_reduce(step);
@@ -52,6 +52,10 @@ bool PlanRun::run(const Step& step) {
   return true;
 }
 
+CopyFunction PlanRun::copy_into(const Place& to) const {
+  return state_.streams && to.kind == Place::Kind::kOutput ? copy_streaming : copy_cached;
+}
+
 void PlanRun::run_reduce(const Step& step) {
   const Dtype dtype = request_.descriptor.dtype;
   const size_t block = step.has_also ? kSharedBlockBytes : step.bytes;
@@ -62,12 +66,12 @@ void PlanRun::run_reduce(const Step& step) {
       state_.sources[static_cast<size_t>(from.rank)] = address(from.rank == state_.rank ? step.own : from) + done;
     std::byte* to = address(step.to) + done;
     reduce(dtype, request_.descriptor.reduce_op, to, state_.sources.data(), state_.size(), bytes / dtype_size(dtype));
-    if (step.has_also) std::memcpy(address(step.also) + done, to, bytes);
+    if (step.has_also) copy_cached(address(step.also) + done, to, bytes);
   }
 }
 
 bool PlanRun::run_read(const Step& step) {
-  return read(address(step.to), step.from, step.bytes) && counts(step.from.rank);
+  return read(address(step.to), step.from, step.bytes, copy_into(step.to)) && counts(step.from.rank);
 }
 
 bool PlanRun::run_read_reduce(const Step& step) {
@@ -82,7 +86,7 @@ bool PlanRun::run_read_reduce(const Step& step) {
       std::byte* scratch = state_.scratch.data() + kScratchBytes * static_cast<size_t>(from.rank);
       source = from.rank == state_.rank ? address(step.own) + done : mapped(from, bytes);
       if (source != nullptr) continue;
-      if (!read(scratch, from, bytes)) return false;
+      if (!read(scratch, from, bytes, copy_cached)) return false;
       source = scratch;
     }
     reduce(call.dtype, call.reduce_op, address(step.to) + done, state_.sources.data(), state_.size(),
@@ -134,9 +138,9 @@ const std::byte* PlanRun::mapped(const Place& place, size_t bytes) const {
   return state_.peers[static_cast<size_t>(place.rank)]->mapped(entry(place).place, place.offset, bytes);
 }
 
-bool PlanRun::read(void* to, const Place& from, size_t bytes) {
+bool PlanRun::read(void* to, const Place& from, size_t bytes, CopyFunction copy) {
   const PeerMemory& peer = *state_.peers[static_cast<size_t>(from.rank)];
-  if (peer.read(to, entry(from).place, from.offset, bytes)) return true;
+  if (peer.read(to, entry(from).place, from.offset, bytes, copy)) return true;
   stalled_on_ = from.rank;
   unreadable_since_ns_ = now_ns();
   return false;

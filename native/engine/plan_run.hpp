@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "base/copy.hpp"
 #include "engine/failure.hpp"
 #include "engine/request.hpp"
 #include "engine/shared_state.hpp"
@@ -28,7 +29,8 @@ class PlanRun {
   void run_reduce(const Step& step);
   bool run_read(const Step& step);
   bool run_read_reduce(const Step& step);
-  bool read(void* to, const Place& from, size_t bytes);
+  bool read(void* to, const Place& from, size_t bytes, CopyFunction copy);
+  CopyFunction copy_into(const Place& to) const;
   bool stay_stalled();
   const SheetEntry& entry(const Place& place) const;
   const std::byte* mapped(const Place& place, size_t bytes) const;

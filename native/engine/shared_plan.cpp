@@ -90,15 +90,25 @@ void plan_reading(SharedState& state, const Descriptor& call) {
   }
 }
 
-// The longest piece between two ranks.
-size_t given_bytes(const SharedState& state) { return state.pieces.largest(); }
+// How much this rank copies into its outputs. In an all_reduce it makes its own segment itself.
+size_t copied_bytes(const SharedState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  if (call.op == OpKind::kAllReduce) return call.bytes() - call.bytes() / static_cast<size_t>(state.size());
+  if (request.outputs.empty()) return call.bytes();
+  size_t count = 0;
+  for (const Piece& piece : request.outputs) count += piece.count;
+  return count * dtype_size(call.dtype);
+}
 
 }  // namespace
 
 void make_plan(SharedState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   fill_pieces(state, request);
-  if (all_read(state, call, given_bytes(state))) return plan_reading(state, call);
+  const bool reads = all_read(state, call, state.pieces.largest());
+  // Through slots an all_reduce in place overwrites what it has just read: that is in the caches already.
+  state.streams = (reads || call.op != OpKind::kAllReduce) && copied_bytes(state, request) >= kStreamedBytes;
+  if (reads) return plan_reading(state, call);
   const SlotPlanRequest wanted{.rank = state.rank,
                                .size = state.size(),
                                .bytes = call.bytes(),

@@ -12,21 +12,41 @@
 
 namespace procgroup {
 
-// Between which sizes of a rank's largest contribution ordinary arrays are read where they lie. Arrays in arenas always
-// are: no system call is needed.
+// From which size of the largest piece on ordinary arrays are read where they lie, by the kernel. Arrays in arenas
+// always are: no system call is needed.
+//
+// Where one rank only gives and another only takes, two copies through slots are faster than one by the kernel, because
+// both ranks work, and because the second copy can go past the caches (16 MiB: broadcast 1.7 ms through slots, 2.6
+// read; gather 2.5 and 3.3; reduce 1.1 and 2.7; and so on 4 ranks that share 2 cores: 3.2 and 5.2, 5.1 and 7.7, 3.6
+// and 7.7). all_reduce and all_gather gain nothing at any size. Reads pay where the ranks have other work of the same
+// length meanwhile, as a scatter's root with its own piece (4 MiB: 0.45 ms read, 0.58 through slots; 1 MiB: 0.19 and
+// 0.09), or where much passes through the caches at once (16 MiB: all_to_all 4.6 read, 5.3 through slots;
+// reduce_scatter 3.7, 6.0).
 struct ReadingLimits {
-  size_t from = size_t{64} << 10;
-  // Above this, two copies through slots cost 1.6 to 4.3 times what a read costs, except in front of a reduction whose
-  // result stays where it is made: there the read's elements go through memory once more (64 MiB: reduce 13.5 ms by
-  // reads, 7.7 through slots; broadcast 7.5 and 25.3; all_reduce 13.6 and 30.5).
-  size_t far_above_caches = size_t{48} << 20;
+  size_t scatter = size_t{2} << 20;
+  size_t all_to_all = size_t{8} << 20;
+  size_t reduce_scatter = size_t{12} << 20;
+  size_t others = SIZE_MAX;
 
+  static constexpr ReadingLimits all_from(size_t bytes) { return {bytes, bytes, bytes, bytes}; }
   bool takes(OpKind op, size_t bytes) const {
-    if (op == OpKind::kAllReduce) return bytes >= far_above_caches;
-    if (op == OpKind::kReduce || op == OpKind::kReduceScatter) return bytes >= from && bytes < far_above_caches;
-    return bytes >= from;
+    switch (op) {
+      case OpKind::kScatter:
+        return bytes >= scatter;
+      case OpKind::kAllToAll:
+        return bytes >= all_to_all;
+      case OpKind::kReduceScatter:
+        return bytes >= reduce_scatter;
+      default:
+        return bytes >= others;
+    }
   }
 };
+
+// When a rank copies so much into its outputs, it writes them past the caches, which cannot hold what all ranks give
+// and get (third-level cache of 32 MiB, 2 ranks, 16 MiB: all_gather 5.5 ms through the caches, 4.3 past them; broadcast
+// of arrays in arenas 1.75 and 1.4; but all_reduce of 4 MiB in arenas 0.19 and 0.36).
+inline constexpr size_t kStreamedBytes = size_t{8} << 20;
 
 struct SharedState {
   int rank;
@@ -44,6 +64,7 @@ struct SharedState {
   std::vector<const PeerMemory*> peers{};  // by group rank; null for this rank
   bool reads_everything = false;           // whether this rank can read any array of any peer
   ReadingLimits reading{};
+  bool streams = false;              // whether the results of the call in hand are written past the caches
   std::vector<std::byte> scratch{};  // for arrays that are read and then combined
 
   int size() const { return static_cast<int>(members.size()); }

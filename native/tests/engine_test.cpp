@@ -149,12 +149,10 @@ int main() {
     for (Rank& rank : world) rank.group->leave();
     for (Rank& rank : world) rank.engine->shutdown();
     for (const bool everywhere : {true, false}) arrays_in_arenas(size, everywhere);
-    for (const size_t far : {size_t{0}, SIZE_MAX}) {
-      std::vector<Rank> reading = make_world(size, {.from = 0, .far_above_caches = far});
-      in_all_ranks(reading, [](Group& group) {
-        for (const size_t count : {33, 1000, 3001}) collectives(group, count);
-      });
-    }
+    std::vector<Rank> reading = make_world(size, ReadingLimits::all_from(0));
+    in_all_ranks(reading, [](Group& group) {
+      for (const size_t count : {33, 1000, 3001}) collectives(group, count);
+    });
     mismatch_changes_nothing(size);
     timeout_and_leaving(size);
   }

@@ -193,8 +193,8 @@ void everything(int size, ReadingLimits reading) {
 
 int main() {
   for (const int size : {1, 2, 3, 4, 7}) {
-    everything(size, {.from = SIZE_MAX});  // through slots
-    everything(size, {.from = 0});         // where the arrays lie
+    everything(size, ReadingLimits::all_from(SIZE_MAX));  // through slots
+    everything(size, ReadingLimits::all_from(0));         // where the arrays lie
     if (size == 1) continue;
     for (const size_t count : {2, 3001}) unequal_pairs_are_a_mismatch(size, count);
   }
