@@ -131,6 +131,7 @@ class Group final : public Source {
   std::optional<Awaited> awaited(const Descriptor& call) const;
   std::optional<Failure> examine(const Operation& operation) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing) const;
+  Failure stated_failure(int member) const;
   std::optional<Failure> examine_introduction(int member, bool awaited) const;
   void break_with(const Failure& failure);
   std::optional<Failure> broken() const;

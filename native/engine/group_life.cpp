@@ -20,9 +20,11 @@ size_t index(int rank) { return static_cast<size_t>(rank); }
 // Let the members see in this rank's group memory that it gave up, and why.
 void state_failure(GroupMemory& memory, const Failure& failure) {
   const bool lost = failure.kind == Failure::Kind::kLost;
-  memory.lost_rank = lost ? failure.peer : -1;
+  const bool has_cause = lost || failure.kind == Failure::Kind::kFailed;
+  memory.cause = has_cause ? failure.peer : -1;
+  memory.was_lost = lost;
   memory.lost_pid = failure.pid;
-  const std::string reason = lost ? failure.reason : failure.summary();
+  const std::string reason = has_cause ? failure.reason : failure.summary();
   std::strncpy(memory.reason, reason.c_str(), kReasonBytes - 1);
   memory.state.store(MemberState::kFailed, std::memory_order_seq_cst);
 }
@@ -151,29 +153,36 @@ std::optional<Failure> Group::examine(const Operation& operation) const {
 std::optional<Failure> Group::examine_member(int member, const std::vector<int>& missing) const {
   const bool awaited = std::find(missing.begin(), missing.end(), member) != missing.end();
   const int peer = options_.members[static_cast<size_t>(member)];
-  if (awaited && engine_.peer_status(peer) == PeerStatus::kLeft) {
+  const bool is_gone = engine_.peer_status(peer) == PeerStatus::kLeft;
+  // Asked after that: why a member gave up says more than that it left afterwards.
+  const MemberState state =
+      shared_ ? shared_->member(member).memory().state.load(std::memory_order_acquire) : MemberState::kPresent;
+  if (state == MemberState::kFailed) return stated_failure(member);
+  if (awaited && is_gone) {
     Failure failure = engine_.loss(peer);
     failure.peer = member;
     return failure;
   }
   if (!shared_) return examine_introduction(member, awaited);
-  const GroupMemory& memory = shared_->members[static_cast<size_t>(member)].memory();
-  switch (memory.state.load(std::memory_order_acquire)) {
-    case MemberState::kPresent:
-      return std::nullopt;
-    case MemberState::kLeft:
-      if (!awaited) return std::nullopt;
-      return Failure{.kind = Failure::Kind::kLost,
-                     .peer = member,
-                     .pid = engine_.peer_arena(peer)->header().pid,
-                     .reason = kLeftBefore};
-    case MemberState::kFailed:
-      break;
-  }
-  const std::string reason(memory.reason, strnlen(memory.reason, kReasonBytes));
-  if (memory.lost_rank >= 0 && memory.lost_rank != options_.rank)
-    return Failure{.kind = Failure::Kind::kLost, .peer = memory.lost_rank, .pid = memory.lost_pid, .reason = reason};
-  return Failure{.kind = Failure::Kind::kFailed, .peer = member, .reason = reason};
+  if (state != MemberState::kLeft || !awaited) return std::nullopt;
+  return Failure{.kind = Failure::Kind::kLost,
+                 .peer = member,
+                 .pid = engine_.peer_arena(peer)->header().pid,
+                 .reason = kLeftBefore};
+}
+
+// What a member that gave up says about it. What made it give up is passed on, so that all name the same cause.
+Failure Group::stated_failure(int member) const {
+  const GroupMemory& memory = shared_->member(member).memory();
+  Failure failure{.kind = Failure::Kind::kFailed,
+                  .peer = member,
+                  .reason = std::string(memory.reason, strnlen(memory.reason, kReasonBytes))};
+  if (memory.cause < 0 || memory.cause >= size() || memory.cause == options_.rank) return failure;
+  failure.peer = memory.cause;
+  if (memory.was_lost == 0) return failure;
+  failure.kind = Failure::Kind::kLost;
+  failure.pid = memory.lost_pid;
+  return failure;
 }
 
 // What a member without shared memory has said about its end. Its failed calls tell by themselves.

@@ -10,19 +10,8 @@
 namespace procgroup {
 namespace {
 
-// What other ranks are told about a failure of ours.
-std::string told_to_others(const Failure& failure) {
-  switch (failure.kind) {
-    case Failure::Kind::kTimeout:
-      return "its call timed out";
-    case Failure::Kind::kInterrupted:
-      return "its call was interrupted";
-    case Failure::Kind::kAborted:
-      return "it gave the call up";
-    default:
-      return failure.reason;
-  }
-}
+// Whether the failure has its cause in another rank, which is passed on.
+bool has_cause(Failure::Kind kind) { return kind == Failure::Kind::kLost || kind == Failure::Kind::kFailed; }
 
 // What a peer wrote, in characters that every reader can take.
 std::string readable(const char* text, size_t most) {
@@ -67,8 +56,8 @@ void Notices::take() {
     sequence = arriving_.sequence;
     failure.reason = readable(arriving_.reason, sizeof arriving_.reason);
     const bool names_another = arriving_.peer >= 0 && arriving_.peer < group_.size() && arriving_.peer != group_.rank;
-    if (arriving_.kind == Failure::Kind::kLost && names_another) {
-      failure.kind = Failure::Kind::kLost;
+    if (has_cause(arriving_.kind) && names_another) {
+      failure.kind = arriving_.kind;
       failure.peer = arriving_.peer;
       failure.pid = arriving_.pid;
     }
@@ -84,7 +73,7 @@ void Notices::tell(uint64_t sequence, const Failure& failure) {
   notice.pid = failure.pid;
   notice.peer = failure.peer;
   notice.kind = failure.kind;
-  const std::string reason = told_to_others(failure);
+  const std::string reason = has_cause(failure.kind) ? failure.reason : failure.summary();
   std::memcpy(notice.reason, reason.data(), std::min(reason.size(), sizeof notice.reason));
   const auto* bytes = reinterpret_cast<const std::byte*>(&notice);
   for (const int peer : others_) messages_.post(peer, key_, std::vector<std::byte>(bytes, bytes + sizeof notice));

@@ -31,7 +31,7 @@ class Notices {
   struct Notice {
     uint64_t sequence;
     int64_t pid;
-    int32_t peer;  // kLost: the group rank
+    int32_t peer;  // kLost, kFailed: the group rank
     Failure::Kind kind;
     char reason[243];
   };

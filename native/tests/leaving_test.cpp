@@ -89,9 +89,40 @@ void a_late_call_is_not_started_before_its_turn() {
   check(!first->is_over() && !group.is_over(), "expected the first call to go on", 0);
 }
 
+Failure failure_of(Group& group, double seconds) {
+  NoHost host;
+  std::vector<int64_t> data(4);
+  Request request = request_for(OpKind::kAllReduce, data);
+  try {
+    group.run(request, seconds, host);
+  } catch (const OperationFailed& failed) {
+    return failed.failure;
+  }
+  check(false, "expected a failure", group.rank());
+  std::abort();
+}
+
+// Rank 3 gives up and leaves, rank 0 after it for that reason; then rank 2 comes, and sees both gone.
+void whoever_comes_last_hears_what_came_first() {
+  std::vector<Rank> world = make_world(4);
+  const Failure first = failure_of(*world[3].group, 0.01);
+  check(first.kind == Failure::Kind::kTimeout, "expected a timeout", 3);
+  for (const int rank : {3, 0}) {
+    Rank& gone = world[static_cast<size_t>(rank)];
+    if (rank == 0) check(failure_of(*gone.group, 600).peer == 3, "expected to hear of rank 3", 0);
+    gone.group->leave();
+    gone.engine->shutdown();
+    while (world[2].engine->peer_status(rank) != PeerStatus::kLeft) std::this_thread::yield();
+  }
+  const Failure heard = failure_of(*world[2].group, 600);
+  check(heard.kind == Failure::Kind::kFailed && heard.peer == 3, heard.summary().c_str(), 2);
+  check(heard.reason == "its time limit of 0.01 s passed while it waited for rank 0, 1, 2", heard.reason.c_str(), 2);
+}
+
 }  // namespace
 
 int main() {
+  whoever_comes_last_hears_what_came_first();
   what_was_published_stays(5);
   what_was_published_stays(100);
   leaving_ends_what_is_pending();

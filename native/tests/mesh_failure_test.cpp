@@ -170,7 +170,7 @@ void a_call_that_is_given_up_touches_no_array_and_tells_the_others() {
       }
       while (!given_up) std::this_thread::yield();
       finish(operation, messages, doorbell);
-      if (count > 4) CHECK(operation.failure()->reason.find("timed out") != std::string::npos);
+      if (count > 4) CHECK(operation.failure()->reason.find("time limit") != std::string::npos);
       CHECK(count <= 4 || (operation.failure()->kind == Failure::Kind::kFailed && operation.failure()->peer == 0));
     });
   }

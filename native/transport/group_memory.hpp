@@ -49,7 +49,7 @@ static_assert(sizeof(CallLine) == 64);
 enum class MemberState : uint32_t {
   kPresent,
   kLeft,    // in order; takes part in no call after the last one that it announced
-  kFailed,  // gave up; `reason`, `lost_rank` and `lost_pid` say why
+  kFailed,  // gave up; `reason` and the fields before it say why
 };
 
 inline constexpr size_t kReasonBytes = 320;
@@ -60,8 +60,9 @@ struct GroupMemory {
   alignas(64) std::atomic<uint64_t> progress;
   uint64_t slots;  // offset in the arena of the slots that the progress of the call in hand speaks of
   alignas(64) std::atomic<uint64_t> finished;  // release: what this rank read of that call it has read
-  alignas(64) std::atomic<MemberState> state;  // release-stored after the three fields below
-  int32_t lost_rank;                           // group rank whose loss was the reason, or -1
+  alignas(64) std::atomic<MemberState> state;  // release-stored after the four fields below
+  int32_t cause;                               // group rank whose loss or failure was the reason, or -1
+  uint32_t was_lost;                           // whether that rank was lost
   int64_t lost_pid;
   char reason[kReasonBytes];
   // The last call that this rank gave up; stored before its arrays go back to their user. Until then, and until all

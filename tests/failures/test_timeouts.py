@@ -111,11 +111,10 @@ def be_told_of_a_timeout(rank: int, size: int) -> Any:
     dist.init_process_group(timeout=30)
     if stay_away(rank):
         return None
-    started = time.monotonic()
     with pytest.raises(dist.DistError) as caught:
         dist.all_reduce(np.ones(5), timeout=0.5 if rank == 0 else 20)
     print("over", flush=True)
-    return type(caught.value).__name__, getattr(caught.value, "peer", None), time.monotonic() - started
+    return type(caught.value).__name__, getattr(caught.value, "peer", None), str(caught.value)
 
 
 @transports
@@ -126,9 +125,9 @@ def test_the_others_are_told_when_one_ranks_deadline_passes(transport: str) -> N
         world.kill(ABSENT)
         outcomes = world.wait(10)
     assert outcomes[0].value[0] == "CollectiveTimeout"
-    name, peer, took = outcomes[2].value
-    assert name in ("PeerFailed", "CollectiveTimeout") and took < 0.5 + allowance(0.5) * 2
-    assert peer in (0, None)
+    name, peer, text = outcomes[2].value
+    assert (name, peer) == ("PeerFailed", 0)
+    assert f"rank 0 gave up: its time limit of 0.5 s passed while it waited for rank {ABSENT}" in text
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan"), "5", True, None])
