@@ -31,7 +31,19 @@ std::optional<Failure> DeadlockWatch::examine(const std::function<std::optional<
                                               const std::function<bool()>& alone) {
   if (!is_suspicious()) return std::nullopt;
   if (std::optional<Failure> deadlock = told()) return deadlock;
-  const std::optional<Awaited> now = sight_.is_quiet() && alone() ? awaited() : std::nullopt;
+  std::optional<Failure> deadlock = look(awaited, alone);
+  sight_.publish();
+  return deadlock;
+}
+
+std::optional<Failure> DeadlockWatch::look(const std::function<std::optional<Awaited>()>& awaited,
+                                           const std::function<bool()>& alone) {
+  const bool may_be_one = sight_.is_idle() && alone();
+  if (may_be_one && !sight_.is_quiet()) {
+    seen_.clear();
+    return std::nullopt;
+  }
+  const std::optional<Awaited> now = may_be_one ? awaited() : std::nullopt;
   if (!now || now->ranks.empty()) {
     hide();
     return std::nullopt;
@@ -51,6 +63,7 @@ std::optional<Failure> DeadlockWatch::examine(const std::function<std::optional<
   seen_ = std::move(circle);
   if (!found) return std::nullopt;
   sight_.own_board()->announce(seen_);
+  sight_.announce(seen_);
   return failure_of(seen_);
 }
 
@@ -84,6 +97,7 @@ void DeadlockWatch::hide() {
   shown_.reset();
   seen_.clear();
   sight_.own_board()->hide();
+  sight_.publish();
 }
 
 // The waits from this rank on, until one is awaited that is among them (a circle through `rank`, when it is `rank`
@@ -92,6 +106,7 @@ std::vector<ShownWait> DeadlockWatch::circle_from(int rank) const {
   std::vector<ShownWait> path;
   for (int at = rank; path.size() < WaitBoard::kMembers;) {
     if (at < 0 || at >= sight_.world_size()) return {};
+    sight_.ask(at);
     const WaitBoard* board = sight_.board(at);
     const std::optional<ShownWait> wait = board == nullptr ? std::nullopt : board->wait(at);
     if (!wait) return rank == sight_.rank() ? std::vector<ShownWait>{} : path;

@@ -3,8 +3,10 @@
 // A rank shows its wait (see WaitBoard) only when nothing but the awaited rank can end it:
 //   - it is a blocking receive from one rank that nothing has matched, a blocking send of a large message that nothing
 //     has matched, or a collective for which the awaited member has not come;
-//   - it lasts a second already, and its own limit is above kShortSeconds: who sets a short one may mean to go on;
-//   - no other thread runs Python in this process, and no group of it has an asynchronous call pending;
+//   - it lasts a second already (100 ms where ranks are threads), and its own limit is above kShortSeconds: who sets a
+//   short one may mean to go on;
+//   - no other thread runs Python in this process (ranks that are threads: none but theirs and who awaits them), and no
+//   group of it has an asynchronous call pending;
 //   - nothing that was sent to this rank lies unread, and nothing that it sends unwritten.
 // Whoever shows a wait therefore acts again only after a message or an arrival from `next`. Take a circle of ranks
 // that all show a wait, each of which has confirmed the epoch of its next one, with all epochs unchanged while this
@@ -13,7 +15,8 @@
 // none of them can ever go on. The circle has to stand for two looks in a row, too.
 //
 // Who finds it announces it, with the epochs, before it fails; the other members read that, and fail in the same words.
-// What a Python signal handler might send is not considered.
+// What a Python signal handler might send is not considered. Ranks that share no memory see copies of the boards, which
+// may be old; why that is enough is said in wait_exchange.hpp.
 #pragma once
 
 #include <cstdint>
@@ -40,18 +43,25 @@ class DeadlockSight {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual WaitBoard* own_board() = 0;
-  virtual const WaitBoard* board(int rank) const = 0;  // null when that rank shares no memory with this one
-  // Whether no asynchronous call is pending, and nothing lies unread or unwritten. Moves what can be moved.
+  virtual const WaitBoard* board(int rank) const = 0;  // or the copy of it; null when there is none
+  virtual bool is_idle() = 0;                          // whether no asynchronous call is pending
+  // Whether nothing lies unread or unwritten. Moves what can be moved.
   virtual bool is_quiet() = 0;
+  // For ranks that share no memory, see WaitExchange: let that rank tell what it shows; tell what the own board shows;
+  // tell the members of a circle.
+  virtual void ask(int) {}
+  virtual void publish() {}
+  virtual void announce(const std::vector<ShownWait>&) {}
 };
 
 // Watches over one blocking wait. Costs nothing before the wait is examined for the first time.
 class DeadlockWatch {
  public:
   static constexpr int64_t kSuspiciousNs = 1'000'000'000;
+  static constexpr int64_t kSuspiciousOfThreadsNs = 100'000'000;  // where ranks are threads: nothing is far away
   static constexpr double kShortSeconds = 10;
 
-  DeadlockWatch(DeadlockSight& sight, double seconds, int64_t suspicious_ns = kSuspiciousNs)
+  DeadlockWatch(DeadlockSight& sight, double seconds, int64_t suspicious_ns)
       : sight_(sight), seconds_(seconds), suspicious_ns_(suspicious_ns) {}
   DeadlockWatch(const DeadlockWatch&) = delete;
   ~DeadlockWatch() { hide(); }
@@ -66,6 +76,8 @@ class DeadlockWatch {
 
  private:
   bool is_suspicious();
+  std::optional<Failure> look(const std::function<std::optional<Awaited>()>& awaited,
+                              const std::function<bool()>& alone);
   ShownWait choose(const Awaited& awaited) const;
   void show(const ShownWait& wait);
   void hide();

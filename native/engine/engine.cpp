@@ -27,12 +27,18 @@ size_t ring_capacity(int world_size) {
 // How long a rank that leaves tries to hand over what it still has to say, such as why a call failed.
 constexpr double kLastWordsSeconds = 0.2;
 
+// How often what comes is taken before it counts as more than what lay there.
+constexpr int kTurnsToQuiet = 16;
+
 size_t ring_stride(size_t capacity) { return (Ring::bytes(capacity) + 63) / 64 * 64; }
 
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, bool shared)
-    : options_(options), messages_(options.rank, options.world_size), introductions_(messages_, options.rank) {
+    : options_(options),
+      messages_(options.rank, options.world_size),
+      introductions_(messages_, options.rank),
+      waits_(messages_, options.rank, options.world_size) {
   policy_.hold_lock = !options.ranks_are_threads;
   for (int peer = 0; peer < options.world_size; ++peer) peers_.push_back(std::make_unique<Peer>());
   if (shared) {
@@ -50,6 +56,8 @@ Engine::Engine(const EngineOptions& options, bool shared)
   if (!arena_) {
     private_recorder_ = std::make_unique<std::byte[]>(Recorder::bytes());
     recorder_ = std::make_unique<Recorder>(private_recorder_.get());
+    private_board_ = std::make_unique<WaitBoard>();
+    board_ = private_board_.get();
   }
   progress_ = std::make_unique<ProgressThread>(*this, policy_);
   wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -122,6 +130,7 @@ void Engine::attach_socket(int peer_rank, FileDescriptor socket, int64_t pid) {
   peer.pid = pid;
   uses_sockets_ = true;
   const std::lock_guard lock(messages_mutex_);
+  peer.board = waits_.add(peer_rank);
   messages_.attach(peer_rank, std::make_unique<TcpChannel>(std::move(socket)));
 }
 
@@ -149,9 +158,28 @@ void Engine::on_lost(int peer, const std::string& how) { set_status(peer, PeerSt
 void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, "its process left in order before this call"); }
 
 bool Engine::is_quiet() {
-  if (!progress_->is_idle()) return false;
   const std::lock_guard lock(messages_mutex_);
-  return !messages_.pump() && messages_.is_quiet();
+  for (int turn = 0; messages_.pump(); ++turn)
+    if (turn == kTurnsToQuiet) return false;
+  return messages_.is_quiet();
+}
+
+void Engine::ask(int peer) {
+  if (!uses_sockets_) return;
+  const std::lock_guard lock(messages_mutex_);
+  waits_.ask(peer);
+}
+
+void Engine::publish() {
+  if (!uses_sockets_) return;
+  const std::lock_guard lock(messages_mutex_);
+  waits_.publish(*board_);
+}
+
+void Engine::announce(const std::vector<ShownWait>& circle) {
+  if (!uses_sockets_) return;
+  const std::lock_guard lock(messages_mutex_);
+  waits_.announce(circle);
 }
 
 void Engine::kick() {

@@ -7,9 +7,9 @@
 //       │  └── ProgressThread    advances what was issued asynchronously
 //       └── Group ...            numbering, agreement, collectives
 //
-// Threads. Any thread may issue calls. `messages_mutex` guards Messages and Introductions; `peers_` is complete before
-// the first group is made and constant from then on, except for the atomic status of each peer. Lock order: a group's
-// queue mutex, then messages_mutex, then the progress thread's mutex.
+// Threads. Any thread may issue calls. `messages_mutex` guards Messages, Introductions and WaitExchange; `peers_` is
+// complete before the first group is made and constant from then on, except for the atomic status of each peer. Lock
+// order: a group's queue mutex, then messages_mutex, then the progress thread's mutex.
 #pragma once
 
 #include <atomic>
@@ -26,6 +26,7 @@
 #include "engine/peer_memory.hpp"
 #include "engine/progress_thread.hpp"
 #include "engine/recorder.hpp"
+#include "engine/wait_exchange.hpp"
 #include "engine/waiting.hpp"
 #include "transport/arena.hpp"
 #include "transport/life.hpp"
@@ -79,10 +80,18 @@ class Engine final : public Lounge, public DeadlockSight {
   ProgressThread& progress() { return *progress_; }
   Recorder& recorder() { return *recorder_; }
   const WaitPolicy& policy() const { return policy_; }
+  // How long a wait lasts before it is examined for deadlocks.
+  int64_t suspicious_ns() const {
+    return options_.ranks_are_threads ? DeadlockWatch::kSuspiciousOfThreadsNs : DeadlockWatch::kSuspiciousNs;
+  }
 
   WaitBoard* own_board() override { return board_; }
   const WaitBoard* board(int peer) const override { return peer == rank() ? board_ : peers_[index(peer)]->board; }
+  bool is_idle() override { return progress_->is_idle(); }
   bool is_quiet() override;
+  void ask(int peer) override;
+  void publish() override;
+  void announce(const std::vector<ShownWait>& circle) override;
 
   // Wake this process's own waiters.
   void kick();
@@ -118,7 +127,7 @@ class Engine final : public Lounge, public DeadlockSight {
  private:
   struct Peer {
     std::shared_ptr<Arena> arena;
-    const WaitBoard* board = nullptr;
+    const WaitBoard* board = nullptr;  // or the copy of it
     FileDescriptor socket;
     std::unique_ptr<PeerMemory> memory;
     int64_t pid = 0;
@@ -140,11 +149,13 @@ class Engine final : public Lounge, public DeadlockSight {
   std::unique_ptr<GroupHeap> heap_;
   std::unique_ptr<const uint64_t> nonce_;  // by which peers know this process's memory, see PeerMemory
   std::string arena_problem_;
-  WaitBoard* board_ = nullptr;  // in the arena
+  std::unique_ptr<WaitBoard> private_board_;
+  WaitBoard* board_ = nullptr;  // that one, or in the arena
   std::vector<std::unique_ptr<Peer>> peers_;
   std::mutex messages_mutex_;
   Messages messages_;
   Introductions introductions_;
+  WaitExchange waits_;
   bool uses_sockets_ = false;
   std::unique_ptr<std::byte[]> private_recorder_;
   std::unique_ptr<Recorder> recorder_;

@@ -28,14 +28,15 @@ void Group::run(Request& request, double seconds, Host& host) {
   run_unlocked(request.before, host);
   if (shared_) {
     SharedCall call(*shared_, request);
-    std::optional<Failure> failure = supervise(call, request.descriptor, seconds, host);
+    std::optional<Failure> failure = supervise(call, [&] { return awaited(request.descriptor); }, seconds, host);
     recording.end(call.failure());
     if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
     return run_unlocked(request.after, host);
   }
-  const std::unique_ptr<Operation> call = make_call(request);
-  std::optional<Failure> failure = supervise(*call, request.descriptor, seconds, host);
-  recording.end(call->failure());
+  MeshOperation call(engine_, *mesh_, request);
+  const auto awaited_now = [this, &call, &request] { return awaited(request.descriptor, call.absent()); };
+  std::optional<Failure> failure = supervise(call, std::cref(awaited_now), seconds, host);
+  recording.end(call.failure());
   if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
   run_unlocked(request.after, host);
 }

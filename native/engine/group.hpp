@@ -125,10 +125,12 @@ class Group final : public Source {
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);
   void finish_turn();
-  std::optional<Failure> supervise(Operation& operation, const Descriptor& call, double seconds, Host& host);
+  std::optional<Failure> supervise(Operation& operation, const std::function<std::optional<Awaited>()>& awaited,
+                                   double seconds, Host& host);
   std::optional<Failure> drive_watched(Operation& operation, const std::function<std::optional<Awaited>()>& awaited,
                                        double seconds, Host& host);
   std::optional<Awaited> awaited(const Descriptor& call) const;
+  std::optional<Awaited> awaited(const Descriptor& call, const std::vector<int>& absent) const;
   std::optional<Failure> examine(const Operation& operation) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing) const;
   Failure stated_failure(int member) const;

@@ -44,8 +44,9 @@ int Group::run_message(const MessageRequest& request, double seconds, Host& host
   return operation.source();
 }
 
-std::optional<Failure> Group::supervise(Operation& operation, const Descriptor& call, double seconds, Host& host) {
-  std::optional<Failure> failure = drive_watched(operation, [&] { return awaited(call); }, seconds, host);
+std::optional<Failure> Group::supervise(Operation& operation, const std::function<std::optional<Awaited>()>& awaited,
+                                        double seconds, Host& host) {
+  std::optional<Failure> failure = drive_watched(operation, awaited, seconds, host);
   if (failure) break_with(*failure);
   return failure;
 }
@@ -54,7 +55,7 @@ std::optional<Failure> Group::supervise(Operation& operation, const Descriptor& 
 std::optional<Failure> Group::drive_watched(Operation& operation,
                                             const std::function<std::optional<Awaited>()>& awaited, double seconds,
                                             Host& host) {
-  DeadlockWatch watch(engine_, seconds);
+  DeadlockWatch watch(engine_, seconds, engine_.suspicious_ns());
   const auto look = [&](const Operation& running) {
     std::optional<Failure> failure = examine(running);
     if (failure && failure->kind == Failure::Kind::kLost) return failure;
@@ -68,15 +69,21 @@ std::optional<Failure> Group::drive_watched(Operation& operation,
   return deadlock;
 }
 
-// The members that have not announced this collective: without the line of each, no member finishes it.
+// Over shared memory, the members that have not announced this collective: without the line of each, no member
+// finishes it.
 std::optional<Awaited> Group::awaited(const Descriptor& call) const {
-  if (!shared_) return std::nullopt;
   Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
   for (int member = 0; member < size(); ++member) {
     const CallLine& line = shared_->members[static_cast<size_t>(member)].line(call.sequence);
     if (member != rank() && line.sequence.load(std::memory_order_seq_cst) < call.sequence)
       awaited.ranks.push_back(options_.members[static_cast<size_t>(member)]);
   }
+  return awaited;
+}
+
+std::optional<Awaited> Group::awaited(const Descriptor& call, const std::vector<int>& absent) const {
+  Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
+  for (const int member : absent) awaited.ranks.push_back(options_.members[static_cast<size_t>(member)]);
   return awaited;
 }
 

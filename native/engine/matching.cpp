@@ -58,6 +58,7 @@ std::vector<std::shared_ptr<ReceiveTransfer>> Matching::take_posted_if(
 }
 
 void Matching::keep(Arrival arrival) {
+  if (listener_ && arrival.key == heard_) return listener_(arrival.source, arrival.payload);
   kept_bytes_[static_cast<size_t>(arrival.source)] += cost(arrival);
   arrivals_[arrival.key].push_back(std::move(arrival));
 }

@@ -49,6 +49,8 @@ class Matching {
       const std::function<bool(const ReceiveTransfer&)>& holds);
 
   void keep(Arrival arrival);
+  // Hand what arrives under this key to the listener instead of keeping it; to nobody, when there is none.
+  void listen(MessageKey key, Listener listener) { heard_ = key, listener_ = std::move(listener); }
   // The arrival that this receive gets, removed from its queue.
   std::optional<Arrival> take_arrival(const ReceiveTransfer& receive);
   void forget_announced(int source, MessageKey key, uint64_t number);
@@ -68,6 +70,8 @@ class Matching {
   std::unordered_map<MessageKey, std::deque<std::shared_ptr<ReceiveTransfer>>, KeyHash> posted_;
   std::unordered_map<MessageKey, std::deque<Arrival>, KeyHash> arrivals_;
   std::vector<size_t> kept_bytes_;
+  MessageKey heard_{};
+  Listener listener_;
 };
 
 }  // namespace procgroup

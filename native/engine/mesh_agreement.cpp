@@ -171,6 +171,11 @@ std::vector<int> MeshAgreement::missing() const {
   return ranks;
 }
 
+std::vector<int> MeshAgreement::absent() const {
+  const bool sent = std::ranges::all_of(sends_, [](const auto& send) { return !send || send->is_over(); });
+  return sent && mismatch_since_ns_ == 0 && !failure_ ? missing() : std::vector<int>{};
+}
+
 void MeshAgreement::cancel(const Failure& failure) {
   for (const auto& transfers : {sends_, receives_}) {
     for (const auto& transfer : transfers) {

@@ -44,6 +44,8 @@ class MeshAgreement {
   // What that group rank, not ourselves, had for us.
   const void* elements_of(int rank) const { return record(rank) + head_bytes(); }
   std::vector<int> missing() const;
+  // Those of them without whose record nothing happens on this rank: none while it has something else to do.
+  std::vector<int> absent() const;
 
  private:
   size_t counts_bytes() const { return 2 * group_.members.size() * sizeof(uint64_t); }

@@ -51,6 +51,10 @@ class MeshCall final : public Operation {
 
   Progress advance() override;
   std::vector<int> missing() const override;
+  // The group ranks that have not come to this call, when it cannot do anything before they do.
+  std::vector<int> absent() const {
+    return phase_ == Phase::kAgree && agreement_ ? agreement_->absent() : std::vector<int>{};
+  }
   void give_up(Failure failure) override;
 
  private:

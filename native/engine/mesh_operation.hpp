@@ -32,6 +32,10 @@ class MeshOperation final : public Operation {
     const std::lock_guard lock(engine_.messages_mutex());
     return call_->missing();
   }
+  std::vector<int> absent() const {
+    const std::lock_guard lock(engine_.messages_mutex());
+    return call_->absent();
+  }
   void give_up(Failure failure) override {
     const std::lock_guard lock(engine_.messages_mutex());
     call_->give_up(std::move(failure));

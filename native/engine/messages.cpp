@@ -141,6 +141,8 @@ AtOnce Messages::receive_at_once(int peer, MessageKey key, void* data, size_t by
   return state_->with(peer).receive_at_once(eager_header(key, bytes, type), data);
 }
 
+void Messages::listen(MessageKey key, Listener listener) { state_->matching.listen(key, std::move(listener)); }
+
 void Messages::cancel(Transfer& transfer, Failure failure) {
   if (transfer.is_over()) return;
   if (auto* send = dynamic_cast<SendTransfer*>(&transfer)) {

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -40,6 +41,9 @@ inline ElementType element_type(Dtype dtype) { return static_cast<ElementType>(s
 
 // What became of a message that was to go or come at once: kNot means that the ordinary way has to be taken.
 enum class AtOnce { kDone, kNotYet, kNot };
+
+// Hears small messages as they arrive, from a world rank; it may not use Messages.
+using Listener = std::function<void(int source, const std::vector<std::byte>& message)>;
 
 // One send or receive. Its buffer must live until is_over().
 class Transfer : public Operation {
@@ -72,6 +76,9 @@ class Messages {
   AtOnce receive_at_once(int peer, MessageKey key, void* data, size_t bytes, ElementType type);
   // Send a message of which Messages keeps the bytes itself, and for which nobody waits.
   void post(int peer, MessageKey key, std::vector<std::byte> message);
+  // Hand every message under this key to the listener, and keep none: a peer may send them at any time, and they need
+  // no room here. There is one such key. Until the listener is null.
+  void listen(MessageKey key, Listener listener);
   // Give up a transfer that is not over; it fails with `failure` and its buffer is not touched again.
   void cancel(Transfer& transfer, Failure failure);
 

@@ -37,6 +37,14 @@ void WaitBoard::show(const ShownWait& wait) {
   epoch_.store(epoch + 2, std::memory_order_seq_cst);
 }
 
+void WaitBoard::copy(const ShownWait& wait, uint64_t confirmed) {
+  epoch_.store(wait.epoch + 1, std::memory_order_release);
+  confirmed_.store(confirmed, std::memory_order_release);
+  write(wait_, wait);
+  shown_.store(1, std::memory_order_release);
+  epoch_.store(wait.epoch, std::memory_order_seq_cst);
+}
+
 void WaitBoard::hide() {
   const uint64_t epoch = epoch_.load(std::memory_order_relaxed);
   epoch_.store(epoch + 1, std::memory_order_release);

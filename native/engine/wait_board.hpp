@@ -41,6 +41,9 @@ class WaitBoard {
   void hide();
   void confirm(uint64_t epoch) { confirmed_.store(epoch, std::memory_order_release); }
   void announce(const std::vector<ShownWait>& cycle);
+  // For a copy of another rank's board, by hide() and announce() too: that rank shows this wait, and has confirmed
+  // that.
+  void copy(const ShownWait& wait, uint64_t confirmed);
 
   // For everybody. Nothing while no wait is shown.
   std::optional<ShownWait> wait(int rank) const;

@@ -29,6 +29,7 @@ class Member final : public DeadlockSight {
   int world_size() const override { return static_cast<int>(circle_.boards.size()); }
   WaitBoard* own_board() override { return &circle_.boards[static_cast<size_t>(rank_)]; }
   const WaitBoard* board(int rank) const override { return &circle_.boards[static_cast<size_t>(rank)]; }
+  bool is_idle() override { return true; }
   bool is_quiet() override {
     const int came = circle_.sent[static_cast<size_t>(rank_)].exchange(0, std::memory_order_acq_rel);
     unread_ += came;

@@ -1,0 +1,59 @@
+// Shows the waits of ranks that share no memory with this one: small messages keep a copy of their boards here.
+//
+//     asks      tell me what you are in     from a rank that waits for me, or for one that waits for me, and so on
+//     shows     my wait and whose I have confirmed, or that it is over; to those who have asked, when it changes
+//     verdict   the circle that I have found                                           to its other members
+//
+// Messages between two ranks arrive in order. So whoever sees a peer's wait has everything that the peer sent before
+// it, and what it confirms stays true: a peer acts again only after its own next one has. Take a circle in which each
+// has confirmed the wait that the next one is in: the first to act would have got a message that was sent after that
+// wait began, by somebody who had acted before it. So a copy may be old, and the circle is still a deadlock.
+//
+// Everything here but board() happens under the mutex that guards Messages. Ranks are world ranks. Nothing is kept of
+// what peers send but one board for each, and what makes no sense is ignored.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/messages.hpp"
+#include "engine/wait_board.hpp"
+
+namespace procgroup {
+
+class WaitExchange {
+ public:
+  WaitExchange(Messages& messages, int rank, int world_size);
+  WaitExchange(const WaitExchange&) = delete;
+  ~WaitExchange();
+
+  // Set-up: keep a copy of this peer's board; where it lies.
+  const WaitBoard* add(int peer);
+  // Let that rank tell what it shows; nothing for a rank that was not added.
+  void ask(int peer);
+  // Tell those who have asked what has changed on this rank's board.
+  void publish(const WaitBoard& own);
+  void announce(const std::vector<ShownWait>& circle);
+
+ private:
+  struct Copy {
+    WaitBoard board;
+    bool asked = false;       // by this rank, in its present wait
+    bool asks = false;        // that rank
+    uint64_t told_epoch = 0;  // to that rank, and not yet that it is over; 0 when nothing is
+    uint64_t told_confirmed = 0;
+  };
+  struct Head;
+  struct Wait;
+
+  void post(int peer, const Head& head, const std::vector<Wait>& waits);
+  void take(int peer, const std::vector<std::byte>& message);
+
+  Messages& messages_;
+  const int rank_;
+  std::vector<std::unique_ptr<Copy>> copies_;  // by rank; null for those that share memory
+};
+
+}  // namespace procgroup
