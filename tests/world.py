@@ -34,6 +34,7 @@ import inspect
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 import signal
 import socket
@@ -55,6 +56,7 @@ DEFAULT_TIMEOUT = 30.0
 """Seconds that a world may take when the test does not say."""
 
 _DUMP_SECONDS = 1.0
+_ports = random.SystemRandom()
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["world", "preloaded"])
 
@@ -274,10 +276,12 @@ def _ensure_server() -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port on which nothing listens now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a TCP port on which nothing listens now, of those that no connection is given by itself."""
+    while True:
+        port = _ports.randrange(10_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def rank_environment(rank: int, size: int, port: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import procgroup as dist
+from procgroup.testing import run_ranks
 from world import run
 
 GUARD = 77
@@ -77,16 +78,19 @@ def joined(arrays: Iterable[Array]) -> Array:
     return np.concatenate(list(arrays))
 
 
-def play_layouts(rank: int, size: int, verbs: tuple[str, ...], library: str) -> None:
-    if library == "torch":
-        __import__("torch")
+def play_in_processes(rank: int, size: int) -> None:
     dist.init_process_group(timeout=30)
-    for number, verb in enumerate(verbs):
+    play_layouts("numpy")
+    dist.destroy_process_group()
+
+
+def play_layouts(library: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for number, player in enumerate(_PLAYERS.values()):
         for layout in range(len(LAYOUTS)):
             for count in (0, 1, 5, 4096, 70_000 if layout == number % 2 else 2):
                 dtype = ("float32", "int16", "complex64", "int64")[(layout + count) % 4]
-                _PLAYERS[verb](rank, size, count, dtype, layout, library)
-    dist.destroy_process_group()
+                player(rank, size, count, dtype, layout, library)
 
 
 def _all_reduce(rank: int, size: int, count: int, dtype: str, layout: int, library: str) -> None:
@@ -199,13 +203,13 @@ _PLAYERS: dict[str, Callable[..., None]] = {
 
 @pytest.mark.parametrize(("transport", "size"), [("shm", 3), ("tcp", 2)])
 def test_any_layout_gives_the_right_numbers_and_changes_nothing_else(transport: str, size: int) -> None:
-    run(play_layouts, size, args=(tuple(_PLAYERS), "numpy"), environment={"PROCGROUP_TRANSPORT": transport}, timeout=60)
+    run(play_in_processes, size, environment={"PROCGROUP_TRANSPORT": transport}, timeout=60)
 
 
 @pytest.mark.torch
 def test_torch_tensors_of_any_layout_give_the_right_numbers() -> None:
     pytest.importorskip("torch")
-    run(play_layouts, 2, args=(tuple(_PLAYERS), "torch"), timeout=60)
+    run_ranks(play_layouts, 2, "torch", timeout=55)
 
 
 def fail_with_strided_arrays(rank: int, size: int) -> None:
@@ -221,10 +225,10 @@ def test_a_failed_call_leaves_strided_arrays_as_they_were() -> None:
     run(fail_with_strided_arrays, 2)
 
 
-def keep_what_async_calls_use(rank: int, size: int) -> None:
+def keep_what_async_calls_use() -> None:
     """Drop the last names of arrays, and give a tensor other memory, while rank 1 keeps the calls waiting."""
-    torch = sys.modules.get("torch") or __import__("torch")
-    dist.init_process_group(timeout=30)
+    torch = sys.modules["torch"]
+    rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 1:
         assert dist.recv(np.zeros(1), 0) == 0
     kept = torch.ones(100_000)
@@ -241,10 +245,9 @@ def keep_what_async_calls_use(rank: int, size: int) -> None:
         assert (results[0]()[0] == size).all()
     for work in works:
         work.wait()
-    dist.destroy_process_group()
 
 
 @pytest.mark.torch
 def test_async_calls_keep_their_arrays_and_the_memory_of_tensors() -> None:
     pytest.importorskip("torch")
-    run(keep_what_async_calls_use, 2)
+    run_ranks(keep_what_async_calls_use, 2)

@@ -41,7 +41,7 @@ def test_four_ranks_learn_and_agree_with_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])  # two ranks train over TCP, four to the end
 def test_any_number_of_ranks_reaches_the_same_parameters(tmp_path: Path, size: int) -> None:
     output = train(size, tmp_path, "--epochs", "3", "--compare-single", "--curves", "curves.png")
     assert f"parameters identical on {size} ranks" in output

@@ -12,6 +12,7 @@ import pytest
 import procgroup as dist
 from procgroup import functional
 from procgroup.functional.trees import flatten
+from procgroup.testing import run_ranks
 from world import run
 
 Pair = namedtuple("Pair", "left right")
@@ -67,9 +68,9 @@ def test_trees_of_numpy_arrays_come_back_as_new_ones(size: int) -> None:
     run(play_numpy, size)
 
 
-def play_library(rank: int, size: int, name: str) -> None:
+def play_library(name: str) -> None:
     library = __import__("torch" if name == "torch" else "jax.numpy", fromlist=["x"])
-    dist.init_process_group(timeout=30)
+    size = dist.get_world_size()
     for dtype in ("float32", "int32", "bool", "bfloat16", "complex64"):
         given = [library.ones(5, dtype=getattr(library, dtype)), library.zeros((2, 1), dtype=getattr(library, dtype))]
         ones, zeros = functional.all_reduce(given)
@@ -83,13 +84,12 @@ def play_library(rank: int, size: int, name: str) -> None:
     if name == "jax":
         with pytest.raises(dist.ArgumentError, match=r"immutable.*procgroup\.functional"):
             dist.all_reduce(library.ones(2))
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", [pytest.param("torch", marks=pytest.mark.torch), "jax"])
 def test_each_library_gets_its_own_arrays_back(name: str) -> None:
     pytest.importorskip(name)
-    run(play_library, 2, args=(name,), timeout=60)
+    run_ranks(play_library, 2, name)
 
 
 def test_the_order_of_the_leaves_follows_from_the_keys_alone() -> None:

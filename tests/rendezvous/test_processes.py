@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -185,12 +186,15 @@ def test_when_the_host_of_the_store_dies_the_others_learn_it_at_once(tmp_path: A
     assert isinstance(outcomes[1].error, StoreLost), outcomes
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "file"])
-def test_a_missing_rank_is_named_on_all_sides_after_the_timeout(scheme: str, tmp_path: Any) -> None:
-    outcomes = attempt(meet_as, 2, args=(urls(tmp_path)[scheme], [0, 2], 3, 5.5), timeout=30)
-    for outcome in outcomes:
-        assert isinstance(outcome.error, RendezvousTimeout), outcome
-        assert outcome.error.missing == (1,)
-        assert sorted(outcome.error.joined) == [0, 2]
-    assert "waiting for rank 1 of 3 (joined: 0@" in outcomes[0].output
-    assert "waiting for" not in outcomes[1].output
+def test_a_missing_rank_is_named_on_all_sides_after_the_timeout(tmp_path: Any) -> None:
+    with ExitStack() as stack:
+        arguments = [(url, [0, 2], 3, 5.5) for url in urls(tmp_path).values()]
+        together = [stack.enter_context(start(meet_as, 2, args=each)) for each in arguments]
+        outcomes_of_each = [world.wait(30) for world in together]
+    for outcomes in outcomes_of_each:
+        for outcome in outcomes:
+            assert isinstance(outcome.error, RendezvousTimeout), outcome
+            assert outcome.error.missing == (1,)
+            assert sorted(outcome.error.joined) == [0, 2]
+        assert "waiting for rank 1 of 3 (joined: 0@" in outcomes[0].output
+        assert "waiting for" not in outcomes[1].output

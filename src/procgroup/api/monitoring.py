@@ -14,6 +14,8 @@ from procgroup.types import Timeout
 # What a rank says when it gives up at its deadline. Where memory is shared it names whom it waited for.
 _GAVE_UP = re.compile(r"time limit of (\S+) s passed while it waited for rank ([\d, ]+)$")
 _TIMED_OUT = re.compile(r"timed out|time limit")
+# Where a group keeps the list of who is missing. There is one at most: the group is broken then.
+_KEY = "monitored_barrier"
 # How long the list of who is missing may take from one rank to another through the store.
 _LIST_SECONDS = 5.0
 
@@ -54,23 +56,22 @@ def _timed_out(error: OperationError, missing: tuple[int, ...], seconds: float) 
     )
 
 
-def _key(error: OperationError) -> str:
-    return f"monitored_barrier/{error.sequence}"
-
-
 def _publish(group: ProcessGroup, error: CollectiveTimeout) -> None:
     """Tell those that only hear that this rank gave up who is missing; without a store they hear no more than that."""
     with contextlib.suppress(DistError):
-        group.store.set(_key(error), json.dumps([error.missing, error.seconds]))
+        group.store.set(_KEY, json.dumps([error.sequence, error.missing, error.seconds]))
 
 
 def _find(group: ProcessGroup, error: PeerFailed) -> tuple[tuple[int, ...], float] | None:
-    """Return (missing ranks, limit in seconds) of the rank that gave up first; None when it had another reason."""
+    """Return (missing ranks, limit in seconds) of the rank that gave up first.
+
+    None when it had another reason, or gave up in an earlier call.
+    """
     if (found := _GAVE_UP.search(error.reason)) is not None:
         return tuple(int(rank) for rank in found[2].split(", ")), float(found[1])
     if _TIMED_OUT.search(error.reason) is None:
         return None
     with contextlib.suppress(DistError):
-        missing, seconds = json.loads(group.store.get(_key(error), _LIST_SECONDS))
-        return tuple(missing), float(seconds)
+        sequence, missing, seconds = json.loads(group.store.get(_KEY, _LIST_SECONDS))
+        return (tuple(missing), float(seconds)) if sequence == error.sequence else None
     return None
