@@ -127,6 +127,7 @@ class PythonEngine {
       return;
     }
     closed_ = true;
+    start_watching_.reset();  // it holds the backend, which holds this engine
     {
       const Unlocked unlocked;
       engine_->shutdown();

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +56,29 @@ def test_messages_go_from_thread_to_thread(transport: str) -> None:
         return int(received[0])
 
     assert run_ranks(pass_on, 4, transport=transport) == [3, 0, 1, 2]
+
+
+@both_transports
+def test_a_world_that_is_over_leaves_no_memory_and_no_descriptor_open(transport: str) -> None:
+    def use() -> None:
+        total_of_ranks(3)
+        work = dist.all_reduce(np.ones(3), async_op=True)
+        assert work is not None
+        work.get_future().wait()
+
+    def open_descriptors() -> int:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    run_ranks(use, 3, transport=transport)  # what the process keeps for good is open now
+    before = open_descriptors()
+    for _ in range(3):
+        run_ranks(use, 3, transport=transport)
+    # Threads of the last world may end a moment after it.
+    deadline = time.monotonic() + 20
+    while open_descriptors() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert open_descriptors() <= before
 
 
 def test_the_transport_is_what_was_asked_for() -> None:
