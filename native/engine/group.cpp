@@ -108,7 +108,7 @@ Progress Group::advance_queue() {
     if (busy_.exchange(true, std::memory_order_acquire)) return Progress::kWaiting;
     head_has_turn_ = true;
   }
-  if (head->advance() != Progress::kDone) return Progress::kWaiting;
+  if (const Progress progress = head->advance(); progress != Progress::kDone) return progress;
   if (const Failure* failure = head->failure()) break_with(*failure);
   {
     const std::lock_guard lock(queue_mutex_);
@@ -156,7 +156,8 @@ void Group::examine_pending() {
   }
   for (const std::shared_ptr<GroupOperation>& operation : running) {
     std::optional<Failure> failure = operation->is_over() ? std::nullopt : what_ends(*operation);
-    if (failure && operation->advance() == Progress::kWaiting) operation->give_up(std::move(*failure));
+    if (failure && (operation->is_looked_at_enough() || operation->advance() == Progress::kWaiting))
+      operation->give_up(std::move(*failure));
   }
   for (const std::shared_ptr<GroupOperation>& operation : waiting) {
     std::optional<Failure> failure = operation->is_over() ? std::nullopt : what_ends(*operation);

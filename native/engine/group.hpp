@@ -176,11 +176,16 @@ class GroupOperation : public Operation {
   Deadline deadline() const { return deadline_; }
   virtual Descriptor call() const = 0;
   virtual int source() const { return -1; }  // receives, when over: the sender's group rank
+  // Of the thread that examines it: see LastLooks.
+  bool is_looked_at_enough() { return last_looks_.are_over(); }
 
  protected:
   Group& group_;
   const double seconds_;
   const Deadline deadline_;
+
+ private:
+  LastLooks last_looks_;
 };
 
 }  // namespace procgroup

@@ -75,6 +75,7 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Loung
            const Examine& examine) {
   if (poll_holding_lock(operation, policy)) return;
   const Deadline deadline = Deadline::after(seconds);
+  LastLooks last_looks;
   const Unlocked unlocked(host);
   // A peer that was lost before the first look is found by the first examination.
   uint32_t known = lounge.news().load(std::memory_order_acquire);
@@ -87,8 +88,7 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Loung
     bool moved = false;
     const auto ready = [&] { return moved = operation.advance() != Progress::kWaiting; };
     if (failure) {
-      // What ended the wait may have come just after the last missing piece: look once more.
-      if (!ready()) operation.give_up(std::move(*failure));
+      if (last_looks.are_over() || !ready()) operation.give_up(std::move(*failure));
     } else {
       lounge.sleep(deadline.remaining_ns(kSliceNs), ready);
     }
@@ -98,21 +98,28 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Loung
 
 bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Lounge& lounge, Host& host,
                       bool& interrupted) {
-  const auto over = [&] { return operation.help() == Progress::kDone; };
-  if (over()) return true;
+  Progress progress = operation.help();
   if (policy.hold_lock && !policy.oversubscribed)
-    for (int poll = 0; poll < kHeldPolls; ++poll) {
+    for (int poll = 0; poll < kHeldPolls && progress == Progress::kWaiting; ++poll) {
       cpu_pause();
-      if (over()) return true;
+      progress = operation.help();
     }
+  if (progress == Progress::kDone) return true;
   const Unlocked unlocked(host);
   Patience patience(policy);
-  while (patience.wait_a_moment())
-    if (over()) return true;
-  while (!over()) {
+  Slice slice;
+  while ((progress = operation.help()) != Progress::kDone) {
+    if (progress == Progress::kMoved) {
+      patience.renew();
+      if (!slice.is_over()) continue;
+      slice = {};
+    } else if (patience.wait_a_moment()) {
+      continue;
+    }
     if ((interrupted = host.interrupted())) return false;
     if (deadline.passed()) return false;
-    lounge.sleep(deadline.remaining_ns(kSliceNs), over);
+    if (progress == Progress::kWaiting)
+      lounge.sleep(deadline.remaining_ns(kSliceNs), [&] { return operation.help() != Progress::kWaiting; });
   }
   return true;
 }

@@ -36,6 +36,8 @@ class Patience {
 
   // Something moved: begin again.
   void renew() { moments_ = 0, since_ns_ = 0; }
+  // Begin again, but offer the core at every moment: for a thread beside those that call.
+  void renew_yielding() { moments_ = kPurePolls, since_ns_ = 0; }
   // Pause or yield once; false when it is time to sleep.
   bool wait_a_moment();
 
@@ -67,6 +69,23 @@ class Slice {
 
   int moves_ = 0;
   int64_t began_ns_ = 0;
+};
+
+// What ends a wait may have come just after the last missing piece: so an operation that still moves is advanced for
+// a while, before it is given up. Not for as long as it moves: other traffic may move it for ever.
+class LastLooks {
+ public:
+  // Called at every look after something has ended the wait.
+  bool are_over() {
+    const int64_t now = now_ns();
+    if (since_ns_ == 0) since_ns_ = now;
+    return now - since_ns_ > kLengthNs;
+  }
+
+ private:
+  static constexpr int64_t kLengthNs = 200'000'000;
+
+  int64_t since_ns_ = 0;
 };
 
 // Where a waiter sleeps and what it looks after; implemented by the engine.
