@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -19,6 +20,13 @@ std::string describe(const ChannelClosed& closed) {
 }
 
 }  // namespace
+
+void Connection::attach(std::unique_ptr<Channel> channel, const Lending* lending) {
+  channel_ = std::move(channel);
+  if (lending == nullptr) return;
+  lending_ = *lending;
+  outbox_.lend_through(&*lending_);
+}
 
 bool Connection::write() {
   if (!channel_ || fault_) return false;
@@ -99,6 +107,8 @@ void Connection::begin_frame() {
       return outbox_.refused(header.number, header.bytes);
     case FrameKind::kWithdraw:
       return on_withdraw(header);
+    case FrameKind::kTaken:
+      return outbox_.taken(header.number);
   }
 }
 
@@ -206,10 +216,12 @@ void Connection::on_announce(const FrameHeader& header) {
 }
 
 void Connection::on_withdraw(const FrameHeader& header) {
+  const Failure withdrawn = failed(peer_, "the sender gave the message up before it was complete");
   matching_.forget_announced(peer_, header.key, header.number);
+  if (const auto receive = lent_.remove(header.number)) fail_unless_over(*receive, withdrawn);
   const auto stream = streams_.find(header.number);
   if (stream == streams_.end()) return;
-  fail_unless_over(*stream->second.receive, failed(peer_, "the sender gave the message up before it was complete"));
+  fail_unless_over(*stream->second.receive, withdrawn);
   streams_.erase(stream);
 }
 
@@ -221,16 +233,41 @@ void Connection::accept(Arrival arrival, const std::shared_ptr<ReceiveTransfer>&
     return;
   }
   if (arrival.announced) {
-    if (!streams_.emplace(arrival.number, Stream{receive, arrival.bytes}).second) {
+    if (streams_.contains(arrival.number) || lent_.contains(arrival.number)) {
       fail_unless_over(*receive, lost(peer_, "it announced two messages with one number"));
       fault_ = *receive->failure();
-      return;
+    } else if (!lending_ || !lent_.begin(*lending_, arrival.number, receive, arrival.bytes)) {
+      stream(arrival.number, receive, arrival.bytes);
     }
-    outbox_.grant(arrival.number);
     return;
   }
   if (!arrival.payload.empty()) std::memcpy(receive->data, arrival.payload.data(), arrival.payload.size());
   receive->complete(arrival.payload.size());
+}
+
+void Connection::stream(uint64_t number, std::shared_ptr<ReceiveTransfer> receive, uint64_t total) {
+  streams_.emplace(number, Stream{std::move(receive), total});
+  outbox_.grant(number);
+}
+
+bool Connection::read_lent() {
+  if (!channel_ || fault_ || lent_.empty()) return false;
+  LentReads::Read over;
+  try {
+    switch (lent_.advance(*lending_, over)) {
+      case LentReads::Became::kRead:
+        break;
+      case LentReads::Became::kTaken:
+        outbox_.take(over.number);
+        over.receive->complete(over.done);
+        break;
+      case LentReads::Became::kUnreadable:
+        stream(over.number, std::move(over.receive), over.total);
+    }
+  } catch (const std::out_of_range&) {
+    fault_ = lost(peer_, "it lent memory outside of its arena");
+  }
+  return true;
 }
 
 bool Connection::send_at_once(const FrameHeader& header, const void* data) {
@@ -259,6 +296,7 @@ AtOnce Connection::receive_at_once(const FrameHeader& expected, void* data) {
 }
 
 void Connection::give_up(const ReceiveTransfer& receive) {
+  if (const uint64_t number = lent_.remove(receive)) outbox_.refuse(number, receive.capacity);
   for (const auto& [number, stream] : streams_) {
     if (stream.receive.get() == &receive) outbox_.refuse(number, receive.capacity);
   }
@@ -269,6 +307,7 @@ void Connection::fail(const Failure& failure) {
   drain();  // what the peer had published before is delivered
   failure_ = failure;
   outbox_.fail_all(failure);
+  lent_.fail_all(failure);
   for (const auto& [number, stream] : streams_) fail_unless_over(*stream.receive, failure);
   if (current_.receive) fail_unless_over(*current_.receive, failure);
   streams_.clear();

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "engine/frame.hpp"
+#include "engine/loan.hpp"
 #include "engine/matching.hpp"
 #include "engine/outbox.hpp"
 #include "engine/transfer.hpp"
@@ -25,17 +26,21 @@ class Connection {
  public:
   Connection(int peer, Matching& matching) : peer_(peer), matching_(matching) {}
 
-  void attach(std::unique_ptr<Channel> channel) { channel_ = std::move(channel); }
+  void attach(std::unique_ptr<Channel> channel, const Lending* lending);
   int peer() const { return peer_; }
   bool attached() const { return channel_ != nullptr; }
   const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
   bool flushed() const { return outbox_.flushed(); }
-  bool is_quiet() const { return !current_.active && staged_begin_ == staged_end_ && outbox_.idle() && !paused(); }
+  bool is_quiet() const {
+    return !current_.active && staged_begin_ == staged_end_ && outbox_.idle() && lent_.empty() && !paused();
+  }
 
   // Read or write as much as goes now, within one turn's bound; tell whether anything moved.
   // Both record a broken channel or a malformed frame as fault() and do not throw.
   bool read();
   bool write();
+  // Read a piece of what the peer lends; tell whether there was any.
+  bool read_lent();
   const Failure* fault() const { return fault_ ? &*fault_ : nullptr; }
 
   // Messages::send_at_once and Messages::receive_at_once, for this peer.
@@ -44,7 +49,7 @@ class Connection {
 
   void send(std::shared_ptr<SendTransfer> transfer) { outbox_.send(std::move(transfer)); }
   void cancel(SendTransfer& transfer, const Failure& failure) { outbox_.cancel(transfer, failure); }
-  // Stop the stream into this receive, when there is one.
+  // Stop what comes into this receive, when anything does.
   void give_up(const ReceiveTransfer& receive);
   // Give an arrival from this peer to the receive that matched it.
   void accept(Arrival arrival, const std::shared_ptr<ReceiveTransfer>& receive);
@@ -92,12 +97,15 @@ class Connection {
   void end_data();
   void on_announce(const FrameHeader& header);
   void on_withdraw(const FrameHeader& header);
+  void stream(uint64_t number, std::shared_ptr<ReceiveTransfer> receive, uint64_t total);
 
   const int peer_;
   Matching& matching_;
   std::unique_ptr<Channel> channel_;
   Outbox outbox_;
   std::unordered_map<uint64_t, Stream> streams_;
+  std::optional<Lending> lending_;  // with a peer of this host
+  LentReads lent_;
   CurrentFrame current_;
   // Bytes that were read ahead, so that a small frame costs one system call.
   std::array<std::byte, 8 * 1024> staged_;

@@ -12,6 +12,7 @@
 
 #include "base/futex.hpp"
 #include "engine/fork_guard.hpp"
+#include "engine/loan.hpp"
 #include "transport/ring_channel.hpp"
 #include "transport/tcp_channel.hpp"
 
@@ -29,6 +30,11 @@ constexpr double kLastWordsSeconds = 0.2;
 
 // How often what comes is taken before it counts as more than what lay there.
 constexpr int kTurnsToQuiet = 16;
+
+// Where a rank's arena has what it lends to `peer`.
+uint64_t loan_book(const ArenaHeader& header, int peer) {
+  return header.loan_books + sizeof(LoanBook) * static_cast<size_t>(peer);
+}
 
 size_t ring_stride(size_t capacity) { return (Ring::bytes(capacity) + 63) / 64 * 64; }
 
@@ -91,6 +97,8 @@ void Engine::make_arena() {
   header.recorder = arena_->allocate(Recorder::bytes());
   recorder_ = std::make_unique<Recorder>(arena_->at(header.recorder, Recorder::bytes()));
   header.wait_board = arena_->allocate(sizeof(WaitBoard));
+  header.loan_books = arena_->allocate(sizeof(LoanBook) * static_cast<size_t>(world_size()));
+  for (int peer = 0; peer < world_size(); ++peer) new (arena_->at(loan_book(header, peer), sizeof(LoanBook))) LoanBook;
   board_ = new (arena_->at(header.wait_board, sizeof(WaitBoard))) WaitBoard;
   life_lock_ = std::make_unique<LifeLock>(header.life);
   watcher_ = std::make_unique<LifeWatcher>([this](int peer, const std::string& how) { on_lost(peer, how); },
@@ -117,11 +125,17 @@ void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, FileDescr
   std::byte* outgoing = arena_->at(ours.rings + stride * index(peer_rank), stride);
   std::byte* incoming = peer.arena->at(theirs.rings + stride * index(rank()), stride);
   peer.board = reinterpret_cast<const WaitBoard*>(peer.arena->at(theirs.wait_board, sizeof(WaitBoard)));
+  const Lending lending{
+      .mine = reinterpret_cast<LoanBook*>(arena_->at(loan_book(ours, peer_rank), sizeof(LoanBook))),
+      .theirs = reinterpret_cast<const LoanBook*>(peer.arena->at(loan_book(theirs, rank()), sizeof(LoanBook))),
+      .peer = peer.memory.get(),
+      .own = arena_.get()};
   const Arena* bell = peer.arena.get();
   const std::lock_guard lock(messages_mutex_);
   messages_.attach(peer_rank,
                    std::make_unique<RingChannel>(reinterpret_cast<Ring*>(outgoing), reinterpret_cast<Ring*>(incoming),
-                                                 ours.ring_capacity, [bell] { bell->wake(); }));
+                                                 ours.ring_capacity, [bell] { bell->wake(); }),
+                   &lending);
   watcher_->watch(peer_rank, theirs.life, peer.socket.get());
 }
 

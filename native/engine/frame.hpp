@@ -11,13 +11,16 @@
 //                            data(number) + bytes ---->       straight into the receive's buffer,
 //                            data(number) + bytes ---->       at most kBulkBytes in each frame
 //
+//   larger, on one host      announce, and a loan -------->   see loan.hpp: read where it lies, when matched
+//                            <-------------- taken(number)    or grant, when it cannot be read: then as above
+//
 //   sizes differ, or the     <-- refuse(number, capacity)     the sender's transfer fails
 //   receive was given up
 //   the send was given up    withdraw(key, number) ---->      the receiver forgets the message
 //
 // A refuse and a withdraw, or a grant and a withdraw, may cross on the wire: the one that finds nothing
-// with its number is ignored. Data with an unknown number cannot happen and ends the connection.
-// Headers travel as they lie in memory: all ranks are little-endian, which the handshake has checked.
+// with its number is ignored; so is a taken for what is not on loan. Data with an unknown number cannot happen and ends
+// the connection. Headers travel as they lie in memory: all ranks are little-endian, which the handshake has checked.
 #pragma once
 
 #include <bit>
@@ -33,7 +36,7 @@ namespace procgroup {
 inline constexpr size_t kBulkBytes = 256 * 1024;     // of a large message in one frame; others may go in between
 inline constexpr uint32_t kFrameMagic = 0x31664750;  // "PGf1"
 
-enum class FrameKind : uint16_t { kEager, kAnnounce, kGrant, kData, kRefuse, kWithdraw };
+enum class FrameKind : uint16_t { kEager, kAnnounce, kGrant, kData, kRefuse, kWithdraw, kTaken };
 
 struct FrameHeader {
   uint32_t magic = kFrameMagic;
@@ -71,6 +74,7 @@ inline size_t payload_bytes(const FrameHeader& header) {
     case FrameKind::kGrant:
     case FrameKind::kRefuse:
     case FrameKind::kWithdraw:
+    case FrameKind::kTaken:
       return 0;
   }
   throw MalformedFrame{"it sent a frame of unknown kind " + std::to_string(static_cast<uint32_t>(header.kind))};

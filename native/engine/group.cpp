@@ -108,7 +108,7 @@ Progress Group::advance_queue() {
     if (busy_.exchange(true, std::memory_order_acquire)) return Progress::kWaiting;
     head_has_turn_ = true;
   }
-  if (const Progress progress = head->advance(); progress != Progress::kDone) return progress;
+  if (head->advance() != Progress::kDone) return Progress::kWaiting;
   if (const Failure* failure = head->failure()) break_with(*failure);
   {
     const std::lock_guard lock(queue_mutex_);

@@ -74,6 +74,9 @@ bool all_read(const SharedState& state, const Descriptor& call, size_t bytes) {
 
 void end_loan(SharedState& state, uint64_t sequence) {
   state.mine().memory().given_up.store(sequence, std::memory_order_seq_cst);
+#if !defined(__SANITIZE_THREAD__)
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // before what the array's owner writes into it next
+#endif
 }
 
 bool is_on_loan(const SharedState& state, int rank, uint64_t sequence) {

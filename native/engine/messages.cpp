@@ -80,7 +80,8 @@ struct Messages::State {
     Connection& connection = with(peer);
     if (!connection.attached()) return false;
     bool moved = connection.write();
-    if (connection.read()) moved = connection.write() || true;
+    const bool read = connection.read();
+    if (connection.read_lent() || read) moved = connection.write() || true;
     fail_if_faulty(peer);
     return moved;
   }
@@ -93,11 +94,11 @@ struct Messages::State {
 Messages::Messages(int rank, int world_size) : state_(std::make_unique<State>(rank, world_size)) {}
 Messages::~Messages() = default;
 
-void Messages::attach(int peer, std::unique_ptr<Channel> channel) {
+void Messages::attach(int peer, std::unique_ptr<Channel> channel, const Lending* lending) {
   Connection& connection = state_->with(peer);
   if (connection.attached()) throw std::logic_error("rank " + std::to_string(peer) + " has a channel already");
   if (connection.failure() != nullptr) return;  // lost for good: the new channel is closed
-  connection.attach(std::move(channel));
+  connection.attach(std::move(channel), lending);
   state_->write_now(peer);
 }
 

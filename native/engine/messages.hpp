@@ -4,7 +4,8 @@
 // key between two ranks arrive in the order in which they were sent. A message of at most kEagerBytes
 // is *eager*: it is written at once and, when nobody has asked for it yet, kept by the receiver as
 // *unexpected*. A larger one announces itself, waits until the receiver has matched it (*granted*),
-// and then streams into the receiver's own buffer. The same frames run over sockets and shared memory.
+// and then streams into the receiver's own buffer; or the receiver copies it from where it lies (loan.hpp).
+// The same frames run over sockets and shared memory.
 //
 // The ranks in the failures and in missing() of a transfer are world ranks; groups translate them.
 //
@@ -52,12 +53,15 @@ class Transfer : public Operation {
   size_t bytes = 0;  // receives, when over: how many bytes came
 };
 
+struct Lending;
+
 class Messages {
  public:
   explicit Messages(int rank, int world_size);
   ~Messages();
 
-  void attach(int peer, std::unique_ptr<Channel> channel);
+  // Large messages to and from this peer are read where they lie, when there is `lending`.
+  void attach(int peer, std::unique_ptr<Channel> channel, const Lending* lending = nullptr);
   bool attached(int peer) const;
 
   // Start a transfer; `peer` is a world rank. A message whose size or type differs from the receive's

@@ -19,7 +19,8 @@ void Outbox::send(std::shared_ptr<SendTransfer> transfer) {
   if (transfer->size > kEagerBytes) {
     header.kind = FrameKind::kAnnounce;
     header.number = ++last_number_;
-    messages_.emplace(header.number, LargeMessage{transfer});
+    Loan loan = lending_ == nullptr ? Loan() : lending_->lend(header.number, transfer->data, transfer->size);
+    messages_.try_emplace(header.number, transfer, std::move(loan));
   }
   small_.push_back({header, std::move(transfer)});
 }
@@ -30,11 +31,24 @@ void Outbox::refuse(uint64_t number, uint64_t capacity) {
   small_.push_back({{.kind = FrameKind::kRefuse, .number = number, .bytes = capacity}, nullptr});
 }
 
+void Outbox::take(uint64_t number) { small_.push_back({{.kind = FrameKind::kTaken, .number = number}, nullptr}); }
+
 void Outbox::granted(uint64_t number) {
   const bool already =
       std::find(streams_.begin(), streams_.end(), number) != streams_.end() ||
       (current_.active && current_.header.kind == FrameKind::kData && current_.header.number == number);
-  if (!already && messages_.contains(number)) streams_.push_back(number);
+  const auto found = messages_.find(number);
+  if (already || found == messages_.end()) return;
+  found->second.loan.end();
+  streams_.push_back(number);
+}
+
+void Outbox::taken(uint64_t number) {
+  const auto found = messages_.find(number);
+  if (found == messages_.end() || !found->second.loan.lasts()) return;
+  const std::shared_ptr<SendTransfer> transfer = std::move(found->second.transfer);
+  messages_.erase(found);
+  transfer->finish();
 }
 
 void Outbox::refused(uint64_t number, uint64_t capacity) {
@@ -63,6 +77,8 @@ void Outbox::cancel(SendTransfer& transfer, const Failure& failure) {
 }
 
 void Outbox::fail_all(const Failure& failure) {
+  // Loans end before their senders learn that they may use the arrays again.
+  for (auto& [number, message] : messages_) message.loan.end();
   for (const SmallFrame& frame : small_) {
     if (frame.transfer) fail_unless_over(*frame.transfer, failure);
   }

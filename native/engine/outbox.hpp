@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/frame.hpp"
+#include "engine/loan.hpp"
 #include "engine/transfer.hpp"
 #include "transport/channel.hpp"
 
@@ -20,13 +21,18 @@ namespace procgroup {
 
 class Outbox {
  public:
+  // From now on, lend large messages to the peer. `lending` outlives this outbox.
+  void lend_through(const Lending* lending) { lending_ = lending; }
+
   void send(std::shared_ptr<SendTransfer> transfer);
   void grant(uint64_t number);
   void refuse(uint64_t number, uint64_t capacity);
+  void take(uint64_t number);
 
   // The receiver's answers to an announced message.
   void granted(uint64_t number);
   void refused(uint64_t number, uint64_t capacity);
+  void taken(uint64_t number);
 
   // Fail the send and take it out of what is still to be written.
   void cancel(SendTransfer& transfer, const Failure& failure);
@@ -48,6 +54,7 @@ class Outbox {
   };
   struct LargeMessage {
     std::shared_ptr<SendTransfer> transfer;
+    Loan loan;  // until it is granted
     size_t sent = 0;
   };
   // The frame that is being written: first `staged` (the header and a small payload), then `rest`.
@@ -67,8 +74,9 @@ class Outbox {
   void finish_current();
   void abandon_current();
 
+  const Lending* lending_ = nullptr;
   std::deque<SmallFrame> small_;
-  std::unordered_map<uint64_t, LargeMessage> messages_;  // announced, not yet streamed
+  std::unordered_map<uint64_t, LargeMessage> messages_;  // announced, neither streamed nor taken
   std::deque<uint64_t> streams_;                         // numbers of those that were granted
   uint64_t last_number_ = 0;
   int small_in_a_row_ = 0;

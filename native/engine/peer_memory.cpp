@@ -32,7 +32,7 @@ bool is_readable(const void* data) {
 
 PeerMemory::PeerMemory(const Arena& arena, int socket) : arena_(arena) {
   if (socket < 0)
-    way_ = Way::kSameProcess;
+    way_ = Way::kSameProcess, pid_ = getpid();
   else if (proves_itself(socket))
     way_ = Way::kKernel;
 }
@@ -60,6 +60,11 @@ bool PeerMemory::read(void* to, RemotePlace place, size_t offset, size_t bytes, 
     return true;
   }
   return way_ == Way::kKernel && read_by_kernel(to, place.position() + offset, bytes);
+}
+
+bool PeerMemory::read_loan(void* to, RemotePlace place, size_t offset, size_t bytes) const {
+  if (place.in_arena()) return read(to, place, offset, bytes);
+  return way_ != Way::kArenaOnly && read_by_kernel(to, place.position() + offset, bytes);
 }
 
 // A process that ended may have left its id to another one: the bytes count only if it lives after they were read.

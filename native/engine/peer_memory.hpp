@@ -44,6 +44,9 @@ class PeerMemory {
   // Copy from the peer's array; false when it cannot be read. What was copied counts only if the owner still lends its
   // array afterwards, which the caller finds out: see lending.hpp. `copy` does it where the array can be reached.
   bool read(void* to, RemotePlace place, size_t offset, size_t bytes, CopyFunction copy = copy_cached) const;
+  // As read(), by the kernel alone where the memory is not the arena's: so also of what its owner may give back to the
+  // system meanwhile, and is a thread of this process.
+  bool read_loan(void* to, RemotePlace place, size_t offset, size_t bytes) const;
 
  private:
   enum class Way : uint8_t { kSameProcess, kKernel, kArenaOnly };

@@ -75,7 +75,7 @@ void ProgressThread::run() {
     }
     const Progress progress = advance_all();
     if (progress == Progress::kMoved) {
-      patience.renew_yielding();
+      patience.renew();
       // What moves must not hide that something else is late.
       if (now_ns() - examined_ns < kSliceNs) continue;
       examine_all();

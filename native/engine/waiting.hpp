@@ -36,8 +36,6 @@ class Patience {
 
   // Something moved: begin again.
   void renew() { moments_ = 0, since_ns_ = 0; }
-  // Begin again, but offer the core at every moment: for a thread beside those that call.
-  void renew_yielding() { moments_ = kPurePolls, since_ns_ = 0; }
   // Pause or yield once; false when it is time to sleep.
   bool wait_a_moment();
 

@@ -79,7 +79,7 @@ void more_data_than_announced_and_a_number_used_twice_end_that_peer() {
 
 void answers_to_unknown_messages_are_ignored() {
   Victim victim;
-  for (const FrameKind kind : {FrameKind::kGrant, FrameKind::kRefuse, FrameKind::kWithdraw}) {
+  for (const FrameKind kind : {FrameKind::kGrant, FrameKind::kRefuse, FrameKind::kWithdraw, FrameKind::kTaken}) {
     victim.write({.kind = kind, .key = {1, 1}, .number = 12345, .bytes = ~uint64_t{0}});
   }
   victim.settle();
@@ -90,7 +90,7 @@ void answers_to_unknown_messages_are_ignored() {
 // A header that is often valid, with fields that are often at an edge.
 FrameHeader random_header(std::mt19937& random) {
   const uint64_t edges[] = {0, 1, 3, 100, kEagerBytes, kEagerBytes + 1, kBulkBytes, ~uint64_t{0}};
-  FrameHeader header{.kind = static_cast<FrameKind>(random() % 7)};
+  FrameHeader header{.kind = static_cast<FrameKind>(random() % 8)};
   header.key = {random() % 2, random() % 2};
   header.number = random() % 4;
   header.bytes = edges[random() % std::size(edges)];

@@ -35,6 +35,7 @@ struct ArenaHeader {
   uint64_t ring_capacity;  // of each ring
   uint64_t recorder;       // offset of this rank's recorder
   uint64_t wait_board;     // offset of what this rank shows of a call in which it is stuck
+  uint64_t loan_books;     // offset of what this rank lends, one book per world rank
   uint64_t nonce;          // lies at this address of the owner's own memory too: see PeerMemory
   uint64_t nonce_address;
   alignas(64) LifeWord life;

@@ -41,6 +41,29 @@ def test_messages_of_every_length_arrive(transport: str, dtype: str) -> None:
     run(messages_of_every_length, 2, args=(dtype,), environment=on(transport))
 
 
+def messages_that_are_lent(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    for count in (1 << 20, (1 << 20) + 3, 3 << 20):  # from 8 MiB on, on one host, they are read where they lie
+        array = np.arange(count) + rank
+        got = np.zeros_like(array)
+        works = [dist.isend(array, 1 - rank), dist.irecv(got, 1 - rank)] if count % 2 else []
+        if not works and rank == 0:
+            dist.send(array, 1)
+            dist.recv(got, 1)
+        elif not works:
+            dist.recv(got, 0)
+            dist.send(array, 0)
+        for work in works:
+            assert work is not None
+            work.wait()
+        assert np.array_equal(got, np.arange(count) + 1 - rank), f"{count} elements"
+
+
+@transports
+def test_messages_that_are_lent_arrive_head_to_head_too(transport: str) -> None:
+    run(messages_that_are_lent, 2, environment=on(transport))
+
+
 def many_tags(rank: int, size: int) -> None:
     dist.init_process_group(timeout=20)
     tags = [0, 1, 7, 1000, (1 << 31) + 5, (1 << 63) - 1]
@@ -203,7 +226,7 @@ def send_and_leave(rank: int, size: int, count: int) -> None:
 
 
 @transports
-@pytest.mark.parametrize("count", [10, 1_000_000])
+@pytest.mark.parametrize("count", [10, 1_000_000, 1_200_000])
 def test_a_rank_that_exits_first_delivers_what_it_sent(transport: str, count: int) -> None:
     run(send_and_leave, 2, args=(count,), environment=on(transport))
 
