@@ -46,7 +46,7 @@ class LoopbackBackend:
     def broadcast(
         self, array: Any, root: int, async_op: bool = False, timeout: float | None = None
     ) -> Operation | None:
-        view(array, writable=True)
+        view(array)  # a root's array is only read
         return self._over(async_op)
 
     def reduce(
