@@ -126,8 +126,8 @@ void plan_reading_scatter(const ReadingPlanRequest& request, Plan& plan) {
 void plan_reading_all_to_all(const ReadingPlanRequest& request, bool inputs, Plan& plan) {
   ReadingPlanner planner(request, plan);
   planner.for_each_peer([&](int peer) { planner.collect(peer, peer); });
-  planner.keep_own(inputs ? request.rank : 0, request.rank);
   planner.acknowledge();
+  planner.keep_own(inputs ? request.rank : 0, request.rank);
   planner.await(kEveryone, 1);
 }
 

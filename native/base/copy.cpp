@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/processor.hpp"
+
 // Thread sanitizer does not see streaming stores.
 #if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
 #include <emmintrin.h>
@@ -54,7 +56,10 @@ void copy_lines(void* to, const void* from, size_t bytes) {
 
 }  // namespace
 
-void copy_cached(void* to, const void* from, size_t bytes) { copy_lines<store>(to, from, bytes); }
+void copy_cached(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;  // either may be null then
+  has_fast_string_copies() ? static_cast<void>(std::memcpy(to, from, bytes)) : copy_lines<store>(to, from, bytes);
+}
 
 void copy_streaming(void* to, const void* from, size_t bytes) {
   copy_lines<stream>(to, from, bytes);

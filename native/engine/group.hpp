@@ -33,7 +33,7 @@ struct GroupOptions {
   bool shared = true;        // through shared memory
   GroupLayout layout;
   size_t exchanged_bytes = kExchangedBytes;  // see SharedState
-  ReadingLimits reading{};
+  ReadingRanges reading = ReadingRanges::for_this_processor();
 };
 
 // A call that failed: thrown by the blocking forms, and what a finished Operation is turned into.

@@ -9,7 +9,10 @@ namespace {
 class Show {
  public:
   Show(SharedState& state, const Descriptor& call, bool lends)
-      : own_(*(*state.arenas)[static_cast<size_t>(state.rank)]), element_(dtype_size(call.dtype)), lends_(lends) {}
+      : own_(*(*state.arenas)[static_cast<size_t>(state.rank)]),
+        readable_(state.readable),
+        element_(dtype_size(call.dtype)),
+        lends_(lends) {}
 
   void add(SheetEntry& entry, const void* data, size_t count) {
     entry.count = count;
@@ -17,12 +20,13 @@ class Show {
     entry.place = RemotePlace::of(data, count * element_, own_);
     if (entry.place.in_arena()) return;
     in_arena_ = false;
-    lends_ = lends_ && is_readable(data);
+    lends_ = lends_ && readable_.has(data);
   }
   SheetHead head(bool reads_everything) const { return {in_arena_, lends_, reads_everything}; }
 
  private:
   const Arena& own_;
+  ReadableArrays& readable_;
   size_t element_;
   bool lends_;
   bool in_arena_ = true;
@@ -61,6 +65,11 @@ void show_arrays(SharedState& state, const Request& request, bool lends) {
   sheet.head() = show.head(state.reads_everything);
 }
 
+bool may_be_read(const SharedState& state, const Descriptor& call, size_t bytes) {
+  const Sheet mine(state.member(state.rank).small(call.sequence), state.size());
+  return mine.head().in_arena || state.reading.of(call.op).has(bytes);
+}
+
 bool all_read(const SharedState& state, const Descriptor& call, size_t bytes) {
   bool in_arenas = true;
   bool anywhere = true;
@@ -69,7 +78,7 @@ bool all_read(const SharedState& state, const Descriptor& call, size_t bytes) {
     in_arenas = in_arenas && head.in_arena;
     anywhere = anywhere && head.reads_everything && (head.in_arena || head.lends);
   }
-  return in_arenas || (anywhere && state.reading.takes(call.op, bytes));
+  return in_arenas || (anywhere && state.reading.of(call.op).has(bytes));
 }
 
 void end_loan(SharedState& state, uint64_t sequence) {

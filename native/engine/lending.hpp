@@ -14,6 +14,8 @@ namespace procgroup {
 // Write this rank's sheet of a call; before the announcement. An array outside of the arena is lent only when `lends`:
 // to find out whether the kernel can read it takes a system call.
 void show_arrays(SharedState& state, const Request& request, bool lends);
+// Whether all_read() may come out true, as far as this rank's sheet tells.
+bool may_be_read(const SharedState& state, const Descriptor& call, size_t bytes);
 // Whether all ranks' arrays are to be read where they lie; all ranks come to one answer, from the sheets of all.
 bool all_read(const SharedState& state, const Descriptor& call, size_t bytes);
 

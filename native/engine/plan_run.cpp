@@ -19,6 +19,26 @@ constexpr int64_t kUnreadablePatienceNs = 1'000'000'000;
 
 }  // namespace
 
+void PlanRun::deposit() {
+  const std::vector<Step>& steps = state_.plan.steps;
+  for (bool published = false; step_ < steps.size() && !published; ++step_) {
+    const Step& step = steps[step_];
+    published = step.kind == Step::Kind::kPublish;
+    const bool deposits = step.kind == Step::Kind::kCopy && step.to.kind == Place::Kind::kSlot;
+    if (!published && !(deposits && is_free(step.to.slot))) return;
+    run(step);
+  }
+}
+
+bool PlanRun::is_free(int slot) {
+  const uint32_t bit = uint32_t{1} << slot;
+  if ((state_.deposited.before & bit) == 0) return true;
+  for (const GroupMemoryView& member : state_.members)
+    if (member.memory().finished.load(std::memory_order_acquire) + 1 < request_.descriptor.sequence) return false;
+  state_.deposited.before = 0;
+  return true;
+}
+
 bool PlanRun::advance() {
   if (stalled_on_ >= 0) return stay_stalled();
   const std::vector<Step>& steps = state_.plan.steps;
@@ -29,6 +49,7 @@ bool PlanRun::advance() {
 bool PlanRun::run(const Step& step) {
   switch (step.kind) {
     case Step::Kind::kCopy:
+      note_deposit(step.to);
       if (address(step.to) != address(step.from)) copy_into(step.to)(address(step.to), address(step.from), step.bytes);
       return true;
     case Step::Kind::kReduce:
@@ -59,6 +80,7 @@ CopyFunction PlanRun::copy_into(const Place& to) const {
 void PlanRun::run_reduce(const Step& step) {
   const Dtype dtype = request_.descriptor.dtype;
   const size_t block = step.has_also ? kSharedBlockBytes : step.bytes;
+  if (step.has_also) note_deposit(step.also);
   for (size_t done = 0; done < step.bytes; done += block) {
     const size_t bytes = std::min(block, step.bytes - done);
     Place from = step.from;
@@ -68,6 +90,10 @@ void PlanRun::run_reduce(const Step& step) {
     reduce(dtype, request_.descriptor.reduce_op, to, state_.sources.data(), state_.size(), bytes / dtype_size(dtype));
     if (step.has_also) copy_cached(address(step.also) + done, to, bytes);
   }
+}
+
+void PlanRun::note_deposit(const Place& to) {
+  if (to.kind == Place::Kind::kSlot) state_.deposited.now |= uint32_t{1} << to.slot;
 }
 
 bool PlanRun::run_read(const Step& step) {
@@ -124,7 +150,7 @@ std::byte* PlanRun::address(const Place& place) const {
     default:
       break;
   }
-  return state_.member(place.rank).slot(place.slot) + place.offset;
+  return state_.member(place.rank).slot(request_.descriptor.sequence, place.slot) + place.offset;
 }
 
 // What this rank reads of a peer: of pieces, the one that is for this rank.

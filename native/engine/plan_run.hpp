@@ -16,6 +16,9 @@ class PlanRun {
  public:
   PlanRun(SharedState& state, const Request& request) : state_(state), request_(request) {}
 
+  // Before all ranks have announced the call: make deposits in slots that nobody reads any more, up to the first time
+  // that the plan publishes.
+  void deposit();
   // Do what can be done now; true when the plan is done.
   bool advance();
   // What ended the plan; nothing as long as it can go on.
@@ -25,7 +28,9 @@ class PlanRun {
   bool awaits(int rank) const;
 
  private:
+  bool is_free(int slot);
   bool run(const Step& step);
+  void note_deposit(const Place& to);
   void run_reduce(const Step& step);
   bool run_read(const Step& step);
   bool run_read_reduce(const Step& step);

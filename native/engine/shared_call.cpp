@@ -31,8 +31,10 @@ Progress SharedCall::advance() {
         finish_at_once();
         return Progress::kDone;
       }
-      make_plan(state_, request_);
-      if (state_.plan.chunks != 0) state_.staging->take_slots(request_.descriptor.sequence);
+      if (!planned_) {
+        make_plan(state_, request_);
+        take_slots();
+      }
       phase_ = Phase::kExecute;
       [[fallthrough]];
     case Phase::kExecute:
@@ -73,18 +75,31 @@ void SharedCall::announce() {
   const size_t given = largest_contribution(call, state_.size());
   // Large calls have a sheet there.
   state_.staging->begin(call.sequence, given > kLinePayload || call.op == OpKind::kAllToAll);
+  state_.deposited = {.before = state_.deposited.now};
   if (call.op == OpKind::kAllToAll)
     deposit_all_to_all(state_, request_);
   else if (given <= state_.layout.small_bytes)
     deposit_small(state_, request_);
   else
-    show_arrays(state_, request_, true);
+    show_and_deposit();
   GroupMemoryView& mine = state_.mine();
   CallLine& line = mine.line(call.sequence);
   mine.descriptor(call.sequence) = call;
   line.fingerprint = fingerprint_;
   line.sequence.store(call.sequence, std::memory_order_seq_cst);
   state_.wake_peers();
+}
+
+void SharedCall::show_and_deposit() {
+  show_arrays(state_, request_, true);
+  planned_ = make_plan_early(state_, request_);
+  if (!planned_) return;
+  take_slots();
+  run_.deposit();
+}
+
+void SharedCall::take_slots() {
+  if (state_.plan.chunks != 0) state_.staging->take_slots(request_.descriptor.sequence);
 }
 
 bool SharedCall::agree() {

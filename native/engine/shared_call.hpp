@@ -1,6 +1,7 @@
 // A collective through shared memory: announce, agree, then finish.
 //
-//     announce   my line carries the fingerprint of my call, and small data with it; all_to_all: my sheet
+//     announce   my line carries the fingerprint of my call, and small data with it; all_to_all: my sheet; large: the
+//                first chunk is in a slot already, where it is sure to go there and the slot is free
 //     agree      all lines of this sequence number are there, and their fingerprints are equal; all_to_all: every piece
 //                is as long as its receiver expects, for all pairs of ranks, so that all ranks come to one verdict
 //     finish     small: combine what lies beside the lines; large: run a plan over the slots
@@ -30,6 +31,8 @@ class SharedCall final : public Operation {
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
 
   void announce();
+  void show_and_deposit();
+  void take_slots();
   bool agree();  // true when every rank has arrived and agrees, or when the call has failed
   void report_mismatch();
   void compare_pairs();
@@ -42,6 +45,7 @@ class SharedCall final : public Operation {
   const Request& request_;
   PlanRun run_;
   Phase phase_ = Phase::kAnnounce;
+  bool planned_ = false;
   bool mismatch_ = false;
   int next_ = 0;  // the rank whose arrival is awaited
   uint64_t fingerprint_;

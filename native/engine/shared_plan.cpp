@@ -9,8 +9,10 @@
 namespace procgroup {
 namespace {
 
-// What is read at a time, and checked afterwards.
-constexpr size_t kStretchBytes = size_t{1} << 20;
+// What is read at a time, and checked afterwards. What a rank has written leaves its second-level cache before a stretch
+// ends: the peer reads it faster from the third level (all_reduce of 4 MiB in arenas on 2 ranks: 312 us; 390 in
+// stretches of 1 MiB).
+constexpr size_t kStretchBytes = size_t{4} << 20;
 
 void plan_all_reduce(SharedState& state, SlotPlanRequest wanted) {
   if (state.size() == 2 && wanted.bytes >= state.exchanged_bytes) {
@@ -100,15 +102,10 @@ size_t copied_bytes(const SharedState& state, const Request& request) {
   return count * dtype_size(call.dtype);
 }
 
-}  // namespace
-
-void make_plan(SharedState& state, const Request& request) {
+void plan_slots(SharedState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
-  fill_pieces(state, request);
-  const bool reads = all_read(state, call, state.pieces.largest());
-  // Through slots an all_reduce in place overwrites what it has just read: that is in the caches already.
-  state.streams = (reads || call.op != OpKind::kAllReduce) && copied_bytes(state, request) >= kStreamedBytes;
-  if (reads) return plan_reading(state, call);
+  // An all_reduce in place overwrites what it has just read: that is in the caches already.
+  state.streams = call.op != OpKind::kAllReduce && copied_bytes(state, request) >= kStreamedBytes;
   const SlotPlanRequest wanted{.rank = state.rank,
                                .size = state.size(),
                                .bytes = call.bytes(),
@@ -126,6 +123,25 @@ void make_plan(SharedState& state, const Request& request) {
     default:
       return plan_pieces(state, request);
   }
+}
+
+}  // namespace
+
+bool make_plan_early(SharedState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  if (call.op == OpKind::kAllToAll) return false;  // others' sheets say how much
+  fill_pieces(state, request);
+  if (may_be_read(state, call, state.pieces.largest())) return false;
+  plan_slots(state, request);
+  return true;
+}
+
+void make_plan(SharedState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  fill_pieces(state, request);
+  if (!all_read(state, call, state.pieces.largest())) return plan_slots(state, request);
+  state.streams = copied_bytes(state, request) >= kStreamedBytes;
+  plan_reading(state, call);
 }
 
 }  // namespace procgroup

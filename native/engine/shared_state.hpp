@@ -6,39 +6,88 @@
 #include <vector>
 
 #include "algorithms/plan.hpp"
+#include "base/processor.hpp"
 #include "engine/peer_memory.hpp"
 #include "engine/staging.hpp"
 #include "transport/group_memory.hpp"
 
 namespace procgroup {
 
-// From which size of the largest piece on ordinary arrays are read where they lie, by the kernel. Arrays in arenas
-// always are: no system call is needed.
-//
-// Where one rank only gives and another only takes, two copies through slots are faster than one by the kernel, because
-// both ranks work, and because the second copy can go past the caches (16 MiB: broadcast 1.7 ms through slots, 2.6
-// read; gather 2.5 and 3.3; reduce 1.1 and 2.7; and so on 4 ranks that share 2 cores: 3.2 and 5.2, 5.1 and 7.7, 3.6
-// and 7.7). all_reduce and all_gather gain nothing at any size. Reads pay where the ranks have other work of the same
-// length meanwhile, as a scatter's root with its own piece (4 MiB: 0.45 ms read, 0.58 through slots; 1 MiB: 0.19 and
-// 0.09), or where much passes through the caches at once (16 MiB: all_to_all 4.6 read, 5.3 through slots;
-// reduce_scatter 3.7, 6.0).
-struct ReadingLimits {
-  size_t scatter = size_t{2} << 20;
-  size_t all_to_all = size_t{8} << 20;
-  size_t reduce_scatter = size_t{12} << 20;
-  size_t others = SIZE_MAX;
+// Sizes in bytes: at least `from`, and less than `to`.
+struct SizeRange {
+  size_t from = SIZE_MAX;
+  size_t to = SIZE_MAX;
 
-  static constexpr ReadingLimits all_from(size_t bytes) { return {bytes, bytes, bytes, bytes}; }
-  bool takes(OpKind op, size_t bytes) const {
+  bool has(size_t bytes) const { return bytes >= from && bytes < to; }
+};
+
+// For which sizes of the largest piece ordinary arrays are read where they lie, by the kernel. Arrays in arenas always
+// are: no system call is needed. Measured on 2 ranks, in us, through slots and read.
+struct ReadingRanges {
+  SizeRange broadcast;
+  SizeRange reduce;
+  SizeRange all_reduce;
+  SizeRange gather;
+  SizeRange all_gather;
+  SizeRange scatter;
+  SizeRange all_to_all;
+  SizeRange reduce_scatter;
+
+  // Where the kernel's copies are fast, one copy beats two as long as all fits in the caches; above, both copies count
+  // less than that results through slots can go past the caches.
+  static constexpr ReadingRanges with_fast_string_copies() {
+    constexpr size_t kKilobyte = 1024;
+    constexpr size_t kMegabyte = 1024 * kKilobyte;
+    return {.broadcast = {128 * kKilobyte, 4 * kMegabyte},
+            .reduce = {},
+            .all_reduce = {},
+            .gather = {},
+            .all_gather = {64 * kKilobyte, 8 * kMegabyte},
+            .scatter = {32 * kKilobyte},
+            .all_to_all = {64 * kKilobyte},
+            .reduce_scatter = {128 * kKilobyte}};
+  }
+  // Elsewhere two copies are faster than one by the kernel where one rank only gives and another only takes, because
+  // both ranks work (Zen 3, 16 MiB: broadcast 1.7 ms and 2.6; gather 2.5 and 3.3; reduce 1.1 and 2.7; and so on 4 ranks
+  // that share 2 cores). all_reduce and all_gather gain nothing at any size. Reads pay where the ranks have other work
+  // of the same length meanwhile, as a scatter's root with its own piece (4 MiB: 0.58 and 0.45; 1 MiB: 0.09 and 0.19),
+  // or where much passes through the caches at once (16 MiB: all_to_all 5.3 and 4.6; reduce_scatter 6.0 and 3.7).
+  static constexpr ReadingRanges with_slow_string_copies() {
+    constexpr size_t kMegabyte = size_t{1} << 20;
+    return {.broadcast = {},
+            .reduce = {},
+            .all_reduce = {},
+            .gather = {},
+            .all_gather = {},
+            .scatter = {2 * kMegabyte},
+            .all_to_all = {8 * kMegabyte},
+            .reduce_scatter = {12 * kMegabyte}};
+  }
+  static ReadingRanges for_this_processor() {
+    return has_fast_string_copies() ? with_fast_string_copies() : with_slow_string_copies();
+  }
+  static constexpr ReadingRanges all(SizeRange range) {
+    return {range, range, range, range, range, range, range, range};
+  }
+
+  const SizeRange& of(OpKind op) const {
     switch (op) {
+      case OpKind::kBroadcast:
+        return broadcast;
+      case OpKind::kReduce:
+        return reduce;
+      case OpKind::kAllReduce:
+        return all_reduce;
+      case OpKind::kGather:
+        return gather;
+      case OpKind::kAllGather:
+        return all_gather;
       case OpKind::kScatter:
-        return bytes >= scatter;
-      case OpKind::kAllToAll:
-        return bytes >= all_to_all;
+        return scatter;
       case OpKind::kReduceScatter:
-        return bytes >= reduce_scatter;
+        return reduce_scatter;
       default:
-        return bytes >= others;
+        return all_to_all;
     }
   }
 };
@@ -47,6 +96,12 @@ struct ReadingLimits {
 // and get (third-level cache of 32 MiB, 2 ranks, 16 MiB: all_gather 5.5 ms through the caches, 4.3 past them; broadcast
 // of arrays in arenas 1.75 and 1.4; but all_reduce of 4 MiB in arenas 0.19 and 0.36).
 inline constexpr size_t kStreamedBytes = size_t{8} << 20;
+
+// Slots that this rank wrote, one bit each.
+struct Deposits {
+  uint32_t before = 0;  // in the call before, as long as others may be reading them
+  uint32_t now = 0;     // in the call in hand
+};
 
 struct SharedState {
   int rank;
@@ -63,7 +118,9 @@ struct SharedState {
   size_t exchanged_bytes;                  // all_reduce of two ranks is exchanged from here on
   std::vector<const PeerMemory*> peers{};  // by group rank; null for this rank
   bool reads_everything = false;           // whether this rank can read any array of any peer
-  ReadingLimits reading{};
+  ReadingRanges reading;
+  ReadableArrays readable{};
+  Deposits deposited{};
   bool streams = false;              // whether the results of the call in hand are written past the caches
   std::vector<std::byte> scratch{};  // for arrays that are read and then combined
 

@@ -19,8 +19,8 @@ class Staging {
   void begin(uint64_t sequence, bool needs_small) {
     mine_.place_small(sequence, needs_small ? small_.begin(sequence) : 0);
   }
-  // When all have announced the call, and before this rank publishes progress in it: have slots.
-  void take_slots(uint64_t sequence) { mine_.place_slots(slots_.begin(sequence)); }
+  // When all have announced the call before, and before this rank publishes progress in this one: have slots.
+  void take_slots(uint64_t sequence) { mine_.place_slots(sequence, slots_.begin(sequence)); }
   // This rank has read all that it reads of others in call `sequence`. After a failed call it may be left out.
   void end(uint64_t sequence) {
     mine_.memory().finished.store(sequence, std::memory_order_release);

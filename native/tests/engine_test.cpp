@@ -149,7 +149,7 @@ int main() {
     for (Rank& rank : world) rank.group->leave();
     for (Rank& rank : world) rank.engine->shutdown();
     for (const bool everywhere : {true, false}) arrays_in_arenas(size, everywhere);
-    std::vector<Rank> reading = make_world(size, ReadingLimits::all_from(0));
+    std::vector<Rank> reading = make_world(size, ReadingRanges::all({.from = 0}));
     in_all_ranks(reading, [](Group& group) {
       for (const size_t count : {33, 1000, 3001}) collectives(group, count);
     });

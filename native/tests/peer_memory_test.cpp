@@ -166,7 +166,7 @@ SharedState state_of(std::vector<Rank>& world, int rank, const std::vector<const
   state.staging = std::make_unique<Staging>(heap.small_pool(kTiny), heap.slots_pool(kTiny), state.members, rank);
   state.sources.resize(world.size());
   state.reads_everything = true;
-  state.reading = ReadingLimits::all_from(0);
+  state.reading = ReadingRanges::all({.from = 0});
   return state;
 }
 

@@ -172,7 +172,7 @@ void unequal_pairs_are_a_mismatch(int size, size_t count) {
   });
 }
 
-void everything(int size, ReadingLimits reading) {
+void everything(int size, ReadingRanges reading) {
   std::vector<Rank> world = make_world(size, reading);
   in_all_ranks(world, [](Group& group) {
     for (const size_t count : {0, 1, 2, 6, 7, 31, 32, 127, 999, 3001}) {
@@ -193,8 +193,8 @@ void everything(int size, ReadingLimits reading) {
 
 int main() {
   for (const int size : {1, 2, 3, 4, 7}) {
-    everything(size, ReadingLimits::all_from(SIZE_MAX));  // through slots
-    everything(size, ReadingLimits::all_from(0));         // where the arrays lie
+    everything(size, ReadingRanges::all({}));  // through slots
+    everything(size, ReadingRanges::all({.from = 0}));         // where the arrays lie
     if (size == 1) continue;
     for (const size_t count : {2, 3001}) unequal_pairs_are_a_mismatch(size, count);
   }

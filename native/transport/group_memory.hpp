@@ -58,7 +58,7 @@ struct GroupMemory {
   CallLine lines[2];
   alignas(64) Descriptor descriptors[2];
   alignas(64) std::atomic<uint64_t> progress;
-  uint64_t slots;  // offset in the arena of the slots that the progress of the call in hand speaks of
+  uint64_t slots[2];  // offsets in the arena of the slots of calls, in turn
   alignas(64) std::atomic<uint64_t> finished;  // release: what this rank read of that call it has read
   alignas(64) std::atomic<MemberState> state;  // release-stored after the four fields below
   int32_t cause;                               // group rank whose loss or failure was the reason, or -1
@@ -99,16 +99,17 @@ class GroupMemoryView {
     return reinterpret_cast<std::atomic<uint8_t>*>(base_ + sizeof(GroupMemory))[member];
   }
   // The owner: where its small areas lie, before it announces the call; where its slots lie, before it publishes
-  // progress.
+  // progress in the call, which may be before it announces it.
   void place_small(uint64_t sequence, uint64_t offset) const { line(sequence).small = offset; }
-  void place_slots(uint64_t offset) const { memory().slots = offset; }
+  void place_slots(uint64_t sequence, uint64_t offset) const { memory().slots[sequence & 1] = offset; }
   // In calls that have small areas, once the line has been seen.
   std::byte* small(uint64_t sequence) const {
     return arena_->at(line(sequence).small, layout_.small_block_bytes()) + (sequence & 1) * layout_.small_bytes;
   }
   // Once progress of this call has been seen.
-  std::byte* slot(int index) const {
-    return arena_->at(memory().slots, layout_.slots_block_bytes()) + static_cast<size_t>(index) * layout_.slot_bytes;
+  std::byte* slot(uint64_t sequence, int index) const {
+    std::byte* const slots = arena_->at(memory().slots[sequence & 1], layout_.slots_block_bytes());
+    return slots + static_cast<size_t>(index) * layout_.slot_bytes;
   }
   // Where a call's data lies when it fits beside its announcement.
   std::byte* payload(uint64_t sequence, size_t bytes) const {
