@@ -1,7 +1,8 @@
 // How a rank waits for an operation: spin, then yield or sleep; always with a deadline.
 //
 //     holding the language's lock   about 2 us of polling: giving the lock away can cost 100 times that
-//     spinning                      as long as a sleep and a wake would take, when every rank has a core
+//     spinning                      some times as long as a sleep and a wake would take, when every rank has a core:
+//                                   so long does a peer copy 4 MiB
 //     yielding                      instead of spinning, when ranks outnumber the usable cores
 //     sleeping                      on the process's doorbell or its sockets, in slices short enough for
 //                                   deadlines, lost peers and Ctrl-C
@@ -22,7 +23,7 @@ namespace procgroup {
 struct WaitPolicy {
   bool oversubscribed = false;  // ranks outnumber usable cores: yield, do not spin
   bool hold_lock = true;        // false when ranks are threads of one process
-  int64_t spin_ns = 60'000;
+  int64_t spin_ns = 500'000;
   int yields = 100;
 };
 
