@@ -24,6 +24,7 @@ RingChannel::RingChannel(Ring* outgoing, Ring* incoming, size_t capacity, std::f
       capacity_(capacity),
       head_(outgoing->head.load(std::memory_order_relaxed)),
       tail_(incoming->tail.load(std::memory_order_relaxed)),
+      seen_tail_(outgoing->tail.load(std::memory_order_relaxed)),
       announce_(std::move(announce)) {
   if (!std::has_single_bit(capacity)) throw std::invalid_argument("a ring's capacity must be a power of two");
 }
@@ -39,11 +40,16 @@ size_t RingChannel::used(uint64_t head, uint64_t tail) const {
   return static_cast<size_t>(head - tail);
 }
 
-size_t RingChannel::room() const {
+// How much can be written; looks how far the consumer is when less than `wanted` seems to be free.
+size_t RingChannel::room(size_t wanted) {
   if (incoming_->closed.load(std::memory_order_acquire) != 0) throw ChannelClosed{EPIPE};
+  if (const size_t room = capacity_ - used(head_, seen_tail_); room >= wanted) return room;
   // Acquire pairs with the consumer's release of tail: its reads of the bytes that we are about to
   // overwrite are over.
-  return capacity_ - used(head_, outgoing_->tail.load(std::memory_order_acquire));
+  const uint64_t tail = outgoing_->tail.load(std::memory_order_acquire);
+  const size_t room = capacity_ - used(head_, tail);
+  seen_tail_ = tail;
+  return room;
 }
 
 size_t RingChannel::ready() const {
@@ -86,7 +92,7 @@ void RingChannel::hand_back(size_t bytes, size_t ready) {
 }
 
 size_t RingChannel::write_some(const void* data, size_t bytes) {
-  const size_t moved = std::min(bytes, room());
+  const size_t moved = std::min(bytes, room(bytes));
   if (moved == 0) return 0;
   put(head_, data, moved);
   publish(moved);
@@ -104,7 +110,7 @@ size_t RingChannel::read_some(void* data, size_t bytes) {
 }
 
 bool RingChannel::write_whole(const void* head, size_t head_bytes, const void* rest, size_t rest_bytes) {
-  if (room() < head_bytes + rest_bytes) return false;
+  if (room(head_bytes + rest_bytes) < head_bytes + rest_bytes) return false;
   put(head_, head, head_bytes);
   put(head_ + head_bytes, rest, rest_bytes);
   publish(head_bytes + rest_bytes);

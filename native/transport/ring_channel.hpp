@@ -52,7 +52,7 @@ class RingChannel : public Channel {
 
  private:
   size_t used(uint64_t head, uint64_t tail) const;
-  size_t room() const;
+  size_t room(size_t wanted);
   size_t ready() const;
   void put(uint64_t place, const void* data, size_t bytes);
   void get(uint64_t place, void* data, size_t bytes) const;
@@ -64,6 +64,8 @@ class RingChannel : public Channel {
   size_t capacity_;
   uint64_t head_;  // of outgoing_: ours alone to write
   uint64_t tail_;  // of incoming_: ours alone to write
+  // Of outgoing_, as last seen: to look again takes a cache line from the consumer.
+  uint64_t seen_tail_;
   std::function<void()> announce_;
 };
 

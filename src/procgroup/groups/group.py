@@ -20,7 +20,8 @@ from procgroup.types import Timeout
 
 
 class ProcessGroup(Collectives, CoalescedCalls, Messages):
-    """The ranks that talk to each other. Ranks in its methods are group ranks; ``members`` maps them to global ranks.
+    """The ranks that talk to each other. Ranks in its methods are group ranks; ``members`` maps them to global ranks,
+    ``group_ranks`` back.
 
     Its calls are those of Collectives, CoalescedCalls and Messages. Each returns None when the call is over or, with
     ``async_op=True``, a Work. ``timeout`` is a timedelta or seconds; None: the group's own.
@@ -44,7 +45,7 @@ class ProcessGroup(Collectives, CoalescedCalls, Messages):
         self._seconds = timeout.total_seconds()
         self.members = tuple(members)
         self.group_name = group_name
-        self._group_ranks = {member: rank for rank, member in enumerate(members)}
+        self.group_ranks = {member: rank for rank, member in enumerate(members)}
         self.store = store
         self.group_desc = group_desc
         self.backend_config = backend_config
@@ -94,9 +95,9 @@ class ProcessGroup(Collectives, CoalescedCalls, Messages):
     def group_rank(self, global_rank: int) -> int:
         """Return a member's rank in this group. Raises ValueError when that global rank is not a member."""
         rank = global_rank if global_rank.__class__ is int else checks.as_index(global_rank, "rank")
-        if rank not in self._group_ranks:
+        if rank not in self.group_ranks:
             raise ValueError(f"Global rank {rank} is not part of group {self.group_name}, which has {self.members}.")
-        return self._group_ranks[rank]
+        return self.group_ranks[rank]
 
     def reduce_in_rank_order(self) -> None:
         """Promise that reductions combine in the order of the ranks; before the first call, on all ranks."""
