@@ -45,7 +45,9 @@ class ReadableArrays {
   };
   static constexpr int64_t kGoodForNs = 10'000'000;
 
-  std::array<Answer, 16> answers_{};  // where an array's is found depends on its address
+  static constexpr size_t kAnswers = 16;
+
+  std::array<Answer, kAnswers> answers_{};  // where an array's is found depends on its address
 };
 
 class PeerMemory {

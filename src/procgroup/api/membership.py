@@ -42,7 +42,7 @@ def choose(given: Any, op: str) -> ProcessGroup | None:
     None, after a warning, when this rank is not in it: then the call does nothing.
     """
     if given is None:
-        return default.current()
+        return default.SLOT.get().group or default.current()
     if is_foreign(given):
         _warn_foreign(op)
         return None

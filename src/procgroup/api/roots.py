@@ -7,6 +7,10 @@ from procgroup.groups.group import ProcessGroup
 
 def group_rank_of(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
     """Return the group rank of whoever is meant. Raises ValueError unless exactly one of the two is given."""
+    if group_rank is None and global_rank.__class__ is int:
+        rank = group.group_ranks.get(global_rank)
+        if rank is not None:
+            return rank
     if global_rank is None:
         if group_rank is None:
             raise ValueError("Must specify global_rank or group_rank")
