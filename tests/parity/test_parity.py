@@ -27,6 +27,9 @@ SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 SAMPLE = 30
 """Cases of each size, beside one of every third pair of verb and element type."""
 
+SECONDS = 60.0 if SAMPLED else 600.0
+"""For one world of at most 1,000 cases, on a machine that has other work."""
+
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180 if SAMPLED else 3600)]
 
 ALL_OF_OURS = list(product(["shm", "tcp"], ["numpy", "torch"]))
@@ -60,8 +63,8 @@ class Comparison:
     ours: Sequence[tuple[str, str]]
 
     def worlds(self) -> list[World]:
-        ours = [World(self.size, self.cases, "procgroup", arrays, transport) for transport, arrays in self.ours]
-        return [World(self.size, asked_of_torch(self.cases), "torch"), *ours]
+        ours = [World(self.size, self.cases, "procgroup", arrays, way, SECONDS) for way, arrays in self.ours]
+        return [World(self.size, asked_of_torch(self.cases), "torch", seconds=SECONDS), *ours]
 
     def differences(self, theirs: Any, results: Sequence[Any]) -> list[str]:
         asked = by_case(asked_of_torch(self.cases), theirs)
