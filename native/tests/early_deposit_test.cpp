@@ -117,7 +117,8 @@ void any_calls_in_any_order(int size, unsigned seed) {
   World world(size);
   constexpr OpKind kOps[] = {OpKind::kBroadcast, OpKind::kReduce, OpKind::kAllReduce};
   for (int call = 0; call < 40; ++call)
-    world.add(kOps[random() % 3], random() % (6 * kChunk) + 1, static_cast<int>(random() % static_cast<unsigned>(size)));
+    world.add(kOps[random() % 3], random() % (6 * kChunk) + 1,
+              static_cast<int>(random() % static_cast<unsigned>(size)));
   for (;;) {
     std::vector<Member*> able;
     for (Member& member : world.members)

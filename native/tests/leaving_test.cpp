@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "engine/group_operation.hpp"
 #include "calls_by_hand.hpp"
+#include "engine/group_operation.hpp"
 
 using namespace procgroup;
 

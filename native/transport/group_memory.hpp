@@ -58,7 +58,7 @@ struct GroupMemory {
   CallLine lines[2];
   alignas(64) Descriptor descriptors[2];
   alignas(64) std::atomic<uint64_t> progress;
-  uint64_t slots[2];  // offsets in the arena of the slots of calls, in turn
+  uint64_t slots[2];                           // offsets in the arena of the slots of calls, in turn
   alignas(64) std::atomic<uint64_t> finished;  // release: what this rank read of that call it has read
   alignas(64) std::atomic<MemberState> state;  // release-stored after the four fields below
   int32_t cause;                               // group rank whose loss or failure was the reason, or -1
