@@ -27,6 +27,12 @@ void PythonGroup::abort() {
   if (!was_forked()) group_->abort();
 }
 
+PythonGroup PythonGroup::checks() const {
+  PythonGroup same = *this;
+  same.only_checks_ = true;
+  return same;
+}
+
 void PythonGroup::introduce(const std::string& call, const nb::dict& data, double seconds) {
   engine_->require_not_forked();
   PythonHost host;
@@ -39,6 +45,7 @@ void PythonGroup::introduce(const std::string& call, const nb::dict& data, doubl
 }
 
 nb::object PythonGroup::issue(Request request, bool async_op, double seconds, ArrayView& view) {
+  if (only_checks_) return nb::none();
   if (!async_op) {
     if (view.is_strided()) move_through_scratch(request, {&view, 1});
     return run(request, seconds);
@@ -49,6 +56,7 @@ nb::object PythonGroup::issue(Request request, bool async_op, double seconds, Ar
 }
 
 nb::object PythonGroup::issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued) {
+  if (only_checks_) return nb::none();
   move_through_scratch(request, issued->arrays);
   if (!async_op) return run(request, seconds);
   for (ArrayView& view : issued->arrays) view.hold_memory();
@@ -95,6 +103,7 @@ nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool as
 nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds) {
   engine_->require_not_forked();
   if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
+  if (only_checks_) return nb::none();
   Request copies;
   if (view.is_strided()) move_through_scratch(copies, {&view, 1});
   if (copies.before) copies.before();
@@ -141,6 +150,7 @@ void bind_group(nb::module_& module) {
       .def_prop_ro("is_broken", &PythonGroup::is_broken)
       .def_prop_ro("is_idle", &PythonGroup::is_idle)
       .def("leave", &PythonGroup::leave)
+      .def("checks", &PythonGroup::checks)
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, ", "array"_a.none(), "root"_a, "op"_a)
       .PROCGROUP_COLLECTIVE(all_reduce, "array: object, op: object, ", "array"_a.none(), "op"_a)

@@ -38,6 +38,9 @@ class PythonGroup {
   void leave();
   void abort();
 
+  // The same group once more, whose verbs check their arguments, return None and do nothing else.
+  PythonGroup checks() const;
+
   // The parameters are those of the protocol, in its order.
   nb::object broadcast(nb::handle array, int root, bool async_op, double seconds);
   nb::object reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds);
@@ -69,6 +72,7 @@ class PythonGroup {
 
   std::shared_ptr<PythonEngine> engine_;
   std::shared_ptr<Group> group_;
+  bool only_checks_ = false;
 };
 
 }  // namespace procgroup

@@ -62,7 +62,8 @@ class P2POp:
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     """Start all messages of the list; return one Work for each, in the order of the list.
 
-    Raises ValueError for anything but a list of P2POp of one group, and IndexError for an empty list.
+    Raises ValueError for anything but a list of P2POp of one group, IndexError for an empty list, and what ``isend``
+    and ``irecv`` raise. All are checked before the first is started.
     """
     if not isinstance(p2p_op_list, list) or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise ValueError(
@@ -74,6 +75,8 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     group = p2p_op_list[0].group
     if any(one.group is not group for one in p2p_op_list):
         raise ValueError("All ops need to use the same group.")
+    for one in p2p_op_list if len(p2p_op_list) > 1 else ():
+        group.check_message("recv" if one.op is irecv else "send", one.tensor, one.group_peer, one.tag)
     works: dict[int, Work] = {}
     # Receives first: what the peers send at the same time then goes straight into the arrays.
     for number in sorted(range(len(p2p_op_list)), key=lambda number: p2p_op_list[number].op is isend):

@@ -6,7 +6,7 @@ It checks what the native backend checks, so that a program that works alone wor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from procgroup.arrays.view import ArrayView, view
@@ -130,8 +130,8 @@ class LoopbackBackend:
     def send(
         self, array: Any, destination: int, tag: int, async_op: bool = False, timeout: float | None = None
     ) -> Operation | None:
-        self._mailbox.send(view(array), tag)
-        return self._over(async_op)
+        source = view(array)
+        return self._over(async_op, lambda: self._mailbox.send(source, tag))
 
     def recv(
         self, array: Any, source: int, tag: int, async_op: bool = False, timeout: float | None = None
@@ -141,6 +141,10 @@ class LoopbackBackend:
             return receive
         self._mailbox.wait(receive, tag, self._timeout if timeout is None else timeout)
         return receive.source
+
+    def check(self, verb: str, *arguments: Any) -> None:
+        checks = _Checks(name=self.name, group_name=self._group_name, timeout=self._timeout)
+        getattr(checks, verb)(*arguments)
 
     def shutdown(self) -> None:
         self._mailbox.end("the group was destroyed")
@@ -152,8 +156,7 @@ class LoopbackBackend:
         source = view(array, name=array_name)
         target = view(output, writable=True, name=output_name)
         _check_same(source, array_name, target, output_name)
-        target.copy_from(source)
-        return self._over(async_op)
+        return self._over(async_op, lambda: target.copy_from(source))
 
     def _reduce_into(
         self, verb: str, array: Any, array_name: str, output: Any, output_name: str, op: AnyReduceOp, async_op: bool
@@ -161,20 +164,33 @@ class LoopbackBackend:
         source = view(array, name=array_name)
         target = view(output, writable=True, name=output_name)
         _check_same(source, array_name, target, output_name)
-        _reduce(verb, source, target, op)
-        return self._over(async_op)
+        _check_reduction(verb, source.dtype, op)
+        return self._over(async_op, lambda: _reduce(source, target, op))
 
     def _receive(self) -> dict[str, Any]:
         return {"op": "recv", "sequence": self._sequence, "group": self._group_name, "rank": 0, "size": 1}
 
-    def _over(self, async_op: bool) -> Operation | None:
+    def _over(self, async_op: bool, move: Callable[[], None] = lambda: None) -> Operation | None:
+        """Move what a call moves, now that its arguments are checked."""
+        move()
         self._sequence += 1
         return Done() if async_op else None
 
 
-def _reduce(verb: str, source: ArrayView, target: ArrayView, op: AnyReduceOp) -> None:
+class _Checks(LoopbackBackend):
+    """The same verbs, which check their arguments and do nothing else."""
+
+    def recv(
+        self, array: Any, source: int, tag: int, async_op: bool = False, timeout: float | None = None
+    ) -> Operation | int:
+        view(array, writable=True)
+        return source
+
+    def _over(self, async_op: bool, move: Callable[[], None] = lambda: None) -> None: ...
+
+
+def _reduce(source: ArrayView, target: ArrayView, op: AnyReduceOp) -> None:
     """Write the reduction over one rank: the elements themselves, or multiplied by their factor."""
-    _check_reduction(verb, source.dtype, op)
     if isinstance(op, PremulSum):
         target.numbers()[...] = _scaled(source.numbers(), op.factor).reshape(target.shape)
     else:

@@ -38,6 +38,12 @@ def bind_verbs(backend: object, group: _native.Group) -> None:
     """Give a backend the native group's methods as its own, without a Python frame in between."""
     for verb in VERBS:
         setattr(backend, verb, getattr(group, verb))
+    checks = group.checks()
+
+    def check(verb: str, *arguments: Any) -> None:
+        getattr(checks, verb)(*arguments, False, 0.0)
+
+    vars(backend)["check"] = check
 
 
 class Subgroups:

@@ -132,6 +132,13 @@ class Backend(Protocol):
         """Receive from group rank ``source``, or from any rank with -1. Blocking: return the sender's group rank."""
         ...
 
+    def check(self, verb: str, /, *arguments: Any) -> None:
+        """Raise what a verb would raise for these arguments, those up to ``async_op``; do nothing else.
+
+        So that of several calls all are checked before the first is issued.
+        """
+        ...
+
     def reduce_in_rank_order(self) -> None:
         """Promise that reductions combine in the order of the ranks; the default group: in groups made later too.
 

@@ -175,6 +175,9 @@ class CoalescedCalls(GroupCalls):
         return self._issue(coalescing.queued, [call.arguments[0] for call in coalescing.queued], async_op)
 
     def _issue(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Work | None:
+        """Issue the calls once all are found good: where one is bad, no other rank has seen any of them."""
+        for call in calls if len(calls) > 1 else ():
+            self._backend.check(call.verb, *call.arguments)
         operations = [getattr(self._backend, call.verb)(*call.arguments, async_op, call.timeout) for call in calls]
         if not async_op or not calls:
             return None

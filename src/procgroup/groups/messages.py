@@ -54,5 +54,9 @@ class Messages(GroupCalls):
         assert not isinstance(operation, int)
         return Work(operation, "recv", (array,), where=self._where(), members=self.members)
 
+    def check_message(self, verb: str, array: Any, peer: int, tag: int) -> None:
+        """Raise what a ``send`` or a ``recv`` would raise for these arguments; nothing is issued."""
+        self._backend.check(verb, array, self._source(peer), checks.tag(tag))
+
     def _source(self, source: int | None) -> int:
         return -1 if source is None else checks.group_rank(source, self._size, self.group_name)
