@@ -44,7 +44,7 @@ def test_a_rank_that_is_no_member_is_refused() -> None:
 def test_a_receive_says_which_global_rank_the_message_came_from() -> None:
     group = group_of(5)
     work = group.irecv(np.zeros(1))
-    group.send(np.ones(1), 0)
+    group.send(np.ones(1), 0, async_op=True)
     assert work.wait()
     assert work.source_rank() == 5
     assert repr(work) == "<Work recv on group 7 (rank 0 of 1): complete>"
