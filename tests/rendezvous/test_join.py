@@ -160,8 +160,8 @@ def test_after_a_failed_round_the_same_ranks_can_join_again() -> None:
     for number in range(3):
         raised = joins(store, [(0, 3), (1, 3)], timeout=0.1)
         assert all(isinstance(error, RendezvousTimeout) for error in raised), number
-    worlds = joins(store, [(0, 3), (1, 3), (2, 3)])
-    assert {world.round for world in worlds} == {3}
+    (last,) = {world.round for world in joins(store, [(0, 3), (1, 3), (2, 3)])}
+    assert last >= 3  # more when a rank was so slow that it came to a failed round's successor
 
 
 class InterruptedStore(HashStore):
