@@ -3,9 +3,22 @@
 namespace procgroup {
 namespace {
 
+// What a rank tells the others has room for a list of about this length, see Notices.
+constexpr size_t kListBytes = 140;
+constexpr size_t kShortestRun = 4;
+
+// "1, 2, 5-9": short for a world of any size in which few ranks have come, or few are missing.
 std::string join(const std::vector<int>& ranks) {
   std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  for (size_t begin = 0; begin < ranks.size();) {
+    if (text.size() > kListBytes) return text + " and " + std::to_string(ranks.size() - begin) + " more";
+    size_t end = begin + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (end - begin < kShortestRun) end = begin + 1;
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
+    if (end - begin > 1) text += "-" + std::to_string(ranks[end - 1]);
+    begin = end;
+  }
   return text;
 }
 

@@ -109,7 +109,7 @@ Progress Group::advance_queue() {
     head_has_turn_ = true;
   }
   if (head->advance() != Progress::kDone) return Progress::kWaiting;
-  if (const Failure* failure = head->failure()) break_with(*failure);
+  if (const Failure* failure = head->failure()) end_with(*head, *failure);
   {
     const std::lock_guard lock(queue_mutex_);
     queue_.pop_front();
@@ -119,6 +119,14 @@ Progress Group::advance_queue() {
   finish_turn();
   engine_.completed();
   return Progress::kMoved;
+}
+
+// A call that has started has told the other members itself why it failed. Where they share no memory, nobody has told
+// them of one whose limit passed before its turn.
+void Group::end_with(const GroupOperation& call, const Failure& failure) {
+  if (!break_with(failure) || !mesh_ || call.call().sequence != 0) return;
+  const std::lock_guard lock(engine_.messages_mutex());
+  mesh_->notices.tell(sequence_.load(std::memory_order_relaxed) + 1, failure);
 }
 
 Progress Group::advance_messages() {
@@ -150,7 +158,9 @@ void Group::examine_pending() {
     running = messages_;
     waiting.assign(queue_.begin(), queue_.end());
   }
+  std::vector<int> missing;  // to the first of them, so to those behind it too
   if (head_has_turn_ && !waiting.empty()) {
+    missing = waiting.front()->missing();
     running.push_back(std::move(waiting.front()));
     waiting.erase(waiting.begin());
   }
@@ -161,7 +171,9 @@ void Group::examine_pending() {
   }
   for (const std::shared_ptr<GroupOperation>& operation : waiting) {
     std::optional<Failure> failure = operation->is_over() ? std::nullopt : what_ends(*operation);
-    if (failure) operation->give_up(std::move(*failure));
+    if (!failure) continue;
+    if (failure->kind == Failure::Kind::kTimeout) failure->missing = missing;
+    operation->give_up(std::move(*failure));
   }
 }
 

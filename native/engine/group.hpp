@@ -135,7 +135,8 @@ class Group final : public Source {
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing) const;
   Failure stated_failure(int member) const;
   std::optional<Failure> examine_introduction(int member, bool awaited) const;
-  void break_with(const Failure& failure);
+  bool break_with(const Failure& failure);  // whether this failure is the one that ended the group
+  void end_with(const GroupOperation& call, const Failure& failure);
   std::optional<Failure> broken() const;
   Progress advance_queue();
   Progress advance_messages();

@@ -198,16 +198,17 @@ std::optional<Failure> Group::examine_introduction(int member, bool awaited) con
   return Failure{.kind = Failure::Kind::kLost, .peer = member, .pid = engine_.peer_pid(peer), .reason = kLeftBefore};
 }
 
-void Group::break_with(const Failure& failure) {
+bool Group::break_with(const Failure& failure) {
   {
     const std::lock_guard lock(reason_mutex_);
-    if (reason_) return;
+    if (reason_) return false;
     reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = failure.summary()};
   }
   over_.store(true, std::memory_order_release);
-  if (!shared_) return;
+  if (!shared_) return true;
   state_failure(shared_->mine().memory(), failure);
   shared_->wake_peers();
+  return true;
 }
 
 void Group::abort() {

@@ -112,7 +112,8 @@ class CollectiveMismatch(OperationError):
 class CollectiveTimeout(OperationError):
     """The deadline passed before every rank arrived. ``missing`` lists the ranks, ``seconds`` the limit.
 
-    ``missing`` is empty for a receive from any rank, and for a call that still waited for an earlier one.
+    For a call that still waited for an earlier one they are those that the earlier one waits for. ``missing`` is empty
+    for a receive from any rank, and where the earlier call is another thread's.
     """
 
     def __init__(self, *, missing: Sequence[int], seconds: float, **call: Any) -> None:

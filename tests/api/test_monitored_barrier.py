@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 import procgroup as dist
+from procgroup.api import monitoring
 from procgroup.testing import RanksFailed, run_ranks
 
 both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -53,6 +56,44 @@ def test_every_rank_is_told_all_who_are_missing(wait_all_ranks: bool, transport:
         text = str(errors[rank])
         assert text.startswith(f"monitored_barrier #1 on group 0 (rank {rank} of 4): not complete after 0.5 s")
     assert errors[0].missing == errors[2].missing
+
+
+@both_transports
+@pytest.mark.parametrize("barrier", ["barrier", "monitored_barrier"])
+def test_a_call_that_gave_up_before_its_turn_ends_a_later_barrier_at_once(barrier: str, transport: str) -> None:
+    gave_up, told = threading.Event(), threading.Barrier(3)
+
+    def call_in_a_row() -> Any:
+        rank = dist.get_rank()
+        if rank == 2:
+            gave_up.wait(30)
+        work = dist.all_reduce(np.ones(1), async_op=True)
+        if rank == 0:
+            call: Any = dist.monitored_barrier if barrier == "monitored_barrier" else dist.group.WORLD.barrier  # type: ignore[union-attr]
+            with pytest.raises(dist.CollectiveTimeout) as late:
+                call(timeout=0.3)
+            gave_up.set()
+        assert work.wait()
+        if rank == 0:
+            told.wait(30)
+            return late.value
+        begin = time.monotonic()
+        with pytest.raises(dist.CollectiveTimeout) as caught:
+            dist.monitored_barrier(timeout=20)
+        assert time.monotonic() - begin < 3
+        told.wait(30)
+        return caught.value
+
+    for error in run_ranks(call_in_a_row, 3, transport=transport):
+        assert 2 in error.missing and error.seconds == 0.3
+
+
+def test_long_lists_of_ranks_are_read_as_they_are_written() -> None:
+    assert monitoring._ranks("1, 2, 5-8, 10", 16) == (1, 2, 5, 6, 7, 8, 10)
+    assert monitoring._ranks("0-9", 4) == (0, 1, 2, 3)  # a peer wrote it
+    for text, ranks in (("rank 3", "3"), ("rank 1, 3, 5 and 7 more", "1, 3, 5"), ("rank 0-99", "0-99")):
+        found = monitoring._GAVE_UP.search(f"its time limit of 0.5 s passed while it waited for {text}")
+        assert found is not None and (found[1], found[2]) == ("0.5", ranks)
 
 
 def test_a_rank_that_left_is_lost_at_once() -> None:
