@@ -45,9 +45,17 @@ bool ReadableArrays::has(const void* data) {
 
 PeerMemory::PeerMemory(const Arena& arena, int socket) : arena_(arena) {
   if (socket < 0)
-    way_ = Way::kSameProcess, pid_ = getpid();
+    way_ = way_to_threads(), pid_ = getpid();
   else if (proves_itself(socket))
     way_ = Way::kKernel;
+}
+
+PeerMemory::Way PeerMemory::way_to_threads() const {
+#if defined(__SANITIZE_THREAD__)  // which does not see what the kernel reads
+  return Way::kSameProcess;
+#else
+  return is_readable(this) ? Way::kKernel : Way::kArenaOnly;
+#endif
 }
 
 // The process at the socket's other end is the arena's owner when it has the arena's nonce in its own memory. Its id

@@ -1,7 +1,7 @@
 // Reads arrays where the ranks of this host have them, without their help: one copy instead of two.
 //
-// Three ways to a peer's memory: ranks that are threads of this process share it; an array in the peer's arena is
-// mapped here; any other is read by the kernel (process_vm_readv), where it allows that.
+// Two ways to a peer's memory: an array in the peer's arena is mapped here; any other is read by the kernel
+// (process_vm_readv), where it allows that.
 #pragma once
 
 #include <array>
@@ -64,13 +64,15 @@ class PeerMemory {
   // Copy from the peer's array; false when it cannot be read. What was copied counts only if the owner still lends its
   // array afterwards, which the caller finds out: see lending.hpp. `copy` does it where the array can be reached.
   bool read(void* to, RemotePlace place, size_t offset, size_t bytes, CopyFunction copy = copy_cached) const;
-  // As read(), by the kernel alone where the memory is not the arena's: so also of what its owner may give back to the
-  // system meanwhile, and is a thread of this process.
+  // As read(), of what its owner may write meanwhile: a race detector is not to see it.
   bool read_loan(void* to, RemotePlace place, size_t offset, size_t bytes) const;
 
  private:
+  // An array of a thread of this process is read by the kernel too: its owner may give the call up, and the memory back
+  // to the system, while it is read.
   enum class Way : uint8_t { kSameProcess, kKernel, kArenaOnly };
 
+  Way way_to_threads() const;
   bool read_by_kernel(void* to, uint64_t address, size_t bytes) const;
   bool proves_itself(int socket);
 

@@ -147,6 +147,22 @@ void memory_that_cannot_be_read_is_not_lent() {
   munmap(forbidden, 4096);
 }
 
+// A rank that is a thread may give its call up, and its array back to the system, while another reads it.
+void what_a_thread_gave_back_cannot_be_read() {
+#if !defined(__SANITIZE_THREAD__)  // there threads read directly, for the race detector
+  Arena arena = Arena::create(0);
+  const LifeLock life(arena.header().life);
+  void* given_back = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const RemotePlace place = RemotePlace::of(given_back, 4096, arena);
+  const PeerMemory memory(arena, -1);
+  check(memory.mapped(place, 0, 4096) == nullptr, "expected memory that is not looked at directly", 0);
+  int64_t number = 1;
+  check(!memory.reads_everything() || memory.read(&number, place, 0, sizeof number), "expected to read it", 0);
+  munmap(given_back, 4096);
+  check(!memory.read(&number, place, 0, sizeof number), "expected not to read it", 0);
+#endif
+}
+
 SharedState state_of(std::vector<Rank>& world, int rank, const std::vector<const Arena*>& arenas) {
   SharedState state{.rank = rank,
                     .layout = kTiny,
@@ -197,6 +213,7 @@ int main() {
   another_process();
   another_nonce_is_not_believed();
   memory_that_cannot_be_read_is_not_lent();
+  what_a_thread_gave_back_cannot_be_read();
   what_is_read_after_the_loan_does_not_count(OpKind::kBroadcast);
   what_is_read_after_the_loan_does_not_count(OpKind::kReduce);
   std::puts("peer_memory_test: passed");
