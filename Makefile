@@ -34,7 +34,7 @@ test: $(VENV)/.test  ## Run all tests, with samples of the large products (some 
 test-all: $(VENV)/.test  ## Run all tests in full
 	@$(MAKE) native-tests
 	@echo "== tests, in full"
-	@PROCGROUP_TEST_ALL=1 $(PY) -m pytest
+	@PROCGROUP_TEST_ALL=1 $(PY) -m pytest -o faulthandler_timeout=3700
 
 CHECKS := check-lint check-format check-types check-layers check-native check-words check-stub
 .PHONY: $(CHECKS)
