@@ -32,7 +32,10 @@ ON_ROOT: dict[str, tuple[Call, str]] = {
         lambda a: dist.gather(a(), None, ROOT),
         r"``gather_list`` must be specified on destination rank",
     ),
-    "gather into two": (lambda a: dist.gather(a(), a.list(4, 4), ROOT), "`gather_list`.* length 3, .* got 2"),
+    "gather into two": (
+        lambda a: dist.gather(a(), a.list(4, 4), ROOT),
+        "gather on rank 1: .*`gather_list`.* length 3, .* got 2",
+    ),
     "gather into four": (lambda a: dist.gather(a(), a.list(4, 4, 4, 4), ROOT), "`gather_list`.* length 3, .* got 4"),
     "gather into a short one": (
         lambda a: dist.gather(a(), a.list(4, 4, 3), ROOT),
@@ -133,11 +136,11 @@ ON_ANY: dict[str, tuple[Call, str]] = {
     ),
     "all_to_all of four": (
         lambda a: dist.all_to_all(a.list(4, 4, 4), a.list(4, 4, 4, 4)),
-        "`input_tensor_list`.* length 3, .* got 4",
+        "all_to_all on rank {rank}: .*`input_tensor_list`.* length 3, .* got 4",
     ),
     "all_to_all into two": (
         lambda a: dist.all_to_all(a.list(4, 4), a.list(4, 4, 4)),
-        "`output_tensor_list`.* length 3, .* got 2",
+        "all_to_all on rank {rank}: .*`output_tensor_list`.* length 3, .* got 2",
     ),
     "all_to_all to itself": (
         lambda a: dist.all_to_all(a.list(4, 4, 4), [a(count) for count in others(4, own=2)]),
@@ -166,7 +169,7 @@ ON_ANY: dict[str, tuple[Call, str]] = {
     ),
     "too many splits": (
         lambda a: dist.all_to_all_single(a(6), a(6), None, [2, 2, 2, 0]),
-        "`input_split_sizes` has 4 entries, expected 3",
+        "all_to_all_single on rank {rank}: .*`input_split_sizes` has 4 entries, expected 3",
     ),
     "splits of too much": (
         lambda a: dist.all_to_all_single(a(6), a(6), [2, 2, 2], [2, 2, 3]),
@@ -187,7 +190,7 @@ ON_ANY: dict[str, tuple[Call, str]] = {
     ),
     "splits that are fractions": (
         lambda a: dist.all_to_all_single(a(6), a(6), [2, 2, 2], [2.0, 2.0, 2.0]),
-        "`input_split_sizes` to be an int, got 2.0 of type float",
+        "all_to_all_single on rank {rank}: .*`input_split_sizes` to be an int, got 2.0 of type float",
     ),
     "splits to itself": (
         lambda a: dist.all_to_all_single(a(6), a(6), [2, 2, 2], others(1, own=4)),

@@ -69,38 +69,37 @@ def test_a_rank_of_another_type_is_refused(rank: Any) -> None:
     [([1], ValueError), ([1, 2, 3], ValueError), (np.ones(2), TypeError), ({1, 2}, TypeError), (None, TypeError)],
 )
 def test_a_list_must_hold_one_array_for_each_rank(arrays: Any, error: type[Exception]) -> None:
-    assert checks.array_list((1, 2), 2, "out") == (1, 2)
-    with pytest.raises(error, match="`out`"):
-        checks.array_list(arrays, 2, "out")
+    assert checks.array_list((1, 2), 2, "out", "all_gather", 1) == (1, 2)
+    with pytest.raises(error, match="^all_gather on rank 1: .*`out`"):
+        checks.array_list(arrays, 2, "out", "all_gather", 1)
 
 
 def test_the_root_gives_a_list_and_nobody_else() -> None:
-    for check, root, other in (
-        (checks.gather_list, "destination", "non-destination"),
-        (checks.scatter_list, "source", "non-source"),
-    ):
-        assert check([1, 2], 2, True) == [1, 2]
-        assert check(None, 2, False) is None
-        assert check([], 2, False) is None
+    for check, op, root in ((checks.gather_list, "gather", "destination"), (checks.scatter_list, "scatter", "source")):
+        assert check([1, 2], 2, 1, 1) == [1, 2]
+        assert check(None, 2, 1, 0) is None
+        assert check([], 2, 1, 0) is None
         for missing in (None, [], ()):
-            with pytest.raises(ValueError, match=f"must be specified on {root} rank"):
-                check(missing, 2, True)
-        with pytest.raises(ValueError, match=f"must NOT be specified on {other} ranks"):
-            check([1, 2], 2, False)
-        with pytest.raises(ValueError, match="expected length 2, one per rank, got 1"):
-            check([1], 2, True)
-        with pytest.raises(TypeError, match="to be a list of arrays"):
-            check(np.ones(2), 2, True)
+            with pytest.raises(ValueError, match=f"^{op} on rank 1: .* must be specified on {root} rank 1"):
+                check(missing, 2, 1, 1)
+        with pytest.raises(
+            ValueError, match=f"^{op} on rank 0: .* must NOT be specified on non-{root} ranks; .* is rank 1"
+        ):
+            check([1, 2], 2, 1, 0)
+        with pytest.raises(ValueError, match=f"^{op} on rank 1: .*`{op}_list`.* length 2, one per rank, got 1"):
+            check([1], 2, 1, 1)
+        with pytest.raises(TypeError, match=f"^{op} on rank 1: .* to be a list of arrays"):
+            check(np.ones(2), 2, 1, 1)
 
 
 @pytest.mark.parametrize("sizes", [[1, 2], (1, 2), np.array([1, 2]), [np.int64(1), 2]])
 def test_split_sizes_are_ints(sizes: Any) -> None:
-    assert checks.splits(sizes, 2, "input_split_sizes") == [1, 2]
+    assert checks.splits(sizes, 2, "input_split_sizes", "all_to_all_single", 1) == [1, 2]
 
 
 @pytest.mark.parametrize("sizes", [None, [], ()])
 def test_no_split_sizes_mean_equal_parts(sizes: Any) -> None:
-    assert checks.splits(sizes, 2, "input_split_sizes") is None
+    assert checks.splits(sizes, 2, "input_split_sizes", "all_to_all_single", 1) is None
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_no_split_sizes_mean_equal_parts(sizes: Any) -> None:
     ],
 )
 def test_bad_split_sizes_are_refused_by_name(sizes: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="`input_split_sizes`"):
-        checks.splits(sizes, 2, "input_split_sizes")
+    with pytest.raises(error, match="^all_to_all_single on rank 1: .*`input_split_sizes`"):
+        checks.splits(sizes, 2, "input_split_sizes", "all_to_all_single", 1)
     assert issubclass(ArgumentError, ValueError)
     assert issubclass(ArgumentError, RuntimeError)

@@ -63,7 +63,9 @@ def all_gather_coalesced(
         return None
     if not isinstance(output_tensor_lists, (list, tuple)):
         raise TypeError("Invalid function argument: output_tensor_lists should be a list")
-    checks.array_list(input_tensor_list, len(input_tensor_list), "input_tensor_list")
+    checks.array_list(
+        input_tensor_list, len(input_tensor_list), "input_tensor_list", "all_gather_coalesced", chosen.rank()
+    )
     checks.same_dtype(input_tensor_list)
     return _future(chosen.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op, timeout), async_op)
 

@@ -48,25 +48,27 @@ def group_rank(value: Any, size: int, group_name: str) -> int:
     return rank
 
 
-def as_index(value: Any, name: str) -> int:
-    """Return a rank given as int or as a NumPy integer. Raises TypeError for anything else."""
+def as_index(value: Any, name: str, where: str = "") -> int:
+    """Return a rank given as int or as a NumPy integer. Raises TypeError for anything else, with ``where`` in front."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"Expected the {name} to be an int, got {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{where}Expected the {name} to be an int, got {value!r} of type {type(value).__name__}.")
     return int(value.__index__())
 
 
-def array_list(arrays: Any, size: int, name: str, each: str = "rank") -> Sequence[Any]:
-    """Return a list of one array per rank, or per whatever ``each`` says.
+def array_list(arrays: Any, size: int, name: str, op: str, rank: int, each: str = "rank") -> Sequence[Any]:
+    """Return a list of one array per rank, or per whatever ``each`` says. Errors name the call, and this rank.
 
     Raises TypeError unless it is a list or tuple, ValueError unless it has ``size`` elements.
     """
     if not isinstance(arrays, (list, tuple)):
         raise TypeError(
-            f"Invalid function argument. Expected parameter `{name}` to be a list of arrays "
+            f"{op} on rank {rank}: Invalid function argument. Expected parameter `{name}` to be a list of arrays "
             f"but got {type(arrays)} instead."
         )
     if len(arrays) != size:
-        raise ValueError(f"invalid list `{name}`: expected length {size}, one per {each}, got {len(arrays)}.")
+        raise ValueError(
+            f"{op} on rank {rank}: invalid list `{name}`: expected length {size}, one per {each}, got {len(arrays)}."
+        )
     return arrays
 
 
@@ -77,55 +79,52 @@ def same_dtype(arrays: Iterable[Any]) -> None:
         raise ValueError(f"Invalid usage of tensors with different dtypes: found {' and '.join(dtypes)}.")
 
 
-def gather_list(arrays: Any, size: int, is_destination: bool) -> Sequence[Any] | None:
-    """Return the list that gather fills: one array per rank on the destination, None elsewhere.
+def gather_list(arrays: Any, size: int, root: int, rank: int) -> Sequence[Any] | None:
+    """Return the list that gather fills: one array per rank on the destination, which is ``root``, None elsewhere.
 
     Raises ValueError when it is missing there or given elsewhere, and what ``array_list`` raises.
     """
-    if is_destination:
-        if _is_missing(arrays):
-            raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
-        return array_list(arrays, size, "gather_list")
-    if not _is_missing(arrays):
-        raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
-    return None
+    return _list_of_root(arrays, size, root, rank, "gather", "destination")
 
 
-def scatter_list(arrays: Any, size: int, is_source: bool) -> Sequence[Any] | None:
-    """Return the list that scatter hands out: one array per rank on the source, None elsewhere.
+def scatter_list(arrays: Any, size: int, root: int, rank: int) -> Sequence[Any] | None:
+    """Return the list that scatter hands out: one array per rank on the source, which is ``root``, None elsewhere.
 
     Raises ValueError when it is missing there or given elsewhere, and what ``array_list`` raises.
     """
-    if is_source:
-        if _is_missing(arrays):
-            raise ValueError("Argument ``scatter_list`` must be specified on source rank.")
-        return array_list(arrays, size, "scatter_list")
-    if not _is_missing(arrays):
-        raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
-    return None
+    return _list_of_root(arrays, size, root, rank, "scatter", "source")
 
 
-def _is_missing(arrays: Any) -> bool:
+def _list_of_root(arrays: Any, size: int, root: int, rank: int, op: str, side: str) -> Sequence[Any] | None:
     # An array has no truth value, so only an empty list or tuple counts as none.
-    return arrays is None or (isinstance(arrays, (list, tuple)) and not arrays)
+    given = arrays is not None and not (isinstance(arrays, (list, tuple)) and not arrays)
+    if rank == root and given:
+        return array_list(arrays, size, f"{op}_list", op, rank)
+    if rank != root and not given:
+        return None
+    where = f"NOT be specified on non-{side} ranks; the {side} is" if given else f"be specified on {side}"
+    raise ValueError(f"{op} on rank {rank}: Argument ``{op}_list`` must {where} rank {root}.")
 
 
-def splits(sizes: Any, size: int, name: str) -> list[int] | None:
+def splits(sizes: Any, size: int, name: str, op: str, rank: int) -> list[int] | None:
     """Return how many rows each rank gets; None, which means equal parts, for None and for an empty list.
 
     Raises TypeError unless it is a sequence of ints, ArgumentError unless it has ``size`` entries of at least 0.
     """
     if sizes is None or (isinstance(sizes, (list, tuple)) and not sizes):
         return None
+    where = f"{op} on rank {rank}: "
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Iterable):
         raise TypeError(
-            f"Invalid function argument. Expected parameter `{name}` to be a list of int but got {type(sizes)} instead."
+            f"{where}Invalid function argument. Expected parameter `{name}` to be a list of int "
+            f"but got {type(sizes)} instead."
         )
-    rows = [as_index(rows, f"entry of `{name}`") for rows in sizes]
+    rows = [as_index(rows, f"entry of `{name}`", where) for rows in sizes]
     if len(rows) != size:
         raise ArgumentError(
-            f"Number of tensor splits not equal to group size: `{name}` has {len(rows)} entries, expected {size}."
+            f"{where}Number of tensor splits not equal to group size: `{name}` has {len(rows)} entries, "
+            f"expected {size}."
         )
     if min(rows) < 0:
-        raise ArgumentError(f"`{name}` must not have negative entries, got {rows}.")
+        raise ArgumentError(f"{where}`{name}` must not have negative entries, got {rows}.")
     return rows

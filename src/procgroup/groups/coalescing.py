@@ -141,9 +141,10 @@ class CoalescedCalls(GroupCalls):
         timeout: Timeout | None = None,
     ) -> Work | None:
         """Copy array ``i`` of each rank ``r`` into ``output_lists[r][i]`` on every rank."""
-        output_lists = checks.array_list(output_lists, self._size, "output_tensor_lists")
+        call = "output_tensor_lists", "all_gather_coalesced", self._rank
+        output_lists = checks.array_list(output_lists, self._size, *call)
         for outputs in output_lists:
-            checks.array_list(outputs, len(arrays), "output_tensor_lists", "input")
+            checks.array_list(outputs, len(arrays), *call, "input")
         seconds = self._seconds if timeout is None else types.seconds(timeout)
         calls = [
             QueuedCall("all_gather", ([outputs[place] for outputs in output_lists], array), seconds)

@@ -65,7 +65,7 @@ class Collectives(GroupCalls):
     ) -> Work | None:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on ``root``; the others give no outputs."""
         root = checks.group_rank(root, self._size, self.group_name)
-        outputs = checks.gather_list(outputs, self._size, self._rank == root)
+        outputs = checks.gather_list(outputs, self._size, root, self._rank)
         operation = self._backend.gather(
             array, outputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
@@ -75,7 +75,7 @@ class Collectives(GroupCalls):
         self, outputs: Sequence[Any], array: Any, async_op: bool = False, timeout: Timeout | None = None
     ) -> Work | None:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on every rank."""
-        outputs = checks.array_list(outputs, self._size, "tensor_list")
+        outputs = checks.array_list(outputs, self._size, "tensor_list", "all_gather", self._rank)
         operation = self._backend.all_gather(
             outputs, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
@@ -100,7 +100,7 @@ class Collectives(GroupCalls):
     ) -> Work | None:
         """Copy ``inputs[r]`` of ``root`` into the array of each rank ``r``; the others give no inputs."""
         root = checks.group_rank(root, self._size, self.group_name)
-        inputs = checks.scatter_list(inputs, self._size, self._rank == root)
+        inputs = checks.scatter_list(inputs, self._size, root, self._rank)
         operation = self._backend.scatter(
             array, inputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
@@ -117,7 +117,7 @@ class Collectives(GroupCalls):
         """Combine ``inputs[r]`` of all ranks into the output of each rank ``r``."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        inputs = checks.array_list(inputs, self._size, "input_list")
+        inputs = checks.array_list(inputs, self._size, "input_list", "reduce_scatter", self._rank)
         operation = self._backend.reduce_scatter(
             output, inputs, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
@@ -143,8 +143,8 @@ class Collectives(GroupCalls):
         self, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool = False, timeout: Timeout | None = None
     ) -> Work | None:
         """Send ``inputs[r]`` to each rank ``r``, and receive into ``outputs[r]`` what rank ``r`` sends here."""
-        outputs = checks.array_list(outputs, self._size, "output_tensor_list")
-        inputs = checks.array_list(inputs, self._size, "input_tensor_list")
+        outputs = checks.array_list(outputs, self._size, "output_tensor_list", "all_to_all", self._rank)
+        inputs = checks.array_list(inputs, self._size, "input_tensor_list", "all_to_all", self._rank)
         operation = self._backend.all_to_all(
             outputs, inputs, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
@@ -166,8 +166,8 @@ class Collectives(GroupCalls):
         operation = self._backend.all_to_all_single(
             output,
             array,
-            checks.splits(output_splits, self._size, "output_split_sizes"),
-            checks.splits(input_splits, self._size, "input_split_sizes"),
+            checks.splits(output_splits, self._size, "output_split_sizes", "all_to_all_single", self._rank),
+            checks.splits(input_splits, self._size, "input_split_sizes", "all_to_all_single", self._rank),
             async_op,
             self._seconds if timeout is None else types.seconds(timeout),
         )
