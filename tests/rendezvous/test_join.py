@@ -164,6 +164,26 @@ def test_after_a_failed_round_the_same_ranks_can_join_again() -> None:
     assert last >= 3  # more when a rank was so slow that it came to a failed round's successor
 
 
+class VerdictsAtOnce(HashStore):
+    """Lets both ranks of a failed round come to their verdicts before either writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = threading.Barrier(2)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        if key == "rendezvous/0/verdict":
+            self.both.wait(10)
+        return super().compare_set(key, expected, desired)
+
+
+def test_a_round_in_which_two_ranks_say_the_same_is_counted_once() -> None:
+    store = VerdictsAtOnce()
+    raised = joins(store, [(0, 3), (1, 3)], timeout=0.5)
+    assert all(isinstance(error, RendezvousTimeout) and error.missing == (2,) for error in raised)
+    assert store.add("rendezvous/round", 0) == 1
+
+
 class InterruptedStore(HashStore):
     """Interrupts whoever waits for the verdict as ``rank`` 1 does: without a slice."""
 

@@ -141,7 +141,9 @@ class _Joining:
 
     def _decide(self, verdict: dict[str, Any]) -> bytes:
         """Write the verdict unless there is one; return the one that counts."""
-        text = json.dumps(verdict)
+        # With the writer's nonce: two ranks that say the same would both count the round, and the next ranks to come
+        # would be in different ones.
+        text = json.dumps({**verdict, "by": self.me.nonce})
         written = self.store.compare_set(self._key("verdict"), "", text)
         if written == text.encode():
             self.store.add("rendezvous/round", 1)
