@@ -64,7 +64,7 @@ void ProgressThread::examine_all() {
 }
 
 void ProgressThread::run() {
-  Patience patience(policy_);
+  Patience patience(policy_, policy_.background_spin_ns);
   int64_t examined_ns = now_ns();
   uint32_t known = lounge_.news().load(std::memory_order_acquire);
   for (;;) {

@@ -68,7 +68,7 @@ bool Patience::wait_a_moment() {
   if (moments_ % kMomentsBetweenClocks != 0) return true;
   const int64_t now = now_ns();
   if (since_ns_ == 0) since_ns_ = now;
-  return now - since_ns_ < policy_.spin_ns;
+  return now - since_ns_ < spin_ns_;
 }
 
 void drive(Operation& operation, double seconds, const WaitPolicy& policy, Lounge& lounge, Host& host,

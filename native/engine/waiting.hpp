@@ -24,6 +24,7 @@ struct WaitPolicy {
   bool oversubscribed = false;  // ranks outnumber usable cores: yield, do not spin
   bool hold_lock = true;        // false when ranks are threads of one process
   int64_t spin_ns = 500'000;
+  int64_t background_spin_ns = 60'000;  // of the progress thread, beside callers that compute
   int yields = 100;
 };
 
@@ -33,7 +34,8 @@ inline constexpr int kHeldPolls = 40;
 // How long one waiter goes on polling before it sleeps.
 class Patience {
  public:
-  explicit Patience(const WaitPolicy& policy) : policy_(policy) {}
+  explicit Patience(const WaitPolicy& policy) : Patience(policy, policy.spin_ns) {}
+  Patience(const WaitPolicy& policy, int64_t spin_ns) : policy_(policy), spin_ns_(spin_ns) {}
 
   // Something moved: begin again.
   void renew() { moments_ = 0, since_ns_ = 0; }
@@ -47,6 +49,7 @@ class Patience {
   static constexpr int kMomentsBetweenClocks = 16;
 
   const WaitPolicy& policy_;
+  const int64_t spin_ns_;
   int moments_ = 0;
   int64_t since_ns_ = 0;
 };
