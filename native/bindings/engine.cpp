@@ -12,6 +12,8 @@ using namespace nanobind::literals;
 using namespace procgroup;
 
 void bind_engine(nb::module_& module) {
+  nb::class_<RankThreads>(module, "RankThreads").def(nb::init<>()).def("add_this", &RankThreads::add_this);
+
   nb::class_<PythonEngine>(module, "Engine")
       .def(nb::init<int, int, bool, bool>(), "rank"_a, "world_size"_a, "ranks_are_threads"_a, "shared"_a)
       .def_prop_ro("rank", [](const PythonEngine& self) { return self.engine()->rank(); })
@@ -41,6 +43,10 @@ void bind_engine(nb::module_& module) {
             self.engine()->attach_thread(peer, *engine.engine());
           },
           "peer"_a, "engine"_a)
+      .def(
+          "set_rank_threads",
+          [](PythonEngine& self, std::shared_ptr<RankThreads> threads) { self.set_rank_threads(std::move(threads)); },
+          "threads"_a)
       .def("run_completions", &PythonEngine::run_completions, "seconds"_a)
       .def("records", &PythonEngine::records, nb::sig("def records(self) -> list[dict[str, typing.Any]]"))
       .def("flush", &PythonEngine::flush, "seconds"_a)

@@ -66,7 +66,7 @@ nb::object PythonGroup::issue(Request request, bool async_op, double seconds, st
 
 nb::object PythonGroup::run(Request& request, double seconds) {
   engine_->require_not_forked();
-  PythonHost host;
+  PythonHost host(engine_->rank_threads());
   try {
     group_->run(request, seconds, host);
   } catch (const OperationFailed& failed) {
@@ -114,7 +114,7 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
     issued->arrays.back().hold_memory();
     return adopt(std::move(issued), [&] { return group_->start_message(request, seconds); });
   }
-  PythonHost host;
+  PythonHost host(engine_->rank_threads());
   try {
     const int source = group_->run_message(request, seconds, host);
     return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();

@@ -59,6 +59,10 @@ class PythonEngine {
     raise(nb::module_::import_("procgroup.errors").attr("ForkedProcessError")("a process group"));
   }
 
+  // Set-up: this engine's rank is one of these threads.
+  void set_rank_threads(std::shared_ptr<const RankThreads> threads) { rank_threads_ = std::move(threads); }
+  const RankThreads* rank_threads() const { return rank_threads_.get(); }
+
   void keep(std::shared_ptr<Issued> issued) {
     sweep();
     issued_.push_back(std::move(issued));
@@ -137,6 +141,7 @@ class PythonEngine {
 
  private:
   std::shared_ptr<Engine> engine_;
+  std::shared_ptr<const RankThreads> rank_threads_;
   std::vector<std::shared_ptr<Issued>> issued_;
   nb::object start_watching_;
   uint64_t seen_ = 0;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <exception>
+#include <unordered_set>
 
 #include "engine/host.hpp"
 
@@ -33,8 +34,20 @@ class Unlocked {
   PyThreadState* const state_ = PyEval_SaveThread();
 };
 
+// The threads of a world whose ranks are threads: its ranks, and who awaits them. Under the interpreter's lock.
+class RankThreads {
+ public:
+  void add_this() { threads_.insert(PyThreadState_GetID(PyThreadState_Get())); }
+  bool has(PyThreadState* thread) const { return threads_.contains(PyThreadState_GetID(thread)); }
+
+ private:
+  std::unordered_set<uint64_t> threads_;  // Python never gives a number again
+};
+
 class PythonHost final : public Host {
  public:
+  // `ranks` where ranks are threads: those do not count as others.
+  explicit PythonHost(const RankThreads* ranks = nullptr) : ranks_(ranks) {}
   void unlock() override { state_ = PyEval_SaveThread(); }
   void lock() override { take_lock_back(state_); }
   bool interrupted() override {
@@ -44,16 +57,12 @@ class PythonHost final : public Host {
     return raised_ != nullptr;
   }
   bool alone() override {
-    itimerval alarm{};
-    if (getitimer(ITIMER_REAL, &alarm) != 0 || alarm.it_value.tv_sec != 0 || alarm.it_value.tv_usec != 0) return false;
+    // A signal's handler runs in the main thread, which is none of the ranks where those are threads.
+    if (ranks_ == nullptr && has_alarm()) return false;
     lock();
-    int threads = 0;
-    for (PyInterpreterState* one = PyInterpreterState_Head(); one != nullptr; one = PyInterpreterState_Next(one))
-      for (PyThreadState* thread = PyInterpreterState_ThreadHead(one); thread != nullptr;
-           thread = PyThreadState_Next(thread))
-        ++threads;
+    const bool alone = !others_run();
     unlock();
-    return threads == 1;
+    return alone;
   }
   // Raise what a signal handler raised, if one did.
   void rethrow() const {
@@ -61,6 +70,19 @@ class PythonHost final : public Host {
   }
 
  private:
+  static bool has_alarm() {
+    itimerval alarm{};
+    return getitimer(ITIMER_REAL, &alarm) != 0 || alarm.it_value.tv_sec != 0 || alarm.it_value.tv_usec != 0;
+  }
+  bool others_run() const {
+    for (PyInterpreterState* one = PyInterpreterState_Head(); one != nullptr; one = PyInterpreterState_Next(one))
+      for (PyThreadState* thread = PyInterpreterState_ThreadHead(one); thread != nullptr;
+           thread = PyThreadState_Next(thread))
+        if (thread != PyThreadState_Get() && !(ranks_ != nullptr && ranks_->has(thread))) return true;
+    return false;
+  }
+
+  const RankThreads* const ranks_;
   PyThreadState* state_ = nullptr;
   std::exception_ptr raised_;
 };

@@ -30,7 +30,8 @@ Failure failure_of(std::vector<ShownWait> circle) {
 std::optional<Failure> DeadlockWatch::examine(const std::function<std::optional<Awaited>()>& awaited,
                                               const std::function<bool()>& alone) {
   if (!is_suspicious()) return std::nullopt;
-  if (std::optional<Failure> deadlock = told()) return deadlock;
+  if (shown_)
+    if (std::optional<Failure> deadlock = told_since(sight_.own_board()->epoch())) return deadlock;
   std::optional<Failure> deadlock = look(awaited, alone);
   sight_.publish();
   return deadlock;
@@ -90,6 +91,7 @@ void DeadlockWatch::show(const ShownWait& wait) {
   shown_ = wait;
   seen_.clear();
   sight_.own_board()->show(wait);
+  if (first_epoch_ == 0) first_epoch_ = sight_.own_board()->epoch();
 }
 
 void DeadlockWatch::hide() {
@@ -129,9 +131,11 @@ bool DeadlockWatch::stands(const std::vector<ShownWait>& circle) const {
 }
 
 std::optional<Failure> DeadlockWatch::told() const {
-  if (!shown_) return std::nullopt;
-  const uint64_t epoch = sight_.own_board()->epoch();
-  const auto mine = [&](const ShownWait& wait) { return wait.rank == sight_.rank() && wait.epoch == epoch; };
+  return first_epoch_ == 0 ? std::nullopt : told_since(first_epoch_);
+}
+
+std::optional<Failure> DeadlockWatch::told_since(uint64_t epoch) const {
+  const auto mine = [&](const ShownWait& wait) { return wait.rank == sight_.rank() && wait.epoch >= epoch; };
   for (int rank = 0; rank < sight_.world_size(); ++rank) {
     const WaitBoard* board = rank == sight_.rank() ? nullptr : sight_.board(rank);
     if (board == nullptr) continue;

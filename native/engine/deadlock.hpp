@@ -70,11 +70,13 @@ class DeadlockWatch {
   // what is awaited (nothing: not only other ranks can end the wait); whether only this thread could make calls.
   std::optional<Failure> examine(const std::function<std::optional<Awaited>()>& awaited,
                                  const std::function<bool()>& alone);
-  // The deadlock that another rank has found, when this wait is part of it. That rank may have ended since: so this is
-  // asked also when the wait has failed for the loss of a peer.
+  // For a wait that has failed: the deadlock that another rank has found and that this wait was part of, at whatever
+  // time. That rank may have ended since, which is what the wait has failed for. Epochs only grow, and a rank shows one
+  // wait at a time: what was found of an earlier call has an epoch below the first of this one.
   std::optional<Failure> told() const;
 
  private:
+  std::optional<Failure> told_since(uint64_t epoch) const;
   bool is_suspicious();
   std::optional<Failure> look(const std::function<std::optional<Awaited>()>& awaited,
                               const std::function<bool()>& alone);
@@ -89,6 +91,7 @@ class DeadlockWatch {
   const int64_t suspicious_ns_;
   int64_t since_ns_ = 0;
   std::optional<ShownWait> shown_;
+  uint64_t first_epoch_ = 0;     // of this wait; 0 while it was never shown
   std::vector<ShownWait> seen_;  // the circle that the last look found
 };
 

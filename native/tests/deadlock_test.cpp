@@ -126,12 +126,43 @@ void test_a_verdict_that_makes_no_sense_is_ignored() {
   CHECK(board.verdict().size() == 1 && board.verdict()[0].describe() == "recv from 2");
 }
 
+// A wait that shows another rank by now, and then fails, is told what was found of it; a later call is not.
+void test_a_verdict_is_for_the_call_that_it_was_found_of() {
+  Circle circle(3);
+  Member member(circle, 0);
+  const auto alone = [] { return true; };
+  const auto awaits = [](int rank) {
+    return [rank]() -> std::optional<Awaited> { return Awaited{OpKind::kBarrier, 1, {rank}}; };
+  };
+  {
+    DeadlockWatch watch(member, 60, 0);
+    CHECK(!watch.told() && !watch.examine(awaits(1), alone));
+    const ShownWait mine = circle.boards[0].wait(0).value();
+    const ShownWait theirs{.rank = 1, .next = 0, .op = OpKind::kRecv, .number = 0, .epoch = 2};
+    circle.boards[1].announce({mine, theirs});
+    CHECK(watch.told()->missing == (std::vector<int>{0, 1}));
+    circle.boards[2].announce({theirs});  // of others
+    const auto nothing = []() -> std::optional<Awaited> { return std::nullopt; };
+    DeadlockWatch later(member, 60, 0);
+    CHECK(!later.told());
+    CHECK(watch.examine(awaits(2), alone).has_value());  // before it would show the other rank
+    circle.boards[1].announce({});
+    CHECK(!watch.examine(awaits(2), alone));
+    circle.boards[1].announce({mine, theirs});
+    CHECK(!watch.examine(awaits(2), alone) && watch.told().has_value());
+    CHECK(!watch.examine(nothing, alone) && watch.told().has_value());
+  }
+  DeadlockWatch later(member, 60, 0);
+  CHECK(!later.told() && !later.examine(awaits(1), alone) && !later.told());
+}
+
 }  // namespace
 }  // namespace procgroup
 
 int main() {
   using namespace procgroup;
   test_a_verdict_that_makes_no_sense_is_ignored();
+  test_a_verdict_is_for_the_call_that_it_was_found_of();
   test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(2, 300);
   test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(3, 300);
   test_engines_find_a_circle_of_receives();

@@ -24,16 +24,32 @@ class ThreadBackend(NativeBackend):
     """One rank's engine among those of other threads. ``connect_threads`` makes them."""
 
     def __init__(
-        self, engine: _native.Engine, group: _native.Group, *, name: str, group_name: str, transport: str
+        self,
+        engine: _native.Engine,
+        group: _native.Group,
+        threads: _native.RankThreads,
+        *,
+        name: str,
+        group_name: str,
+        transport: str,
     ) -> None:
         self.name = name
         self.transport = transport
         self._completions = None
         self._engine = engine
         self._group = group
+        self._threads = threads
+        engine.set_rank_threads(threads)
         engine.on_first_watch(self._start_completions)
         bind_verbs(self, group)
         self._subgroups = Subgroups(engine, transport, group_name)
+
+    def admit_this_thread(self) -> None:
+        """Say that this thread is one of the ranks, or only awaits them.
+
+        While no other thread runs Python, ranks that wait for each other in a circle are told so.
+        """
+        self._threads.add_this()
 
     def leave_at_once(self) -> None:
         """Leave without waiting for what was sent: this rank has failed, and the others are to learn of it now."""
@@ -60,8 +76,10 @@ def connect_threads(
         engines = _without_memory(engines, wanted, problem)
         shared = False
     _attach(engines, shared)
+    threads = _native.RankThreads()
+    moves = "shared memory" if shared else "tcp"
     return [
-        ThreadBackend(engine, group, name=name, group_name=group_name, transport="shared memory" if shared else "tcp")
+        ThreadBackend(engine, group, threads, name=name, group_name=group_name, transport=moves)
         for engine, group in zip(engines, _make_groups(engines, group_name, shared), strict=True)
     ]
 

@@ -12,7 +12,7 @@ from procgroup import types
 from procgroup.api import default, leaving
 from procgroup.groups.group import ProcessGroup
 from procgroup.testing.outcome import RanksFailed, RanksTimeout, cause, stacks_of
-from procgroup.testing.world import leave_at_once, make_groups
+from procgroup.testing.world import admit_this_thread, leave_at_once, make_groups
 from procgroup.types import Timeout
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ class _Rank(threading.Thread):
         slot = default.slot()
         slot.group, slot.was_used = self.group, True
         try:
+            admit_this_thread(self.group)
             self.value = self._call()
             leaving.leave(self.group)
         except BaseException as error:
@@ -78,6 +79,7 @@ def run_ranks(
     over = threading.Semaphore(0)
     # The deadline of a call must not come before that of the world, which says more.
     groups = make_groups(size, types.seconds(types.DEFAULT_TIMEOUT), transport)
+    admit_this_thread(groups[0])
     ranks = [_Rank(group, lambda: function(*arguments), over) for group in groups]
     for rank in ranks:
         rank.start()

@@ -62,6 +62,13 @@ def make_groups(size: int, seconds: float, transport: str | None) -> list[Proces
     return groups
 
 
+def admit_this_thread(group: ProcessGroup) -> None:
+    """Say that this thread is a rank of the group's world, or only awaits the ranks: see ThreadBackend."""
+    backend: object = group._backend
+    if isinstance(backend, ThreadBackend):
+        backend.admit_this_thread()
+
+
 def leave_at_once(group: ProcessGroup) -> None:
     """End a group whose rank has failed, so that the others learn of it now."""
     backend: object = group._backend
