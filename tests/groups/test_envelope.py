@@ -20,7 +20,7 @@ from procgroup.groups.envelope import (
     announce,
     cut,
 )
-from procgroup.groups.pickling import pickle_object, rebuild_array, unpickle_object
+from procgroup.groups.pickling import pickle_object, rebuild_array, rebuild_tensor, unpickle_object
 
 
 def move(parcel: Parcel) -> Arrival:
@@ -149,6 +149,22 @@ def test_no_code_of_an_object_runs_with_safe() -> None:
 def test_a_hostile_dtype_is_refused(name: str) -> None:
     with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError, ValueError)):
         rebuild_array(bytearray(64), name, (2,), "C")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "name", ["Tensor", "compile", "_dynamo", "__name__", "", 5, None, ["float32"], b"float32"], ids=str
+)
+def test_a_hostile_dtype_of_a_tensor_is_refused(name: Any) -> None:
+    pytest.importorskip("torch")
+
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return rebuild_tensor, (pickle.PickleBuffer(bytearray(8)), name, (2,), False)
+
+    pickled = pickle_object(Hostile())
+    with pytest.raises(pickle.UnpicklingError, match="expected the name of a dtype of torch"):
+        unpickle_object(pickled.stream, pickled.buffers, True)
 
 
 def test_an_array_larger_than_its_memory_is_refused() -> None:

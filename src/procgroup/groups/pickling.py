@@ -126,9 +126,10 @@ class _RebuildTensor(_Rebuilder):
 
     def __call__(self, buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
         torch = importlib.import_module("torch")
-        kind = getattr(torch, dtype)
+        # Not getattr: torch's own runs code for some names.
+        kind = vars(torch).get(dtype) if isinstance(dtype, str) else None
         if not isinstance(kind, torch.dtype):
-            raise pickle.UnpicklingError(f"torch.{dtype} is no dtype")
+            raise pickle.UnpicklingError(f"expected the name of a dtype of torch, got {dtype!r:.80}")
         if 0 in shape:
             return torch.empty(shape, dtype=kind, requires_grad=bool(requires_grad))
         memory = np.frombuffer(buffer, np.uint8)
