@@ -240,6 +240,26 @@ nb::object PythonGroup::all_to_all_single(nb::handle output, nb::handle array, n
   return issue(std::move(request), async_op, seconds, arguments.issued());
 }
 
+void PythonGroup::broadcast_parts(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds) {
+  Request request = make(OpKind::kBroadcast, Dtype::kUint8, bytes, group_->rank());
+  run_parts(request, InputParts(buffers, offsets, bytes), seconds);
+}
+
+void PythonGroup::all_gather_parts(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes,
+                                   double seconds) {
+  const CallSite site = this->site("all_gather");
+  Arguments arguments(site, static_cast<size_t>(site.size()));
+  Request request = make(OpKind::kAllGather, Dtype::kUint8, bytes);
+  request.outputs = arguments.list(outputs, Access::kWrite, "tensor_list");
+  if (arguments.dtype() != Dtype::kUint8) site.refuse_type("expected arrays of uint8 in `tensor_list`");
+  if (request.outputs[static_cast<size_t>(site.rank())].count != bytes)
+    site.refuse("expected " + elements(bytes, Dtype::kUint8) + " in this rank's array of `tensor_list`");
+  describe_pieces(request.descriptor, request.outputs);
+  arguments.require_disjoint({}, request.outputs);
+  move_through_scratch(request, arguments.issued()->arrays);
+  run_parts(request, InputParts(buffers, offsets, bytes), seconds);
+}
+
 nb::object PythonGroup::barrier(bool async_op, double seconds) {
   return issue(Request{}, async_op, seconds, std::make_shared<Issued>());
 }

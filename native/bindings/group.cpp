@@ -76,6 +76,20 @@ nb::object PythonGroup::run(Request& request, double seconds) {
   return nb::none();
 }
 
+// Where the call cannot take parts, they are packed first.
+void PythonGroup::run_parts(Request& request, const InputParts& input, double seconds) {
+  if (only_checks_) return;
+  std::unique_ptr<std::byte[]> packed;
+  if (group_->takes_parts(request.descriptor)) {
+    request.parts = input.parts();
+  } else {
+    packed = input.pack();
+    request.input = packed.get();
+    if (request.outputs.empty()) request.output = packed.get();
+  }
+  run(request, seconds);
+}
+
 template <class Start>
 nb::object PythonGroup::adopt(std::shared_ptr<Issued> issued, Start start) {
   issued->group = group_;
@@ -134,7 +148,8 @@ using namespace procgroup;
       nb::sig("def " #NAME "(self, " PARAMETERS "async_op: bool, timeout: float) -> " RESULT))
 #define PROCGROUP_COLLECTIVE(NAME, PARAMETERS, ...) PROCGROUP_VERB(NAME, PARAMETERS, "Operation | None", __VA_ARGS__)
 #define PROCGROUP_ARRAYS "collections.abc.Sequence[object]"
-#define PROCGROUP_SPLITS "collections.abc.Sequence[int] | None"
+#define PROCGROUP_INTEGERS "collections.abc.Sequence[int]"
+#define PROCGROUP_SPLITS PROCGROUP_INTEGERS " | None"
 
 void bind_group(nb::module_& module) {
   nb::class_<PythonGroup>(module, "Group")
@@ -175,6 +190,13 @@ void bind_group(nb::module_& module) {
            nb::sig("def barrier(self, async_op: bool, timeout: float) -> Operation | None"))
       .PROCGROUP_VERB(send, "array: object, destination: int, tag: int, ", "Operation | None", "array"_a.none(),
                       "destination"_a, "tag"_a)
+      .def("broadcast_parts", &PythonGroup::broadcast_parts, "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
+           nb::sig("def broadcast_parts(self, buffers: " PROCGROUP_ARRAYS ", offsets: " PROCGROUP_INTEGERS
+                   ", nbytes: int, timeout: float) -> None"))
+      .def("all_gather_parts", &PythonGroup::all_gather_parts, "outputs"_a, "buffers"_a, "offsets"_a, "nbytes"_a,
+           "timeout"_a,
+           nb::sig("def all_gather_parts(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
+                   ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: float) -> None"))
       .PROCGROUP_VERB(recv, "array: object, source: int, tag: int, ", "Operation | int", "array"_a.none(), "source"_a,
                       "tag"_a);
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "input_parts.hpp"
 #include "python_engine.hpp"
 
 namespace procgroup {
@@ -58,6 +59,11 @@ class PythonGroup {
   nb::object send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds);
   nb::object recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds);
 
+  // Broadcast from this rank, and all_gather, of an array of bytes that lies in several buffers: see InputParts. The
+  // other ranks make the ordinary calls.
+  void broadcast_parts(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
+  void all_gather_parts(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
+
  private:
   bool was_forked() const;
   CallSite site(const char* function) const { return {function, *group_}; }
@@ -66,6 +72,7 @@ class PythonGroup {
   nb::object issue(Request request, bool async_op, double seconds, ArrayView& view);
   nb::object issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued);
   nb::object run(Request& request, double seconds);
+  void run_parts(Request& request, const InputParts& input, double seconds);
   nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds);
   template <class Start>
   nb::object adopt(std::shared_ptr<Issued> issued, Start start);

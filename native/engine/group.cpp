@@ -5,6 +5,7 @@
 #include "engine/group_operation.hpp"
 #include "engine/mesh_operation.hpp"
 #include "engine/recording.hpp"
+#include "engine/small_call.hpp"
 
 namespace procgroup {
 namespace {
@@ -192,6 +193,11 @@ void Group::number(Descriptor& call) {
 std::unique_ptr<Operation> Group::make_call(const Request& request) {
   if (shared_) return std::make_unique<SharedCall>(*shared_, request);
   return std::make_unique<MeshOperation>(engine_, *mesh_, request);
+}
+
+bool Group::takes_parts(const Descriptor& call) const {
+  const bool copies_once = call.op == OpKind::kBroadcast || call.op == OpKind::kAllGather;
+  return shared_ && copies_once && largest_contribution(call, size()) > shared_->layout.small_bytes;
 }
 
 void Group::require_usable(Descriptor call) {

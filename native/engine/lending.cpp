@@ -50,7 +50,7 @@ bool gives(const Descriptor& call, int rank) {
 void show_arrays(SharedState& state, const Request& request, bool lends) {
   const Descriptor& call = request.descriptor;
   const Sheet sheet(state.mine().small(call.sequence), state.size());
-  Show show(state, call, lends);
+  Show show(state, call, lends && request.parts.empty());
   if (gives(call, state.rank)) {
     for (size_t piece = 0; piece < request.inputs.size(); ++piece)
       show.add(sheet.input(static_cast<int>(piece)), request.inputs[piece].data, request.inputs[piece].count);

@@ -49,8 +49,7 @@ bool PlanRun::advance() {
 bool PlanRun::run(const Step& step) {
   switch (step.kind) {
     case Step::Kind::kCopy:
-      note_deposit(step.to);
-      if (address(step.to) != address(step.from)) copy_into(step.to)(address(step.to), address(step.from), step.bytes);
+      run_copy(step);
       return true;
     case Step::Kind::kReduce:
       run_reduce(step);
@@ -75,6 +74,15 @@ bool PlanRun::run(const Step& step) {
 
 CopyFunction PlanRun::copy_into(const Place& to) const {
   return state_.streams && to.kind == Place::Kind::kOutput ? copy_streaming : copy_cached;
+}
+
+void PlanRun::run_copy(const Step& step) {
+  note_deposit(step.to);
+  std::byte* to = address(step.to);
+  if (step.from.kind == Place::Kind::kInput && !request_.parts.empty())
+    return copy_parts(to, request_.parts, step.from.offset, step.bytes, copy_into(step.to));
+  const std::byte* from = address(step.from);
+  if (to != from) copy_into(step.to)(to, from, step.bytes);
 }
 
 void PlanRun::run_reduce(const Step& step) {

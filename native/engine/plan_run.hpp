@@ -31,6 +31,7 @@ class PlanRun {
   bool is_free(int slot);
   bool run(const Step& step);
   void note_deposit(const Place& to);
+  void run_copy(const Step& step);
   void run_reduce(const Step& step);
   bool run_read(const Step& step);
   bool run_read_reduce(const Step& step);

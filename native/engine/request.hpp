@@ -18,6 +18,7 @@
 #include <functional>
 #include <vector>
 
+#include "engine/parts.hpp"
 #include "transport/descriptor.hpp"
 
 namespace procgroup {
@@ -34,6 +35,8 @@ struct Request {
   void* output = nullptr;
   std::vector<Piece> inputs;
   std::vector<Piece> outputs;
+  // Where there are any, the input is what these make up; for the calls of which Group::takes_parts.
+  std::vector<Part> parts;
   // Run by the thread that runs the call, without the language's lock: `before` right before its first element is
   // read, `after` when it went well. Empty for nothing: arrays that lie whole in memory, ops that need no factor.
   std::function<void()> before;

@@ -13,6 +13,7 @@ from procgroup.groups import slabs
 from procgroup.groups.envelope import (
     DIRECT_BYTES,
     PACKED_BYTES,
+    SLAB_BYTES,
     Arrival,
     Block,
     MalformedEnvelope,
@@ -23,18 +24,26 @@ from procgroup.groups.envelope import (
 from procgroup.groups.pickling import pickle_object, rebuild_array, rebuild_tensor, unpickle_object
 
 
-def move(parcel: Parcel) -> Arrival:
+def move(parcel: Parcel, together: bool = False) -> Arrival:
     block = Block.unpack(announce(1, 0, len(parcel.pickled), parcel).pack())
-    arrival = Arrival(block, parcel.letter)
+    arrival = Arrival(block, parcel.letter, together)
     arrival.allocate()
     for index in range(arrival.pieces):
         arrival.place(index)[:] = parcel.piece(index)
     return arrival
 
 
-@pytest.mark.parametrize("sizes", [[], [0], [5], [0, 0, 1], [DIRECT_BYTES], [7, DIRECT_BYTES, 7], [900_000] * 7])
-def test_every_buffer_is_in_one_segment_aligned_and_in_order(sizes: list[int]) -> None:
-    segments = cut(sizes)
+SIZES = [
+    [], [0], [5], [0, 0, 1], [DIRECT_BYTES], [7, DIRECT_BYTES, 7], [900_000] * 7, [DIRECT_BYTES - 1] * 3,
+    [SLAB_BYTES], [5, SLAB_BYTES - 64, 1], [5, SLAB_BYTES - 63, 1], [7, SLAB_BYTES + 1, 0, 7], [20 << 20] * 3,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_buffer_is_in_one_segment_aligned_and_in_order(sizes: list[int], together: bool) -> None:
+    direct, limit = (SLAB_BYTES, SLAB_BYTES) if together else (DIRECT_BYTES, PACKED_BYTES)
+    segments = cut(sizes, together)
     assert [index for segment in segments for index in range(segment.first, segment.last)] == list(range(len(sizes)))
     for segment in segments:
         members = sizes[segment.first : segment.last]
@@ -42,8 +51,13 @@ def test_every_buffer_is_in_one_segment_aligned_and_in_order(sizes: list[int]) -
         assert all(offset % 64 == 0 for offset in segment.offsets)
         assert all(end <= begin for end, begin in zip(ends, segment.offsets[1:], strict=False))
         assert segment.size == ends[-1]
-        assert len(members) == 1 or segment.size <= PACKED_BYTES
-        assert len(members) == 1 or max(members) < DIRECT_BYTES
+        assert segment.is_joined == (len(members) > 1)
+        assert len(members) == 1 or segment.size <= limit
+        assert len(members) == 1 or max(members) < direct
+
+
+def test_what_is_cut_together_fills_segments() -> None:
+    assert [len(segment.offsets) for segment in cut([DIRECT_BYTES] * 70, together=True)] == [32, 32, 6]
 
 
 def test_large_arrays_are_sent_from_their_own_memory() -> None:
@@ -58,6 +72,22 @@ def test_arrays_are_received_in_their_own_memory() -> None:
     arrival = move(Parcel([large]))
     received = arrival.item(0, True)
     assert np.shares_memory(received, arrival.place(1)) and (received == large).all()
+
+
+def test_parts_are_the_memory_of_arrays() -> None:
+    arrays = [np.full(1000 + index, index, np.uint8) for index in range(5)]
+    parcel = Parcel([arrays], together=True)
+    assert len(parcel.segments) == 1
+    parts = parcel.parts(0)
+    assert all(np.shares_memory(array, buffer) for array, buffer in zip(arrays, parts.buffers[1:], strict=True))
+    assert parts.nbytes == parcel.payload_size
+    assert all((left == right).all() for left, right in zip(arrays, move(parcel, True).item(0, True), strict=True))
+
+
+def test_many_objects_are_put_together_one_by_one() -> None:
+    values = [[index, np.full(index % 7, index)] for index in range(3000)]
+    arrival = move(Parcel(values))
+    assert all((arrival.item(index, True)[1] == value[1]).all() for index, value in enumerate(values))
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 2000])
@@ -82,6 +112,16 @@ def test_room_is_used_again_when_nothing_views_it_any_more() -> None:
     assert address in kept
     rooms = [slabs.make_room(slabs.LARGE_BYTES) for _ in range(2)]
     assert {room.ctypes.data for room in rooms} == kept
+
+
+def test_room_of_nearly_the_same_size_is_used_again() -> None:
+    slabs.let_go()
+    address = slabs.make_room(3 * slabs.LARGE_BYTES).ctypes.data
+    room = slabs.make_room(2 * slabs.LARGE_BYTES + 1)
+    assert (room.size, room.ctypes.data) == (2 * slabs.LARGE_BYTES + 1, address)
+    del room
+    slabs.let_go()
+    assert not slabs._kept
 
 
 def test_no_more_room_is_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

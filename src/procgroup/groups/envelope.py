@@ -5,7 +5,8 @@
     block     1 KiB, the same from everybody: what call this is, how it went, how much follows; then the letter,
               and the payload too, when they fit
     letter    the name of each object's type, how many buffers it has, and the size of every buffer
-    payload   the buffers, in segments: a large one alone, straight from and into its memory; small ones packed
+    payload   the buffers, in segments: a large one alone, straight from and into its memory; small ones packed,
+              or, where the group takes parts, together from where they lie
 
 The stream of each object is its first buffer. Everybody computes the same segments from the sizes in the letter.
 Nothing is allocated or read beyond what was announced, and what was announced is checked.
@@ -17,12 +18,16 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from procgroup.groups.parts import Parts
 from procgroup.groups.pickling import Pickled, pickle_object, unpickle_object
-from procgroup.groups.slabs import Bytes, make_room
+from procgroup.groups.slabs import make_room
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 BLOCK_BYTES = 1024
 _HEADER = struct.Struct("<4sHHiiqqq")
@@ -51,20 +56,26 @@ class Segment:
     size: int
     offsets: tuple[int, ...]
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether it is made up of several buffers."""
+        return self.last - self.first > 1
 
-def cut(sizes: Sequence[int]) -> list[Segment]:
-    """Cut buffers of these sizes into segments."""
+
+def cut(sizes: Sequence[int], together: bool = False) -> list[Segment]:
+    """Cut buffers of these sizes into segments; ``together``: which need not be packed, and so are larger."""
+    direct, limit = (SLAB_BYTES, SLAB_BYTES) if together else (DIRECT_BYTES, PACKED_BYTES)
     segments: list[Segment] = []
     first, end = 0, 0
     offsets: list[int] = []
     for index, size in enumerate(sizes):
         begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-        if offsets and (size >= DIRECT_BYTES or begin + size > PACKED_BYTES):
+        if offsets and (size >= direct or begin + size > limit):
             segments.append(Segment(first, index, end, tuple(offsets)))
             first, begin, offsets = index, 0, []
         offsets.append(begin)
         end = begin + size
-        if size >= DIRECT_BYTES:
+        if size >= direct:
             segments.append(Segment(first, index + 1, end, tuple(offsets)))
             first, end, offsets = index + 1, 0, []
     if offsets:
@@ -75,22 +86,27 @@ def cut(sizes: Sequence[int]) -> list[Segment]:
 class Parcel:
     """Objects of this rank, ready to be sent."""
 
-    def __init__(self, objects: Sequence[Any]) -> None:
+    def __init__(self, objects: Sequence[Any], together: bool = False) -> None:
         """Pickle each object. Raises what pickling raises."""
         self.pickled: list[Pickled] = [pickle_object(value) for value in objects]
         self._buffers = [buffer for one in self.pickled for buffer in (one.stream, *one.buffers)]
         sizes = [buffer.nbytes for buffer in self._buffers]
-        self.segments = cut(sizes)
+        self.segments = cut(sizes, together)
         self.letter = _write_letter(self.pickled, sizes)
         self.payload_size = sum(segment.size for segment in self.segments)
         self._staging: Bytes = np.empty(0, np.uint8)
+
+    def parts(self, index: int) -> Parts:
+        """Return a segment as it lies."""
+        segment = self.segments[index]
+        return Parts(self._buffers[segment.first : segment.last], segment.offsets, segment.size)
 
     def piece(self, index: int) -> Bytes:
         """Return the bytes of a segment, valid until the next call; none beyond the last one."""
         if index >= len(self.segments):
             return np.empty(0, np.uint8)
         segment = self.segments[index]
-        if segment.last == segment.first + 1:
+        if not segment.is_joined:
             return as_bytes(self._buffers[segment.first])
         if self._staging.size < segment.size:
             self._staging = np.empty(max(segment.size, min(self.payload_size, PACKED_BYTES)), np.uint8)
@@ -157,13 +173,15 @@ def announce(kind: int, root: int, count: int, parcel: Parcel | None) -> Block:
 class Arrival:
     """Objects of another rank: memory for what was announced, then the objects."""
 
-    def __init__(self, block: Block, letter: bytes) -> None:
+    def __init__(self, block: Block, letter: bytes, together: bool = False) -> None:
         """Read the letter. Raises MalformedEnvelope when it does not say what the block announces."""
         self.items, self._sizes = _read_letter(letter, block.count)
-        self.segments = cut(self._sizes)
+        self.segments = cut(self._sizes, together)
         if sum(segment.size for segment in self.segments) != block.payload_size:
             raise MalformedEnvelope(f"the buffers do not add up to the {block.payload_size} bytes that were announced")
         self._places: list[Bytes] = []
+        self._buffers: list[memoryview] = []
+        self._firsts = list(accumulate((count for _, count in self.items), initial=0))
         self._inline = block.inline[block.letter_size :] if block.holds_payload else None
 
     def allocate(self) -> None:
@@ -173,6 +191,7 @@ class Arrival:
             rest = np.frombuffer(self._inline, np.uint8)
             for place in self._places:
                 place[:], rest = rest[: place.size], rest[place.size :]
+        self._buffers = self._cut_places()
 
     @property
     def pieces(self) -> int:
@@ -185,17 +204,16 @@ class Arrival:
 
     def item(self, index: int, safe: bool) -> Any:
         """Put an object together. Raises what unpickling raises."""
-        first = sum(count for _, count in self.items[:index])
-        buffers = self._buffers(first, first + self.items[index][1])
-        return unpickle_object(buffers[0], buffers[1:], safe)
+        stream, *buffers = self._buffers[self._firsts[index] : self._firsts[index + 1]]
+        return unpickle_object(stream, buffers, safe)
 
-    def _buffers(self, first: int, last: int) -> list[memoryview]:
-        return [
-            place.data[offset : offset + self._sizes[segment.first + position]]
-            for segment, place in zip(self.segments, self._places, strict=True)
-            for position, offset in enumerate(segment.offsets)
-            if first <= segment.first + position < last
-        ]
+    def _cut_places(self) -> list[memoryview]:
+        buffers: list[memoryview] = []
+        for segment, place in zip(self.segments, self._places, strict=True):
+            memory = place.data
+            sizes = self._sizes[segment.first : segment.last]
+            buffers += [memory[offset : offset + size] for offset, size in zip(segment.offsets, sizes, strict=True)]
+        return buffers
 
 
 def as_bytes(buffer: memoryview) -> Bytes:

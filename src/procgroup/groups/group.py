@@ -8,23 +8,25 @@ from typing import Any
 
 from procgroup import types
 from procgroup.errors import ForkedProcessError, GroupDestroyed
-from procgroup.groups import checks
+from procgroup.groups import checks, slabs
 from procgroup.groups.backend import Backend
 from procgroup.groups.coalescing import CoalescedCalls
 from procgroup.groups.collectives import Collectives
 from procgroup.groups.ended import EndedBackend
 from procgroup.groups.messages import Messages
+from procgroup.groups.parts import CallsOfParts
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
 
-class ProcessGroup(Collectives, CoalescedCalls, Messages):
+class ProcessGroup(Collectives, CoalescedCalls, Messages, CallsOfParts):
     """The ranks that talk to each other. Ranks in its methods are group ranks; ``members`` maps them to global ranks,
     ``group_ranks`` back.
 
-    Its calls are those of Collectives, CoalescedCalls and Messages. Each returns None when the call is over or, with
-    ``async_op=True``, a Work. ``timeout`` is a timedelta or seconds; None: the group's own.
+    Its calls are those of Collectives, CoalescedCalls, Messages and, for objects, CallsOfParts. The former return None
+    when the call is over or, with ``async_op=True``, a Work. ``timeout`` is a timedelta or seconds; None: the group's
+    own.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class ProcessGroup(Collectives, CoalescedCalls, Messages):
     def shutdown(self) -> None:
         """Leave in order and free everything; later calls raise. Idempotent, never raises."""
         self._backend.shutdown()
+        slabs.let_go()
         if not isinstance(self._backend, EndedBackend):
             self._backend = EndedBackend(self._backend, GroupDestroyed, self.group_name)
 

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from procgroup.errors import CollectiveMismatch, DistBackendError, PicklingFailed, UnpicklingFailed
-from procgroup.groups.envelope import BLOCK_BYTES, Arrival, Block, MalformedEnvelope, Parcel, announce
+from procgroup.groups.envelope import BLOCK_BYTES, Arrival, Block, Bytes, MalformedEnvelope, Parcel, announce
 from procgroup.groups.group import ProcessGroup
-from procgroup.groups.slabs import Bytes
 
 T = TypeVar("T")
 
@@ -56,6 +55,8 @@ class ObjectCall:
         self.kind = kind
         self.root = root
         self.safe = safe
+        # What every rank gets moves in the group's collectives, and so from where it lies.
+        self.together = group.takes_parts and kind in (Kind.ALL_GATHER, Kind.BROADCAST)
         self._deadline = time.monotonic() + seconds
 
     @property
@@ -113,7 +114,7 @@ class ObjectCall:
     def expect(self, source: int, block: Block, letter: bytes) -> Arrival:
         """Return what will hold a rank's objects, without room for them. Raises DistBackendError for contradictions."""
         try:
-            return Arrival(block, letter)
+            return Arrival(block, letter, self.together)
         except MalformedEnvelope as error:
             raise self.malformed(source, error) from None
 

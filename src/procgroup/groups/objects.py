@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from procgroup.errors import CollectiveMismatch
-from procgroup.groups.envelope import BLOCK_BYTES, Arrival, Block, Parcel
+from procgroup.groups.envelope import BLOCK_BYTES, Arrival, Block, Bytes, Parcel
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.object_call import Kind, ObjectCall
-from procgroup.groups.slabs import Bytes
 
 # Tags of our own, far from what programs use: of what collectives send, and of send_object_list.
 _COLLECTIVE_TAG = (1 << 63) - 3
@@ -25,20 +24,20 @@ _MESSAGE_TAG = (1 << 63) - 2
 def all_gather(group: ProcessGroup, value: Any, seconds: float, safe: bool) -> list[Any]:
     """Return the objects of all ranks, in group order; this rank's too is a copy."""
     call = ObjectCall(group, Kind.ALL_GATHER, -1, seconds, safe)
-    parcel = call.pack(lambda: Parcel([value]))
+    parcel = call.pack(lambda: Parcel([value], call.together))
     blocks = call.meet(call.announce(parcel, 1))
     letters = _gather_letters(call, blocks, parcel)
     arrivals = [call.expect(rank, block, letters[rank]) for rank, block in enumerate(blocks)]
     call.make_room(blocks, arrivals)
     for index in range(max(arrival.pieces for arrival in arrivals)):
-        _gather_pieces(call, [arrival.place(index) for arrival in arrivals], parcel.piece(index))
+        _gather_segment(call, [arrival.place(index) for arrival in arrivals], parcel, index)
     return [call.open(rank, arrival)[0] for rank, arrival in enumerate(arrivals)]
 
 
 def broadcast(group: ProcessGroup, objects: Sequence[Any], root: int, seconds: float, safe: bool) -> Sequence[Any]:
     """Return the objects of ``root``; there, those that were given. Elsewhere only how many are given counts."""
     call = ObjectCall(group, Kind.BROADCAST, root, seconds, safe)
-    parcel = call.pack(lambda: Parcel(objects)) if group.rank() == root else None
+    parcel = call.pack(lambda: Parcel(objects, call.together)) if group.rank() == root else None
     blocks = call.meet(call.announce(parcel, len(objects)))
     block = blocks[root]
     letter = block.inline[: block.letter_size]
@@ -49,7 +48,10 @@ def broadcast(group: ProcessGroup, objects: Sequence[Any], root: int, seconds: f
     arrival = call.expect(root, block, letter)
     call.make_room(blocks, [] if parcel else [arrival])
     for index in range(arrival.pieces):
-        group.broadcast(parcel.piece(index) if parcel else arrival.place(index), root, timeout=call.left)
+        if parcel and parcel.segments[index].is_joined and call.together:
+            group.broadcast_parts(parcel.parts(index), call.left)
+        else:
+            group.broadcast(parcel.piece(index) if parcel else arrival.place(index), root, timeout=call.left)
     return objects if parcel else call.open(root, arrival)
 
 
@@ -149,6 +151,14 @@ def _gather_letters(call: ObjectCall, blocks: Sequence[Block], parcel: Parcel) -
     letters = [np.empty(block.letter_size, np.uint8) for block in blocks]
     _gather_pieces(call, letters, np.frombuffer(parcel.letter, np.uint8))
     return [letter.tobytes() for letter in letters]
+
+
+def _gather_segment(call: ObjectCall, places: Sequence[Bytes], parcel: Parcel, index: int) -> None:
+    moves = places[call.group.rank()].size > 0
+    if call.together and moves and parcel.segments[index].is_joined:
+        call.group.all_gather_parts(places, parcel.parts(index), call.left)
+    else:
+        _gather_pieces(call, places, parcel.piece(index))
 
 
 def _gather_pieces(call: ObjectCall, places: Sequence[Bytes], mine: Bytes) -> None:

@@ -12,26 +12,30 @@ import os
 import weakref
 from typing import Any
 
-import numpy as np
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
 LARGE_BYTES = 2 << 20
-KEPT_BYTES = 512 << 20
+KEPT_BYTES = 1 << 30
 
 # Appending and popping are atomic: a finalizer may run in any thread, even in the middle of make_room.
 _kept: list[mmap.mmap] = []
 
 
-def make_room(size: int) -> Bytes:
-    """Return ``size`` bytes of memory with anything in it. Raises MemoryError."""
+def make_room(size: int) -> Any:
+    """Return an array of ``size`` bytes with anything in it. Raises MemoryError."""
+    import numpy as np  # groups that move no objects need none
+
     if size < LARGE_BYTES:
         return np.empty(size, np.uint8)
-    memory = _take(size) or _map(size)
-    room = np.frombuffer(memory, np.uint8)
+    length = -(-size // LARGE_BYTES) * LARGE_BYTES  # whole huge pages, and few lengths: more is used again
+    memory = _take(length) or _map(length)
+    room = np.frombuffer(memory, np.uint8, size)
     # Every view of the room keeps it alive; the memory outlives it by its place in the finalizer.
     weakref.finalize(room, _keep, memory, os.getpid()).atexit = False
     return room
+
+
+def let_go() -> None:
+    """Give back what is kept. What is in use is kept when its last array goes, as before."""
+    _kept.clear()
 
 
 def _take(size: int) -> mmap.mmap | None:

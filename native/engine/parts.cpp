@@ -1,0 +1,18 @@
+#include "engine/parts.hpp"
+
+#include <algorithm>
+
+namespace procgroup {
+
+void copy_parts(std::byte* to, std::span<const Part> parts, size_t offset, size_t bytes, CopyFunction copy) {
+  const auto end_of = [](const Part& part) { return part.offset + part.bytes; };
+  const size_t end = offset + bytes;
+  for (auto part = std::ranges::upper_bound(parts, offset, {}, end_of); part != parts.end() && part->offset < end;
+       ++part) {
+    const size_t first = std::max(offset, part->offset);
+    const size_t last = std::min(end, end_of(*part));
+    copy(to + (first - offset), part->data + (first - part->offset), last - first);
+  }
+}
+
+}  // namespace procgroup

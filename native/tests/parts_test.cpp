@@ -1,0 +1,122 @@
+// Arrays of bytes that lie in parts: what is copied of them, and calls that take them.
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine_fixture.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr std::byte kGap{0xEE};
+
+// An array in parts of random lengths, some of none, with gaps between some.
+struct Scattered {
+  Bytes whole;  // kGap where nothing lies
+  std::vector<Bytes> memory;
+  std::vector<Part> parts;
+
+  Scattered(unsigned seed, size_t count, size_t longest) {
+    std::mt19937 random(seed);
+    for (size_t index = 0; index < count; ++index) {
+      Bytes& part = memory.emplace_back(random() % (longest + 1));
+      for (std::byte& byte : part) byte = std::byte(random() % 200);
+      if (!part.empty()) parts.push_back({whole.size(), part.size(), part.data()});
+      whole.insert(whole.end(), part.begin(), part.end());
+      whole.insert(whole.end(), random() % 3 * 32, kGap);
+    }
+  }
+  // Whether what was received has every part, whatever lies between them.
+  bool equals(const Bytes& received) const {
+    if (received.size() != whole.size()) return false;
+    for (size_t index = 0; index < whole.size(); ++index)
+      if (whole[index] != kGap && whole[index] != received[index]) return false;
+    return true;
+  }
+};
+
+void every_range_of_an_array_is_copied() {
+  const Scattered array(1, 9, 40);
+  const size_t size = array.whole.size();
+  for (size_t begin = 0; begin <= size; ++begin) {
+    for (size_t end = begin; end <= size; ++end) {
+      Bytes copied(end - begin, kGap);
+      copy_parts(copied.data(), array.parts, begin, end - begin, copy_cached);
+      const auto first = array.whole.begin() + static_cast<std::ptrdiff_t>(begin);
+      check(std::equal(copied.begin(), copied.end(), first), "expected the parts in this range", 0);
+    }
+  }
+}
+
+Request request_of(OpKind op, const Scattered& array, int root) {
+  Request request;
+  request.descriptor.op = op;
+  request.descriptor.dtype = Dtype::kUint8;
+  request.descriptor.count = array.whole.size();
+  request.descriptor.root = root;
+  request.parts = array.parts;
+  return request;
+}
+
+// Through the caller's thread, or through the queue.
+void run(Group& group, Request& request, bool queued) {
+  NoHost host;
+  if (!queued) return group.run(request, 60, host);
+  const auto operation = group.start(request, 60);
+  while (!operation->is_over()) std::this_thread::yield();
+  check(operation->failure() == nullptr, "expected to end well", group.rank());
+}
+
+void broadcast(Group& group, const Scattered& array, bool queued) {
+  const int root = group.size() - 1;
+  Bytes received(array.whole.size());
+  Request request = request_of(OpKind::kBroadcast, array, root);
+  if (group.rank() != root) {
+    request.parts.clear();
+    request.input = request.output = received.data();
+  }
+  check(group.takes_parts(request.descriptor) == (array.whole.size() > kTiny.small_bytes), "takes", group.rank());
+  run(group, request, queued);
+  if (group.rank() != root) check(array.equals(received), "broadcast", group.rank());
+}
+
+void all_gather(Group& group, const std::vector<Scattered>& arrays, bool queued) {
+  Request request = request_of(OpKind::kAllGather, arrays[static_cast<size_t>(group.rank())], -1);
+  request.descriptor.count = 0;
+  request.descriptor.splits = 5;
+  std::vector<Bytes> received;
+  for (const Scattered& array : arrays) {
+    received.emplace_back(array.whole.size());
+    request.descriptor.count += array.whole.size();
+  }
+  for (Bytes& bytes : received) request.outputs.push_back({bytes.data(), bytes.size()});
+  run(group, request, queued);
+  for (size_t rank = 0; rank < arrays.size(); ++rank)
+    check(arrays[rank].equals(received[rank]), "all_gather", group.rank());
+}
+
+void calls_take_parts(int size, ReadingRanges reading) {
+  std::vector<Rank> world = make_world(size, reading);
+  in_all_ranks(world, [&](Group& group) {
+    for (unsigned round = 0; round < 12; ++round) {
+      broadcast(group, Scattered(round, 40, 50 + 100 * round), round % 3 == 1);
+      std::vector<Scattered> arrays;
+      for (int rank = 0; rank < size; ++rank)
+        arrays.emplace_back(100 * round + static_cast<unsigned>(rank), 30, 40 + 90 * round);
+      all_gather(group, arrays, round % 3 == 2);
+    }
+  });
+}
+
+}  // namespace
+
+int main() {
+  every_range_of_an_array_is_copied();
+  for (const int size : {2, 3, 4}) {
+    calls_take_parts(size, {});
+    calls_take_parts(size, ReadingRanges::all({.from = 0}));  // where arrays are read, those in parts are not
+  }
+}

@@ -1,0 +1,233 @@
+"""Arrays of bytes that lie in parts: what is sent of them, what is refused, and objects that travel so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import procgroup as dist
+from procgroup.api.default import SLOT
+from procgroup.groups import envelope, slabs
+from procgroup.groups.group import ProcessGroup
+from procgroup.groups.parts import CallsOfParts, Parts
+from procgroup.testing import RanksFailed, connected_groups, run_ranks
+
+both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+RANKS = (1, 2, 3, 4, 7)
+
+
+@pytest.fixture
+def small_slabs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Many segments of few bytes: larger than what travels beside an announcement, smaller than a slot."""
+    monkeypatch.setattr(envelope, "SLAB_BYTES", 100_000)
+    return iter(())
+
+
+def default_group() -> ProcessGroup:
+    group = SLOT.get().group
+    assert group is not None
+    return group
+
+
+def parts_of(rank: int, length: int) -> tuple[Parts, Any]:
+    """Return an array in five parts, one of them empty, with gaps, and the same array whole."""
+    memory = [bytes([rank + index]) * (length * (index % 3)) for index in range(5)]
+    offsets = [index * (2 * length + 64) for index in range(5)]
+    whole = np.zeros(offsets[-1] + len(memory[-1]), np.uint8)
+    for offset, part in zip(offsets, memory, strict=True):
+        whole[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
+    return Parts([memoryview(part) for part in memory], offsets, whole.size), whole
+
+
+def same_parts(received: Any, parts: Parts) -> bool:
+    pairs = zip(parts.offsets, parts.buffers, strict=True)
+    return all(received[offset : offset + part.nbytes].tobytes() == part for offset, part in pairs)
+
+
+@pytest.mark.parametrize("length", [0, 1, 1000, 60_000, 1_000_000])
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts_arrive_as_one_array(size: int, length: int) -> None:
+    def play() -> None:
+        group, rank = default_group(), dist.get_rank()
+        assert group.takes_parts
+        for root in range(size):
+            parts, whole = parts_of(root, length)
+            received = np.zeros_like(whole)
+            if rank == root:
+                group.broadcast_parts(parts, 20.0)
+            else:
+                group.broadcast(received, root)
+                assert same_parts(received, parts)
+        outputs = [np.zeros_like(parts_of(rank, length + rank)[1]) for rank in range(size)]
+        group.all_gather_parts(outputs, parts_of(rank, length + rank)[0], 20.0)
+        assert all(same_parts(outputs[rank], parts_of(rank, length + rank)[0]) for rank in range(size))
+
+    run_ranks(play, size, transport="shm")
+
+
+def test_parts_are_packed_where_no_memory_is_shared() -> None:
+    def play() -> None:
+        group, rank = default_group(), dist.get_rank()
+        assert not group.takes_parts
+        native = group._backend._group  # type: ignore[attr-defined]
+        parts, whole = parts_of(0, 50_000)
+        received = np.zeros_like(whole)
+        if rank == 0:
+            native.broadcast_parts(*parts, 20.0)
+        else:
+            group.broadcast(received, 0)
+            assert (received == whole).all()
+        outputs = [np.zeros_like(whole) for _ in range(2)]
+        native.all_gather_parts(outputs, *parts_of(rank, 50_000)[0], 20.0)
+        assert all((outputs[rank] == parts_of(rank, 50_000)[1]).all() for rank in range(2))
+
+    run_ranks(play, 2, transport="tcp")
+
+
+@pytest.mark.parametrize(
+    ("buffers", "offsets", "nbytes", "error"),
+    [
+        ([b"ab", b"cd"], [0], 4, ValueError),
+        ([b"ab", b"cd"], [0, 1], 4, ValueError),
+        ([b"ab", b"cd"], [2, 0], 4, ValueError),
+        ([b"ab", b"cd"], [0, 3], 4, ValueError),
+        ([b"ab"], [5], 4, ValueError),
+        ([b"ab"], [-1], 4, (ValueError, TypeError, RuntimeError)),
+        ([np.zeros((4, 4))[:, :2]], [0], 64, (ValueError, BufferError)),
+        ([5], [0], 4, TypeError),
+    ],
+)
+def test_parts_that_make_no_array_are_refused(buffers: Any, offsets: Any, nbytes: int, error: Any) -> None:
+    def play() -> None:
+        with pytest.raises(error):
+            default_group().broadcast_parts(Parts(buffers, offsets, nbytes), 5.0)
+        dist.barrier()
+
+    run_ranks(play, 2, transport="shm")
+
+
+def test_outputs_that_do_not_fit_are_refused() -> None:
+    def play() -> None:
+        parts, whole = parts_of(0, 1000)
+        for outputs in ([whole.copy(), whole[:-1].copy()], [whole.copy().view(np.int8)] * 2, [whole] * 2, [whole]):
+            wrong = outputs if dist.get_rank() else outputs[::-1]
+            with pytest.raises((ValueError, TypeError)):
+                default_group().all_gather_parts(wrong, parts, 5.0)
+        dist.barrier()
+
+    run_ranks(play, 2, transport="shm")
+
+
+def test_an_ended_group_refuses_parts() -> None:
+    with connected_groups(2, transport="shm") as groups:
+        groups[0].shutdown()
+        with pytest.raises(dist.GroupDestroyed):
+            groups[0].broadcast_parts(parts_of(0, 10)[0], 5.0)
+
+
+def mixture(rank: int) -> dict[str, Any]:
+    """Arrays of all sizes around the limits of a segment, some of no bytes, some that do not lie in one piece."""
+    return {
+        "empty": [np.zeros((0, 3)), np.zeros(0, np.int8)],
+        "small": [np.full(index, rank, np.uint8) for index in range(200)],
+        "limits": [np.full(100_000 + step, rank + 1, np.uint8) for step in (-65, -64, -1, 0, 1, 64)],
+        "strided": np.arange(90_000.0).reshape(300, 300)[::2, ::3],
+        "fortran": np.asfortranarray(np.arange(30_000).reshape(100, 300)),
+        "many": [np.full(30_000, index * (rank + 1), np.int32) for index in range(5 * (rank % 3))],
+        "text": "x" * 250_000,
+    }
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+    return bool(left == right)
+
+
+@both_transports
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.usefixtures("small_slabs")
+def test_objects_of_many_segments_arrive(size: int, transport: str) -> None:
+    def play() -> None:
+        rank = dist.get_rank()
+        for safe in (False, True):
+            gathered: list[Any] = [None] * size
+            dist.all_gather_object(gathered, mixture(rank), safe=safe)
+            assert same(gathered, [mixture(each) for each in range(size)])
+            root = size - 1
+            shared = [mixture(root), None, mixture(root + 1)] if rank == root else [None] * 3
+            dist.broadcast_object_list(shared, src=root, safe=safe)
+            assert same(shared, [mixture(root), None, mixture(root + 1)])
+        # Small here and large there: what travels beside the announcement, and what does not.
+        gathered = [None] * size
+        dist.all_gather_object(gathered, mixture(rank) if rank == 1 else rank)
+        assert same(gathered, [mixture(each) if each == 1 else each for each in range(size)])
+
+    run_ranks(play, size, transport=transport, timeout=60)
+
+
+@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize("op", ["all_gather_object", "broadcast_object_list"])
+def test_an_interrupt_between_two_segments_ends_the_others(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verb = "all_gather_parts" if op == "all_gather_object" else "broadcast_parts"
+    ordinary = getattr(CallsOfParts, verb)
+    calls: list[int] = []
+
+    def interrupted(group: ProcessGroup, *arguments: Any) -> None:
+        if group.rank() == 0 and calls.count(0) == 2:
+            raise KeyboardInterrupt
+        calls.append(group.rank())
+        ordinary(group, *arguments)
+
+    monkeypatch.setattr(CallsOfParts, verb, interrupted)
+    arrays = [np.ones(9_000, np.uint8) for _ in range(100)]
+
+    def play() -> None:
+        if op == "all_gather_object":
+            dist.all_gather_object([None] * 2, arrays)
+        else:
+            dist.broadcast_object_list([arrays])
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(play, 2, transport="shm")
+    assert time.monotonic() - began < 10
+    monkeypatch.undo()
+    run_ranks(play, 2, transport="shm")
+
+
+def test_a_peer_that_fails_between_two_segments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = CallsOfParts.all_gather_parts
+
+    def failing(group: ProcessGroup, outputs: Any, parts: Parts, timeout: float) -> None:
+        if group.rank() == 1:
+            raise OSError("broken")
+        ordinary(group, outputs, parts, timeout)
+
+    monkeypatch.setattr(CallsOfParts, "all_gather_parts", failing)
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(lambda: dist.all_gather_object([None] * 2, [np.ones(9_000)] * 3), 2, transport="shm")
+    assert isinstance(caught.value.errors[1], OSError)
+    assert isinstance(caught.value.errors[0], (dist.PeerFailed, dist.PeerLost))
+
+
+def test_room_is_let_go_when_a_group_ends_and_received_arrays_stay() -> None:
+    slabs.let_go()
+
+    def play() -> Any:
+        gathered: list[Any] = [None] * 2
+        for _ in range(2):
+            dist.all_gather_object(gathered, [np.full(1 << 20, dist.get_rank(), np.uint8)] * 5)
+        return gathered
+
+    received = run_ranks(play, 2, transport="shm")
+    assert not slabs._kept
+    assert all((array == rank).all() for gathered in received for rank in range(2) for array in gathered[rank])
