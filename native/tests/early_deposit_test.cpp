@@ -41,6 +41,10 @@ struct Member {
 };
 
 class World {
+  // Before `members`, which hold what is theirs.
+  std::vector<Rank> ranks_;
+  std::vector<const Arena*> arenas_;
+
  public:
   explicit World(int size) : ranks_(make_world(size)), arenas_(arenas_of(ranks_)) {
     for (int rank = 0; rank < size; ++rank) members.emplace_back(state_of(ranks_, rank, arenas_));
@@ -75,9 +79,6 @@ class World {
     for (size_t index = 0; index < count; ++index) data[index] = sum(size, index) + size * sequence * 1'000'000;
     return data;
   }
-
-  std::vector<Rank> ranks_;
-  std::vector<const Arena*> arenas_;
 };
 
 void a_root_deposits_one_call_ahead() {
