@@ -1,0 +1,214 @@
+#include "store/server_loop.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+namespace procgroup::store {
+namespace {
+
+constexpr uint64_t kListenerId = 0;
+constexpr uint64_t kWakeId = 1;
+constexpr int kEventsPerTurn = 256;
+constexpr int kAcceptsPerTurn = 256;
+constexpr int kReadsOfRefused = 16;
+// How long to stop accepting when the process has no descriptor left.
+constexpr int64_t kAcceptPauseNs = 100'000'000;
+
+[[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+std::string describe(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (address.ss_family == AF_INET) {
+    const auto& four = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &four.sin_addr, text, sizeof text);
+    return std::string(text).append(":").append(std::to_string(ntohs(four.sin_port)));
+  }
+  const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
+  inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof text);
+  return std::string("[").append(text).append("]:").append(std::to_string(ntohs(six.sin6_port)));
+}
+
+void set_option(int socket, int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof value); }
+
+// Small replies go at once; a client whose host died is noticed within about half a minute.
+void configure(int socket) {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 15);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+}  // namespace
+
+Server::Loop::Loop(int listener, int port, Identity identity, Shared& shared)
+    : listener_(listener),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      port_(port),
+      identity_(std::move(identity)),
+      shared_(shared),
+      table_([this](Ticket ticket, Answer&& answer) { deliver(ticket, std::move(answer)); }) {
+  if (!epoll_) fail("epoll_create1");
+  if (!wake_) fail("eventfd");
+  fcntl(listener, F_SETFL, fcntl(listener, F_GETFL) | O_NONBLOCK);
+  fcntl(listener, F_SETFD, FD_CLOEXEC);
+  if (!watch(EPOLL_CTL_ADD, listener, EPOLLIN, kListenerId)) fail("epoll_ctl");
+  if (!watch(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, kWakeId)) fail("epoll_ctl");
+}
+
+void Server::Loop::run() {
+  epoll_event events[kEventsPerTurn];
+  while (!shared_.stopping.load(std::memory_order_acquire)) {
+    if (shared_.draining.load(std::memory_order_acquire) && handshakes_.empty() &&
+        shared_.guests.load(std::memory_order_relaxed) == 0) {
+      break;
+    }
+    const int count = epoll_wait(epoll_.get(), events, kEventsPerTurn, milliseconds_to_next_deadline());
+    for (int i = 0; i < count; ++i) turn(events[i]);
+    if (accept_again_.at_ns != Deadline::never().at_ns && accept_again_.passed()) resume_accepting();
+    if (!doomed_.empty()) bury_the_doomed();
+    if (!handshakes_.empty()) end_late_handshakes();
+  }
+  listener_.reset();
+  connections_.clear();
+  shared_.guests.store(0, std::memory_order_release);
+  shared_.running.store(false, std::memory_order_release);
+}
+
+void Server::Loop::turn(const epoll_event& event) {
+  if (event.data.u64 == kListenerId) return accept_some();
+  if (event.data.u64 == kWakeId) {
+    uint64_t times;
+    [[maybe_unused]] const ssize_t got = read(wake_.get(), &times, sizeof times);
+    return;
+  }
+  const auto found = connections_.find(event.data.u64);
+  if (found == connections_.end() || found->second->doomed) return;
+  Connection& connection = *found->second;
+  if (event.events & EPOLLOUT) write_to(connection);
+  if (connection.doomed) return;
+  if (event.events & EPOLLIN) {
+    read_from(connection);
+  } else if (event.events & (EPOLLERR | EPOLLHUP)) {
+    doom(connection);
+  }
+}
+
+void Server::Loop::accept_some() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    const int number =
+        accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (number >= 0) {
+      admit(FileDescriptor(number), address);
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      return pause_accepting();
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      return;
+    }
+  }
+}
+
+void Server::Loop::pause_accepting() {
+  log("cannot accept more connections now (" + std::generic_category().message(errno) + "); raise `ulimit -n`");
+  watch(EPOLL_CTL_MOD, listener_.get(), 0, kListenerId);
+  accept_again_ = {now_ns() + kAcceptPauseNs};
+}
+
+void Server::Loop::resume_accepting() {
+  watch(EPOLL_CTL_MOD, listener_.get(), EPOLLIN, kListenerId);
+  accept_again_ = Deadline::never();
+}
+
+void Server::Loop::admit(FileDescriptor socket, const sockaddr_storage& address) {
+  configure(socket.get());
+  const uint64_t id = next_id_++;
+  auto connection = std::make_unique<Connection>(id, std::move(socket), describe(address));
+  if (connections_.size() >= kMaxConnections) {
+    const Welcome full = make_refusal(identity_, Admission::kFull);
+    connection->send({reinterpret_cast<const char*>(&full), sizeof full});
+    return log("refused " + connection->peer + ": " + std::to_string(kMaxConnections) + " connections are open");
+  }
+  if (!watch(EPOLL_CTL_ADD, connection->socket.get(), EPOLLIN, id)) {
+    return log("refused " + connection->peer + ": " + std::generic_category().message(errno));
+  }
+  handshakes_.emplace_back(Deadline::after(kHandshakeSeconds), id);
+  connections_.emplace(id, std::move(connection));
+}
+
+void Server::Loop::refuse(Connection& connection, const std::string& reason) {
+  log("closed the connection from " + connection.peer + ": " + reason);
+  // Let a refusal that was sent arrive: a reset would overtake it if unread bytes were left.
+  shutdown(connection.socket.get(), SHUT_WR);
+  for (int i = 0; i < kReadsOfRefused && connection.receive() == Connection::Receipt::kSome; ++i) {
+    connection.use(connection.input().size());
+  }
+  doom(connection);
+}
+
+void Server::Loop::doom(Connection& connection) {
+  if (connection.doomed) return;
+  connection.doomed = true;
+  doomed_.push_back(connection.id);
+}
+
+void Server::Loop::bury_the_doomed() {
+  for (const uint64_t id : doomed_) {
+    const auto found = connections_.find(id);
+    const Connection& connection = *found->second;
+    table_.forget(id);
+    if (connection.state == Connection::State::kOpen && !(connection.hello.flags & kHost)) {
+      shared_.guests.fetch_sub(1, std::memory_order_release);
+    }
+    connections_.erase(found);
+  }
+  doomed_.clear();
+}
+
+void Server::Loop::end_late_handshakes() {
+  while (!handshakes_.empty()) {
+    const auto [deadline, id] = handshakes_.front();
+    const auto found = connections_.find(id);
+    const bool over = found == connections_.end() || found->second->state == Connection::State::kOpen;
+    if (!over && !deadline.passed()) return;
+    handshakes_.pop_front();
+    if (!over) refuse(*found->second, "no complete handshake within " + std::to_string(int(kHandshakeSeconds)) + " s");
+  }
+  bury_the_doomed();
+}
+
+int Server::Loop::milliseconds_to_next_deadline() const {
+  const int64_t handshake = handshakes_.empty() ? Deadline::never().at_ns : handshakes_.front().first.at_ns;
+  const int64_t next = std::min(handshake, accept_again_.at_ns);
+  if (next == Deadline::never().at_ns) return -1;
+  return static_cast<int>(Deadline{next}.remaining_ns(int64_t{60} * 1'000'000'000) / 1'000'000) + 1;
+}
+
+bool Server::Loop::watch(int operation, int descriptor, uint32_t events, uint64_t id) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  return epoll_ctl(epoll_.get(), operation, descriptor, &event) == 0;
+}
+
+// Never waits: a stderr that nobody reads must not stop the store.
+void Server::Loop::log(const std::string& text) const {
+  const std::string line = "procgroup store on port " + std::to_string(port_) + ": " + text + "\n";
+  pollfd out{STDERR_FILENO, POLLOUT, 0};
+  if (poll(&out, 1, 0) != 1 || !(out.revents & POLLOUT)) return;
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace procgroup::store

@@ -1,0 +1,72 @@
+// The server's thread: every connection, and the table that they ask.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "store/connection.hpp"
+#include "store/server.hpp"
+#include "store/table.hpp"
+
+struct epoll_event;
+
+namespace procgroup::store {
+
+// server_loop.cpp accepts, polls and ends connections; server_requests.cpp reads what they ask, and answers.
+class Server::Loop {
+ public:
+  Loop(int listener, int port, Identity identity, Shared& shared);
+  void run();
+  int waker() const { return wake_.get(); }
+
+ private:
+  // The listener and the eventfd have the numbers before it.
+  static constexpr uint64_t kFirstConnectionId = 2;
+
+  void turn(const epoll_event& event);
+  void accept_some();
+  void pause_accepting();
+  void resume_accepting();
+  void admit(FileDescriptor socket, const sockaddr_storage& address);
+  void read_from(Connection& connection);
+  void use_input(Connection& connection);
+  size_t use_one(Connection& connection, std::string_view input);
+  size_t use_hello(Connection& connection, std::string_view input);
+  size_t use_proof(Connection& connection, std::string_view input);
+  size_t use_frame(Connection& connection, std::string_view input);
+  void open(Connection& connection);
+  void write_to(Connection& connection);
+  void after_send(Connection& connection, bool ok);
+  void deliver(Ticket ticket, Answer&& answer);
+  void refuse(Connection& connection, const std::string& reason);
+  void doom(Connection& connection);
+  void bury_the_doomed();
+  void end_late_handshakes();
+  int milliseconds_to_next_deadline() const;
+  bool watch(int operation, int descriptor, uint32_t events, uint64_t id);
+  void log(const std::string& text) const;
+
+  FileDescriptor listener_;
+  FileDescriptor epoll_;
+  FileDescriptor wake_;
+  const int port_;
+  const Identity identity_;
+  Shared& shared_;
+  Table table_;
+  uint64_t next_id_ = kFirstConnectionId;
+  std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
+  std::deque<std::pair<Deadline, uint64_t>> handshakes_;
+  std::vector<uint64_t> doomed_;
+  Deadline accept_again_ = Deadline::never();
+};
+
+}  // namespace procgroup::store

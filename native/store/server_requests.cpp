@@ -1,0 +1,144 @@
+// What connections say, from the handshake on, and what they are answered.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "store/server_loop.hpp"
+
+namespace procgroup::store {
+namespace {
+
+// The first bytes of something foreign, fit for a log line.
+std::string printable(std::string_view bytes) {
+  std::string text(bytes.substr(0, 24));
+  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 32 || c > 126; }, '.');
+  return text;
+}
+
+}  // namespace
+
+void Server::Loop::read_from(Connection& connection) {
+  switch (connection.receive()) {
+    case Connection::Receipt::kSome:
+      return use_input(connection);
+    case Connection::Receipt::kNothing:
+      return;
+    case Connection::Receipt::kClosed:
+      return doom(connection);
+  }
+}
+
+void Server::Loop::use_input(Connection& connection) {
+  try {
+    while (!connection.doomed && !connection.has_output()) {
+      const std::string_view input = connection.input();
+      const size_t used = input.empty() ? 0 : use_one(connection, input);
+      if (used == 0) return;
+      connection.use(used);
+    }
+  } catch (const ProtocolError& error) {
+    refuse(connection, error.reason);
+  } catch (const std::bad_alloc&) {
+    refuse(connection, "its request needs more memory than there is");
+  }
+}
+
+// Returns how many bytes were used; 0: more have to come first.
+size_t Server::Loop::use_one(Connection& connection, std::string_view input) {
+  switch (connection.state) {
+    case Connection::State::kHello:
+      return use_hello(connection, input);
+    case Connection::State::kProof:
+      return use_proof(connection, input);
+    case Connection::State::kOpen:
+      return use_frame(connection, input);
+  }
+  return 0;
+}
+
+size_t Server::Loop::use_hello(Connection& connection, std::string_view input) {
+  if (!kMagic.starts_with(input.substr(0, kMagic.size()))) {
+    throw ProtocolError{"it does not speak the store's protocol; its first bytes: '" + printable(input) + "'"};
+  }
+  if (input.size() < sizeof(Hello)) return 0;
+  std::memcpy(&connection.hello, input.data(), sizeof(Hello));
+  connection.welcome = make_welcome(identity_, connection.hello);
+  const Welcome& welcome = connection.welcome;
+  after_send(connection, connection.send({reinterpret_cast<const char*>(&welcome), sizeof welcome}));
+  switch (static_cast<Admission>(welcome.admission)) {
+    case Admission::kWelcome:
+      break;
+    case Admission::kOtherJob:
+      throw ProtocolError{"it belongs to job '" + printable(job_of(connection.hello.job)) + "'"};
+    case Admission::kKeyNeeded:
+      throw ProtocolError{"it does not know the job's key"};
+    default:
+      throw ProtocolError{"it speaks version " + std::to_string(connection.hello.version) + " of the protocol"};
+  }
+  if (identity_.job_key.empty()) {
+    open(connection);
+  } else {
+    connection.state = Connection::State::kProof;
+  }
+  return sizeof(Hello);
+}
+
+size_t Server::Loop::use_proof(Connection& connection, std::string_view input) {
+  Digest proof;
+  if (input.size() < proof.size()) return 0;
+  std::memcpy(proof.data(), input.data(), proof.size());
+  const bool holds = same_digest(proof, client_proof(identity_, connection.hello, connection.welcome));
+  const auto verdict = static_cast<uint32_t>(holds ? Admission::kWelcome : Admission::kWrongKey);
+  after_send(connection, connection.send({reinterpret_cast<const char*>(&verdict), sizeof verdict}));
+  if (!holds) throw ProtocolError{"its job key is a different one"};
+  open(connection);
+  return proof.size();
+}
+
+void Server::Loop::open(Connection& connection) {
+  connection.state = Connection::State::kOpen;
+  if (!(connection.hello.flags & kHost)) shared_.guests.fetch_add(1, std::memory_order_release);
+  if (connection.hello.flags & kJoins) table_.join(client_of(connection.hello));
+}
+
+size_t Server::Loop::use_frame(Connection& connection, std::string_view input) {
+  Header header;
+  if (input.size() < sizeof header) return 0;
+  std::memcpy(&header, input.data(), sizeof header);
+  if (header.length > kMaxFrameBytes) {
+    throw ProtocolError{"a frame of " + std::to_string(header.length) + " bytes, more than the limit of " +
+                        std::to_string(kMaxFrameBytes)};
+  }
+  const size_t whole = sizeof header + header.length;
+  if (input.size() < whole) return 0;
+  if (table_.waits_of(connection.id) >= kMaxWaitsPerConnection && static_cast<Op>(header.op) != Op::kCancel) {
+    throw ProtocolError{"more than " + std::to_string(kMaxWaitsPerConnection) + " requests that wait"};
+  }
+  shared_.requests.fetch_add(1, std::memory_order_relaxed);
+  table_.run({connection.id, header.request}, static_cast<Op>(header.op), input.substr(sizeof header, header.length));
+  return whole;
+}
+
+void Server::Loop::deliver(Ticket ticket, Answer&& answer) {
+  const auto found = connections_.find(ticket.connection);
+  if (found == connections_.end() || found->second->doomed) return;
+  after_send(*found->second, found->second->send(ticket.request, answer));
+}
+
+void Server::Loop::write_to(Connection& connection) {
+  after_send(connection, connection.flush());
+  // What came while its output was stuck has been waiting for this.
+  if (!connection.doomed && !connection.has_output()) use_input(connection);
+}
+
+void Server::Loop::after_send(Connection& connection, bool ok) {
+  if (!ok) return doom(connection);
+  if (connection.has_output() == connection.polls_writable) return;
+  connection.polls_writable = connection.has_output();
+  const uint32_t events = connection.polls_writable ? EPOLLOUT : EPOLLIN;
+  if (!watch(EPOLL_CTL_MOD, connection.socket.get(), events, connection.id)) doom(connection);
+}
+
+}  // namespace procgroup::store
