@@ -14,6 +14,14 @@
 
 namespace procgroup {
 
+void copy_by_library(void* to, const void* from, size_t bytes) {
+  if (bytes != 0) std::memcpy(to, from, bytes);  // either may be null else
+}
+
+void copy_cached(void* to, const void* from, size_t bytes) {
+  has_fast_string_copies() ? copy_by_library(to, from, bytes) : copy_by_lines(to, from, bytes);
+}
+
 #if defined(PROCGROUP_STREAMS)
 
 namespace {
@@ -42,7 +50,7 @@ void stream(__m128i* target, __m128i value) { _mm_stream_si128(target, value); }
 
 // What comes before the first whole block of the destination, and after the last, is left to memcpy.
 template <void Store(__m128i*, __m128i)>
-void copy_lines(void* to, const void* from, size_t bytes) {
+void copy_with(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;  // either may be null then
   const size_t before = std::min(bytes, -reinterpret_cast<uintptr_t>(to) % kBlock);
   const size_t blocks = (bytes - before) / kBlock;
@@ -56,21 +64,16 @@ void copy_lines(void* to, const void* from, size_t bytes) {
 
 }  // namespace
 
-void copy_cached(void* to, const void* from, size_t bytes) {
-  if (bytes == 0) return;  // either may be null then
-  has_fast_string_copies() ? static_cast<void>(std::memcpy(to, from, bytes)) : copy_lines<store>(to, from, bytes);
-}
+void copy_by_lines(void* to, const void* from, size_t bytes) { copy_with<store>(to, from, bytes); }
 
 void copy_streaming(void* to, const void* from, size_t bytes) {
-  copy_lines<stream>(to, from, bytes);
+  copy_with<stream>(to, from, bytes);
   _mm_sfence();  // before what is published next: streaming stores are not ordered with others
 }
 
 #else
 
-void copy_cached(void* to, const void* from, size_t bytes) {
-  if (bytes != 0) std::memcpy(to, from, bytes);  // either may be null else
-}
+void copy_by_lines(void* to, const void* from, size_t bytes) { copy_by_library(to, from, bytes); }
 void copy_streaming(void* to, const void* from, size_t bytes) { copy_cached(to, from, bytes); }
 
 #endif

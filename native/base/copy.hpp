@@ -1,6 +1,4 @@
 // Copying large ranges of bytes that do not overlap.
-//
-// The C library's memcpy uses `rep movsb` for them: base/processor.hpp says where that is good.
 #pragma once
 
 #include <cstddef>
@@ -13,5 +11,10 @@ void copy_cached(void* to, const void* from, size_t bytes);
 void copy_streaming(void* to, const void* from, size_t bytes);
 
 using CopyFunction = void (*)(void* to, const void* from, size_t bytes);
+
+// The two that copy_cached() chooses from. The C library's memcpy uses `rep movsb` for large ranges: base/processor.hpp
+// says where that is good.
+void copy_by_library(void* to, const void* from, size_t bytes);
+void copy_by_lines(void* to, const void* from, size_t bytes);
 
 }  // namespace procgroup

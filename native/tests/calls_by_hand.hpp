@@ -15,10 +15,17 @@ inline std::vector<const Arena*> arenas_of(const std::vector<Rank>& world) {
   return arenas;
 }
 
-inline SharedState state_of(std::vector<Rank>& world, int rank, const std::vector<const Arena*>& arenas) {
+// In a group whose memory lies there.
+inline SharedState state_at(const std::vector<uint64_t>& offsets, std::vector<Rank>& world, int rank,
+                            const std::vector<const Arena*>& arenas) {
   std::vector<GroupMemoryView> views;
-  for (size_t member = 0; member < world.size(); ++member)
-    views.emplace_back(*arenas[member], world[member].group->offset(), world.size(), kTiny);
+  std::vector<const PeerMemory*> peers;
+  const Engine& mine = *world[static_cast<size_t>(rank)].engine;
+  for (size_t member = 0; member < world.size(); ++member) {
+    views.emplace_back(*arenas[member], offsets[member], world.size(), kTiny);
+    const int peer = static_cast<int>(member);
+    peers.push_back(peer == rank ? nullptr : mine.peer_memory(peer));
+  }
   GroupHeap& heap = world[static_cast<size_t>(rank)].engine->heap();
   auto staging = std::make_unique<Staging>(heap.small_pool(kTiny), heap.slots_pool(kTiny), views, rank);
   return {.rank = rank,
@@ -33,8 +40,14 @@ inline SharedState state_of(std::vector<Rank>& world, int rank, const std::vecto
           .sources = std::vector<const void*>(views.size()),
           .direct_bytes = 0,
           .exchanged_bytes = 8000,
-          .peers = {},
+          .peers = std::move(peers),
           .reading = {}};
+}
+
+inline SharedState state_of(std::vector<Rank>& world, int rank, const std::vector<const Arena*>& arenas) {
+  std::vector<uint64_t> offsets;
+  for (const Rank& member : world) offsets.push_back(member.group->offset());
+  return state_at(offsets, world, rank, arenas);
 }
 
 }  // namespace procgroup

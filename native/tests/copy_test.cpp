@@ -1,4 +1,5 @@
-// Copies move exactly the bytes they are asked for, wherever source and destination begin.
+// Copies move exactly the bytes they are asked for, wherever source and destination begin: also those that are not
+// used on this processor.
 #include "base/copy.hpp"
 
 #include <cstdio>
@@ -30,7 +31,7 @@ void copies(CopyFunction copy, size_t to, size_t from, size_t bytes) {
 
 int main() {
   using namespace procgroup;
-  for (const CopyFunction copy : {copy_cached, copy_streaming})
+  for (const CopyFunction copy : {copy_by_library, copy_by_lines, copy_cached, copy_streaming})
     for (const size_t to : {0, 1, 16, 63})
       for (const size_t from : {0, 1, 8, 63})
         for (const size_t bytes : {0, 1, 15, 63, 64, 65, 127, 128, 1000, 4096, 10'001})

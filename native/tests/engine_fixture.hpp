@@ -28,7 +28,8 @@ struct Rank {
 // A small layout, so that few elements already take many chunks.
 inline constexpr GroupLayout kTiny{.small_bytes = 256, .slot_bytes = 1024, .chunk_bytes = 1024};
 
-inline std::vector<Rank> make_world(int size, ReadingRanges reading = ReadingRanges::for_this_processor()) {
+inline std::vector<Rank> make_world(int size, ReadingRanges reading = ReadingRanges::for_this_processor(),
+                                    GroupLayout layout = kTiny) {
   std::vector<Rank> world(static_cast<size_t>(size));
   std::vector<int> members(static_cast<size_t>(size));
   std::iota(members.begin(), members.end(), 0);
@@ -50,7 +51,7 @@ inline std::vector<Rank> make_world(int size, ReadingRanges reading = ReadingRan
                                              .name = "test",
                                              .members = members,
                                              .rank = rank,
-                                             .layout = kTiny,
+                                             .layout = layout,
                                              .exchanged_bytes = 8000,
                                              .reading = reading});
     offsets.push_back(mine.group->offset());
