@@ -14,6 +14,8 @@ namespace {
 constexpr size_t kSharedBlockBytes = 16 * 1024;
 // What the kernel reads is combined from the second-level cache.
 constexpr size_t kScratchBytes = 128 * 1024;
+// What is moved in one turn, so that deadlines, deaths and Ctrl-C are heard in time.
+constexpr size_t kTurnBytes = size_t{64} << 20;
 // A process that is being killed cannot be read any more some time before its life word says that it ended.
 constexpr int64_t kUnreadablePatienceNs = 1'000'000'000;
 
@@ -42,7 +44,10 @@ bool PlanRun::is_free(int slot) {
 bool PlanRun::advance() {
   if (stalled_on_ >= 0) return stay_stalled();
   const std::vector<Step>& steps = state_.plan.steps;
-  while (step_ < steps.size() && run(steps[step_])) ++step_;
+  for (size_t bytes = 0; step_ < steps.size() && bytes < kTurnBytes; ++step_) {
+    if (!run(steps[step_])) return false;
+    bytes += steps[step_].bytes;
+  }
   return step_ == steps.size();
 }
 

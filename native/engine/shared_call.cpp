@@ -1,5 +1,8 @@
 #include "engine/shared_call.hpp"
 
+#include <exception>
+#include <string>
+
 #include "base/clock.hpp"
 #include "engine/lending.hpp"
 #include "engine/pair_mismatch.hpp"
@@ -18,7 +21,17 @@ constexpr int64_t kMismatchPatienceNs = 1'000'000'000;
 SharedCall::SharedCall(SharedState& state, const Request& request)
     : state_(state), request_(request), run_(state, request), fingerprint_(request.descriptor.fingerprint()) {}
 
+// Memory may be refused, and what a peer wrote may lead out of its arena: both end the call, on whatever thread.
 Progress SharedCall::advance() {
+  try {
+    return advance_phase();
+  } catch (const std::exception& error) {
+    give_up({.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()});
+    return Progress::kDone;
+  }
+}
+
+Progress SharedCall::advance_phase() {
   switch (phase_) {
     case Phase::kAnnounce:
       announce();

@@ -30,6 +30,7 @@ class SharedCall final : public Operation {
  private:
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
 
+  Progress advance_phase();
   void announce();
   void show_and_deposit();
   void take_slots();
