@@ -29,7 +29,10 @@ def send(
         chosen = choose(group, "send")
         if chosen is None:
             return
-    chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, False, timeout)
+    destination = chosen.group_ranks.get(dst) if group_dst is None and dst.__class__ is int else None
+    if destination is None:
+        destination = group_rank_of(chosen, dst, group_dst)
+    chosen.send(tensor, destination, tag, False, timeout)
 
 
 def isend(
@@ -64,7 +67,9 @@ def recv(
         chosen = choose(group, "recv")
         if chosen is None:
             return -1
-    source = None if src is None and group_src is None else group_rank_of(chosen, src, group_src)
+    source = chosen.group_ranks.get(src) if group_src is None and src.__class__ is int else None
+    if source is None:
+        source = _source(chosen, src, group_src)
     return chosen.members[chosen.recv(tensor, source, tag, timeout)]
 
 
