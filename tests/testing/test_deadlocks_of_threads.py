@@ -1,6 +1,7 @@
 """Ranks that are threads and wait for each other in a circle are told so long before the world's deadline.
 
-Nothing else is taken for a circle: a rank that is late, or a call that a thread of a rank's own is going to make.
+Nothing else is taken for a circle: a rank that is late, or a call that another thread is going to make. A thread that
+another test has left behind might make one; so each of these tests plays in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 
 import procgroup as dist
 from procgroup.testing import RanksFailed, run_ranks
+from world import run
 
 both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
@@ -26,13 +28,11 @@ LONG = 0.6
 def deadlocks(function: Callable[[], Any], size: int, transport: str) -> dict[int, BaseException]:
     """Return what each rank raised. At the deadline it would be RanksTimeout; a circle takes some 0.2 seconds."""
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(function, size, transport=transport, timeout=40)
+        run_ranks(function, size, transport=transport, timeout=25)
     return dict(caught.value.errors)
 
 
-@both_transports
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_circle_of_receives_is_told_to_each_of_its_ranks(size: int, transport: str) -> None:
+def receive_in_a_circle(rank: int, world_size: int, size: int, transport: str) -> None:
     errors = deadlocks(lambda: dist.recv(np.zeros(1), (dist.get_rank() + 1) % size), size, transport)
     assert sorted(errors) == list(range(size))
     for error in errors.values():
@@ -42,7 +42,12 @@ def test_a_circle_of_receives_is_told_to_each_of_its_ranks(size: int, transport:
 
 
 @both_transports
-def test_a_receive_against_a_collective_is_one_too(transport: str) -> None:
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_circle_of_receives_is_told_to_each_of_its_ranks(size: int, transport: str) -> None:
+    run(receive_in_a_circle, 1, args=(size, transport))
+
+
+def meet_or_receive(rank: int, world_size: int, transport: str) -> None:
     def meet_or_receive() -> None:
         if dist.get_rank() == 1:
             dist.recv(np.zeros(1), 0)
@@ -55,7 +60,11 @@ def test_a_receive_against_a_collective_is_one_too(transport: str) -> None:
 
 
 @both_transports
-def test_the_group_goes_on_after_a_circle_of_messages(transport: str) -> None:
+def test_a_receive_against_a_collective_is_one_too(transport: str) -> None:
+    run(meet_or_receive, 1, args=(transport,))
+
+
+def receive_and_go_on(rank: int, world_size: int, transport: str) -> None:
     def receive_and_go_on() -> float:
         for _ in range(3):
             with pytest.raises(dist.Deadlock):
@@ -68,9 +77,11 @@ def test_the_group_goes_on_after_a_circle_of_messages(transport: str) -> None:
 
 
 @both_transports
-def test_a_late_rank_is_no_deadlock(transport: str) -> None:
-    """A token goes round, at random speed, while every other rank waits for it."""
+def test_the_group_goes_on_after_a_circle_of_messages(transport: str) -> None:
+    run(receive_and_go_on, 1, args=(transport,))
 
+
+def pass_a_token(rank: int, world_size: int, transport: str) -> None:
     def pass_on() -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         pause, token = random.Random(rank), np.zeros(1)
@@ -83,11 +94,16 @@ def test_a_late_rank_is_no_deadlock(transport: str) -> None:
                 dist.recv(token, size - 1)
         dist.barrier()
 
-    run_ranks(pass_on, 3, transport=transport, timeout=30)
+    run_ranks(pass_on, 3, transport=transport, timeout=25)
 
 
 @both_transports
-def test_a_thread_of_a_rank_may_still_send(transport: str) -> None:
+def test_a_late_rank_is_no_deadlock(transport: str) -> None:
+    """A token goes round, at random speed, while every other rank waits for it."""
+    run(pass_a_token, 1, args=(transport,))
+
+
+def send_later(rank: int, world_size: int, transport: str) -> None:
     def send_later() -> None:
         peer, got, group = 1 - dist.get_rank(), np.zeros(1), dist.group.WORLD
         assert group is not None
@@ -104,7 +120,11 @@ def test_a_thread_of_a_rank_may_still_send(transport: str) -> None:
 
 
 @both_transports
-def test_a_short_limit_ends_its_wait_as_it_says(transport: str) -> None:
+def test_a_thread_of_a_rank_may_still_send(transport: str) -> None:
+    run(send_later, 1, args=(transport,))
+
+
+def give_up_and_send(rank: int, world_size: int, transport: str) -> None:
     def give_up_and_send() -> None:
         peer, got = 1 - dist.get_rank(), np.zeros(1)
         if dist.get_rank() == 1:
@@ -117,3 +137,8 @@ def test_a_short_limit_ends_its_wait_as_it_says(transport: str) -> None:
         dist.send(got, peer)
 
     run_ranks(give_up_and_send, 2, transport=transport, timeout=20)
+
+
+@both_transports
+def test_a_short_limit_ends_its_wait_as_it_says(transport: str) -> None:
+    run(give_up_and_send, 1, args=(transport,))
