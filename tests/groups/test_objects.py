@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from groups.sameness import same
 
 import procgroup as dist
 from procgroup.groups import objects
@@ -56,16 +57,6 @@ def sample(rank: int) -> dict[str, Any]:
         "strided": np.arange(20.0).reshape(4, 5)[:, ::2],
         "empty": np.zeros((0, 3)),
     }
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
-    return type(left) is type(right) and bool(left == right)
 
 
 def play_all_calls() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from groups.sameness import same
 
 import procgroup as dist
 from procgroup.api.default import SLOT
@@ -140,16 +141,6 @@ def mixture(rank: int) -> dict[str, Any]:
         "many": [np.full(30_000, index * (rank + 1), np.int32) for index in range(5 * (rank % 3))],
         "text": "x" * 250_000,
     }
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
-    return bool(left == right)
 
 
 @both_transports
