@@ -17,6 +17,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(_name, None)
 
+# Unbuffered, Python writes the words and the end of a line apart, and the lines of ranks that share a file mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 if "PYTHONPATH" in os.environ:  # commands run in other folders too
     os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
 

@@ -45,8 +45,7 @@ def run_console(text: str, directory: Path) -> None:
 
 
 def check_output(command: str, expected: list[str], directory: Path) -> None:
-    # Unbuffered, Python writes a line and its end apart, and those of two programs mix.
-    environment = {"PATH": f"{directory}/bin:{os.environ['PATH']}", "PYTHONUNBUFFERED": ""}
+    environment = {"PATH": f"{directory}/bin:{os.environ['PATH']}"}
     done = world.run_command(["bash", "-c", command], directory=directory, environment=environment)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     for line in expected:

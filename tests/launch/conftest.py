@@ -105,7 +105,6 @@ def start_launcher(tmp_path: Path) -> Iterator[Callable[..., Running]]:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         started.append(Running(process, directory))
         return started[-1]
