@@ -21,7 +21,7 @@ from procgroup.groups.envelope import (
     announce,
     cut,
 )
-from procgroup.groups.pickling import pickle_object, rebuild_array, rebuild_tensor, unpickle_object
+from procgroup.groups.pickling import pickle_object, rebuild_dtype, rebuild_tensor, unpickle_object
 
 
 def move(parcel: Parcel, together: bool = False) -> Arrival:
@@ -188,7 +188,7 @@ def test_no_code_of_an_object_runs_with_safe() -> None:
 @pytest.mark.parametrize("name", ["O", "i4,O", "S0", "bfloat", "float_"])
 def test_a_hostile_dtype_is_refused(name: str) -> None:
     with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError, ValueError)):
-        rebuild_array(bytearray(64), name, (2,), "C")
+        rebuild_dtype(name)
 
 
 @pytest.mark.torch
@@ -207,14 +207,61 @@ def test_a_hostile_dtype_of_a_tensor_is_refused(name: Any) -> None:
         unpickle_object(pickled.stream, pickled.buffers, True)
 
 
+class Calls:
+    """Travels as a call of a function, and what is done to its result."""
+
+    def __init__(self, function: Any, *arguments: Any, state: Any = None) -> None:
+        self.call = (function, arguments, state)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+FLOAT = Calls(rebuild_dtype, "<f8")
+MEMORY = pickle.PickleBuffer(bytearray(64))
+
+
 def test_an_array_larger_than_its_memory_is_refused() -> None:
+    pickled = pickle_object(Calls(np.ndarray, (9,), FLOAT, MEMORY))
     with pytest.raises(TypeError, match="buffer is too small"):
-        rebuild_array(bytearray(64), "<f8", (9,), "C")
+        unpickle_object(pickled.stream, pickled.buffers, True)
 
 
-def test_a_stream_cannot_change_what_it_names() -> None:
-    # GLOBAL rebuild_array, a state of ({}, {"name": 1}), BUILD: what a pickle does to set attributes.
-    stream = b"\x80\x05c" + b"procgroup.groups.pickling\nrebuild_array\n" + b"}}\x8c\x04name\x94K\x01s\x86b."
-    with pytest.raises(AttributeError):
-        unpickle_object(memoryview(stream), [], True)
-    assert rebuild_array.name == "rebuild_array"
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ((8,), "O", MEMORY),
+        ((8,), object, MEMORY),
+        ((8,), FLOAT, None),
+        ((8,), FLOAT, MEMORY, 8),
+        ((7,), FLOAT, MEMORY, 0, (1 << 40,)),
+        ((8,), FLOAT, MEMORY, 0, None, "K"),
+        (1 << 40,),
+    ],
+    ids=str,
+)
+def test_an_array_that_is_made_in_another_way_is_refused(arguments: tuple[Any, ...]) -> None:
+    pickled = pickle_object(Calls(np.ndarray, *arguments))
+    with pytest.raises((pickle.UnpicklingError, TypeError)):
+        unpickle_object(pickled.stream, pickled.buffers, True)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Calls(rebuild_dtype, "<S4", state=(3, "|", None, None, None, 1 << 30, 1, 0)),
+        Calls(np.ndarray, (8,), FLOAT, MEMORY, state=(1, (1 << 30,), FLOAT, False, b"")),
+        Calls(rebuild_dtype, "<f8", state={"name": 1}),
+    ],
+    ids=["dtype", "array", "attributes"],
+)
+def test_a_stream_cannot_change_what_is_made(made: Calls) -> None:
+    pickled = pickle_object(made)
+    with pytest.raises(pickle.UnpicklingError, match="a step that no plain data needs"):
+        unpickle_object(pickled.stream, pickled.buffers, True)
+
+
+@pytest.mark.parametrize("step", [b"cbuiltins\nset\n.", b"I5\n.", b"P1\n.", b"\x82\x01.", b"(i", b"\xff."])
+def test_steps_of_other_protocols_are_refused(step: bytes) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="a step that no plain data needs"):
+        unpickle_object(memoryview(b"\x80\x05" + step), [], True)

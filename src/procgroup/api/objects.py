@@ -2,7 +2,8 @@
 
 ``src`` and ``dst`` are global ranks, 0 unless given; ``group_src`` and ``group_dst`` are group ranks. ``device`` means
 nothing on CPUs. Unpickling runs code that the sender chooses: with ``safe=True`` a rank takes plain data
-(numbers, strings, lists, dicts, sets, dates) and arrays only, and refuses everything else.
+(numbers, strings, lists, dicts, sets, dates) and arrays only, and refuses everything else. It reads slower: some
+0.5 us per number or string; arrays move as fast.
 
 On every call: TypeError and its like for an object that cannot be pickled, on its own rank, and PicklingFailed on
 the others; UnpicklingFailed, which names the sender and the type, where an object cannot be unpickled. After

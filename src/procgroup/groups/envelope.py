@@ -69,15 +69,17 @@ def cut(sizes: Sequence[int], together: bool = False) -> list[Segment]:
     first, end = 0, 0
     offsets: list[int] = []
     for index, size in enumerate(sizes):
-        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-        if offsets and (size >= direct or begin + size > limit):
-            segments.append(Segment(first, index, end, tuple(offsets)))
+        begin = (end + _ALIGNMENT - 1) & -_ALIGNMENT
+        if begin + size > limit or size >= direct:
+            if offsets:
+                segments.append(Segment(first, index, end, tuple(offsets)))
             first, begin, offsets = index, 0, []
-        offsets.append(begin)
-        end = begin + size
         if size >= direct:
-            segments.append(Segment(first, index + 1, end, tuple(offsets)))
-            first, end, offsets = index + 1, 0, []
+            segments.append(Segment(index, index + 1, size, (0,)))
+            first, end = index + 1, 0
+        else:
+            offsets.append(begin)
+            end = begin + size
     if offsets:
         segments.append(Segment(first, len(sizes), end, tuple(offsets)))
     return segments

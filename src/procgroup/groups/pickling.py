@@ -2,7 +2,8 @@
 
 Arrays, their scalars and dtypes, and CPU tensors of PyTorch are taken apart by the functions here rather than by
 their own libraries'. So strided arrays and those of foreign dtypes travel as raw memory too, and a reader
-who trusts nobody (``safe``) needs to know four names only, none of which runs anything.
+who trusts nobody (``safe``) needs to know four names only, none of which runs anything. An array is a call of
+numpy.ndarray, which costs a reader no frame; who trusts nobody makes the checked call in its stead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,8 +65,34 @@ def name_of_type(value: Any) -> str:
     return name[:_NAME_LENGTH]
 
 
-class _SafeUnpickler(pickle.Unpickler):
+def _refuse_step(unpickler: Any) -> None:
+    raise pickle.UnpicklingError("the stream has a step that no plain data needs, and safe=True refuses it")
+
+
+# What plain data and arrays are made of, in protocol 5. Not BUILD: it sets the state of what is made already, and
+# would give a dtype or a tensor another size than its memory has. Nor NEWOBJ: no plain type needs it.
+_SAFE_STEPS = (
+    "PROTO FRAME STOP MARK POP POP_MARK MEMOIZE BINGET LONG_BINGET NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "
+    "LONG4 BINFLOAT SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8 NEXT_BUFFER "
+    "READONLY_BUFFER EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS "
+    "EMPTY_SET ADDITEMS FROZENSET STACK_GLOBAL REDUCE"
+)
+
+
+class _SafeUnpickler(pickle._Unpickler):
+    """The one written in Python: it is slower, and lets us choose its steps."""
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **dict.fromkeys(range(256), _refuse_step),
+        **{
+            code: pickle._Unpickler.dispatch[code]
+            for code in (getattr(pickle, name)[0] for name in _SAFE_STEPS.split())
+        },
+    }
+
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("numpy", "ndarray"):
+            return _check_and_rebuild_array
         if module == __name__ and name in _REBUILDERS:
             return _REBUILDERS[name]
         if name in _PLAIN.get(module, ()):
@@ -84,14 +111,6 @@ class _Rebuilder:
 
     def __reduce__(self) -> str:
         return self.name
-
-
-class _RebuildArray(_Rebuilder):
-    __slots__ = ()
-    name = "rebuild_array"
-
-    def __call__(self, buffer: Any, dtype: str, shape: tuple[int, ...], order: str) -> Any:
-        return np.ndarray(shape, _dtypes.get(dtype) or rebuild_dtype(dtype), buffer, order="F" if order == "F" else "C")
 
 
 class _RebuildScalar(_Rebuilder):
@@ -115,8 +134,6 @@ class _RebuildDtype(_Rebuilder):
         dtype = np.dtype(name)
         if dtype.hasobject or dtype.itemsize == 0:
             raise pickle.UnpicklingError(f"arrays of {dtype} do not travel as memory")
-        if dtype.isbuiltin:
-            _dtypes[name] = dtype
         return dtype
 
 
@@ -138,31 +155,48 @@ class _RebuildTensor(_Rebuilder):
         return torch.from_numpy(memory).view(kind).reshape(shape).requires_grad_(bool(requires_grad))
 
 
-# The dtypes that names were found to mean: a stream names one for each of its arrays.
-_dtypes: dict[str, np.dtype[Any]] = {}
-
-rebuild_array = _RebuildArray()
 rebuild_scalar = _RebuildScalar()
 rebuild_dtype = _RebuildDtype()
 rebuild_tensor = _RebuildTensor()
 _REBUILDERS: Mapping[str, _Rebuilder] = {
-    rebuilder.name: rebuilder for rebuilder in (rebuild_array, rebuild_scalar, rebuild_dtype, rebuild_tensor)
+    rebuilder.name: rebuilder for rebuilder in (rebuild_scalar, rebuild_dtype, rebuild_tensor)
 }
 
 
-def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
+def _check_and_rebuild_array(
+    shape: tuple[int, ...], dtype: Any, buffer: Any, offset: int = 0, strides: None = None, order: str = "C"
+) -> Any:
+    # Only rebuild_dtype makes dtypes there, and none of objects: NumPy would take any bytes for their addresses.
+    if not isinstance(dtype, np.dtype) or buffer is None or offset != 0 or strides is not None or order not in "CF":
+        raise pickle.UnpicklingError("an array is made of a shape, a dtype and a buffer, and safe=True refuses more")
+    return np.ndarray(shape, dtype, buffer, order="F" if order == "F" else "C")
+
+
+class _NamedDtype:
+    """Travels as the dtype of this name: the pickler knows the types of NumPy's own dtypes only."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return rebuild_dtype, (self._name,)
+
+
+def _reduce_array(array: Any) -> Any:
     dtype = array.dtype
-    name = dtype.str if dtype.char in _NUMBERS and dtype.isbuiltin == 1 else _name_of_dtype(dtype)
+    if dtype in _NATIVE_NUMBERS and array.flags.c_contiguous:  # most arrays, in few steps
+        return np.ndarray, (array.shape, dtype, pickle.PickleBuffer(array))
+    name = _name_of_dtype(dtype)
     if name is None:
         return array.__reduce_ex__(4)
-    flags = array.flags
-    if not flags.forc:
-        array, flags = (copy := np.ascontiguousarray(array)), copy.flags
-    order = "C" if flags.c_contiguous else "F"
-    memory: Any = array
-    if dtype.char not in _NUMBERS:  # the buffer protocol does not know it
-        memory = (array if order == "C" else array.T).reshape(-1).view(np.uint8)
-    return rebuild_array, (pickle.PickleBuffer(memory), name, array.shape, order)
+    if not array.flags.forc:
+        array = np.ascontiguousarray(array)
+    order = "C" if array.flags.c_contiguous else "F"
+    # As bytes: the buffer protocol does not know every dtype.
+    memory = (array if order == "C" else array.T).reshape(-1).view(np.uint8)
+    return np.ndarray, (array.shape, _NamedDtype(name), pickle.PickleBuffer(memory), 0, None, order)
 
 
 def _reduce_scalar(scalar: np.generic[Any]) -> Any:
@@ -199,7 +233,7 @@ def _reduce_tensor(tensor: Any) -> Any:
     return rebuild_tensor, (pickle.PickleBuffer(memory), dtype, tuple(tensor.shape), tensor.requires_grad)
 
 
-_NUMBERS = frozenset("?" + np.typecodes["AllInteger"] + "efdFD")
+_NATIVE_NUMBERS = frozenset(map(np.dtype, "?" + np.typecodes["AllInteger"] + "efdFD"))
 _BUILTIN_DTYPES = [np.dtype(code) for code in np.typecodes["All"] if code not in "OV"]
 _ARRAYS: dict[type, Callable[[Any], Any]] = {
     np.ndarray: _reduce_array,
