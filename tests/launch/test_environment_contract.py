@@ -97,6 +97,14 @@ def test_variables_of_the_user_that_are_replaced_are_named(launcher: Any) -> Non
     assert environments(launcher.directory, 1)[0]["MASTER_ADDR"] == "127.0.0.1"
 
 
+def test_a_launcher_may_be_started_by_a_rank_of_another_job(launcher: Any) -> None:
+    outer = {"TORCHELASTIC_RUN_ID": "outer", "PROCGROUP_JOB_KEY": "ab" * 32, "PROCGROUP_STORE_KEY": "cd" * 32}
+    source = "import procgroup as dist; dist.init_process_group(); print(dist.get_world_size())"
+    for flags in ((), ("--rdzv-id", "x" * 100)):
+        done = launcher.run(source, "--nproc-per-node", "2", *flags, environment=outer)
+        assert sorted(done.stdout.splitlines()) == ["[rank 0] 2", "[rank 1] 2"], done.stderr
+
+
 def test_faulthandler_setting_of_the_user_wins(launcher: Any) -> None:
     launcher.run(SHOW, environment={"PYTHONFAULTHANDLER": "0"})
     assert environments(launcher.directory, 1)[0]["PYTHONFAULTHANDLER"] == "0"

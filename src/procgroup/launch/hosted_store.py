@@ -13,13 +13,14 @@ class HostedStore:
     """A store server in this process, and what a rank needs to reach it.
 
     The port is bound once and kept until ``close``: no other process can take it between the choice and
-    the use. Every client has to prove ``job_key``, by default 32 random bytes in hex.
+    the use. Every client has to prove ``job_key``, by default 32 random bytes in hex, and to be of ``job``, by
+    default the one that this process is in itself.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, job_key: str = "") -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, job_key: str = "", job: str | None = None) -> None:
         self.host = host
         self.job_key = job_key or os.urandom(32).hex()
-        self._server = StoreServer(host, port, job_key=self.job_key)
+        self._server = StoreServer(host, port, job_key=self.job_key, job=job)
         self.port = self._server.port
 
     def environment(self, key: Variable[str] = PROCGROUP_JOB_KEY) -> dict[str, str]:

@@ -32,14 +32,15 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
 
     threads = max(1, usable_cores() // options.nproc_per_node)
     _tell_about_environment(options.nproc_per_node, threads)
+    run_id = options.rdzv_id or os.urandom(16).hex()
     try:
-        store = HostedStore(options.master_addr, options.master_port)
+        store = HostedStore(options.master_addr, options.master_port, job=run_id)
     except (DistError, OSError) as error:
         say(f"cannot host the store at {options.master_addr}:{options.master_port}: {error}")
         return 1
     with store:
         job = Job(
-            run_id=options.rdzv_id or os.urandom(16).hex(),
+            run_id=run_id,
             ranks=options.nproc_per_node,
             store=store.environment(),
             threads_per_rank=threads,

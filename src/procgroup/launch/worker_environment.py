@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from procgroup.environ import PROCGROUP_STORE_KEY
+
 
 @dataclass(frozen=True)
 class Job:
@@ -48,6 +50,7 @@ def worker_environment(job: Job, rank: int, error_file: str, base: Mapping[str, 
         "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals,
     }
     given = {name: value for name, value in base.items() if value or name not in defaults}
+    given.pop(PROCGROUP_STORE_KEY.name, None)  # of another store, where a process of a ``spawn`` starts the launcher
     return {**defaults, **given, **contract, **job.store}
 
 

@@ -48,18 +48,25 @@ class StoreServer:
 
     Listens on ``host`` and ``port`` (0: any free one; see ``port``), or takes over the listening socket
     ``listen_fd``. ``job_key`` is the job's secret: bytes, hex text as in PROCGROUP_JOB_KEY, "" for none, or
-    None for that variable's. Raises DistNetworkError when it cannot listen there.
+    None for that variable's; ``job`` its name, by default what TORCHELASTIC_RUN_ID says. Raises
+    DistNetworkError when it cannot listen there.
     """
 
     def __init__(
-        self, host: str, port: int, *, listen_fd: int | None = None, job_key: bytes | str | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        listen_fd: int | None = None,
+        job_key: bytes | str | None = None,
+        job: str | None = None,
     ) -> None:
         key = _key_bytes(job_key)
         listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
         address, self.port = listener.getsockname()[:2]
         self.addresses: list[str] = _addresses_here(address)
         try:
-            self._native = _native.StoreServer(listener.detach(), _job(), key)
+            self._native = _native.StoreServer(listener.detach(), _job() if job is None else job, key)
         except RuntimeError as error:
             raise DistStoreError(
                 f"the store at {host}:{self.port} cannot start its thread: {error}. "
