@@ -14,7 +14,13 @@ import pytest
 # Ranks outnumber cores in most tests; a thread pool per rank would only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+
+# What the surroundings would say to every program that a test starts: of a job that the tests run in, and of colours.
+_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_JOB = ("TORCHELASTIC_RUN_ID", "PROCGROUP_STORE", "PROCGROUP_JOB_KEY", "PROCGROUP_STORE_KEY")
+_METHOD = ("PROCGROUP_INIT_METHOD", "TORCH_DISTRIBUTED_INIT_METHOD")
+_COLOURS = ("FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "PYTEST_ADDOPTS")
+for _name in (*_PLACE, *_JOB, *_METHOD, *_COLOURS, *(name for name in os.environ if name.startswith("PET_"))):
     os.environ.pop(_name, None)
 
 # Unbuffered, Python writes the words and the end of a line apart, and the lines of ranks that share a file mix.
@@ -26,9 +32,11 @@ if "PYTHONPATH" in os.environ:  # commands run in other folders too
 SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 """Whether the tests take seeded samples of their large products (``make test``) or all of them (``make test-all``)."""
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every rank.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every rank; nohup does the same
+# with SIGHUP.
+for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 # The servers that multiprocessing keeps for the whole run.
 _SERVERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
@@ -36,6 +44,10 @@ _SERVERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 
 def pytest_configure(config: pytest.Config) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a stack dump ends with SIGABRT
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    if 0 <= soft < room:  # a thousand clients of one store
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

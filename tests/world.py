@@ -150,8 +150,9 @@ class World:
         hung = [rank for rank, process in enumerate(self._processes) if process.exitcode is None]
         for rank in hung:
             _signal(self._processes[rank].pid, signal.SIGCONT, signal.SIGABRT)
-        wait_for_sentinels([self._processes[rank].sentinel for rank in hung], _DUMP_SECONDS)
-        time.sleep(0.2)
+        deadline = time.monotonic() + _DUMP_SECONDS
+        while any(self._processes[rank].exitcode is None for rank in hung) and time.monotonic() < deadline:
+            time.sleep(0.01)
         self.close()
         outcomes = [self._outcome(rank) for rank in range(len(self._processes))]
         return WorldTimeout(outcomes, f"{headline}; still running: ranks {hung}")

@@ -196,10 +196,10 @@ def test_an_uncaught_exception_is_prefixed_and_ends_the_other_rank_too() -> None
 
 def be_interrupted(rank: int, size: int) -> None:
     dist.init_process_group()
-    print("waiting", flush=True)
-    if rank == 1:
-        time.sleep(30)
     try:
+        print("waiting", flush=True)
+        if rank == 1:
+            time.sleep(30)
         dist.barrier()
     except KeyboardInterrupt:
         print("interrupted", flush=True)

@@ -23,9 +23,9 @@ def be_interrupted(rank: int, size: int, operation: str, async_op: bool) -> Any:
     dist.init_process_group(timeout=30)
     if rank == ABSENT:
         time.sleep(60)
-    print("waiting", flush=True)
     caught: BaseException | None = None
     try:
+        print("waiting", flush=True)
         if rank == 2 and operation not in COLLECTIVES:
             dist.recv(np.zeros(1), 0)
         else:
@@ -78,8 +78,8 @@ def be_interrupted_while_joining(rank: int, size: int) -> Any:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if rank == ABSENT:
         time.sleep(60)
-    print("waiting", flush=True)
     with pytest.raises(KeyboardInterrupt):
+        print("waiting", flush=True)
         dist.init_process_group(timeout=30)
     print("over", flush=True)
     assert not dist.is_initialized()

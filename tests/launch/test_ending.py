@@ -53,6 +53,26 @@ def test_a_signal_ends_all_ranks_and_is_the_exit_status(
     assert f"procgroup run: {number.name}: ending 3 ranks\n" in running.stderr
 
 
+IN_BACKGROUND = """import os, signal, sys
+for number in (signal.SIGINT, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, "-m", "procgroup", "run", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_ends_all_ranks_of_a_job_that_a_shell_runs_in_the_background_too(
+    start_launcher: Any, gone: Gone, number: signal.Signals
+) -> None:
+    running = start_launcher(SLEEP, "--nproc-per-node", "2", command=("-c", IN_BACKGROUND))
+    running.wait_for("pid", 2)
+    began = time.monotonic()
+    running.process.send_signal(number)
+    assert running.process.wait(timeout=10) == 128 + number
+    assert time.monotonic() - began < 3
+    gone(running.pids(), 0.5)
+
+
 def test_an_interrupt_shows_one_line_per_rank_and_no_wall_of_tracebacks(start_launcher: Any) -> None:
     running = start_launcher(SLEEP, "--nproc-per-node", "2")
     running.wait_for("pid", 2)

@@ -20,6 +20,17 @@ RAISES = """
 """
 
 
+AFTER_EACH_OTHER = """
+        import atexit, os, pathlib, sys, time
+        def say(word):
+            pathlib.Path(sys.argv[1], word).touch()
+        def wait_for(word):
+            while not pathlib.Path(sys.argv[1], word).exists():
+                time.sleep(0.01)
+            time.sleep(0.2)  # for the launcher to have read what was written before the word
+"""
+
+
 def traceback(last: str) -> str:
     return f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\n{last}\n'
 
@@ -66,12 +77,14 @@ def test_a_crash_shows_the_stack_of_faulthandler(launcher: Any) -> None:
 
 def test_the_earliest_of_several_failures_is_the_first(launcher: Any) -> None:
     source = """
-        import os, time
         rank = int(os.environ["RANK"])
-        time.sleep(0.2 * (3 - rank))
+        say(f"started {rank}")
+        for word in [f"over {rank + 1}"] if rank < 2 else ["started 0", "started 1"]:
+            wait_for(word)
+        atexit.register(say, f"over {rank}")  # when its traceback has been written
         raise ValueError(f"rank {rank}")
     """
-    done = launcher.run(source, "--nproc-per-node", "3")
+    done = launcher.run(AFTER_EACH_OTHER + source, "--nproc-per-node", "3", arguments=(str(launcher.directory),))
     assert done.stderr.splitlines()[-1] == "ValueError: rank 2"
     order = [line.split(" (")[0] for line in done.stderr.splitlines() if "failed after that" in line]
     assert order == ["rank 1", "rank 0"]
@@ -79,27 +92,30 @@ def test_the_earliest_of_several_failures_is_the_first(launcher: Any) -> None:
 
 def test_a_slow_end_does_not_hide_who_raised_first(launcher: Any) -> None:
     source = """
-        import atexit, os, time
         if os.environ["RANK"] == "0":
             atexit.register(time.sleep, 1.0)
+            atexit.register(say, "over")
             raise ValueError("the cause")
-        time.sleep(0.5)
+        wait_for("over")
         raise OSError("the consequence")
     """
-    done = launcher.run(source, "--nproc-per-node", "2")
+    done = launcher.run(AFTER_EACH_OTHER + source, "--nproc-per-node", "2", arguments=(str(launcher.directory),))
     assert done.stderr.splitlines()[-1] == "ValueError: the cause"
 
 
 def test_a_rank_that_lost_its_peer_is_not_the_cause_even_when_it_ends_earlier(launcher: Any) -> None:
     source = """
-        import os, time
         class PeerLost(RuntimeError): pass
         if os.environ["RANK"] == "0":
+            wait_for("started")
+            atexit.register(say, "over")
             raise PeerLost("lost rank 1")
-        time.sleep(0.7)
+        say("started")
+        wait_for("over")
+        time.sleep(0.5)
         raise ValueError("the cause")
     """
-    done = launcher.run(source, "--nproc-per-node", "2")
+    done = launcher.run(AFTER_EACH_OTHER + source, "--nproc-per-node", "2", arguments=(str(launcher.directory),))
     lines = done.stderr.splitlines()
     assert lines[-1] == "ValueError: the cause"
     assert any(line.startswith("rank 0 (") and line.endswith("PeerLost: lost rank 1") for line in lines)

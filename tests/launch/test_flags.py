@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,8 @@ def test_help_of_run_is_quick_and_loads_no_array_library() -> None:
         assert f" {heavy}\n" not in loaded
     times = []
     for _ in range(5):
-        began = time.monotonic()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "procgroup", "run", "--help"], capture_output=True, check=True)
-        times.append(time.monotonic() - began)
-    assert min(times) < 0.2
+        after = os.times()
+        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(times) < 0.2, "seconds of a core, whatever else the machine has to do"

@@ -77,26 +77,39 @@ def raise_keyboard_interrupt(index: int) -> None:
     raise KeyboardInterrupt
 
 
-def resist_after_failure(index: int) -> None:
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def resist_after_failure(index: int, directory: str) -> None:
     if index == 1:
+        wait_for(Path(directory, "resists"))
         raise ValueError("boom")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(directory, "resists").touch()
     time.sleep(30)
 
 
-def raise_first_and_end_last(index: int) -> None:
+def end_late(directory: str) -> None:
+    threading.main_thread().join()
+    Path(directory, "raised").touch()
+    time.sleep(1)
+
+
+def raise_first_and_end_last(index: int, directory: str) -> None:
     if index == 0:
-        try:
-            raise ValueError("the cause")
-        finally:
-            threading.Thread(target=time.sleep, args=(1,)).start()
-    time.sleep(0.3)
+        threading.Thread(target=end_late, args=(directory,)).start()
+        raise ValueError("the cause")
+    wait_for(Path(directory, "raised"))
     raise OSError("the consequence")
 
 
-def lose_peer_before_it_raises(index: int) -> None:
+def lose_peer_before_it_raises(index: int, directory: str) -> None:
     if index == 0:
+        wait_for(Path(directory, "started"))
         raise PeerLost(peer=1, pid=7, how="gone", op="barrier", sequence=1, group="world", rank=0, size=2)
+    Path(directory, "started").touch()
     time.sleep(0.7)
     raise ValueError("the cause")
 
@@ -168,14 +181,14 @@ def test_a_very_long_message_is_cut_in_the_middle() -> None:
     assert len(str(raised.value)) < MAX_TRACEBACK + 500
 
 
-def test_the_first_failure_is_reported_even_when_its_process_ends_last() -> None:
+def test_the_first_failure_is_reported_even_when_its_process_ends_last(tmp_path: Path) -> None:
     with pytest.raises(ProcessRaisedException, match="the cause"):
-        spawn(raise_first_and_end_last, nprocs=2)
+        spawn(raise_first_and_end_last, (str(tmp_path),), nprocs=2)
 
 
-def test_a_process_that_lost_its_peer_is_not_the_cause() -> None:
+def test_a_process_that_lost_its_peer_is_not_the_cause(tmp_path: Path) -> None:
     with pytest.raises(ProcessRaisedException, match="the cause"):
-        spawn(lose_peer_before_it_raises, nprocs=2)
+        spawn(lose_peer_before_it_raises, (str(tmp_path),), nprocs=2)
 
 
 def test_a_context_joins_step_by_step() -> None:
@@ -199,8 +212,8 @@ def test_joining_again_after_a_failure_raises_the_same() -> None:
             context.join()
 
 
-def test_the_grace_period_bounds_how_long_a_survivor_may_resist() -> None:
-    context = spawn(resist_after_failure, nprocs=2, join=False)
+def test_the_grace_period_bounds_how_long_a_survivor_may_resist(tmp_path: Path) -> None:
+    context = spawn(resist_after_failure, (str(tmp_path),), nprocs=2, join=False)
     assert context is not None
     began = time.monotonic()
     with pytest.raises(ProcessRaisedException):

@@ -10,6 +10,7 @@ import pytest
 
 from procgroup import _native
 from procgroup.stores.tcp import StoreServer
+from world import free_port
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -26,8 +27,8 @@ def _fill(listener: socket.socket) -> list[socket.socket]:
 
 
 def test_a_silent_address_does_not_keep_a_client_from_trying_the_other_one_again() -> None:
-    with socket.create_server(("127.0.0.2", 0), backlog=0) as silent:
-        port = silent.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.2", port), backlog=0) as silent:
         clients = _fill(silent)
         servers: list[StoreServer] = []
         starter = threading.Timer(0.5, lambda: servers.append(StoreServer("127.0.0.1", port, job_key="")))

@@ -21,6 +21,7 @@ from procgroup import _native
 from procgroup.errors import DistNetworkError, DistStoreError, StoreLost
 from procgroup.stores import TCPStore
 from procgroup.stores.tcp import StoreServer
+from world import free_port
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -135,8 +136,7 @@ def test_a_bad_port_is_refused(port: object, error: type[Exception]) -> None:
 
 
 def test_nobody_there_ends_at_the_timeout() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     started = time.monotonic()
     text = rf"The client socket has timed out after 1000ms while trying to connect to \(127.0.0.1, {port}\)\."
     with pytest.raises(DistNetworkError, match=text):
@@ -145,8 +145,7 @@ def test_nobody_there_ends_at_the_timeout() -> None:
 
 
 def test_a_client_may_come_before_the_server() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(lambda: TCPStore("127.0.0.1", port, timeout=10).add("n", 1))
         time.sleep(0.1)
