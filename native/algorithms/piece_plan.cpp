@@ -12,12 +12,16 @@ constexpr size_t kCacheLine = 64;
 // Writes steps in the words of the header's essay.
 class PiecePlanner : public PlanWriter {
  public:
-  PiecePlanner(const PiecePlanRequest& request, Plan& plan, int lanes)
-      : PlanWriter(plan), request_(request), part_(lane_bytes(request, lanes)), largest_(request.pieces.largest()) {
-    plan_.chunks = (largest_ + part_ - 1) / part_;
+  // `largest`: how much all rounds together move at most between two ranks.
+  PiecePlanner(const PiecePlanRequest& request, Plan& plan, int lanes, size_t largest)
+      : PlanWriter(plan), request_(request), part_(lane_bytes(request, lanes)) {
+    plan_.chunks = rounds_for(largest);
   }
+  PiecePlanner(const PiecePlanRequest& request, Plan& plan, int lanes)
+      : PiecePlanner(request, plan, lanes, request.pieces.largest()) {}
 
   uint64_t rounds() const { return plan_.chunks; }
+  uint64_t rounds_for(size_t bytes) const { return bytes / part_ + (bytes % part_ != 0 ? 1 : 0); }
   // The part of the piece between two ranks that one round moves; none when the piece is shorter.
   size_t length(uint64_t round, int from, int to) const {
     const size_t bytes = request_.pieces.between(from, to);
@@ -55,7 +59,6 @@ class PiecePlanner : public PlanWriter {
 
   const PiecePlanRequest& request_;
   size_t part_;
-  size_t largest_;
 };
 
 // Which lane of `owner`'s slot is for `reader`: the next rank's is the first.
@@ -141,11 +144,14 @@ void plan_reduce_scatter(const PiecePlanRequest& request, Plan& plan) {
   }
 }
 
-// Slots are overwritten as in all_gather: everybody awaits everybody in every round, also who has nothing to read.
+// Slots are overwritten as in all_gather: a rank awaits everybody in every round up to the last in which it gives or
+// gets anything. Then it publishes all rounds at once, since it neither writes nor reads a slot in the rest of them: so
+// its plan is as long as its own pieces, however much the others say that they move.
 void plan_all_to_all(const PiecePlanRequest& request, Plan& plan) {
-  PiecePlanner planner(request, plan, lanes_for_others(request.size));
+  PiecePlanner planner(request, plan, lanes_for_others(request.size), request.pieces.largest_moved());
   planner.keep_own(request.rank, request.rank);
-  for (uint64_t round = 0; round < planner.rounds(); ++round) {
+  const uint64_t own_rounds = planner.rounds_for(request.pieces.largest_moved(request.rank));
+  for (uint64_t round = 0; round < own_rounds; ++round) {
     planner.for_each_peer([&](int peer) {
       planner.copy(planner.slot(round, request.rank, lane_for(peer, request.rank, request.size)),
                    planner.input(round, peer), planner.length(round, request.rank, peer));
@@ -157,6 +163,7 @@ void plan_all_to_all(const PiecePlanRequest& request, Plan& plan) {
                    planner.length(round, peer, request.rank));
     });
   }
+  if (own_rounds < planner.rounds()) planner.publish(planner.rounds());
 }
 
 }  // namespace procgroup

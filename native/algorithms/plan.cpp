@@ -6,4 +6,17 @@ namespace procgroup {
 
 size_t PieceTable::largest() const { return bytes_.empty() ? 0 : *std::ranges::max_element(bytes_); }
 
+size_t PieceTable::largest_moved() const {
+  size_t largest = 0;
+  for (int rank = 0; rank < static_cast<int>(size_); ++rank) largest = std::max(largest, largest_moved(rank));
+  return largest;
+}
+
+size_t PieceTable::largest_moved(int rank) const {
+  size_t largest = 0;
+  for (int peer = 0; peer < static_cast<int>(size_); ++peer)
+    if (peer != rank) largest = std::max({largest, between(rank, peer), between(peer, rank)});
+  return largest;
+}
+
 }  // namespace procgroup

@@ -65,6 +65,9 @@ class PieceTable {
   size_t& between(int from, int to) { return bytes_[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)]; }
   size_t between(int from, int to) const { return bytes_[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)]; }
   size_t largest() const;
+  // Without what ranks keep themselves: of all pieces, and of those that `rank` gives or gets.
+  size_t largest_moved() const;
+  size_t largest_moved(int rank) const;
 
  private:
   size_t size_ = 0;

@@ -8,7 +8,7 @@
 
 #include "base/clock.hpp"
 #include "engine/mesh_parts.hpp"
-#include "engine/pair_mismatch.hpp"
+#include "engine/pair_counts.hpp"
 #include "engine/transfer.hpp"
 
 namespace procgroup {
@@ -133,13 +133,11 @@ void MeshAgreement::look_at(int rank) {
 void MeshAgreement::compare_pairs() {
   pairs_compared_ = true;
   if (request_.descriptor.op != OpKind::kAllToAll) return;
-  for (int from = 0; from < group_.size(); ++from) {
-    for (int to = 0; to < group_.size(); ++to) {
-      if (given(from, to) == expected(from, to)) continue;
-      failure_ = pair_mismatch(request_.descriptor, group_.size(), from, to, given(from, to), expected(from, to));
-      return;
-    }
-  }
+  PairCounts counts;
+  failure_ = counts.read(
+      request_.descriptor, group_.size(), [&](int from, int to) { return given(from, to); },
+      [&](int from, int to) { return expected(from, to); });
+  if (failure_ && failure_->peer >= 0) failure_->peer = group_.world_rank(failure_->peer);
 }
 
 Descriptor MeshAgreement::descriptor_of(int rank) const {

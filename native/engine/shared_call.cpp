@@ -2,10 +2,10 @@
 
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "engine/lending.hpp"
-#include "engine/pair_mismatch.hpp"
 #include "engine/shared_plan.hpp"
 #include "engine/sheet.hpp"
 #include "engine/small_call.hpp"
@@ -145,15 +145,15 @@ void SharedCall::report_mismatch() {
 
 void SharedCall::compare_pairs() {
   const Descriptor& call = request_.descriptor;
-  for (int from = 0; from < state_.size(); ++from) {
-    const Sheet giver(state_.member(from).small(call.sequence), state_.size());
-    for (int to = 0; to < state_.size(); ++to) {
-      const Sheet taker(state_.member(to).small(call.sequence), state_.size());
-      const uint64_t given = giver.input(to).count;
-      const uint64_t expected = taker.output(from).count;
-      if (given != expected) return give_up(pair_mismatch(call, state_.size(), from, to, given, expected));
-    }
-  }
+  const auto sheet = [&](int rank) { return Sheet(state_.member(rank).small(call.sequence), state_.size()); };
+  // This rank's own counts are those of its arrays, whatever became of its sheet, which the others can write.
+  const auto given = [&](int from, int to) -> uint64_t {
+    return from == state_.rank ? request_.inputs[static_cast<size_t>(to)].count : sheet(from).input(to).count;
+  };
+  const auto expected = [&](int from, int to) -> uint64_t {
+    return to == state_.rank ? request_.outputs[static_cast<size_t>(from)].count : sheet(to).output(from).count;
+  };
+  if (auto fault = state_.counts.read(call, state_.size(), given, expected)) give_up(std::move(*fault));
 }
 
 void SharedCall::finish_at_once() {

@@ -25,8 +25,7 @@ void plan_all_reduce(SharedState& state, SlotPlanRequest wanted) {
   }
 }
 
-// What every rank has for every other. All ranks fill in the same table: from what they agreed upon, or from the
-// sheets.
+// What every rank has for every other. All ranks fill in the same table, from what they agreed upon.
 void fill_pieces(SharedState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   const size_t element = dtype_size(call.dtype);
@@ -36,8 +35,7 @@ void fill_pieces(SharedState& state, const Request& request) {
       size_t& bytes = state.pieces.between(from, to);
       if (call.op == OpKind::kAllGather) bytes = request.outputs[static_cast<size_t>(from)].count * element;
       if (call.op == OpKind::kReduceScatter) bytes = request.inputs[static_cast<size_t>(to)].count * element;
-      if (call.op == OpKind::kAllToAll)
-        bytes = Sheet(state.member(from).small(call.sequence), state.size()).input(to).count * element;
+      if (call.op == OpKind::kAllToAll) bytes = state.counts.between(from, to) * element;
     }
   }
 }

@@ -7,6 +7,7 @@
 
 #include "algorithms/plan.hpp"
 #include "base/processor.hpp"
+#include "engine/pair_counts.hpp"
 #include "engine/peer_memory.hpp"
 #include "engine/staging.hpp"
 #include "transport/group_memory.hpp"
@@ -111,8 +112,9 @@ struct SharedState {
   std::unique_ptr<Staging> staging;         // this rank's
   uint64_t progress = 0;                    // what every rank had published when the last call ended
   uint64_t chunks = 0;                      // of all calls that ended
-  Plan plan{};                              // reused from call to call, as are the next two
+  Plan plan{};                              // reused from call to call, as are the next three
   PieceTable pieces{};
+  PairCounts counts{};                     // all_to_all: once all have announced the call
   std::vector<const void*> sources;        // scratch for reduce
   size_t direct_bytes;                     // all_reduce above two ranks is direct up to here
   size_t exchanged_bytes;                  // all_reduce of two ranks is exchanged from here on

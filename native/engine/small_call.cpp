@@ -121,11 +121,8 @@ void deposit_all_to_all(SharedState& state, const Request& request) {
 }
 
 bool all_to_all_is_small(const SharedState& state, const Descriptor& call) {
-  for (int rank = 0; rank < state.size(); ++rank) {
-    uint64_t count = 0;
-    for (int piece = 0; piece < state.size(); ++piece) count += sheet(state, call, rank).input(piece).count;
-    if (!has_room(state, call, count)) return false;
-  }
+  for (int rank = 0; rank < state.size(); ++rank)
+    if (!has_room(state, call, state.counts.given(rank))) return false;
   return true;
 }
 
@@ -133,11 +130,9 @@ void finish_small_all_to_all(SharedState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   const size_t element = dtype_size(call.dtype);
   for (int rank = 0; rank < state.size(); ++rank) {
-    const Sheet theirs = sheet(state, call, rank);
-    size_t before = 0;
-    for (int piece = 0; piece < state.rank; ++piece) before += theirs.input(piece).count;
+    const uint64_t before = state.counts.given_before(rank, state.rank);
     const Piece& output = request.outputs[static_cast<size_t>(rank)];
-    copy_unless_same(output.data, theirs.data() + before * element, output.count * element);
+    copy_unless_same(output.data, sheet(state, call, rank).data() + before * element, output.count * element);
   }
 }
 

@@ -19,7 +19,7 @@ void deposit_small(SharedState& state, const Request& request);
 void finish_small(SharedState& state, const Request& request);
 
 // all_to_all: every rank writes its sheet and, if there is room, its elements; when all have announced the call, every
-// rank knows whether all had room.
+// rank knows from the counts whether all had room.
 void deposit_all_to_all(SharedState& state, const Request& request);
 bool all_to_all_is_small(const SharedState& state, const Descriptor& call);
 void finish_small_all_to_all(SharedState& state, const Request& request);

@@ -93,6 +93,34 @@ void records_from_a_hostile_peer_fail_the_call_only() {
   }
 }
 
+// World rank 3, which is group rank 0, says how much it keeps itself: the sizes of a pair that concerns nobody else.
+void counts_that_no_memory_holds_are_refused_by_every_rank() {
+  const Descriptor call = call_of(OpKind::kAllToAll, Dtype::kInt64, ReduceOp::kSum, 0);
+  run_ranks(4, LinkKind::kUnixSocket, 0, [&](int world_rank, Messages& messages, Doorbell& doorbell) {
+    if (world_rank == 1) return;
+    if (world_rank == 3) {
+      const uint64_t counts[] = {uint64_t{1} << 60, 0, 0, uint64_t{1} << 60, 0, 0};
+      Bytes record(sizeof call + sizeof counts);
+      std::memcpy(record.data(), &call, sizeof call);
+      std::memcpy(record.data() + sizeof call, counts, sizeof counts);
+      for (const int peer : {0, 2}) messages.post(peer, {kGroup, uint64_t{1} << 63}, record);
+      return pump_until(messages, doorbell, [&] { return messages.flushed(); });
+    }
+    MeshState state(messages, shuffled_group(world_rank), kTiny);
+    TestCall made;
+    made.request.descriptor = call;
+    made.request.inputs.assign(3, {});
+    made.request.outputs.assign(3, {});
+    MeshCall operation(state, made.request);
+    finish(operation, messages, doorbell);
+    const Failure* failure = operation.failure();
+    CHECK(failure != nullptr && failure->kind == Failure::Kind::kFailed && failure->peer == 0);
+    CHECK(failure->reason ==
+          "it announced that it gives 1152921504606846976 int64 to rank 0, expected less than 2^63 bytes to all ranks "
+          "together");
+  });
+}
+
 // One rank agrees and then dies. Its ring neighbour sees that; the others learn it from the notice, or by themselves.
 void a_rank_lost_in_mid_call_is_named_on_every_survivor() {
   const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat64, ReduceOp::kSum, 400'000);
@@ -185,6 +213,7 @@ int main() {
   RUN_TEST(a_call_that_differs_fails_on_every_rank_and_changes_nothing);
   RUN_TEST(a_mismatch_is_told_though_one_rank_never_comes);
   RUN_TEST(records_from_a_hostile_peer_fail_the_call_only);
+  RUN_TEST(counts_that_no_memory_holds_are_refused_by_every_rank);
   RUN_TEST(a_rank_lost_in_mid_call_is_named_on_every_survivor);
   RUN_TEST(a_loss_that_one_rank_sees_is_told_to_all);
   RUN_TEST(a_call_that_is_given_up_touches_no_array_and_tells_the_others);

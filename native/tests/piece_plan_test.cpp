@@ -135,6 +135,22 @@ void all_to_alls_of_unequal_pieces() {
   });
 }
 
+// However much ranks 1 and 2 move between them, or keep: rank 0 moves little, and ends as all others do.
+void a_plan_for_all_to_all_is_as_long_as_its_ranks_own_pieces() {
+  constexpr size_t kMany = size_t{1} << 60;
+  PieceTable table = table_of(3, [](int, int) { return 2 * kSlotBytes / kElement; });
+  Plan alone;
+  plan_all_to_all({.rank = 0, .size = 3, .pieces = table, .element_bytes = kElement, .chunk_bytes = kSlotBytes}, alone);
+  table.between(1, 1) = kMany;
+  Plan plan;
+  plan_all_to_all({.rank = 0, .size = 3, .pieces = table, .element_bytes = kElement, .chunk_bytes = kSlotBytes}, plan);
+  CHECK(plan.steps.size() == alone.steps.size() && plan.published == alone.published && plan.chunks == alone.chunks);
+  table.between(1, 2) = kMany;
+  plan_all_to_all({.rank = 0, .size = 3, .pieces = table, .element_bytes = kElement, .chunk_bytes = kSlotBytes}, plan);
+  CHECK(plan.steps.size() == alone.steps.size() + 1);
+  CHECK(plan.published == kMany / (kSlotBytes / 2) && plan.chunks == plan.published);
+}
+
 }  // namespace
 }  // namespace procgroup
 
@@ -146,4 +162,5 @@ int main() {
   RUN_TEST(scatters);
   RUN_TEST(reduce_scatters_of_unequal_pieces);
   RUN_TEST(all_to_alls_of_unequal_pieces);
+  RUN_TEST(a_plan_for_all_to_all_is_as_long_as_its_ranks_own_pieces);
 }
