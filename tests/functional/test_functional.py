@@ -68,6 +68,30 @@ def test_trees_of_numpy_arrays_come_back_as_new_ones(size: int) -> None:
     run(play_numpy, size)
 
 
+def play_bad_second_dtype(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=10)
+    good = {"a": np.full((size, 2), 1.0), "b": np.full(size, 2)}
+    short = {"a": np.full((size, 2), 1.0), "b": np.full(size + 1, 2)}
+    calls: list[tuple[Any, Any, type[Exception], str]] = [
+        (functional.reduce_scatter, short, dist.ArgumentError, "leaf 1 has shape"),
+        (functional.all_to_all, short, dist.ArgumentError, "leaf 1 has shape"),
+        (lambda tree: functional.all_reduce(tree, dist.ReduceOp.AVG), good, RuntimeError, "int64"),
+        (lambda tree: functional.reduce_scatter(tree, dist.ReduceOp.AVG), good, RuntimeError, "int64"),
+    ]
+    for call, bad, error, text in calls:
+        if rank == 0:
+            with pytest.raises(error, match=text):
+                call(bad)
+        total = functional.all_reduce(good)
+        assert total["a"].tolist() == [[size, size]] * size and total["b"].tolist() == [2 * size] * size
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_bad_array_of_the_second_dtype_is_found_before_the_first_ones_call(size: int) -> None:
+    run(play_bad_second_dtype, size)
+
+
 def play_library(name: str) -> None:
     library = __import__("torch" if name == "torch" else "jax.numpy", fromlist=["x"])
     size = dist.get_world_size()

@@ -1,4 +1,4 @@
-"""The functions themselves: flatten, fuse by dtype, call once per dtype, take apart.
+"""The functions themselves: flatten, fuse by dtype, check all, call once per dtype, take apart.
 
 All raise TypeError for a leaf that is no array, ValueError for a group that this rank is not in, because there is
 nothing to return, and CollectiveMismatch on every rank when dtypes or sizes differ between the ranks.
@@ -6,7 +6,9 @@ nothing to return, and CollectiveMismatch on every rank when dtypes or sizes dif
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from procgroup.api.membership import resolve
@@ -14,22 +16,32 @@ from procgroup.api.roots import root_or_first
 from procgroup.errors import ArgumentError
 from procgroup.functional.fusing import Bundle, Leaf, by_dtype
 from procgroup.functional.trees import flatten
+from procgroup.groups import checks
 from procgroup.groups.group import ProcessGroup
 from procgroup.types import AnyReduceOp, ReduceOp
 
-_Call = Callable[[list[Leaf]], list[tuple[int, Any]]]
+
+@dataclass(frozen=True)
+class _Call:
+    """The call for the leaves of one dtype. ``result`` may be ``given`` itself; ``leading`` comes before its shapes."""
+
+    verb: str
+    arguments: tuple[Any, ...]
+    given: Bundle
+    result: Bundle
+    leading: tuple[int, ...] = ()
 
 
 def all_reduce(tree: Any, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None) -> Any:
     """Return each array combined, element by element, with those of the other ranks; bit-identical on all ranks."""
     chosen = resolve(group)
+    op = checks.reduce_op(op)
 
-    def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
-        bundle = Bundle(leaves, [leaf.seen.shape for leaf in leaves], 1).fill()
-        chosen.all_reduce(bundle.array, op)
-        return bundle.take(())
+    def prepare(leaves: list[Leaf]) -> _Call:
+        bundle = Bundle(leaves, [leaf.seen.shape for leaf in leaves], 1)
+        return _Call("all_reduce", (bundle.array, op), bundle, bundle)
 
-    return _for_each_dtype(tree, call)
+    return _for_each_dtype(tree, chosen, prepare)
 
 
 def broadcast(
@@ -37,27 +49,25 @@ def broadcast(
 ) -> Any:
     """Return the arrays of rank ``src``, by default 0. The other ranks pass arrays of the same shapes and dtypes."""
     chosen = resolve(group)
-    root = root_or_first(chosen, src, group_src)
+    root = checks.group_rank(root_or_first(chosen, src, group_src), chosen.size(), chosen.group_name)
 
-    def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
-        bundle = Bundle(leaves, [leaf.seen.shape for leaf in leaves], 1).fill()
-        chosen.broadcast(bundle.array, root)
-        return bundle.take(())
+    def prepare(leaves: list[Leaf]) -> _Call:
+        bundle = Bundle(leaves, [leaf.seen.shape for leaf in leaves], 1)
+        return _Call("broadcast", (bundle.array, root), bundle, bundle)
 
-    return _for_each_dtype(tree, call)
+    return _for_each_dtype(tree, chosen, prepare)
 
 
 def all_gather(tree: Any, group: ProcessGroup | None = None) -> Any:
     """Return, for each array, those of all ranks, stacked along a new first dimension in group-rank order."""
     chosen = resolve(group)
 
-    def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
+    def prepare(leaves: list[Leaf]) -> _Call:
         shapes = [leaf.seen.shape for leaf in leaves]
-        result = Bundle(leaves, shapes, chosen.size())
-        chosen.all_gather_single(result.array, Bundle(leaves, shapes, 1).fill().array)
-        return result.take((chosen.size(),))
+        given, result = Bundle(leaves, shapes, 1), Bundle(leaves, shapes, chosen.size())
+        return _Call("all_gather_single", (result.array, given.array), given, result, (chosen.size(),))
 
-    return _for_each_dtype(tree, call)
+    return _for_each_dtype(tree, chosen, prepare)
 
 
 def reduce_scatter(tree: Any, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None) -> Any:
@@ -66,14 +76,14 @@ def reduce_scatter(tree: Any, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGrou
     The first dimension has one element per rank; the result does not have it. Raises ArgumentError for another length.
     """
     chosen = resolve(group)
+    op = checks.reduce_op(op)
 
-    def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
+    def prepare(leaves: list[Leaf]) -> _Call:
         shapes = _shapes_per_rank(leaves, chosen.size(), "reduce_scatter")
-        result = Bundle(leaves, shapes, 1)
-        chosen.reduce_scatter_single(result.array, Bundle(leaves, shapes, chosen.size()).fill().array, op)
-        return result.take(())
+        given, result = Bundle(leaves, shapes, chosen.size()), Bundle(leaves, shapes, 1)
+        return _Call("reduce_scatter_single", (result.array, given.array, op), given, result)
 
-    return _for_each_dtype(tree, call)
+    return _for_each_dtype(tree, chosen, prepare)
 
 
 def all_to_all(tree: Any, group: ProcessGroup | None = None) -> Any:
@@ -83,21 +93,26 @@ def all_to_all(tree: Any, group: ProcessGroup | None = None) -> Any:
     """
     chosen = resolve(group)
 
-    def call(leaves: list[Leaf]) -> list[tuple[int, Any]]:
+    def prepare(leaves: list[Leaf]) -> _Call:
         shapes = _shapes_per_rank(leaves, chosen.size(), "all_to_all")
-        result = Bundle(leaves, shapes, chosen.size())
-        given = Bundle(leaves, shapes, chosen.size()).fill()
-        chosen.all_to_all_single(result.array, given.array)
-        return result.take((chosen.size(),))
+        given, result = Bundle(leaves, shapes, chosen.size()), Bundle(leaves, shapes, chosen.size())
+        return _Call("all_to_all_single", (result.array, given.array, None, None), given, result, (chosen.size(),))
 
-    return _for_each_dtype(tree, call)
+    return _for_each_dtype(tree, chosen, prepare)
 
 
-def _for_each_dtype(tree: Any, call: _Call) -> Any:
+def _for_each_dtype(tree: Any, group: ProcessGroup, prepare: Callable[[list[Leaf]], _Call]) -> Any:
+    """Make the calls once all are found good: where one is bad, no other rank has seen any of them."""
     leaves, rebuild = flatten(tree)
+    calls = deque(prepare(same) for same in by_dtype(leaves))
+    for call in calls if len(calls) > 1 else ():
+        group.check_collective(call.verb, *call.arguments)
     results: list[Any] = [None] * len(leaves)
-    for group in by_dtype(leaves):
-        for index, array in call(group):
+    while calls:  # what was given is let go before the next dtype's is copied
+        call = calls.popleft()
+        call.given.fill()
+        getattr(group, call.verb)(*call.arguments)
+        for index, array in call.result.take(call.leading):
             results[index] = array
     return rebuild(iter(results))
 

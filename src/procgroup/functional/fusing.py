@@ -56,11 +56,10 @@ class Bundle:
         library = "torch" if leaves[0].library == "torch" else "numpy"
         self.array = making.over(self._memory, (rows * self._width,), self._dtype, library)
 
-    def fill(self) -> Bundle:
+    def fill(self) -> None:
         """Copy the leaves in; a leaf of several rows has them as its first dimension."""
         for leaf, part in zip(self._leaves, self._parts(), strict=True):
             part[...] = leaf.seen.elements().reshape(part.shape)
-        return self
 
     def take(self, leading: tuple[int, ...]) -> list[tuple[int, Any]]:
         """Return new arrays of the leaves' libraries with their indices; ``leading`` comes before the parts' shapes."""

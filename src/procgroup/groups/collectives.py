@@ -177,3 +177,7 @@ class Collectives(GroupCalls):
         """Wait until every rank has come here."""
         operation = self._backend.barrier(async_op, self._seconds if timeout is None else types.seconds(timeout))
         return operation if operation is None else self._work(operation, "barrier", ())
+
+    def check_collective(self, verb: str, *arguments: Any) -> None:
+        """Raise what such a call would raise for these arguments, those up to ``async_op``; nothing is issued."""
+        self._backend.check(verb, *arguments)
