@@ -133,8 +133,14 @@ def test_no_more_room_is_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) ->
     slabs._kept.clear()
 
 
+@pytest.mark.parametrize("size", [1 << 62, (1 << 63) - 1])
+def test_room_for_what_no_memory_holds_is_refused(size: int) -> None:
+    with pytest.raises(MemoryError, match="bytes for objects"):
+        slabs.make_room(size)
+
+
 def block_of(letter: bytes, count: int, payload: int) -> Block:
-    return Block(1, 0, count, None, len(letter), payload)
+    return Block(1, 0, count, None, len(letter), payload, bytes(len(letter) + payload))
 
 
 @pytest.mark.parametrize(
@@ -153,6 +159,13 @@ def test_a_letter_that_contradicts_itself_is_refused(numbers: list[int], count: 
     letter = array("q", numbers).tobytes()
     with pytest.raises(MalformedEnvelope):
         Arrival(block_of(letter, count, payload), letter)
+
+
+@pytest.mark.parametrize("came", [0, 1, 7, 9])
+def test_a_payload_of_another_size_than_announced_is_refused(came: int) -> None:
+    letter = array("q", [1, 0, 8]).tobytes()
+    with pytest.raises(MalformedEnvelope, match=f"{came} bytes came instead of the 8 announced"):
+        Arrival(Block(1, 0, 1, None, len(letter), 8, letter + bytes(came)), letter)
 
 
 @pytest.mark.parametrize("place", [0, 6, 15, 23, 31, 39])

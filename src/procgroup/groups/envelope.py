@@ -185,6 +185,8 @@ class Arrival:
         self._buffers: list[memoryview] = []
         self._firsts = list(accumulate((count for _, count in self.items), initial=0))
         self._inline = block.inline[block.letter_size :] if block.holds_payload else None
+        if self._inline is not None and len(self._inline) != block.payload_size:
+            raise MalformedEnvelope(f"{len(self._inline)} bytes came instead of the {block.payload_size} announced")
 
     def allocate(self) -> None:
         """Make room for the payload. Raises MemoryError."""

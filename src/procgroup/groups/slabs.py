@@ -53,8 +53,8 @@ def _take(size: int) -> mmap.mmap | None:
 def _map(size: int) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{size} bytes for objects: {error.strerror}") from error
+    except (OSError, OverflowError) as error:  # the latter where even the size is more than an address
+        raise MemoryError(f"{size} bytes for objects: {error}") from error
     with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
