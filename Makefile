@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
-TORCH := torch==2.13.0
+LIBRARIES := torch==2.13.0 jax==0.10.2
 
 # What the installed package is made of: a change here, and only here, installs it again.
 SOURCES := $(shell find src native -type f ! -name '*.so' ! -path '*/__pycache__/*' ! -path 'native/tests/*') \
@@ -99,10 +99,10 @@ $(VENV)/.examples: $(VENV)/.package
 	@$(PIP) "$$(echo build/wheel/*.whl)[examples]"
 	@touch $@
 
-# PyTorch is only what some tests compare with; procgroup never imports it.
+# Only tests use these: to compare with PyTorch, and to pass the arrays of both. procgroup needs neither.
 $(VENV)/.test: $(VENV)/.package
 	@echo "== installing what the tests use"
-	@$(PIP) "$$(echo build/wheel/*.whl)[examples,test]" $(TORCH)
+	@$(PIP) "$$(echo build/wheel/*.whl)[examples,test]" $(LIBRARIES)
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.package
