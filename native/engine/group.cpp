@@ -197,7 +197,8 @@ std::unique_ptr<Operation> Group::make_call(const Request& request) {
 
 bool Group::takes_parts(const Descriptor& call) const {
   const bool copies_once = call.op == OpKind::kBroadcast || call.op == OpKind::kAllGather;
-  return shared_ && copies_once && largest_contribution(call, size()) > shared_->layout.small_bytes;
+  const size_t small = shared_ ? shared_->layout.small_bytes : mesh_->limits.small_bytes;
+  return copies_once && largest_contribution(call, size()) > small;
 }
 
 void Group::require_usable(Descriptor call) {

@@ -77,7 +77,8 @@ class Group final : public Source {
   void run(Request& request, double seconds, Host& host);
   int run_message(const MessageRequest& request, double seconds, Host& host);  // the sender's group rank
 
-  // Whether the input of a call may be in parts: a broadcast on its root, or an all_gather, through slots.
+  // Whether the input of a call may be in parts: a broadcast on its root, or an all_gather, above the size of small
+  // ones.
   bool takes_parts(const Descriptor& call) const;
 
   // Asynchronous.

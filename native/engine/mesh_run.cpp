@@ -74,7 +74,7 @@ MeshRun::Memory MeshRun::written_by(const MeshStep& step) const {
 }
 
 std::array<MeshRun::Memory, 2> MeshRun::read_by(const MeshStep& step) const {
-  if (step.kind == Kind::kReceive) return {};
+  if (step.kind == Kind::kReceive || lies_in_parts(step.from)) return {};  // nothing writes an input in parts
   if (step.kind != Kind::kReduce) return {Memory{address(step.from), bytes_of(step.elements)}, Memory{}};
   const size_t sources = group_.members.size() * plan_.source_stride;
   return {Memory{address(step.from), bytes_of(sources)}, Memory{address(step.own), bytes_of(step.elements)}};
@@ -83,14 +83,24 @@ std::array<MeshRun::Memory, 2> MeshRun::read_by(const MeshStep& step) const {
 void MeshRun::launch(const MeshStep& step) {
   const int world = group_.world_rank(step.peer);
   const bool receives = step.kind == Kind::kReceive;
-  std::byte* memory = address(receives ? step.to : step.from);
   const size_t bytes = bytes_of(step.elements);
+  if (!receives && lies_in_parts(step.from)) {
+    const size_t offset = bytes_of(step.from.offset);
+    flights_.push_back({messages_.send(world, key_, request_.parts, offset, bytes), step.peer, {}, false});
+    return;
+  }
+  std::byte* memory = address(receives ? step.to : step.from);
   auto transfer = receives ? messages_.receive(world, key_, memory, bytes) : messages_.send(world, key_, memory, bytes);
   flights_.push_back({std::move(transfer), step.peer, {memory, bytes}, receives});
 }
 
 void MeshRun::compute(const MeshStep& step) {
   std::byte* to = address(step.to);
+  if (lies_in_parts(step.from)) {
+    if (to != nullptr)  // the root of a broadcast has no array but its parts
+      copy_parts(to, request_.parts, bytes_of(step.from.offset), bytes_of(step.elements), copy_cached);
+    return;
+  }
   std::byte* from = address(step.from);
   if (step.kind == Kind::kCopy) {
     if (to != from) std::memcpy(to, from, bytes_of(step.elements));
@@ -118,6 +128,10 @@ std::byte* MeshRun::address(const MeshPlace& place) const {
       break;
   }
   return scratch_.get() + offset;
+}
+
+bool MeshRun::lies_in_parts(const MeshPlace& place) const {
+  return place.kind == MeshPlace::Kind::kInput && !request_.parts.empty();
 }
 
 std::vector<int> MeshRun::missing() const {

@@ -46,6 +46,7 @@ class MeshRun {
   void compute(const MeshStep& step);
   size_t bytes_of(size_t elements) const { return elements * dtype_size(request_.descriptor.dtype); }
   std::byte* address(const MeshPlace& place) const;
+  bool lies_in_parts(const MeshPlace& place) const;
   Memory written_by(const MeshStep& step) const;
   std::array<Memory, 2> read_by(const MeshStep& step) const;
 

@@ -111,6 +111,13 @@ std::shared_ptr<Transfer> Messages::send(int peer, MessageKey key, const void* d
   return transfer;
 }
 
+std::shared_ptr<Transfer> Messages::send(int peer, MessageKey key, std::span<const Part> parts, size_t offset,
+                                         size_t bytes) {
+  auto transfer = std::make_shared<SendTransfer>(peer, key, parts, offset, bytes);
+  state_->send(transfer);
+  return transfer;
+}
+
 void Messages::post(int peer, MessageKey key, std::vector<std::byte> message) {
   auto transfer = std::make_shared<SendTransfer>(peer, key, message.data(), message.size());
   transfer->kept = std::move(message);  // its bytes stay where they are

@@ -18,10 +18,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "dtype/dtype.hpp"
 #include "engine/operation.hpp"
+#include "engine/parts.hpp"
 #include "transport/channel.hpp"
 
 namespace procgroup {
@@ -67,6 +69,8 @@ class Messages {
   // Start a transfer; `peer` is a world rank. A message whose size or type differs from the receive's
   // fails that receive (Failure kMismatch; `reason` says what was sent); the channel stays usable.
   std::shared_ptr<Transfer> send(int peer, MessageKey key, const void* data, size_t bytes, ElementType type = kUntyped);
+  // The `bytes` bytes from `offset` on of an array that lies in parts.
+  std::shared_ptr<Transfer> send(int peer, MessageKey key, std::span<const Part> parts, size_t offset, size_t bytes);
   // `sources` restricts kAnySource to these world ranks (the group's members).
   std::shared_ptr<Transfer> receive(int peer, MessageKey key, void* data, size_t capacity,
                                     const std::vector<int>* sources = nullptr, ElementType type = kUntyped);

@@ -19,7 +19,8 @@ void Outbox::send(std::shared_ptr<SendTransfer> transfer) {
   if (transfer->size > kEagerBytes) {
     header.kind = FrameKind::kAnnounce;
     header.number = ++last_number_;
-    Loan loan = lending_ == nullptr ? Loan() : lending_->lend(header.number, transfer->data, transfer->size);
+    const bool lends = lending_ != nullptr && !transfer->lies_in_parts();
+    Loan loan = lends ? lending_->lend(header.number, transfer->data, transfer->size) : Loan();
     messages_.try_emplace(header.number, transfer, std::move(loan));
   }
   small_.push_back({header, std::move(transfer)});
@@ -104,9 +105,7 @@ bool Outbox::start_next() {
     SmallFrame frame = std::move(small_.front());
     small_.pop_front();
     ++small_in_a_row_;
-    const bool eager = frame.header.kind == FrameKind::kEager;
-    const std::byte* payload = eager ? frame.transfer->data : nullptr;
-    start(frame.header, std::move(frame.transfer), payload);
+    start(frame.header, std::move(frame.transfer), 0);
     return true;
   }
   small_in_a_row_ = 0;
@@ -115,23 +114,25 @@ bool Outbox::start_next() {
   streams_.pop_front();
   const LargeMessage& message = messages_.at(number);
   const size_t bytes = std::min(kBulkBytes, message.transfer->size - message.sent);
-  start({.kind = FrameKind::kData, .number = number, .bytes = bytes}, message.transfer,
-        message.transfer->data + message.sent);
+  start({.kind = FrameKind::kData, .number = number, .bytes = bytes}, message.transfer, message.sent);
   return true;
 }
 
-void Outbox::start(const FrameHeader& header, std::shared_ptr<SendTransfer> transfer, const std::byte* payload) {
-  const size_t bytes = payload == nullptr ? 0 : static_cast<size_t>(header.bytes);
-  const size_t beside = std::min(bytes, kStagedBytes);
+// What lies in several parts is made one piece here, a frame at a time, which stays in cache until it is written.
+void Outbox::start(const FrameHeader& header, std::shared_ptr<SendTransfer> transfer, size_t first) {
+  const bool carries = header.kind == FrameKind::kEager || header.kind == FrameKind::kData;
+  const size_t bytes = carries ? static_cast<size_t>(header.bytes) : 0;
+  const std::span<const std::byte> run = carries ? transfer->run(first) : std::span<const std::byte>();
+  const size_t beside = run.size() < bytes ? bytes : std::min(bytes, kStagedBytes);
   current_.active = true;
   current_.header = header;
-  current_.transfer = std::move(transfer);
   current_.staged.resize(sizeof header + beside);
   std::memcpy(current_.staged.data(), &header, sizeof header);
-  if (beside > 0) std::memcpy(current_.staged.data() + sizeof header, payload, beside);
+  if (beside > 0) transfer->copy(current_.staged.data() + sizeof header, first, beside);
   current_.staged_written = 0;
-  current_.rest = payload + beside;
   current_.rest_bytes = bytes - beside;
+  current_.rest = current_.rest_bytes == 0 ? nullptr : run.data() + beside;
+  current_.transfer = std::move(transfer);
 }
 
 size_t Outbox::write_current(Channel& channel) {

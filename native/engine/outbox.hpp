@@ -57,7 +57,8 @@ class Outbox {
     Loan loan;  // until it is granted
     size_t sent = 0;
   };
-  // The frame that is being written: first `staged` (the header and a small payload), then `rest`.
+  // The frame that is being written: first `staged` (the header and a payload that is small, or lies in parts),
+  // then `rest`.
   struct CurrentFrame {
     bool active = false;
     FrameHeader header;
@@ -69,7 +70,8 @@ class Outbox {
   };
 
   bool start_next();
-  void start(const FrameHeader& header, std::shared_ptr<SendTransfer> transfer, const std::byte* payload);
+  // Begin a frame; what it carries of the transfer begins at `first`.
+  void start(const FrameHeader& header, std::shared_ptr<SendTransfer> transfer, size_t first);
   size_t write_current(Channel& channel);
   void finish_current();
   void abandon_current();

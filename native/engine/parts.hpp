@@ -19,4 +19,7 @@ struct Part {
 // Copy what the array has in the `bytes` bytes from `offset` on.
 void copy_parts(std::byte* to, std::span<const Part> parts, size_t offset, size_t bytes, CopyFunction copy);
 
+// The bytes from `offset` on that lie in one piece: none where nothing lies.
+std::span<const std::byte> run_of_parts(std::span<const Part> parts, size_t offset);
+
 }  // namespace procgroup

@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/messages.hpp"
+#include "engine/parts.hpp"
 
 namespace procgroup {
 
@@ -38,9 +41,26 @@ class SendTransfer final : public Transfer {
  public:
   SendTransfer(int to, MessageKey under, const void* from, size_t count)
       : peer(to), key(under), data(static_cast<const std::byte*>(from)), size(count) {}
+  SendTransfer(int to, MessageKey under, std::span<const Part> from, size_t offset, size_t count)
+      : peer(to), key(under), data(nullptr), size(count), parts_(from), offset_(offset) {}
 
   Progress advance() override { return is_over() ? Progress::kDone : Progress::kWaiting; }
   std::vector<int> missing() const override { return {peer}; }
+
+  // Bytes that lie in parts have no `data`.
+  bool lies_in_parts() const { return !parts_.empty(); }
+  // The bytes from `first` on, as far as they lie in one piece.
+  std::span<const std::byte> run(size_t first) const {
+    if (!lies_in_parts()) return {data + first, size - first};
+    const std::span<const std::byte> found = run_of_parts(parts_, offset_ + first);
+    return found.first(std::min(found.size(), size - first));
+  }
+  void copy(std::byte* to, size_t first, size_t count) const {
+    if (lies_in_parts())
+      copy_parts(to, parts_, offset_ + first, count, copy_cached);
+    else if (count > 0)
+      std::memcpy(to, data + first, count);
+  }
 
   const int peer;
   const MessageKey key;
@@ -48,6 +68,10 @@ class SendTransfer final : public Transfer {
   const size_t size;
   ElementType type = kUntyped;
   std::vector<std::byte> kept;  // what `data` points to, when nobody else keeps it
+
+ private:
+  const std::span<const Part> parts_;
+  const size_t offset_ = 0;
 };
 
 class ReceiveTransfer final : public Transfer {

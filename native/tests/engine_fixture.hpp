@@ -29,7 +29,7 @@ struct Rank {
 inline constexpr GroupLayout kTiny{.small_bytes = 256, .slot_bytes = 1024, .chunk_bytes = 1024};
 
 inline std::vector<Rank> make_world(int size, ReadingRanges reading = ReadingRanges::for_this_processor(),
-                                    GroupLayout layout = kTiny) {
+                                    GroupLayout layout = kTiny, bool shared = true) {
   std::vector<Rank> world(static_cast<size_t>(size));
   std::vector<int> members(static_cast<size_t>(size));
   std::iota(members.begin(), members.end(), 0);
@@ -51,11 +51,13 @@ inline std::vector<Rank> make_world(int size, ReadingRanges reading = ReadingRan
                                              .name = "test",
                                              .members = members,
                                              .rank = rank,
+                                             .shared = shared,
                                              .layout = layout,
                                              .exchanged_bytes = 8000,
                                              .reading = reading});
     offsets.push_back(mine.group->offset());
   }
+  if (!shared) return world;
   for (Rank& rank : world) rank.group->attach(offsets);
   return world;
 }

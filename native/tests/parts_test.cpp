@@ -48,6 +48,13 @@ void every_range_of_an_array_is_copied() {
       const auto first = array.whole.begin() + static_cast<std::ptrdiff_t>(begin);
       check(std::equal(copied.begin(), copied.end(), first), "expected the parts in this range", 0);
     }
+    const std::span<const std::byte> run = run_of_parts(array.parts, begin);
+    const bool nothing_lies = begin == size || array.whole[begin] == kGap;
+    check(run.empty() == nothing_lies, "expected a run where bytes lie", 0);
+    check(begin + run.size() <= size && std::equal(run.begin(), run.end(), &array.whole[0] + begin), "the bytes there",
+          0);
+    check(run.empty() || run_of_parts(array.parts, begin + run.size()).data() != run.data() + run.size(), "all of it",
+          0);
   }
 }
 
@@ -70,15 +77,24 @@ void run(Group& group, Request& request, bool queued) {
   check(operation->failure() == nullptr, "expected to end well", group.rank());
 }
 
-void broadcast(Group& group, const Scattered& array, bool queued) {
+struct Case {
+  int size;
+  ReadingRanges reading{};
+  bool shared = true;
+  size_t small_bytes = kTiny.small_bytes;
+  size_t scale = 1;
+};
+
+void broadcast(Group& group, const Scattered& array, bool queued, size_t small_bytes) {
   const int root = group.size() - 1;
   Bytes received(array.whole.size());
   Request request = request_of(OpKind::kBroadcast, array, root);
-  if (group.rank() != root) {
+  if (group.rank() != root || !group.takes_parts(request.descriptor)) {
+    if (group.rank() == root) received = array.whole;
     request.parts.clear();
     request.input = request.output = received.data();
   }
-  check(group.takes_parts(request.descriptor) == (array.whole.size() > kTiny.small_bytes), "takes", group.rank());
+  check(group.takes_parts(request.descriptor) == (array.whole.size() > small_bytes), "takes", group.rank());
   run(group, request, queued);
   if (group.rank() != root) check(array.equals(received), "broadcast", group.rank());
 }
@@ -98,25 +114,30 @@ void all_gather(Group& group, const std::vector<Scattered>& arrays, bool queued)
     check(arrays[rank].equals(received[rank]), "all_gather", group.rank());
 }
 
-void calls_take_parts(int size, ReadingRanges reading) {
-  std::vector<Rank> world = make_world(size, reading);
+void calls_take_parts(const Case& wanted) {
+  std::vector<Rank> world = make_world(wanted.size, wanted.reading, kTiny, wanted.shared);
   in_all_ranks(world, [&](Group& group) {
     for (unsigned round = 0; round < 12; ++round) {
-      broadcast(group, Scattered(round, 40, 50 + 100 * round), round % 3 == 1);
+      broadcast(group, Scattered(round, 40, wanted.scale * (50 + 100 * round)), round % 3 == 1, wanted.small_bytes);
       std::vector<Scattered> arrays;
-      for (int rank = 0; rank < size; ++rank)
-        arrays.emplace_back(100 * round + static_cast<unsigned>(rank), 30, 40 + 90 * round);
+      for (int rank = 0; rank < wanted.size; ++rank)
+        arrays.emplace_back(100 * round + static_cast<unsigned>(rank), 30, wanted.scale * (40 + 90 * round));
       all_gather(group, arrays, round % 3 == 2);
     }
   });
 }
+
+// Messages of several frames, and a peer that lends what lies whole.
+constexpr size_t kLargeScale = 25;
 
 }  // namespace
 
 int main() {
   every_range_of_an_array_is_copied();
   for (const int size : {2, 3, 4}) {
-    calls_take_parts(size, {});
-    calls_take_parts(size, ReadingRanges::all({.from = 0}));  // where arrays are read, those in parts are not
+    calls_take_parts({.size = size});
+    // Where arrays are read, those in parts are not.
+    calls_take_parts({.size = size, .reading = ReadingRanges::all({.from = 0})});
+    calls_take_parts({.size = size, .shared = false, .small_bytes = MeshLimits{}.small_bytes, .scale = kLargeScale});
   }
 }

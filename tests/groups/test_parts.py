@@ -51,7 +51,8 @@ def same_parts(received: Any, parts: Parts) -> bool:
 
 @pytest.mark.parametrize("length", [0, 1, 1000, 60_000, 1_000_000])
 @pytest.mark.parametrize("size", [2, 3])
-def test_parts_arrive_as_one_array(size: int, length: int) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_parts_arrive_as_one_array(transport: str, size: int, length: int) -> None:
     def play() -> None:
         group, rank = default_group(), dist.get_rank()
         assert group.takes_parts
@@ -67,26 +68,7 @@ def test_parts_arrive_as_one_array(size: int, length: int) -> None:
         group.all_gather_parts(outputs, parts_of(rank, length + rank)[0], 20.0)
         assert all(same_parts(outputs[rank], parts_of(rank, length + rank)[0]) for rank in range(size))
 
-    run_ranks(play, size, transport="shm")
-
-
-def test_parts_are_packed_where_no_memory_is_shared() -> None:
-    def play() -> None:
-        group, rank = default_group(), dist.get_rank()
-        assert not group.takes_parts
-        native = group._backend._group  # type: ignore[attr-defined]
-        parts, whole = parts_of(0, 50_000)
-        received = np.zeros_like(whole)
-        if rank == 0:
-            native.broadcast_parts(*parts, 20.0)
-        else:
-            group.broadcast(received, 0)
-            assert (received == whole).all()
-        outputs = [np.zeros_like(whole) for _ in range(2)]
-        native.all_gather_parts(outputs, *parts_of(rank, 50_000)[0], 20.0)
-        assert all((outputs[rank] == parts_of(rank, 50_000)[1]).all() for rank in range(2))
-
-    run_ranks(play, 2, transport="tcp")
+    run_ranks(play, size, transport=transport)
 
 
 @pytest.mark.parametrize(

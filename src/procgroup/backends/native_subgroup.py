@@ -35,12 +35,8 @@ def world_identity(group_name: str, members: Sequence[int]) -> int:
 
 
 def bind_verbs(backend: Any, group: _native.Group) -> None:
-    """Give a backend the native group's methods as its own, without a Python frame in between.
-
-    Arrays that lie in parts gain only where they are copied into shared memory anyway.
-    """
-    shared = backend.transport == "shared memory"
-    for verb in (*VERBS, "broadcast_parts", "all_gather_parts") if shared else VERBS:
+    """Give a backend the native group's methods as its own, without a Python frame in between."""
+    for verb in (*VERBS, "broadcast_parts", "all_gather_parts"):
         setattr(backend, verb, getattr(group, verb))
     checks = group.checks()
 
