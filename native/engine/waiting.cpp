@@ -62,13 +62,16 @@ bool Patience::wait_a_moment() {
   ++moments_;
   if (policy_.oversubscribed) {
     sched_yield();
-    return moments_ < policy_.yields;
+    return moments_ < policy_.yields && (moments_ % kYieldsBetweenClocks != 0 || is_within(kYieldNs));
   }
   moments_ < kPurePolls ? cpu_pause() : static_cast<void>(sched_yield());
-  if (moments_ % kMomentsBetweenClocks != 0) return true;
+  return moments_ % kMomentsBetweenClocks != 0 || is_within(spin_ns_);
+}
+
+bool Patience::is_within(int64_t nanoseconds) {
   const int64_t now = now_ns();
   if (since_ns_ == 0) since_ns_ = now;
-  return now - since_ns_ < spin_ns_;
+  return now - since_ns_ < nanoseconds;
 }
 
 void drive(Operation& operation, double seconds, const WaitPolicy& policy, Lounge& lounge, Host& host,

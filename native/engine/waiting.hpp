@@ -47,6 +47,12 @@ class Patience {
   // among them, when other programs keep the cores busy. On an idle core a yield returns in some 0.3 us.
   static constexpr int kPurePolls = 100;
   static constexpr int kMomentsBetweenClocks = 16;
+  // On a core that others keep busy each yield takes some milliseconds: a hundred of them would be deaf for half a
+  // second.
+  static constexpr int kYieldsBetweenClocks = 4;
+  static constexpr int64_t kYieldNs = 10'000'000;
+
+  bool is_within(int64_t nanoseconds);
 
   const WaitPolicy& policy_;
   const int64_t spin_ns_;
