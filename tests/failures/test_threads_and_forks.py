@@ -21,7 +21,15 @@ pytestmark = pytest.mark.timeout(60)
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
-def call_beside_a_busy_thread(rank: int, size: int, busy: list[int]) -> float:
+def turn_of_the_interpreter() -> float:
+    """How long this thread waits for a busy one to give Python to it: 5 ms, and longer where cores are busy too."""
+    started = time.monotonic()
+    for _ in range(20):
+        time.sleep(0)
+    return (time.monotonic() - started) / 20
+
+
+def call_beside_a_busy_thread(rank: int, size: int, busy: list[int]) -> tuple[float, float]:
     dist.init_process_group(timeout=20)
     stop = threading.Event()
 
@@ -33,6 +41,8 @@ def call_beside_a_busy_thread(rank: int, size: int, busy: list[int]) -> float:
     thread = threading.Thread(target=count)
     if rank in busy:
         thread.start()
+    turn = turn_of_the_interpreter()
+    dist.barrier()
     started = time.monotonic()
     for length in [1, 1000, 100_000] * 30:
         array = np.ones(length)
@@ -41,17 +51,19 @@ def call_beside_a_busy_thread(rank: int, size: int, busy: list[int]) -> float:
         work: Any = dist.all_reduce(array, async_op=True)
         work.wait()
     took = time.monotonic() - started
+    turn = max(turn, turn_of_the_interpreter())
     stop.set()
     if rank in busy:
         thread.join()
-    return took / 180
+    return took / 180, turn
 
 
 @transports
 @pytest.mark.parametrize("busy", [[0], [0, 1]])
 def test_a_busy_python_thread_does_not_stall_calls(transport: str, busy: list[int]) -> None:
-    per_call = max(run(call_beside_a_busy_thread, 2, args=(busy,), timeout=40, environment=on(transport)))
-    assert per_call < allowance(0.05), f"{per_call:.3f} s per call"
+    seen = run(call_beside_a_busy_thread, 2, args=(busy,), timeout=40, environment=on(transport))
+    per_call, turn = (max(values) for values in zip(*seen, strict=True))
+    assert per_call < max(0.05, 10 * turn), f"{per_call:.3f} s per call, {turn:.4f} s for a turn"
 
 
 def call_from_many_threads(rank: int, size: int, threads: int, length: int) -> None:
