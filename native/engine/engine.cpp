@@ -118,23 +118,24 @@ void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, FileDescr
   ArenaHeader& theirs = peer.arena->header();
   peer.pid = theirs.pid;
   const ArenaHeader& ours = arena_->header();
+  const size_t capacity = ring_capacity(world_size());
   peer.memory = std::make_unique<PeerMemory>(*peer.arena, peer.socket ? peer.socket.get() : -1);
-  if (theirs.rank != peer_rank || theirs.ring_capacity != ours.ring_capacity)
+  if (theirs.rank != peer_rank || theirs.ring_capacity != capacity)
     throw std::runtime_error("rank " + std::to_string(peer_rank) + " sent the arena of another rank or world");
-  const size_t stride = ring_stride(ours.ring_capacity);
-  std::byte* outgoing = arena_->at(ours.rings + stride * index(peer_rank), stride);
-  std::byte* incoming = peer.arena->at(theirs.rings + stride * index(rank()), stride);
-  peer.board = reinterpret_cast<const WaitBoard*>(peer.arena->at(theirs.wait_board, sizeof(WaitBoard)));
+  const size_t stride = ring_stride(capacity);
+  std::byte* outgoing = arena_->at_line(ours.rings + stride * index(peer_rank), stride);
+  std::byte* incoming = peer.arena->at_line(theirs.rings + stride * index(rank()), stride);
+  peer.board = reinterpret_cast<const WaitBoard*>(peer.arena->at_line(theirs.wait_board, sizeof(WaitBoard)));
   const Lending lending{
-      .mine = reinterpret_cast<LoanBook*>(arena_->at(loan_book(ours, peer_rank), sizeof(LoanBook))),
-      .theirs = reinterpret_cast<const LoanBook*>(peer.arena->at(loan_book(theirs, rank()), sizeof(LoanBook))),
+      .mine = reinterpret_cast<LoanBook*>(arena_->at_line(loan_book(ours, peer_rank), sizeof(LoanBook))),
+      .theirs = reinterpret_cast<const LoanBook*>(peer.arena->at_line(loan_book(theirs, rank()), sizeof(LoanBook))),
       .peer = peer.memory.get(),
       .own = arena_.get()};
   const Arena* bell = peer.arena.get();
   const std::lock_guard lock(messages_mutex_);
   messages_.attach(peer_rank,
                    std::make_unique<RingChannel>(reinterpret_cast<Ring*>(outgoing), reinterpret_cast<Ring*>(incoming),
-                                                 ours.ring_capacity, [bell] { bell->wake(); }),
+                                                 capacity, [bell] { bell->wake(); }),
                    &lending);
   watcher_->watch(peer_rank, theirs.life, peer.socket.get());
 }

@@ -1,5 +1,8 @@
 #include "engine/failure.hpp"
 
+#include <algorithm>
+#include <cstring>
+
 namespace procgroup {
 namespace {
 
@@ -53,6 +56,12 @@ std::string Failure::summary() const {
     }
   }
   return "unknown";
+}
+
+std::string readable(const char* text, size_t most) {
+  std::string copy(text, strnlen(text, most));
+  std::ranges::replace_if(copy, [](char one) { return one < ' ' || one > '~'; }, '?');
+  return copy;
 }
 
 }  // namespace procgroup

@@ -1,6 +1,7 @@
 // What made an operation fail, as data. The bindings turn it into an exception of procgroup.errors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,5 +21,8 @@ struct Failure {
   // One clause for other ranks and for later calls: "lost rank 1 (pid 42): its process ended".
   std::string summary() const;
 };
+
+// What another rank wrote, up to `most` bytes or its first zero, in characters that every reader can take.
+std::string readable(const char* text, size_t most);
 
 }  // namespace procgroup

@@ -123,6 +123,8 @@ class Group final : public Source {
   AtOnce try_message(const MessageRequest& request);
   void run_queued(const Request& request, double seconds, Host& host);
   void mark_left();
+  [[noreturn]] void refuse_to_begin(const Failure& failure);  // which has world ranks
+  std::optional<Failure> misplaced(const std::vector<uint64_t>& offsets) const;
   void part(const Failure* failure);
   std::optional<Failure> what_ends(const GroupOperation& operation) const;
   void require_usable(Descriptor call);

@@ -1,6 +1,7 @@
 // How a group begins and ends on this rank, and what each wait of its calls looks at.
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "engine/group.hpp"
 #include "engine/group_introduction.hpp"
@@ -111,17 +112,34 @@ void Group::introduce(const std::string& call, double seconds, Host& host) {
   GroupIntroduction operation(engine_, options_.id, options_.members, offset_, call);
   drive(operation, seconds, engine_.policy(), engine_, host,
         [&operation](const Operation&) { return operation.examine(); });
-  if (const Failure* failure = operation.failure()) {
-    refused_ = operation.refused();
-    if (options_.shared) {
-      // Members that had heard everybody in time have gone on, and look here.
-      const GroupMemoryView mine(engine_.arena(), offset_, options_.members.size(), options_.layout);
-      state_failure(mine.memory(), Failure{.kind = Failure::Kind::kBroken, .reason = failure->summary()});
-    }
-    throw OperationFailed{*failure, {}};
-  }
+  refused_ = operation.refused();
+  if (const Failure* failure = operation.failure()) refuse_to_begin(*failure);
   introduced_ = true;
-  if (options_.shared) attach(operation.offsets());
+  if (!options_.shared) return;
+  if (const std::optional<Failure> failure = misplaced(operation.offsets())) refuse_to_begin(*failure);
+  attach(operation.offsets());
+}
+
+void Group::refuse_to_begin(const Failure& failure) {
+  if (options_.shared) {
+    // Members that had heard everybody in time have gone on, and look here.
+    const GroupMemoryView mine(engine_.arena(), offset_, options_.members.size(), options_.layout);
+    state_failure(mine.memory(), Failure{.kind = Failure::Kind::kBroken, .reason = failure.summary()});
+  }
+  throw OperationFailed{failure, {}};
+}
+
+// The member whose group memory cannot lie where it says.
+std::optional<Failure> Group::misplaced(const std::vector<uint64_t>& offsets) const {
+  for (size_t member = 0; member < offsets.size(); ++member) {
+    const int world = options_.members[member];
+    try {
+      GroupMemoryView(*engine_.peer_arena(world), offsets[member], options_.members.size(), options_.layout);
+    } catch (const std::out_of_range& error) {
+      return Failure{.kind = Failure::Kind::kFailed, .peer = world, .reason = error.what()};
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<Failure> Group::broken() const {
@@ -174,11 +192,10 @@ std::optional<Failure> Group::examine_member(int member, const std::vector<int>&
 // What a member that gave up says about it. What made it give up is passed on, so that all name the same cause.
 Failure Group::stated_failure(int member) const {
   const GroupMemory& memory = shared_->member(member).memory();
-  Failure failure{.kind = Failure::Kind::kFailed,
-                  .peer = member,
-                  .reason = std::string(memory.reason, strnlen(memory.reason, kReasonBytes))};
-  if (memory.cause < 0 || memory.cause >= size() || memory.cause == options_.rank) return failure;
-  failure.peer = memory.cause;
+  Failure failure{.kind = Failure::Kind::kFailed, .peer = member, .reason = readable(memory.reason, kReasonBytes)};
+  const int32_t cause = memory.cause;  // read once: that member can write it at any time
+  if (cause < 0 || cause >= size() || cause == options_.rank) return failure;
+  failure.peer = cause;
   if (memory.was_lost == 0) return failure;
   failure.kind = Failure::Kind::kLost;
   failure.pid = memory.lost_pid;

@@ -1,7 +1,6 @@
 #include "engine/mesh_agreement.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -140,13 +139,6 @@ void MeshAgreement::compare_pairs() {
   if (failure_ && failure_->peer >= 0) failure_->peer = group_.world_rank(failure_->peer);
 }
 
-Descriptor MeshAgreement::descriptor_of(int rank) const {
-  Descriptor call;
-  std::memcpy(&call, record(rank), sizeof call);
-  call.ordered = record(rank)[offsetof(Descriptor, ordered)] != std::byte{0};  // a peer may send what is no bool
-  return call;
-}
-
 bool MeshAgreement::differs(int rank) const {
   return std::memcmp(record(rank), &request_.descriptor, sizeof(Descriptor)) != 0;
 }
@@ -156,7 +148,7 @@ void MeshAgreement::report_mismatch() {
   failure_->kind = Failure::Kind::kMismatch;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const bool seen = seen_[static_cast<size_t>(rank)];
-    failure_->calls.push_back(seen ? descriptor_of(rank).describe() : "nothing yet");
+    failure_->calls.push_back(seen ? Descriptor::copied_from(record(rank)).describe() : "nothing yet");
   }
 }
 

@@ -60,7 +60,6 @@ class MeshAgreement {
   uint64_t expected(int from, int to) const;
   uint64_t count_at(int rank, size_t index) const;
   uint64_t riding(int from, int to) const;
-  Descriptor descriptor_of(int rank) const;
   bool differs(int rank) const;
   void look_at(int rank);
   void compare_pairs();

@@ -13,13 +13,6 @@ namespace {
 // Whether the failure has its cause in another rank, which is passed on.
 bool has_cause(Failure::Kind kind) { return kind == Failure::Kind::kLost || kind == Failure::Kind::kFailed; }
 
-// What a peer wrote, in characters that every reader can take.
-std::string readable(const char* text, size_t most) {
-  std::string copy(text, strnlen(text, most));
-  std::ranges::replace_if(copy, [](char one) { return one < ' ' || one > '~'; }, '?');
-  return copy;
-}
-
 }  // namespace
 
 Notices::Notices(Messages& messages, const GroupView& group, MessageKey key)

@@ -138,7 +138,8 @@ void SharedCall::report_mismatch() {
   const uint64_t sequence = request_.descriptor.sequence;
   for (int rank = 0; rank < state_.size(); ++rank) {
     const bool arrived = state_.has_announced(rank, sequence);
-    failure.calls.push_back(arrived ? state_.member(rank).descriptor(sequence).describe() : "nothing yet");
+    const Descriptor& shown = state_.member(rank).descriptor(sequence);
+    failure.calls.push_back(arrived ? Descriptor::copied_from(&shown).describe() : "nothing yet");
   }
   give_up(std::move(failure));
 }

@@ -18,10 +18,11 @@ struct SheetEntry {
   uint64_t count;  // elements
 };
 
+// No bools: another rank may write any byte there.
 struct SheetHead {
-  bool in_arena;          // everything that others would read lies in this rank's arena, or there is nothing
-  bool lends;             // the kernel can read it, wherever it lies
-  bool reads_everything;  // this rank can read the arrays of all others, wherever they lie
+  uint8_t in_arena;          // everything that others would read lies in this rank's arena, or there is nothing
+  uint8_t lends;             // the kernel can read it, wherever it lies
+  uint8_t reads_everything;  // this rank can read the arrays of all others, wherever they lie
 };
 
 class Sheet {

@@ -136,6 +136,11 @@ std::byte* Arena::at(uint64_t offset, size_t bytes) const {
   return base_ + offset;
 }
 
+std::byte* Arena::at_line(uint64_t offset, size_t bytes) const {
+  if (offset % kArenaLine != 0) throw std::out_of_range("a peer named shared memory in the middle of a line");
+  return at(offset, bytes);
+}
+
 std::optional<uint64_t> Arena::offset_of(const void* data, size_t bytes) const {
   // As integers: pointers into different objects are not ordered.
   const uint64_t offset = reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(base_);

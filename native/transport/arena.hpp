@@ -22,6 +22,7 @@
 namespace procgroup {
 
 inline constexpr uint64_t kArenaPage = 4096;
+inline constexpr uint64_t kArenaLine = 64;
 
 // First in every arena. Peers write `doorbell`, to wake, and in group memory that they have left: all else is its
 // owner's.
@@ -65,6 +66,8 @@ class Arena {
 
   // The address of a range; throws std::out_of_range when a peer named one that is not in the arena.
   std::byte* at(uint64_t offset, size_t bytes) const;
+  // The same for what is more than bytes, and so begins at a multiple of kArenaLine; throws also when it does not.
+  std::byte* at_line(uint64_t offset, size_t bytes) const;
 
   // Where these bytes of this process lie in the arena; nothing when they are not, or not wholly, in it.
   std::optional<uint64_t> offset_of(const void* data, size_t bytes) const;

@@ -34,10 +34,9 @@ class Cells {
   }
 
  private:
-  static constexpr size_t kLineBytes = 64;
   static constexpr size_t kChunkBytes = 64 * 1024;
 
-  static size_t rounded(size_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes * kLineBytes; }
+  static size_t rounded(size_t bytes) { return (bytes + kArenaLine - 1) / kArenaLine * kArenaLine; }
   uint64_t carve(size_t size) {
     if (left_ < size) {
       left_ = size > kChunkBytes ? size : kChunkBytes;

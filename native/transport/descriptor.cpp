@@ -1,5 +1,10 @@
 #include "transport/descriptor.hpp"
 
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+
 namespace procgroup {
 namespace {
 
@@ -40,6 +45,13 @@ const char* op_name(OpKind op) {
 }
 
 bool reduces(OpKind op) { return op == OpKind::kReduce || op == OpKind::kAllReduce || op == OpKind::kReduceScatter; }
+
+Descriptor Descriptor::copied_from(const void* written) {
+  std::array<std::byte, sizeof(Descriptor)> bytes;
+  std::memcpy(bytes.data(), written, bytes.size());
+  bytes[offsetof(Descriptor, ordered)] &= std::byte{1};  // a bool has no other values
+  return std::bit_cast<Descriptor>(bytes);
+}
 
 uint64_t Descriptor::fingerprint() const {
   const uint64_t kinds = uint64_t{static_cast<uint8_t>(op)} | uint64_t{static_cast<uint8_t>(dtype)} << 8 |

@@ -45,6 +45,9 @@ struct Descriptor {
   uint64_t count = 0;
   uint64_t splits = 0;  // all_gather and reduce_scatter of unequal pieces: hash of their sizes, never zero; else zero
 
+  // A copy of what another rank wrote, and may be writing: every field has a value, if not one that means anything.
+  static Descriptor copied_from(const void* written);
+
   size_t bytes() const { return count * dtype_size(dtype); }
   // Equal on all ranks exactly when they made the same call (up to a 64-bit hash).
   uint64_t fingerprint() const;

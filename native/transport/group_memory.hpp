@@ -87,9 +87,9 @@ static_assert(sizeof(GroupMemory) % 64 == 0);
 // One member's group memory, as this process sees it.
 class GroupMemoryView {
  public:
-  // Throws std::out_of_range when `offset` is not in the arena.
+  // Throws std::out_of_range when group memory cannot lie at `offset`.
   GroupMemoryView(const Arena& arena, uint64_t offset, size_t members, const GroupLayout& layout)
-      : arena_(&arena), base_(arena.at(offset, GroupLayout::memory_bytes(members))), layout_(layout) {}
+      : arena_(&arena), base_(arena.at_line(offset, GroupLayout::memory_bytes(members))), layout_(layout) {}
 
   GroupMemory& memory() const { return *reinterpret_cast<GroupMemory*>(base_); }
   CallLine& line(uint64_t sequence) const { return memory().lines[sequence & 1]; }
@@ -104,7 +104,7 @@ class GroupMemoryView {
   void place_slots(uint64_t sequence, uint64_t offset) const { memory().slots[sequence & 1] = offset; }
   // In calls that have small areas, once the line has been seen.
   std::byte* small(uint64_t sequence) const {
-    return arena_->at(line(sequence).small, layout_.small_block_bytes()) + (sequence & 1) * layout_.small_bytes;
+    return arena_->at_line(line(sequence).small, layout_.small_block_bytes()) + (sequence & 1) * layout_.small_bytes;
   }
   // Once progress of this call has been seen.
   std::byte* slot(uint64_t sequence, int index) const {

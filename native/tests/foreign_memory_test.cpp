@@ -1,0 +1,148 @@
+// What a broken rank leaves in the memory that it shares: the others take it for no more than it is.
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "calls_by_hand.hpp"
+#include "engine/sheet.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+constexpr uint64_t kSequence = 1;
+
+// Two ranks that make one call each, of which rank 1 has announced its own.
+struct Calls {
+  explicit Calls(size_t count)
+      : data{values(0, count), values(1, count)},
+        requests{request_for(OpKind::kAllReduce, data[0]), request_for(OpKind::kAllReduce, data[1])} {
+    for (Request& request : requests) request.descriptor.sequence = kSequence;
+    theirs.advance();
+  }
+
+  std::vector<Rank> world = make_world(2);
+  std::vector<const Arena*> arenas = arenas_of(world);
+  SharedState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
+  std::vector<int64_t> data[2];
+  Request requests[2];
+  SharedCall mine{states[0], requests[0]};
+  SharedCall theirs{states[1], requests[1]};
+};
+
+template <class Check>
+void expect_out_of_range(Check check_that) {
+  try {
+    check_that();
+  } catch (const std::out_of_range&) {
+    return;
+  }
+  check(false, "expected to be refused", 0);
+}
+
+void a_descriptor_that_is_none_is_told_as_such() {
+  for (const int byte : {2, 0x7f, 0xff}) {
+    Calls calls(4);
+    GroupMemoryView& shown = calls.states[1].mine();
+    shown.line(kSequence).fingerprint += 1;
+    std::memset(static_cast<void*>(&shown.descriptor(kSequence)), byte, sizeof(Descriptor));
+    if (byte == 2) shown.descriptor(kSequence).op = OpKind::kAllReduce;  // the rest can be: but not the bool
+    check(calls.mine.advance() == Progress::kDone, "expected a verdict", 0);
+    const Failure* failure = calls.mine.failure();
+    check(failure != nullptr && failure->kind == Failure::Kind::kMismatch, "expected a mismatch", 0);
+    const bool known = failure->calls[1] != "a call that this version does not know";
+    check(known == (byte == 2), failure->calls[1].c_str(), 0);
+  }
+}
+
+void the_head_of_a_sheet_may_have_any_bytes() {
+  Calls calls(1000);
+  const Sheet sheet(calls.states[1].mine().small(kSequence), 2);
+  std::memset(&sheet.head(), 0xfe, sizeof(SheetHead));
+  while (!calls.mine.is_over() || !calls.theirs.is_over()) {
+    if (!calls.mine.is_over()) calls.mine.advance();
+    if (!calls.theirs.is_over()) calls.theirs.advance();
+  }
+  check(calls.mine.failure() == nullptr && calls.data[0][999] == sum(2, 999), "expected the result", 0);
+}
+
+void small_areas_outside_of_the_arena_or_between_lines_end_the_call() {
+  for (const uint64_t offset : {uint64_t{4096 + 8}, uint64_t{1} << 62, std::numeric_limits<uint64_t>::max() - 63}) {
+    Calls calls(30);  // more than a line holds
+    calls.states[1].mine().line(kSequence).small = offset;
+    check(calls.mine.advance() == Progress::kDone, "expected an end", 0);
+    const Failure* failure = calls.mine.failure();
+    check(failure != nullptr && failure->kind == Failure::Kind::kBroken, "kind", 0);
+    check(failure->reason.starts_with("it cannot go on: a peer named shared memory"), failure->reason.c_str(), 0);
+    check(calls.data[0] == values(0, 30), "expected no output to be written", 0);
+  }
+}
+
+void memory_that_has_a_form_begins_with_a_line() {
+  const Arena arena = Arena::create(0);
+  check(arena.at_line(4096, 64) == arena.at(4096, 64), "a line", 0);
+  for (const uint64_t offset : {4097, 4096 + 8, 4096 + 63}) expect_out_of_range([&] { arena.at_line(offset, 1); });
+  expect_out_of_range([&] { arena.at_line(uint64_t{1} << 40, 1); });
+  expect_out_of_range([&] { GroupMemoryView(arena, 4096 + 8, 2, kTiny); });
+}
+
+// A cause that is no rank of the group, in words that are no text.
+void what_a_rank_says_of_its_end_is_checked_and_made_readable() {
+  for (const int cause : {-7, 0, 2, 99}) {
+    std::vector<Rank> world = make_world(2);
+    const GroupMemoryView theirs(world[1].engine->arena(), world[1].group->offset(), 2, kTiny);
+    std::memset(theirs.memory().reason, 0xff, kReasonBytes);
+    theirs.memory().cause = cause;
+    theirs.memory().state.store(MemberState::kFailed);
+    std::vector<int64_t> data(4);
+    Request request = request_for(OpKind::kAllReduce, data);
+    NoHost host;
+    try {
+      world[0].group->run(request, 20, host);
+      check(false, "expected a failure", 0);
+    } catch (const OperationFailed& failed) {
+      check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
+      check(failed.failure.reason == std::string(kReasonBytes, '?'), failed.failure.reason.c_str(), 0);
+    }
+  }
+}
+
+// A rank introduces a group whose memory cannot lie where it says: who makes the group names that rank, and says in its
+// own memory that it gives up, where others look who have gone on.
+void a_group_whose_memory_is_misplaced_is_not_made() {
+  for (const uint64_t offset : {uint64_t{4096 + 8}, uint64_t{1} << 62}) {
+    std::vector<Rank> world = make_world(2);
+    Engine& theirs = *world[1].engine;
+    {
+      const std::lock_guard lock(theirs.messages_mutex());
+      theirs.introductions().open(8, {0, 1}, offset, "new_group([0, 1])");
+    }
+    Engine& mine = *world[0].engine;
+    Group group(mine, GroupOptions{.id = 8, .name = "second", .members = {0, 1}, .rank = 0, .layout = kTiny});
+    const GroupMemoryView memory(mine.arena(), group.offset(), 2, kTiny);
+    NoHost host;
+    try {
+      group.introduce("new_group([0, 1])", 20, host);
+      check(false, "expected to be refused", 0);
+    } catch (const OperationFailed& failed) {
+      check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
+      check(failed.failure.reason.starts_with("a peer named shared memory"), failed.failure.reason.c_str(), 0);
+    }
+    check(memory.memory().state.load() == MemberState::kFailed, "expected to tell it", 0);
+    check(std::strstr(memory.memory().reason, "rank 1 gave up") != nullptr, memory.memory().reason, 0);
+  }
+}
+
+}  // namespace
+
+int main() {
+  a_descriptor_that_is_none_is_told_as_such();
+  the_head_of_a_sheet_may_have_any_bytes();
+  small_areas_outside_of_the_arena_or_between_lines_end_the_call();
+  memory_that_has_a_form_begins_with_a_line();
+  what_a_rank_says_of_its_end_is_checked_and_made_readable();
+  a_group_whose_memory_is_misplaced_is_not_made();
+  std::puts("foreign_memory_test: passed");
+}
