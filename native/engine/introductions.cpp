@@ -43,7 +43,7 @@ void Introductions::post(const std::vector<int>& members, const Notice& notice, 
   header.missing = static_cast<uint32_t>(std::min(missing.size(), kMissingRanks));
   std::vector<std::byte> message(sizeof header + header.missing * sizeof(int) + header.text);
   std::memcpy(message.data(), &header, sizeof header);
-  std::memcpy(message.data() + sizeof header, missing.data(), header.missing * sizeof(int));
+  if (header.missing > 0) std::memcpy(message.data() + sizeof header, missing.data(), header.missing * sizeof(int));
   std::memcpy(message.data() + sizeof header + header.missing * sizeof(int), text.data(), header.text);
   for (const int member : members)
     if (member != rank_) messages_.post(member, kKey, message);
@@ -77,8 +77,12 @@ void Introductions::close(uint64_t identity, const Failure* failure, bool tell) 
   } else if (tell) {
     post(found->second, notice, "", {});
   }
-  for (const int member : found->second) heard_.erase({member, identity});
+  for (const int member : found->second) forget(member, identity);
   open_.erase(found);
+}
+
+void Introductions::forget(int peer, uint64_t identity) {
+  if (heard_.erase({peer, identity}) != 0) --ears_.at(peer).groups;
 }
 
 void Introductions::collect() {
@@ -90,6 +94,7 @@ void Introductions::listen(int peer, Ear& ear) {
   for (;;) {
     if (!ear.receive) ear.receive = messages_.receive_up_to(peer, kKey, ear.buffer.data(), ear.buffer.size());
     if (!ear.receive->is_over() || ear.receive->failure() != nullptr) return;
+    if (ear.groups >= kMostAhead + open_.size()) return;
     take(peer, ear.buffer.data(), ear.receive->bytes);
     ear.receive.reset();
   }
@@ -106,11 +111,12 @@ void Introductions::take(int peer, const std::byte* message, size_t bytes) {
   std::memcpy(&notice, message, sizeof notice);
   if (bytes != sizeof notice + size_t{notice.missing} * sizeof(int) + notice.text) return;
   const std::byte* ranks = message + sizeof notice;
-  const std::string text(reinterpret_cast<const char*>(ranks) + notice.missing * sizeof(int), notice.text);
+  const std::string text = readable(reinterpret_cast<const char*>(ranks) + notice.missing * sizeof(int), notice.text);
   const std::pair<int, uint64_t> about{peer, notice.identity};
   if (notice.kind == Notice::Kind::kMakes) {
-    heard_[about] = Introduction{
+    const Introduction made{
         .identity = notice.identity, .memory = notice.memory, .call = text, .left = false, .ended = {}, .ended_ns = 0};
+    if (heard_.insert_or_assign(about, made).second) ++ears_.at(peer).groups;
     return;
   }
   const auto found = heard_.find(about);
@@ -123,7 +129,7 @@ void Introductions::take(int peer, const std::byte* message, size_t bytes) {
                   .reason = text,
                   .seconds = notice.seconds,
                   .missing = std::vector<int>(notice.missing)};
-  std::memcpy(failure.missing.data(), ranks, notice.missing * sizeof(int));
+  if (notice.missing > 0) std::memcpy(failure.missing.data(), ranks, notice.missing * sizeof(int));
   found->second.ended = std::move(failure);
   found->second.ended_ns = now_ns();
 }

@@ -35,6 +35,10 @@ struct Introduction {
 
 class Introductions {
  public:
+  // Groups of one rank that are kept, beside those that this rank makes too. Who makes a group waits for its members,
+  // so no rank comes so far ahead; where one does, what it says stays unread, and so it is held back.
+  static constexpr size_t kMostAhead = 16 * 1024;
+
   Introductions(Messages& messages, int rank) : messages_(messages), rank_(rank) {}
   Introductions(const Introductions&) = delete;
   ~Introductions();
@@ -54,7 +58,7 @@ class Introductions {
   // gave up after `since_ns` because the ranks disagreed. Null when there is none.
   const Introduction* conflicting(int peer, int64_t since_ns) const;
   // That has been reported: it is no conflict of later groups, and its end is no news.
-  void forget(int peer, uint64_t identity) { heard_.erase({peer, identity}); }
+  void forget(int peer, uint64_t identity);
 
  private:
   struct Notice;
@@ -62,6 +66,7 @@ class Introductions {
   struct Ear {
     std::array<std::byte, 2048> buffer;
     std::shared_ptr<Transfer> receive;
+    size_t groups = 0;  // of that peer, in heard_
   };
   void listen(int peer, Ear& ear);
   void post(const std::vector<int>& members, const Notice& notice, const std::string& text,

@@ -112,6 +112,41 @@ void long_words_and_many_missing_ranks_are_cut_to_fit() {
   for (size_t index = 0; index < ended.missing.size(); ++index) CHECK(ended.missing[index] == static_cast<int>(index));
 }
 
+void a_member_that_is_far_ahead_is_held_back_and_nothing_is_lost() {
+  constexpr uint64_t kBegin = 1000;
+  constexpr uint64_t kMany = Introductions::kMostAhead + 50;
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  for (uint64_t identity = kBegin; identity < kBegin + kMany; ++identity) {
+    ranks.second.open(identity, {0, 1}, identity * 64, "second");
+    ranks.settle();
+  }
+  const auto heard = [&] {
+    uint64_t count = 0;
+    while (ranks.first.heard(1, kBegin + count) != nullptr) ++count;
+    return count;
+  };
+  CHECK(heard() == Introductions::kMostAhead);
+  for (uint64_t identity = kBegin; identity < kBegin + 20; ++identity) ranks.first.open(identity, {0, 1}, 64, "first");
+  ranks.settle();
+  CHECK(heard() == Introductions::kMostAhead + 20);
+  for (uint64_t identity = kBegin; identity < kBegin + 20; ++identity) ranks.first.close(identity, nullptr, false);
+  for (uint64_t identity = kBegin + 20; identity < kBegin + 50; ++identity) ranks.first.forget(1, identity);
+  ranks.settle();
+  CHECK(ranks.first.heard(1, kBegin + kMany - 1) != nullptr);
+}
+
+void what_a_member_says_is_made_readable() {
+  Ranks ranks;
+  ranks.both_open(kGroup);
+  ranks.second.open(kOther, {0, 1}, 2, "new\x80_\ngroup");
+  const Failure failure{.kind = Failure::Kind::kMismatch, .reason = "\xff rank"};
+  ranks.second.close(kGroup, &failure, true);
+  ranks.settle();
+  CHECK(ranks.first.heard(1, kOther)->call == "new?_?group");
+  CHECK(ranks.first.heard(1, kGroup)->ended->reason == "? rank");
+}
+
 void a_group_that_the_other_makes_alone_is_a_conflict() {
   Ranks ranks;
   ranks.both_open(kGroup);
@@ -192,6 +227,8 @@ int main() {
   RUN_TEST(a_member_that_gives_up_says_why);
   RUN_TEST(the_process_that_was_lost_is_passed_on);
   RUN_TEST(long_words_and_many_missing_ranks_are_cut_to_fit);
+  RUN_TEST(a_member_that_is_far_ahead_is_held_back_and_nothing_is_lost);
+  RUN_TEST(what_a_member_says_is_made_readable);
   RUN_TEST(a_group_that_the_other_makes_alone_is_a_conflict);
   RUN_TEST(a_conflict_is_over_when_it_was_reported_or_the_other_has_left);
   RUN_TEST(a_group_that_was_given_up_is_a_conflict_when_the_ranks_disagreed_since_then);
