@@ -29,7 +29,10 @@ using Values = nb::typed<nb::sequence, nb::object>;
 
 [[noreturn]] void raise(const char* error, const std::string& text) {
   const nb::object type = nb::module_::import_("procgroup.errors").attr(error);
-  PyErr_SetString(type.ptr(), text.c_str());
+  // What a server sent need not be UTF-8.
+  const auto size = static_cast<Py_ssize_t>(text.size());
+  const nb::object words = nb::steal(PyUnicode_DecodeUTF8(text.data(), size, "replace"));
+  PyErr_SetObject(type.ptr(), words.ptr());
   throw nb::python_error();
 }
 
@@ -89,9 +92,20 @@ std::string head_for(nb::handle key, std::string_view value) {
 
 nb::bytes as_bytes(const std::string& body) { return nb::bytes(body.data(), body.size()); }
 
+// Take a reply's body apart.
+template <class Read>
+auto parsed(const std::string& body, Read read) {
+  try {
+    store::BodyReader reader(body);
+    return read(reader);
+  } catch (const store::ProtocolError& error) {
+    raise("DistStoreError", "the store's server sent what is no reply to the request: " + error.reason);
+  }
+}
+
 template <class Number>
 Number number_in(const std::string& body) {
-  return store::BodyReader(body).take<Number>();
+  return parsed(body, [](store::BodyReader& reader) { return reader.take<Number>(); });
 }
 
 void look_for_signals() {
@@ -180,13 +194,15 @@ class StoreClient {
   }
   nb::typed<nb::list, nb::str> list_keys(nb::handle prefix, double seconds) {
     const std::string body = ask(store::Op::kListKeys, field(key_of(prefix)), {}, seconds, "list_keys", prefix).body;
-    nb::typed<nb::list, nb::str> keys;
-    for (store::BodyReader reader(body); !reader.at_end();) {
-      const std::string_view key = reader.take_field();
-      // Another client's key need not be UTF-8.
-      keys.append(nb::steal(PyUnicode_DecodeUTF8(key.data(), static_cast<Py_ssize_t>(key.size()), "replace")));
-    }
-    return keys;
+    return parsed(body, [](store::BodyReader& reader) {
+      nb::typed<nb::list, nb::str> keys;
+      while (!reader.at_end()) {
+        const std::string_view key = reader.take_field();
+        // Another client's key need not be UTF-8.
+        keys.append(nb::steal(PyUnicode_DecodeUTF8(key.data(), static_cast<Py_ssize_t>(key.size()), "replace")));
+      }
+      return keys;
+    });
   }
   void append(nb::handle key, nb::handle value, double seconds) {
     const std::string_view bytes = value_of(value);
@@ -194,12 +210,14 @@ class StoreClient {
   }
   nb::typed<nb::list, nb::bytes> multi_get(Keys keys, double seconds) {
     const std::string body = ask(store::Op::kMultiGet, fields(keys), {}, seconds, "wait", keys).body;
-    nb::typed<nb::list, nb::bytes> values;
-    for (store::BodyReader reader(body); !reader.at_end();) {
-      const std::string_view value = reader.take_field();
-      values.append(nb::bytes(value.data(), value.size()));
-    }
-    return values;
+    return parsed(body, [](store::BodyReader& reader) {
+      nb::typed<nb::list, nb::bytes> values;
+      while (!reader.at_end()) {
+        const std::string_view value = reader.take_field();
+        values.append(nb::bytes(value.data(), value.size()));
+      }
+      return values;
+    });
   }
   void multi_set(Keys keys, Values values, double seconds) {
     std::string head;

@@ -260,6 +260,37 @@ def test_a_foreign_server_is_named_within_a_second() -> None:
         thread.join()
 
 
+@pytest.mark.parametrize(
+    ("verb", "status", "body", "text"),
+    [
+        ("num_keys", 0, b"123", "ends inside a field"),
+        ("list_keys", 0, struct.pack("<I", 9) + b"short", "ends inside a field"),
+        ("list_keys", 3, b"no \xff", "no \ufffd"),
+        ("num_keys", 4, b"", "ends inside a field"),
+    ],
+)
+def test_a_reply_that_makes_no_sense_is_an_error_of_the_store(verb: str, status: int, body: bytes, text: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(128, socket.MSG_WAITALL)
+                connection.sendall(b"PGSTORE1\r\n\r\n" + struct.pack("<II", 1, 0) + bytes(128))
+                length, _, number = struct.unpack("<IB3xI", connection.recv(12, socket.MSG_WAITALL))
+                connection.recv(length, socket.MSG_WAITALL)
+                connection.sendall(struct.pack("<IB3xI", len(body), status, number) + body)
+                connection.recv(1)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        store = TCPStore("127.0.0.1", listener.getsockname()[1], timeout=5)
+        with pytest.raises(DistStoreError, match=text):
+            getattr(store, verb)()
+        store.close()
+        thread.join()
+
+
 def test_a_silent_server_is_told_of_within_a_second(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(DistNetworkError, match="accepts connections and says nothing"):
