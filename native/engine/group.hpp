@@ -154,6 +154,7 @@ class Group final : public Source {
   uint64_t offset_ = 0;
   std::vector<const Arena*> arenas_;  // by group rank
   std::optional<SharedState> shared_;
+  bool introduces_ = false;  // others have been told where its memory lies
   bool introduced_ = false;
   std::vector<uint64_t> refused_;
   bool ordered_ = false;

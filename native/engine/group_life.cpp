@@ -65,7 +65,12 @@ void Group::retire() {
       retired.blocks.emplace_back(&heap.small_pool(options_.layout), small);
     if (const uint64_t slots = shared_->staging->surrender_slots(); slots != 0)
       retired.blocks.emplace_back(&heap.slots_pool(options_.layout), slots);
-    retired.is_unread = [&engine = engine_, options = options_, mine = shared_->mine()] {
+  }
+  // A member that had heard everybody has gone on, also where this rank has not: it looks into this memory, and writes
+  // there that it leaves.
+  if (shared_ || introduces_) {
+    const GroupMemoryView own(engine_.arena(), offset_, options_.members.size(), options_.layout);
+    retired.is_unread = [&engine = engine_, options = options_, mine = own] {
       for (int member = 0; member < static_cast<int>(options.members.size()); ++member) {
         if (member == options.rank || mine.departed(member).load(std::memory_order_acquire) != 0) continue;
         if (engine.peer_status(options.members[index(member)]) == PeerStatus::kPresent) return false;
@@ -109,6 +114,7 @@ void Group::attach(const std::vector<uint64_t>& offsets) {
 }
 
 void Group::introduce(const std::string& call, double seconds, Host& host) {
+  introduces_ = true;
   GroupIntroduction operation(engine_, options_.id, options_.members, offset_, call);
   drive(operation, seconds, engine_.policy(), engine_, host,
         [&operation](const Operation&) { return operation.examine(); });

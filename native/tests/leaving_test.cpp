@@ -62,6 +62,32 @@ void a_late_call_is_not_started_before_its_turn() {
   check(!first->is_over() && !group.is_over(), "expected the first call to go on", 0);
 }
 
+// Rank 0 gives up a group that it began to make. Ranks 1 and 2 may have heard everybody and gone on: rank 0's memory of
+// it is no other group's before both say that they have left.
+void the_memory_of_a_group_that_was_not_made_is_no_other_groups() {
+  const size_t bytes = GroupLayout::memory_bytes(3);
+  std::vector<Rank> world = make_world(3);
+  Engine& mine = *world[0].engine;
+  auto group = std::make_unique<Group>(
+      mine, GroupOptions{.id = 8, .name = "second", .members = {0, 1, 2}, .rank = 0, .layout = kTiny});
+  const uint64_t offset = group->offset();
+  const GroupMemoryView shown(mine.arena(), offset, 3, kTiny);
+  NoHost host;
+  try {
+    group->introduce("new_group([0, 1, 2])", 0.05, host);
+    check(false, "expected a timeout", 0);
+  } catch (const OperationFailed& failed) {
+    check(failed.failure.kind == Failure::Kind::kTimeout, "kind", 0);
+  }
+  group.reset();
+  check(mine.heap().take(bytes) != offset, "expected the memory to be kept", 0);
+  check(shown.memory().state.load() == MemberState::kFailed, "expected to be told why", 0);
+  shown.departed(1).store(1);
+  check(mine.heap().take(bytes) != offset, "expected the memory to be kept for rank 2", 0);
+  shown.departed(2).store(1);
+  check(mine.heap().take(bytes) == offset, "expected the memory to be used again", 0);
+}
+
 Failure failure_of(Group& group, double seconds) {
   NoHost host;
   std::vector<int64_t> data(4);
@@ -100,5 +126,6 @@ int main() {
   what_was_published_stays(100);
   leaving_ends_what_is_pending();
   a_late_call_is_not_started_before_its_turn();
+  the_memory_of_a_group_that_was_not_made_is_no_other_groups();
   std::puts("leaving_test: passed");
 }
