@@ -45,7 +45,7 @@ def pickle_object(value: Any) -> Pickled:
     pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
     pickler.dispatch_table = {**copyreg.dispatch_table, **_ARRAYS, **_tensors()}
     pickler.dump(value)
-    return Pickled(name_of_type(value), file.getbuffer(), [buffer.raw() for buffer in buffers])
+    return Pickled(name_of_type(value), memoryview(file.getvalue()), [buffer.raw() for buffer in buffers])
 
 
 def unpickle_object(stream: memoryview, buffers: Sequence[Any], safe: bool) -> Any:
