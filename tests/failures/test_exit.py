@@ -295,3 +295,40 @@ def test_a_program_of_four_lines_ends_with_status_0_and_no_words(transport: str,
     done = run_command(command, directory=tmp_path, environment={**place, **on(transport)}, timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert sorted(os.listdir(tmp_path)) == ["program.py", "spawner.py"]
+
+
+MULTIPROCESSING = """
+import multiprocessing, os, sys, time
+import numpy as np
+import procgroup as dist
+
+def play(rank):
+    dist.init_process_group(rank=rank, world_size=2, timeout=20)
+    array = np.full(50_000, 7.0)
+    if rank == 0:
+        dist.isend(array, 1)  # and the process that also hosts the store is gone
+        return
+    time.sleep(0.5)
+    array[:] = 0
+    dist.recv(array, 0)
+    assert (array == 7).all()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    ranks = [context.Process(target=play, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(max(abs(rank.exitcode) for rank in ranks))
+"""
+
+
+@transports
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_of_multiprocessing_end_as_programs_do(transport: str, method: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(MULTIPROCESSING)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "program.py", method]
+    done = run_command(command, directory=tmp_path, environment={**place, **on(transport)}, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

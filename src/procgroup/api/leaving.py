@@ -6,11 +6,11 @@ other ranks: its copies of the groups raise ForkedProcessError, and it says good
 
 from __future__ import annotations
 
-import atexit
 import os
 
 from procgroup.api import excepthook
 from procgroup.groups.group import ProcessGroup
+from procgroup.process_end import at_process_end
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 
@@ -28,8 +28,8 @@ def watch(group: ProcessGroup, store: Store | None) -> None:
     """Look after a group, and the store if it is the group's own, from now on."""
     if not _is_watching:
         _is_watching.append(True)
-        atexit.register(_leave_all)
         os.register_at_fork(after_in_child=_mark_forked)
+    at_process_end(_leave_all, priority=1)  # before the stores that this process hosts wait for their clients
     _alive[group] = store
 
 

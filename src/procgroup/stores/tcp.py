@@ -7,7 +7,6 @@ store is open to whoever can connect, and says so when that is more than this ho
 
 from __future__ import annotations
 
-import atexit
 import ipaddress
 import os
 import socket
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 
 from procgroup import _native, environ
 from procgroup.errors import DistNetworkError, DistStoreError
+from procgroup.process_end import at_process_end, ends_with_an_exception
 from procgroup.stores.addresses import listen, resolve_until
 from procgroup.stores.store import (
     Store,
@@ -74,6 +74,7 @@ class StoreServer:
             ) from error
         self._pid = os.getpid()
         _servers.add(self)
+        at_process_end(_linger, priority=0)
         if not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
             _say_keyless(self.port)
 
@@ -110,10 +111,9 @@ class StoreServer:
             server.close()
 
 
-@atexit.register
 def _linger() -> None:
     """Let the clients of this process's servers leave in order, unless it ends with an exception."""
-    if getattr(sys, "last_value", None) is not None:
+    if ends_with_an_exception():
         return
     deadline = time.monotonic() + LINGER_SECONDS
     waiting = [server for server in _servers if server._pid == os.getpid()]
