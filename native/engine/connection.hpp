@@ -30,7 +30,7 @@ class Connection {
   int peer() const { return peer_; }
   bool attached() const { return channel_ != nullptr; }
   const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
-  bool flushed() const { return outbox_.flushed(); }
+  bool flushed() const { return outbox_.flushed() && (!channel_ || channel_->delivered()); }
   bool is_quiet() const {
     return !current_.active && staged_begin_ == staged_end_ && outbox_.idle() && lent_.empty() && !paused();
   }

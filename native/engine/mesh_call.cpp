@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "engine/mesh_parts.hpp"
@@ -47,7 +48,10 @@ Progress MeshCall::advance() {
   const Progress progress = phase_ == Phase::kAgree ? advance_agreement() : run_->advance();
   if (is_over()) return Progress::kDone;
   const Failure* failure = run_ ? run_->failure() : agreement_->failure();
-  if ((failure != nullptr || progress == Progress::kWaiting) && heard_notice()) return Progress::kDone;
+  // A rank that is gone may have said why in a later call than this one, which it has made well.
+  const bool is_loss = failure != nullptr && failure->kind == Failure::Kind::kLost;
+  const uint64_t latest = is_loss ? std::numeric_limits<uint64_t>::max() : call().sequence;
+  if ((failure != nullptr || progress == Progress::kWaiting) && heard_notice(latest)) return Progress::kDone;
   if (failure != nullptr) return fail_for(translated(*failure));
   return progress == Progress::kDone ? succeed() : progress;
 }
@@ -157,9 +161,9 @@ Failure MeshCall::translated(Failure failure) const {
   return failure;
 }
 
-// Whether another rank's notice ended this call.
-bool MeshCall::heard_notice() {
-  const Failure* heard = state_.notices.heard(call().sequence);
+// Whether another rank's notice, about a call up to this number, ended this call.
+bool MeshCall::heard_notice(uint64_t sequence) {
+  const Failure* heard = state_.notices.heard(sequence);
   if (heard == nullptr) return false;
   release();
   fail(*heard);

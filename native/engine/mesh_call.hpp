@@ -70,7 +70,7 @@ class MeshCall final : public Operation {
   void reduce_all();
   void start_run();
   Failure translated(Failure failure) const;
-  bool heard_notice();
+  bool heard_notice(uint64_t sequence);
   Progress succeed();
   Progress fail_for(Failure failure);
   void release();

@@ -2,8 +2,8 @@
 //
 // A rank that awaits a healthy neighbour learns from them of a loss further away. And a rank that is late learns
 // why the others are gone: a notice lies in front of the end of its sender's connection, and it counts for the call
-// that failed and for all later ones, because a failure ends the group. So the rank that was lost is named, not one
-// that left because of it.
+// that failed and for all later ones, because a failure ends the group. To an earlier call, which its sender had made
+// well, it tells why the sender is gone. So the rank that was lost is named, not one that left because of it.
 #pragma once
 
 #include <memory>

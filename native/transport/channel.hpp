@@ -17,6 +17,10 @@ class Channel {
   // A file descriptor to poll for more to read or write; -1 when the process's doorbell announces that.
   virtual int descriptor() const = 0;
 
+  // Whether what was written would survive the end of this process: a socket that is closed while the other side still
+  // writes is reset, and takes along what has not arrived there.
+  virtual bool delivered() const { return true; }
+
   // Shortcuts of channels in memory, for a message that goes or comes whole; a socket has none. They throw as above.
   //
   // Write both pieces and publish them together; false, and nothing written, unless there is room for both.

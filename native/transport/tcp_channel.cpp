@@ -1,8 +1,10 @@
 #include "transport/tcp_channel.hpp"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -43,7 +45,8 @@ size_t nothing_moved() {
 
 TcpChannel::TcpChannel(FileDescriptor socket, double user_timeout_s) : socket_(std::move(socket)) {
   make_non_blocking(socket_.get());
-  if (!is_tcp(socket_.get())) return;  // a Unix socket has neither option and needs neither
+  is_tcp_ = is_tcp(socket_.get());
+  if (!is_tcp_) return;  // a Unix socket has neither option and needs neither
   set_option(socket_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<unsigned>(user_timeout_s * 1000));
   // A rank that only waits writes nothing: probes notice for it that the other host is gone.
@@ -60,6 +63,11 @@ TcpChannel::~TcpChannel() {
   char discarded[16 * 1024];
   for (int round = 0; round < 256 && ::recv(socket_.get(), discarded, sizeof discarded, MSG_DONTWAIT) > 0; ++round) {
   }
+}
+
+bool TcpChannel::delivered() const {
+  int unacknowledged = 0;
+  return !is_tcp_ || ::ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0;
 }
 
 size_t TcpChannel::write_some(const void* data, size_t bytes) {

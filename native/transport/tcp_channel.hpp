@@ -17,9 +17,11 @@ class TcpChannel : public Channel {
   size_t write_some(const void* data, size_t bytes) override;
   size_t read_some(void* data, size_t bytes) override;
   int descriptor() const override { return socket_.get(); }
+  bool delivered() const override;
 
  private:
   FileDescriptor socket_;
+  bool is_tcp_ = false;
 };
 
 }  // namespace procgroup
