@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,13 +99,19 @@ def _be_rank(torch: Any, folder: str, number: int, world: AnyWorld, rank: int) -
             if world.library == "torch"
             else _join_procgroup(folder, number, world, rank)
         )
+        _meet(
+            folder, number, rank, world.size, "joined"
+        )  # or one that is done at once leaves before the other is there
         arrays = TorchTensors() if world.arrays == "torch" else NumpyArrays()
         if isinstance(world, ProbeWorld):
             _leave_reports(folder, number, rank, [_probe(dist, arrays, rank, world.number)])
             os._exit(0)  # without leaving the group, which may be broken
         reports = play_cases(dist, arrays, rank, world.size, world.cases, lambda text: place.__setitem__(0, text))
         _leave_reports(folder, number, rank, reports)
-        dist.barrier()
+        if world.library == "torch":
+            _meet(folder, number, rank, world.size, "played")
+        else:
+            dist.barrier()
         dist.destroy_process_group()
         os._exit(0)
     except BaseException:
@@ -116,6 +123,13 @@ def _be_rank(torch: Any, folder: str, number: int, world: AnyWorld, rank: int) -
 
 def _leave_reports(folder: str, number: int, rank: int, reports: Sequence[Any]) -> None:
     Path(folder, f"{number}.{rank}").write_bytes(pickle.dumps(reports))
+
+
+def _meet(folder: str, number: int, rank: int, size: int, what: str) -> None:
+    """Wait as a barrier does. Gloo's own raises what calls before have raised, if those are still on their way."""
+    Path(folder, f"{number}.{rank}.{what}").touch()
+    while not all(Path(folder, f"{number}.{other}.{what}").exists() for other in range(size)):
+        time.sleep(0.005)
 
 
 def _probe(dist: Any, arrays: Any, rank: int, number: int) -> str:
