@@ -39,17 +39,22 @@ WITH_CHILD = """
 Gone = Callable[[list[int], float], None]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_ends_all_ranks_and_is_the_exit_status(
-    start_launcher: Any, gone: Gone, number: signal.Signals
-) -> None:
-    running = start_launcher(SLEEP, "--nproc-per-node", "3")
-    running.wait_for("pid", 3)
+def end_by_signal(running: Any, number: signal.Signals, ranks: int, gone: Gone) -> None:
+    """Send it once all ranks work; expect it as the exit status, and no rank left."""
+    running.wait_for("pid", ranks)
     began = time.monotonic()
     running.process.send_signal(number)
     assert running.process.wait(timeout=10) == 128 + number
     assert time.monotonic() - began < 3
     gone(running.pids(), 0.5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_all_ranks_and_is_the_exit_status(
+    start_launcher: Any, gone: Gone, number: signal.Signals
+) -> None:
+    running = start_launcher(SLEEP, "--nproc-per-node", "3")
+    end_by_signal(running, number, 3, gone)
     assert f"procgroup run: {number.name}: ending 3 ranks\n" in running.stderr
 
 
@@ -65,12 +70,7 @@ def test_a_signal_ends_all_ranks_of_a_job_that_a_shell_runs_in_the_background_to
     start_launcher: Any, gone: Gone, number: signal.Signals
 ) -> None:
     running = start_launcher(SLEEP, "--nproc-per-node", "2", command=("-c", IN_BACKGROUND))
-    running.wait_for("pid", 2)
-    began = time.monotonic()
-    running.process.send_signal(number)
-    assert running.process.wait(timeout=10) == 128 + number
-    assert time.monotonic() - began < 3
-    gone(running.pids(), 0.5)
+    end_by_signal(running, number, 2, gone)
 
 
 def test_an_interrupt_shows_one_line_per_rank_and_no_wall_of_tracebacks(start_launcher: Any) -> None:

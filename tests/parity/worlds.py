@@ -99,9 +99,8 @@ def _be_rank(torch: Any, folder: str, number: int, world: AnyWorld, rank: int) -
             if world.library == "torch"
             else _join_procgroup(folder, number, world, rank)
         )
-        _meet(
-            folder, number, rank, world.size, "joined"
-        )  # or one that is done at once leaves before the other is there
+        # Or one that is done at once leaves before the other is there.
+        _meet(folder, number, rank, world.size, "joined")
         arrays = TorchTensors() if world.arrays == "torch" else NumpyArrays()
         if isinstance(world, ProbeWorld):
             _leave_reports(folder, number, rank, [_probe(dist, arrays, rank, world.number)])
