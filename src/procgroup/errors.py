@@ -93,13 +93,17 @@ class CollectiveMismatch(OperationError):
         self.calls = dict(calls)
         self.pair = pair
         mine = self.calls[call["rank"]]
-        others = "; ".join(f"rank {rank} called {text}" for rank, text in sorted(self.calls.items()) if text != mine)
+        verb = "has" if call["op"] in _HOLDERS else "called"
+        others = "; ".join(f"rank {rank} {verb} {text}" for rank, text in sorted(self.calls.items()) if text != mine)
         if call["op"] in ("send", "recv"):
             happened = f"the message is not what was expected; expected {mine}, got: {others}"
             advice = "Send and receive the same dtype and count; no array was changed."
         elif call["op"] in ("new_group", "split_group"):
             happened = f"the ranks make different groups; expected {mine} on every member, got: {others}"
             advice = "Pass the same ranks on every member, and make groups in the same order; no group was made."
+        elif call["op"] in _HOLDERS:
+            what, advice = _HOLDERS[call["op"]]
+            happened = f"the ranks have different {what}; expected {mine} on every rank, got: {others}"
         elif pair:
             happened = f"the ranks do not agree on the size of a piece: {pair}"
             advice = "Let each rank's input split for a rank be that rank's output split for it; no array was changed."
@@ -107,6 +111,18 @@ class CollectiveMismatch(OperationError):
             happened = f"the ranks made different calls; expected {mine} on every rank, got: {others}"
             advice = "Make the same call with the same op, dtype, count and root on every rank; no array was changed."
         super().__init__(happened, advice=advice, **call)
+
+
+# What the ranks have to have in common before these calls: its name, and the advice where they have not.
+_TREES = ("trees", "Pass the same structure, shapes and dtypes on every rank; nothing was sent.")
+_HOLDERS = {
+    "average_gradients": _TREES,
+    "broadcast_parameters": _TREES,
+    "DistributedSampler": (
+        "data",
+        "Give every rank the same data, seed and epoch, and make the samplers in the same order on every rank.",
+    ),
+}
 
 
 class CollectiveTimeout(OperationError):

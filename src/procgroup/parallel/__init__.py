@@ -1,1 +1,31 @@
-"""Training on many ranks: device meshes."""
+"""Training on many ranks: data samplers, device meshes.
+
+Every public name is bound when it is first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from procgroup.parallel.distributed_sampler import DistributedSampler as DistributedSampler
+
+_MODULE_OF_NAME = {
+    "DistributedSampler": "distributed_sampler",
+}
+
+__all__ = list(_MODULE_OF_NAME)
+
+
+def __getattr__(name: str) -> object:
+    module = _MODULE_OF_NAME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'procgroup.parallel' has no attribute {name!r}")
+    value: object = getattr(import_module(f"procgroup.parallel.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF_NAME})
