@@ -15,27 +15,36 @@ from typing import Any
 
 from procgroup.arrays import making
 from procgroup.arrays.view import ArrayView, view
+from procgroup.functional.trees import flatten
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a tree: what it is, and where it stands among the leaves."""
+    """One array of a tree: what it is, where it stands among the leaves, and what errors call it."""
 
     index: int
+    name: str
     library: str
     seen: ArrayView
 
 
-def by_dtype(leaves: Sequence[Any]) -> list[list[Leaf]]:
-    """Group leaves by their dtype; the groups come in the order of the dtypes' names, which all ranks share.
+class Leaves:
+    """The arrays of a tree, each looked at once. ``rebuild`` makes the same tree of new arrays."""
 
-    Raises TypeError for a leaf that is not an array.
-    """
-    found: dict[str, list[Leaf]] = {}
-    for index, leaf in enumerate(leaves):
-        seen = view(leaf, name=f"leaf {index}")
-        found.setdefault(seen.dtype, []).append(Leaf(index, making.library_of(leaf), seen))
-    return [found[dtype] for dtype in sorted(found)]
+    def __init__(self, tree: Any, names: Sequence[str] | None = None) -> None:
+        """``names`` are what errors call the leaves. Raises TypeError for a leaf that is not an array."""
+        arrays, self.rebuild = flatten(tree)
+        self.all: list[Leaf] = []
+        for index, array in enumerate(arrays):
+            name = f"leaf {index}" if names is None else names[index]
+            self.all.append(Leaf(index, name, making.library_of(array), view(array, name=name)))
+
+    def by_dtype(self) -> list[list[Leaf]]:
+        """Group the leaves by dtype; the groups come in the order of the dtypes' names, which all ranks share."""
+        found: dict[str, list[Leaf]] = {}
+        for leaf in self.all:
+            found.setdefault(leaf.seen.dtype, []).append(leaf)
+        return [found[dtype] for dtype in sorted(found)]
 
 
 class Bundle:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Rebuild = Callable[[Iterator[Any]], Any]
+
+
+@dataclass(frozen=True)
+class _Node:
+    """One level of a tree: its children, how one writes them behind the tree's name, and what builds it of new ones."""
+
+    names: Sequence[str]
+    children: Sequence[Any]
+    build: Callable[[list[Any]], Any]
 
 
 def flatten(tree: Any) -> tuple[list[Any], Rebuild]:
@@ -19,23 +29,39 @@ def flatten(tree: Any) -> tuple[list[Any], Rebuild]:
     return leaves, rebuild
 
 
+def paths(tree: Any) -> list[str]:
+    """Return where each leaf stands, in the order of ``flatten``: "['layers'][0].bias"; "" for a tree that is one."""
+    node = _open(tree)
+    if node is None:
+        return [""]
+    return [name + path for name, child in zip(node.names, node.children, strict=True) for path in paths(child)]
+
+
 def _walk(tree: Any, leaves: list[Any]) -> Rebuild:
+    node = _open(tree)
+    if node is None:
+        leaves.append(tree)
+        return next
+    parts = [_walk(child, leaves) for child in node.children]
+    return lambda found: node.build([part(found) for part in parts])
+
+
+def _open(tree: Any) -> _Node | None:
+    """Return the level below a tree; None for a leaf."""
     if tree is None:
-        return lambda found: None
+        return _Node((), (), lambda _: None)
     if isinstance(tree, dict):
         keys = sorted(tree, key=lambda key: (type(key).__name__, repr(key)))
-        parts = [_walk(tree[key], leaves) for key in keys]
-        return lambda found: _like_dict(tree, dict(zip(keys, (part(found) for part in parts), strict=True)))
+        return _Node(
+            [f"[{key!r}]" for key in keys],
+            [tree[key] for key in keys],
+            lambda values: _like_dict(tree, dict(zip(keys, values, strict=True))),
+        )
     if isinstance(tree, (list, tuple)):
-        parts = [_walk(child, leaves) for child in tree]
-        return lambda found: _like_sequence(tree, [part(found) for part in parts])
-    children = _known_to_jax(tree)
-    if children is not None:
-        inner, structure = children
-        parts = [_walk(child, leaves) for child in inner]
-        return lambda found: structure.unflatten([part(found) for part in parts])
-    leaves.append(tree)
-    return lambda found: next(found)
+        fields = getattr(tree, "_fields", None)
+        names = [f".{field}" for field in fields] if fields else [f"[{index}]" for index in range(len(tree))]
+        return _Node(names, tree, lambda values: _like_sequence(tree, values))
+    return _known_to_jax(tree)
 
 
 def _like_dict(tree: dict[Any, Any], values: dict[Any, Any]) -> Any:
@@ -47,10 +73,13 @@ def _like_sequence(tree: Sequence[Any], values: list[Any]) -> Any:
     return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)  # type: ignore[call-arg]
 
 
-def _known_to_jax(tree: Any) -> tuple[list[Any], Any] | None:
-    """Return the children and the structure of a node that was registered with JAX; None for leaves."""
+def _known_to_jax(tree: Any) -> _Node | None:
+    """Return the level below a node that was registered with JAX; None for leaves."""
     jax = sys.modules.get("jax")
     if jax is None or hasattr(tree, "dtype"):
         return None
-    children, structure = jax.tree_util.tree_flatten(tree, is_leaf=lambda node: node is not tree)
-    return None if jax.tree_util.treedef_is_leaf(structure) else (children, structure)
+    children, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    if jax.tree_util.treedef_is_leaf(structure):
+        return None
+    names = [jax.tree_util.keystr(path) for path, _ in children]
+    return _Node(names, [child for _, child in children], structure.unflatten)

@@ -1,4 +1,4 @@
-"""Training on many ranks: data samplers, device meshes.
+"""Training on many ranks: data samplers, averaged gradients, device meshes.
 
 Every public name is bound when it is first used, so that importing the package costs nothing.
 """
@@ -9,10 +9,14 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from procgroup.parallel.averaging import average_gradients as average_gradients
+    from procgroup.parallel.averaging import broadcast_parameters as broadcast_parameters
     from procgroup.parallel.distributed_sampler import DistributedSampler as DistributedSampler
 
 _MODULE_OF_NAME = {
     "DistributedSampler": "distributed_sampler",
+    "average_gradients": "averaging",
+    "broadcast_parameters": "averaging",
 }
 
 __all__ = list(_MODULE_OF_NAME)
