@@ -69,6 +69,12 @@ TORCH_DISTRIBUTED_INIT_METHOD = Variable[str](
 PROCGROUP_STORE = Variable[str](
     "PROCGROUP_STORE", str, "", "host:port of a store that the launcher hosts; ranks connect to it as clients."
 )
+PROCGROUP_MASTER = Variable[str](
+    "PROCGROUP_MASTER",
+    str,
+    "",
+    "host:port in whose place PROCGROUP_STORE is used: the launcher's MASTER_ADDR:MASTER_PORT. By default its own.",
+)
 PROCGROUP_JOB_KEY = Variable[str](
     "PROCGROUP_JOB_KEY", str, "", "The job's secret, in hex; stores and data connections prove it. Set by the launcher."
 )
@@ -80,6 +86,12 @@ PROCGROUP_STORE_KEY = Variable[str](
 )
 PROCGROUP_TRANSPORT = Variable[str](
     "PROCGROUP_TRANSPORT", _transport, "auto", "auto, shm (fail without shared memory) or tcp (never use it)."
+)
+PROCGROUP_REPLACE_GLOO = Variable[bool](
+    "PROCGROUP_REPLACE_GLOO",
+    _flag,
+    False,
+    "Let PyTorch programs that say gloo run on procgroup. Set by --replace-gloo.",
 )
 TORCH_DISTRIBUTED_DEBUG = Variable[str](
     "TORCH_DISTRIBUTED_DEBUG", _debug_level, "OFF", "What get_debug_level returns: OFF, INFO or DETAIL."

@@ -41,14 +41,15 @@ def test_every_variable_of_the_contract_is_set(launcher: Any) -> None:
             "TORCHELASTIC_RUN_ID": "job-7",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
             "TORCHELASTIC_ERROR_FILE": "",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             "PYTHONFAULTHANDLER": "1",
-            "PROCGROUP_STORE": f"127.0.0.1:{found['MASTER_PORT']}",
         }
         assert {name: found.get(name) for name in expected} == expected
+        assert found["PROCGROUP_STORE"].startswith("127.0.0.1:")
+        assert found["MASTER_PORT"] != found["PROCGROUP_STORE"].partition(":")[2]
         assert len(bytes.fromhex(found["PROCGROUP_JOB_KEY"])) == 32
 
 
@@ -135,3 +136,38 @@ def test_a_master_port_that_is_taken_is_said_before_anything_starts(launcher: An
     assert port in done.stderr
     assert "Traceback" not in done.stderr
     assert "started" not in done.stdout
+
+
+@pytest.mark.torch
+def test_a_program_of_stock_pytorch_meets_at_the_port_that_the_launcher_keeps(launcher: Any) -> None:
+    source = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print("sum", total.item())
+    """
+    done = launcher.run(source, "--nproc-per-node", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 3.0") == 3
+
+
+def test_the_master_port_is_free_for_rank_0_and_for_nobody_else(launcher: Any) -> None:
+    source = """
+    import os, socket
+    port = int(os.environ["MASTER_PORT"])
+    assert all(socket.create_server(("127.0.0.1", 0)).getsockname()[1] != port for _ in range(500))
+    if os.environ["RANK"] == "0":
+        socket.create_server(("127.0.0.1", port)).close()
+        socket.create_server(("", port)).close()
+        print("bound")
+    """
+    done = launcher.run(source, "--nproc-per-node", "2")
+    assert done.returncode == 0, done.stderr
+    assert "bound" in done.stdout
+
+
+def test_replace_gloo_is_passed_on(launcher: Any) -> None:
+    source = "import os; print(os.environ.get('PROCGROUP_REPLACE_GLOO'))"
+    assert "1" in launcher.run(source, "--replace-gloo").stdout
+    assert "None" in launcher.run(source).stdout

@@ -96,13 +96,14 @@ def _add_size_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser, "--node-rank", _only_zero, "0", "0, the only node", "N")
     _add(parser, "--max-restarts", _only_zero, "0", "0, the only number yet", "N")
     _add(parser, "--standalone", bool, False, "one node, nothing to configure; this is the default")
-    _add(parser, "--master-addr", str, "127.0.0.1", "address on which the store listens", "HOST")
-    _add(parser, "--master-port", _port, "0", "its port; 0 takes a free one", "PORT")
+    _add(parser, "--master-addr", str, "127.0.0.1", "MASTER_ADDR of the ranks: this host", "HOST")
+    _add(parser, "--master-port", _port, "0", "MASTER_PORT, kept for the ranks; 0 takes a free one", "PORT")
 
 
 def _add_behaviour_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser, "--rdzv-id", str, "", "the job's name, TORCHELASTIC_RUN_ID; random by default", "NAME")
     _add(parser, "--role", str, "default", "ROLE_NAME of the ranks", "NAME")
+    _add(parser, "--replace-gloo", bool, False, "let PyTorch programs that say gloo run on procgroup")
     _add(parser, "--log-dir", str, "", "keep each rank's stdout.log and stderr.log below this directory", "PATH")
     _add(
         parser,

@@ -36,7 +36,7 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     try:
         store = HostedStore(options.master_addr, options.master_port, job=run_id)
     except (DistError, OSError) as error:
-        say(f"cannot host the store at {options.master_addr}:{options.master_port}: {error}")
+        say(f"cannot use --master-addr {options.master_addr} --master-port {options.master_port}: {error}")
         return 1
     with store:
         job = Job(
@@ -45,6 +45,7 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
             store=store.environment(),
             threads_per_rank=threads,
             role=options.role,
+            replace_gloo=options.replace_gloo,
             signals=",".join(number.name for number in options.signals_to_handle),
         )
         plans = _plans(job, [*command, *script_arguments], options.log_dir)

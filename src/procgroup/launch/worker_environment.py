@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from procgroup.environ import PROCGROUP_STORE_KEY
+from procgroup.environ import PROCGROUP_REPLACE_GLOO, PROCGROUP_STORE_KEY
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Job:
     threads_per_rank: int
     role: str = "default"
     signals: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    replace_gloo: bool = False
 
 
 def worker_environment(job: Job, rank: int, error_file: str, base: Mapping[str, str]) -> dict[str, str]:
@@ -45,10 +46,13 @@ def worker_environment(job: Job, rank: int, error_file: str, base: Mapping[str, 
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # MASTER_PORT is the program's own, and rank 0 of a PyTorch program hosts torch's store there.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": error_file,
         "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals,
     }
+    if job.replace_gloo:
+        contract[PROCGROUP_REPLACE_GLOO.name] = "1"
     given = {name: value for name, value in base.items() if value or name not in defaults}
     given.pop(PROCGROUP_STORE_KEY.name, None)  # of another store, where a process of a ``spawn`` starts the launcher
     return {**defaults, **given, **contract, **job.store}

@@ -33,16 +33,14 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
     from procgroup.stores.tcp import TCPStore
 
     limit = types.seconds(timeout)
-    if hosted_by_launcher(host, port) and environ.PROCGROUP_STORE_KEY.is_set():
-        os.environ[environ.PROCGROUP_JOB_KEY.name] = environ.PROCGROUP_STORE_KEY.get()
-    if rank == 0 and not hosted_by_launcher(host, port):
+    launcher_s = _launcher_s_store(host, port)
+    if launcher_s is not None:
+        host, port = launcher_s
+        if environ.PROCGROUP_STORE_KEY.is_set():
+            os.environ[environ.PROCGROUP_JOB_KEY.name] = environ.PROCGROUP_STORE_KEY.get()
+    elif rank == 0:
         return _host(host, port, limit)
     return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
-
-
-def hosted_by_launcher(host: str, port: int) -> bool:
-    """Tell whether the launcher says that it hosts the store at host:port, so that all ranks are clients."""
-    return environ.PROCGROUP_STORE.get() == f"{host}:{port}"
 
 
 def let_go(store: Store) -> None:
@@ -51,6 +49,15 @@ def let_go(store: Store) -> None:
         is_hosted = any(store is hosted for hosted in _hosted.values())
     if not is_hosted:
         store.close()
+
+
+def _launcher_s_store(host: str, port: int) -> tuple[str, int] | None:
+    """Return where the launcher hosts the store that this address stands for; None when it hosts none."""
+    store = environ.PROCGROUP_STORE.get()
+    if not store or (environ.PROCGROUP_MASTER.get() or store) != f"{host}:{port}":
+        return None
+    name, _, number = store.rpartition(":")
+    return name, int(number)
 
 
 def _host(host: str, port: int, limit: float) -> Store:
