@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from procgroup import environ
@@ -58,7 +59,7 @@ def init_process_group(
     found, own, rank, world_size = _find_store(init_method, store, rank, world_size, timeouts)
     try:
         world = _join(found, rank, world_size, timeouts, started)
-        slot.group = _make_group(config, found, rank, world_size, timeouts, world)
+        slot.group = _make_group(config, found, rank, range(world_size), timeouts, world)
         if in_rank_order:
             slot.group.reduce_in_rank_order()
     except BaseException:
@@ -69,6 +70,20 @@ def init_process_group(
     leaving.watch(slot.group, found if own else None)
     if slot is default.PROCESS_SLOT:
         excepthook.install(rank)
+
+
+def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: str, timeout: Timeout) -> ProcessGroup:
+    """Meet the other ranks at ``store`` and make a group of them, which is not the default group.
+
+    ``members`` are their global ranks, of which this process is number ``rank``. The store stays the caller's; the
+    group leaves in order at the process's end. Raises what init_process_group raises.
+    """
+    timeouts = read_timeouts(timeout, None)
+    size = len(members)
+    world = _join(store, rank, size, timeouts, time.monotonic())
+    made = _make_group(registry.parse("procgroup"), store, rank, members, timeouts, world, group_name)
+    leaving.watch(made, None)
+    return made
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -128,9 +143,10 @@ def _make_group(
     config: registry.BackendConfig,
     store: Store,
     rank: int,
-    world_size: int,
+    members: Sequence[int],
     timeouts: Timeouts,
     world: World | None,
+    group_name: str = GROUP_NAME,
 ) -> ProcessGroup:
     from procgroup.stores.prefix import PrefixStore
 
@@ -140,8 +156,8 @@ def _make_group(
         config,
         group_store,
         rank,
-        world_size,
-        group_name=GROUP_NAME,
+        len(members),
+        group_name=group_name,
         timeout=timeouts.calls.total_seconds(),
         data_key=_data_key(world) if world else None,
     )
@@ -149,8 +165,8 @@ def _make_group(
         backend,
         group_store,
         rank=rank,
-        members=range(world_size),
-        group_name=GROUP_NAME,
+        members=members,
+        group_name=group_name,
         timeout=timeouts.calls,
         backend_config=str(config),
         group_desc="default_pg",

@@ -152,6 +152,38 @@ class CoalescedCalls(GroupCalls):
         ]
         return self._issue(calls, [array for outputs in output_lists for array in outputs], async_op)
 
+    def all_gather_single_coalesced(
+        self,
+        outputs: Sequence[Any],
+        arrays: Sequence[Any],
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Copy array ``i`` of all ranks, one after the other, into every rank's ``outputs[i]``."""
+        checks.array_list(outputs, len(arrays), "outputs", "all_gather_single_coalesced", self._rank, "input")
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        pairs = zip(outputs, arrays, strict=True)
+        return self._issue([QueuedCall("all_gather_single", pair, seconds) for pair in pairs], outputs, async_op)
+
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[Any],
+        arrays: Sequence[Any],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Work | None:
+        """Combine array ``i`` of all ranks; part ``r`` of the result goes to ``outputs[i]`` of rank ``r``."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        checks.array_list(outputs, len(arrays), "outputs", "reduce_scatter_single_coalesced", self._rank, "input")
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        calls = [
+            QueuedCall("reduce_scatter_single", (output, array, op), seconds)
+            for output, array in zip(outputs, arrays, strict=True)
+        ]
+        return self._issue(calls, outputs, async_op)
+
     def start_coalescing(self) -> CoalescingBackend:
         """Queue what can be coalesced from now on. Raises ValueError when the group coalesces already."""
         if isinstance(self._backend, CoalescingBackend):

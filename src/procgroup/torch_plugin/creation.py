@@ -1,0 +1,54 @@
+"""From what torch knows of a new group to a group of the plug-in.
+
+The default group meets at torch's store, as procgroup's own default group meets at its store: the ranks learn who is
+there, share a random key that their connections prove, and connect. A group of some of the ranks of a default group
+that is procgroup's shares its connections, and asks no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import distributed_c10d
+
+from procgroup.api import leaving, lifecycle
+from procgroup.groups.group import ProcessGroup
+from procgroup.torch_plugin.process_group import TorchProcessGroup
+from procgroup.torch_plugin.store import TorchStore
+
+
+def create(options: Any, *, name: str) -> TorchProcessGroup:
+    """Make the group that torch describes; return when all its ranks have.
+
+    Raises RendezvousTimeout or CollectiveTimeout, which name the ranks that did not come.
+    """
+    members = list(options.global_ranks_in_group) or list(range(options.group_size))
+    group = make(options.store, options.group_rank, members, options.group_id, options.timeout)
+    created = TorchProcessGroup(group.rank(), group.size())
+    created.stand_for(group, options.store, name=name, members=members)
+    return created
+
+
+def make(store: Any, rank: int, members: Sequence[int], group_name: str, timeout: timedelta) -> ProcessGroup:
+    """Make procgroup's group of these global ranks, of which this one has the group rank ``rank``."""
+    world = _default_group()
+    if world is not None:
+        made = world.make_subgroup(
+            members, op="new_group", group_name=group_name, timeout=timeout, group_desc="undefined"
+        )
+        leaving.adopt(made, world)
+        return made
+    own = TorchStore(store)
+    return lifecycle.make_group(own, rank, members, group_name=group_name, timeout=timeout)
+
+
+def _default_group() -> ProcessGroup | None:
+    """Return the group under torch's default group, if that is one of the plug-in's and can be used."""
+    if not distributed_c10d.is_initialized():
+        return None
+    default = distributed_c10d._get_default_group()
+    if isinstance(default, TorchProcessGroup) and default.group.is_usable():
+        return default.group
+    return None

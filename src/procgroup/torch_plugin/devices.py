@@ -1,0 +1,92 @@
+"""Which backend serves tensors that are not in CPU memory: the one that init_process_group was told for the device.
+
+With "cpu:procgroup,cuda:nccl" torch hands the whole group to procgroup. So procgroup makes a process group of torch's
+own around ProcessGroupNCCL, at the first tensor on a GPU, and passes its calls on.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch.distributed import distributed_c10d
+
+from procgroup.errors import DistBackendError
+
+
+class OtherDevices:
+    """torch's process groups for other devices than the CPU, beside one of the plug-in; each made at its first use."""
+
+    def __init__(self, group: Any, store: Any, timeout: timedelta, members: list[int]) -> None:
+        self._group = group
+        self._store = store
+        self._timeout = timeout
+        self._members = members
+        self._made: dict[str, Any] = {}
+
+    def kinds(self) -> list[str]:
+        """Return the kinds of device that have a backend of their own."""
+        return [kind for kind, name in self._configured().items() if name != self._group.name()]
+
+    def group_of(self, device: Any) -> Any:
+        """Return torch's group for a device. Raises DistBackendError when no backend was named for it."""
+        kind = device.type
+        if kind not in self._made:
+            self._made[kind] = self._make(kind)
+        return self._made[kind]
+
+    def shutdown(self) -> None:
+        """End the groups that were made."""
+        for group in self._made.values():
+            group.shutdown()
+
+    def abort(self) -> None:
+        """Make the calls of the groups that were made fail."""
+        for group in self._made.values():
+            group.abort()
+
+    def _configured(self) -> dict[str, str]:
+        """Return the backend's name for each kind of device. torch keeps it, and knows it once the group is made."""
+        config = distributed_c10d._world.pg_backend_config.get(self._group)
+        return {} if config is None else dict(part.split(":") for part in str(config).split(","))
+
+    def _make(self, kind: str) -> Any:
+        name = self._configured().get(kind)
+        if name is None or name == self._group.name():
+            raise DistBackendError(
+                f"group {self._group.group_name} moves tensors in CPU memory, and this one lies on {kind}. "
+                f"Pass tensor.cpu(), or name a backend for them: init_process_group('cpu:procgroup,{kind}:nccl')."
+            )
+        store = distributed.PrefixStore(f"{kind}/", self._store)
+        backend = self._nccl(store) if name == "nccl" else self._of_plugin(name, kind, store)
+        group = distributed.ProcessGroup(store, self._group.rank(), self._group.size())
+        type_of_backend = distributed.Backend.backend_type_map[name]
+        group._set_default_backend(type_of_backend)
+        group._register_backend(torch.device(kind), type_of_backend, backend)
+        group._set_group_name(f"{self._group.group_name}:{kind}")
+        group._set_group_desc(self._group.group_desc)
+        return group
+
+    def _nccl(self, store: Any) -> Any:
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        options.global_ranks_in_group = self._members
+        options.group_name = self._group.group_name
+        return distributed.ProcessGroupNCCL(store, self._group.rank(), self._group.size(), options)
+
+    def _of_plugin(self, name: str, kind: str, store: Any) -> Any:
+        plugin = distributed.Backend._plugins.get(name.upper())
+        if plugin is None:
+            raise DistBackendError(f"backend {name!r} for {kind} tensors cannot stand beside procgroup")
+        if not plugin.extended_api:
+            return plugin.creator_fn(store, self._group.rank(), self._group.size(), self._timeout)
+        facts = distributed_c10d._DistributedBackendOptions()
+        facts.store = store
+        facts.group_rank = self._group.rank()
+        facts.group_size = self._group.size()
+        facts.timeout = self._timeout
+        facts.group_id = self._group.group_name
+        facts.global_ranks_in_group = self._members
+        return plugin.creator_fn(facts, None)

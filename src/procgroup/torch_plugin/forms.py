@@ -1,0 +1,45 @@
+"""The forms in which torch lets a process group's methods be called, brought to one: lists and an options object."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+
+def listed(tensors: Any) -> Any:
+    """Return a list of tensors for one tensor, and a list as it is."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def options(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
+    """Return the options object that was given, or one of its ``kind`` with these fields and timeout.
+
+    ``given`` may be the first of the fields instead, as torch lets the reduce op and the root follow the tensors.
+    """
+    if isinstance(given, kind):
+        return given
+    made = kind()
+    names = iter(fields)
+    if given is not None:
+        fields[next(names)] = given
+    for name, value in fields.items():
+        if value is not None:
+            setattr(made, name, value)
+    if timeout is not None:
+        made.timeout = timeout
+    return made
+
+
+def only(tensors: Any) -> Any:
+    """Return the one tensor, or list of tensors, of a list. Raises ValueError for another number of them."""
+    if len(tensors) != 1:
+        raise ValueError(f"expected a list of 1, the tensor or list of tensors of this rank, got {len(tensors)}")
+    return tensors[0]
+
+
+def limit_of(options: Any) -> timedelta | None:
+    """Return the timeout of an options object; None, which is the group's own, where none was set."""
+    timeout: timedelta = options.timeout
+    return None if timeout.days < 0 else timeout

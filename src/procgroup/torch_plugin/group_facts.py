@@ -1,0 +1,159 @@
+"""What a process group of the plug-in is and how it ends: all but the calls that move tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch._C._distributed_c10d import BarrierOptions
+
+from procgroup.api import leaving, monitoring
+from procgroup.errors import DistBackendError
+from procgroup.groups.group import ProcessGroup
+from procgroup.torch_plugin.devices import OtherDevices
+from procgroup.torch_plugin.forms import limit_of, options
+from procgroup.torch_plugin.profiling import profiled
+from procgroup.torch_plugin.work import OVER, TorchWork
+
+_CPU = torch.device("cpu")
+
+
+class GroupFacts(distributed.ProcessGroup):  # type: ignore[misc]
+    """A torch ProcessGroup around ``group``, one of procgroup's."""
+
+    group: ProcessGroup
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_tensor_alloc = False
+    supports_time_estimate = False
+
+    def stand_for(self, group: ProcessGroup, store: Any, *, name: str, members: Sequence[int]) -> None:
+        """Take a group, with torch's store that has its keys, the backend's name, and its members' global ranks."""
+        self.group = group
+        self._store = store
+        self._name = name
+        self._group_name = group.group_name
+        self._group_desc = "undefined"
+        self._other_devices = OtherDevices(self, store, group.timeout, list(members))
+
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self.group.rank()
+
+    def size(self) -> int:
+        """Return how many ranks the group has."""
+        return self.group.size()
+
+    def name(self) -> str:
+        """Return the backend's name."""
+        return self._name
+
+    getRank = rank  # noqa: N815
+    getSize = size  # noqa: N815
+    getBackendName = name  # noqa: N815
+    _get_backend_name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name by which torch knows the group."""
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Set the name by which torch knows the group; errors show it."""
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return what the group is for."""
+        return self._group_desc
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Set what the group is for."""
+        self._group_desc = description
+
+    def get_group_store(self) -> Any:
+        """Return torch's store that the group's ranks share."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [_CPU, *(torch.device(kind) for kind in self._other_devices.kinds() if kind != "cpu")]
+
+    def _get_backend(self, device: Any) -> Any:
+        return self if device.type == "cpu" else self._other_devices.group_of(device)._get_backend(device)
+
+    def _elsewhere(self, tensor: Any) -> Any:
+        """Return torch's group for a tensor that is not in CPU memory."""
+        return self._other_devices.group_of(tensor.device)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long a call may take when it has no timeout of its own."""
+        self.group.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: the engine numbers the calls of each group by itself."""
+
+    @profiled("barrier")
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
+        """Wait until every rank has come here."""
+        opts = options(BarrierOptions, opts, timeout)
+        device = opts.device
+        if device is not None and device.type in self._other_devices.kinds():
+            return self._other_devices.group_of(device).barrier(opts)
+        call = self.group.barrier(opts.asyncOp, limit_of(opts))
+        return OVER if call is None else TorchWork(call, [])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until every rank has come here; otherwise raise what names those who did not."""
+        monitoring.monitored_barrier(self.group, timeout, wait_all_ranks)
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> Any:
+        """Make a group of some of this group's ranks; None on a rank that is not among them."""
+        if self.rank() not in ranks:
+            return None
+        name = group_name or f"{self._group_name}:split:{list(ranks)}"
+        made = self.group.make_subgroup(
+            ranks,
+            op="split_group",
+            group_name=name,
+            timeout=timeout or self.group.timeout,
+            group_desc=group_desc or f"{self._group_desc}:split",
+        )
+        leaving.adopt(made, self.group)
+        store = distributed.PrefixStore(f"{name}/", self._store)
+        split = type(self)(made.rank(), made.size())
+        split.stand_for(made, store, name=self._name, members=made.members)
+        split.setGroupDesc(made.group_desc)
+        return split
+
+    splitGroup = split_group  # noqa: N815
+
+    def merge_remote_group(self, *_arguments: Any, **_named: Any) -> Any:
+        """Refuse: a group keeps the ranks it was made of."""
+        raise DistBackendError(
+            f"group {self._group_name}: backend {self._name!r} cannot merge groups. "
+            "Call init_process_group with all ranks instead."
+        )
+
+    def shutdown(self) -> None:
+        """Leave in order; what was sent still arrives. Idempotent."""
+        self._other_devices.shutdown()
+        leaving.leave(self.group)
+
+    def abort(self) -> None:
+        """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
+        self._other_devices.abort()
+        self.group.abort()

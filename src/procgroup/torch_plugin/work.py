@@ -1,0 +1,140 @@
+"""One issued call, as torch.distributed sees it.
+
+torch's C++ code, such as stock DDP, never waits for a call itself but for its future. An exception that is set on a
+torch future directly ends torch 2.13's process, so a failure enters by way of ``then``: what the callback raises is
+what the future raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as distributed
+
+from procgroup.groups.future import Future
+
+_UNLIMITED = timedelta(0)
+
+
+class Call(Protocol):
+    """What a torch work stands for: procgroup's Work."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool: ...
+
+    def is_completed(self) -> bool: ...
+
+    def is_success(self) -> bool: ...
+
+    def exception(self) -> BaseException | None: ...
+
+    def result(self) -> list[Any]: ...
+
+    def source_rank(self) -> int: ...
+
+    def get_future(self) -> Future: ...
+
+
+class TorchWork(distributed.Work):  # type: ignore[misc]
+    """A call of the plug-in.
+
+    ``outputs`` is what ``result()`` and the future give; ``group_rank`` turns a global rank into that of the group.
+    """
+
+    __slots__ = ("_call", "_future", "_group_rank", "_outputs")
+
+    def __init__(self, call: Call, outputs: Any, group_rank: Callable[[int], int] | None = None) -> None:
+        super().__init__()
+        self._call = call
+        self._outputs = outputs
+        self._group_rank = group_rank
+
+    def wait(self, timeout: timedelta = _UNLIMITED) -> bool:
+        """Wait until the call is over and return True; raise what made it fail. Zero means its own deadline."""
+        return self._call.wait(None if timeout is _UNLIMITED else timeout)
+
+    def is_completed(self) -> bool:
+        """Tell whether the call is over, well or badly, without waiting."""
+        return self._call.is_completed()
+
+    def is_success(self) -> bool:
+        """Tell whether the call is over and went well."""
+        return self._call.is_success()
+
+    def exception(self) -> BaseException | None:
+        """Return what made the call fail; None while it runs and when it went well."""
+        return self._call.exception()
+
+    def result(self) -> Any:
+        """Return the call's tensors. Raises RuntimeError while it runs, and what made it fail."""
+        self._call.result()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """Wait until the call is over."""
+        self._call.wait()
+
+    def block_current_stream(self) -> None:
+        """Wait until the call is over: on CPUs the calling thread is the stream."""
+        self._call.wait()
+
+    def source_rank(self) -> int:
+        """Return the group rank that a receive, which is over, got its message from. RuntimeError for other calls."""
+        rank = self._call.source_rank()
+        return rank if self._group_rank is None else self._group_rank(rank)
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> Any:
+        """Return a torch future of ``result()``. A thread of procgroup completes it; a failed call raises there."""
+        future = getattr(self, "_future", None)
+        if future is None:
+            future = self._future = self._make_future()
+        return future
+
+    def _make_future(self) -> Any:
+        over = torch.futures.Future()
+
+        def outcome(_over: Any) -> Any:
+            error = self._call.exception()
+            if error is not None:
+                raise error
+            return self._outputs
+
+        future = over.then(outcome)
+        self._call.get_future().add_done_callback(lambda _: over.set_result(None))
+        return future
+
+
+class _Over:
+    """A call that is over, and went well."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[Any]:
+        return []
+
+    def source_rank(self) -> int:
+        raise RuntimeError("sourceRank() is for receives; this call was a blocking collective, which is over.")
+
+    def get_future(self) -> Future:
+        future = Future()
+        future.set_result([])
+        return future
+
+
+OVER = TorchWork(_Over(), [])
+"""The work of every blocking call: it is over, and its tensors are with the caller."""
