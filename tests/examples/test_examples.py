@@ -43,8 +43,8 @@ EXPECTED = {
 }
 # Run at the same time, in "two terminals".
 TOGETHER = {"two_scripts_keywords", "spawn_on_two_nodes"}
-# The others: a half that its counterpart starts, what an example shows itself with, and the one with tests of its own.
-OTHERS = {"two_scripts_environment", "digits_view", "train_digits"}
+# The others: a half that its counterpart starts, what an example shows itself with, and those with tests of their own.
+OTHERS = {"two_scripts_environment", "digits_view", "train_digits", "train_jax", "resume_training"}
 
 
 def commands(name: str) -> list[str]:
