@@ -1,4 +1,4 @@
-"""Training on many ranks: data samplers, averaged gradients, device meshes.
+"""Training on many ranks: data parallelism, data samplers, averaged gradients, device meshes.
 
 Every public name is bound when it is first used, so that importing the package costs nothing.
 """
@@ -11,10 +11,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from procgroup.parallel.averaging import average_gradients as average_gradients
     from procgroup.parallel.averaging import broadcast_parameters as broadcast_parameters
+    from procgroup.parallel.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
     from procgroup.parallel.distributed_sampler import DistributedSampler as DistributedSampler
+    from procgroup.parallel.grad_bucket import GradBucket as GradBucket
 
 _MODULE_OF_NAME = {
+    "DistributedDataParallel": "distributed_data_parallel",
     "DistributedSampler": "distributed_sampler",
+    "GradBucket": "grad_bucket",
     "average_gradients": "averaging",
     "broadcast_parameters": "averaging",
 }

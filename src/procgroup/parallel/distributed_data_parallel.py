@@ -1,0 +1,189 @@
+"""DistributedDataParallel: a torch module whose gradients are averaged over the ranks of a group."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from procgroup.api import default
+from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.model_check import broadcast_tensors, require_same_model
+from procgroup.parallel.module_buffers import ModuleBuffers
+from procgroup.parallel.output_tensors import find_tensors
+from procgroup.parallel.pytorch import torch
+from procgroup.parallel.reducer import Reducer
+from procgroup.parallel.sparse_gradients import sparse_parameters
+from procgroup.parallel.wrapping import (
+    bucket_limits,
+    buffer_choices,
+    choose_group,
+    require_wrappable,
+    warn_of_check_reduction,
+)
+
+_NOT_COPIED = ("process_group", "_reducer", "_buffers_of_module", "_finalizer")
+
+
+class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
+    """A module on every rank of a group, trained as one: each backward leaves the average of the ranks' gradients.
+
+    The arguments are those of ``torch.nn.parallel.DistributedDataParallel``. Parameters that some ranks do not use,
+    shared ones and checkpointed modules need no flag: ``find_unused_parameters``, ``gradient_as_bucket_view`` and
+    ``batched_grad_copy`` are accepted, and change nothing. ``device_ids`` and ``output_device`` must be None: tensors
+    lie in CPU memory.
+
+    Raises ModelMismatch on every rank when the ranks' parameters differ.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, Any]] | None = None,
+        param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.process_group = choose_group(process_group, device_mesh)
+        self.parameters_to_ignore = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        named = self._named(module)
+        require_wrappable(module, named, (), device_ids, output_device)
+        if check_reduction:
+            warn_of_check_reduction()
+        self.forward_sync_buffers, init_sync_buffers = buffer_choices(broadcast_buffers, forward_sync_buffers)
+        self.module = module
+        self.dim = dim
+        self.device = torch.device("cpu")
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.static_graph = static_graph
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        self._limits = bucket_limits(bucket_cap_mb, bucket_cap_mb_list)
+        self._communication_hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+        if init_sync:
+            require_same_model(self.process_group, named)
+        self._attach()
+        if init_sync:
+            buffers = self._buffers_of_module.tensors() if init_sync_buffers else []
+            broadcast_tensors(self.process_group, [parameter for _, parameter in named] + buffers, 0)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module. Buffers are those of rank 0; the next backward averages gradients."""
+        is_recording = torch.is_grad_enabled()
+        if is_recording:
+            self._reducer.prepare()
+        if self.will_sync_module_buffers():
+            self._buffers_of_module.broadcast(0)
+        output = self.module(*inputs, **kwargs)
+        is_round = is_recording and self.require_backward_grad_sync
+        self.require_forward_param_sync = is_round
+        if is_recording:
+            self._watch(output, is_round)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on each rank; the first backward whose forward is outside averages all of them."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def register_comm_hook(self, state: object, hook: Callable[[Any, GradBucket], Any]) -> None:
+        """Have ``hook(state, bucket)`` average each bucket, once it is complete, in place of all_reduce.
+
+        It returns something with ``wait()``, such as a Future of procgroup or of torch, which gives a tensor of as
+        many elements as the bucket, divided by the world size if it is to be. ``wait`` is called bucket by bucket at
+        the end of the backward, so calls that it makes come in the same order on all ranks. Raises RuntimeError when
+        there is a hook already, TypeError when it cannot be called.
+        """
+        if not callable(hook):
+            raise TypeError("Communication hook must be callable.")
+        if self._communication_hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._communication_hook = (state, hook)
+        self._reducer.set_hook(state, hook)
+
+    def will_sync_module_buffers(self) -> bool:
+        """Tell whether the next forward copies the buffers of rank 0 to all ranks."""
+        return bool(self.require_forward_param_sync and self.forward_sync_buffers and self._buffers_of_module)
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module: Any, params_and_buffers_to_ignore: Sequence[str]) -> None:
+        """Name parameters and buffers that a DistributedDataParallel made of ``module`` later leaves alone."""
+        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
+
+    def _named(self, module: Any) -> list[tuple[str, Any]]:
+        """Return the parameters that are looked after, each once."""
+        return [named for named in module.named_parameters() if named[0] not in self.parameters_to_ignore]
+
+    def _attach(self) -> None:
+        """Watch the parameters of the module."""
+        self._buffers_of_module = ModuleBuffers(self.module, self.process_group, self.parameters_to_ignore)
+        self._reducer = Reducer(
+            self.process_group,
+            [named for named in self._named(self.module) if named[1].requires_grad],
+            limits=self._limits,
+            sparse=sparse_parameters(self.module),
+            static_graph=self.static_graph,
+        )
+        if self._communication_hook is not None:
+            self._reducer.set_hook(*self._communication_hook)
+        self._finalizer = weakref.finalize(self, self._reducer.remove_hooks)
+        self._finalizer.atexit = False
+
+    def _watch(self, output: Any, is_round: bool) -> None:
+        """Have the backward of an output say what it is, before anything inside of the module."""
+        self._reducer.expects_round = is_round
+        begin = partial(self._begin, is_round)
+        for tensor in find_tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(begin)
+
+    def _begin(self, is_round: bool, gradient: Any) -> None:
+        self._reducer.begin(is_round)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.process_group.is_usable() or default.slot().group is not self.process_group:
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default process group. That is, "
+                "when you have called init_process_group and have not passed process_group argument to DDP constructor"
+            )
+        return {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.process_group = default.current()
+        self._attach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        made: DistributedDataParallel = type(self).__new__(type(self))
+        memo[id(self)] = made
+        state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
+        torch.nn.Module.__setstate__(made, copy.deepcopy(state, memo))
+        made.process_group = self.process_group
+        made._attach()
+        return made

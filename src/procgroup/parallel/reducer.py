@@ -1,0 +1,263 @@
+"""Averages gradients while a backward still produces others.
+
+A *round* is one backward whose gradients are averaged. Each gradient *arrives* at its place in a bucket; a bucket in
+which none is missing is *issued*, in the same order of buckets on every rank, whatever the order in which gradients
+arrive there. At the end of the backward the other buckets are issued, with zeros for what did not arrive, and the ranks
+*agree*: parameters that any rank has used get the average, those that none has used stay as they are. So parameters
+that some ranks do not use need no flag.
+
+A gradient may come again after its bucket was issued, for instance from a module that is checkpointed and used twice.
+Issuing takes the gradients out of the parameters, so what comes *late* is apart; it is averaged at the end and added.
+From then on its bucket waits for the end of the backward.
+
+A backward that fails on this rank leaves the others waiting. The rank tells them at its next forward: it issues what is
+left of the round and says in the agreement that it failed; so all drop the round, and can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from procgroup.api.objects import all_gather_object
+from procgroup.errors import DistError
+from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.agreement import Agreement
+from procgroup.parallel.bucket_plan import Piece, plan_buckets
+from procgroup.parallel.buckets import AT_END, Bucket, GradientMemory, Place, make_buckets
+from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.pytorch import torch
+from procgroup.parallel.rounds import BackwardEnd, is_inside_backward
+from procgroup.parallel.sparse_gradients import average_sparse
+from procgroup.parallel.training_errors import BackwardFailed, GraphChanged
+from procgroup.types import AnyReduceOp, ReduceOp
+
+SINGLE_BYTES = 1 << 20
+"""From this size on a gradient is averaged where autograd has put it: see ``buckets``."""
+
+Hook = Callable[[Any, GradBucket], Any]
+
+
+class Reducer:
+    """The gradients of some parameters, and the hooks that notice them. ``remove_hooks`` ends it."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        named_parameters: Sequence[tuple[str, Any]],
+        *,
+        limits: Sequence[int],
+        sparse: frozenset[str] = frozenset(),
+        static_graph: bool = False,
+    ) -> None:
+        self._group = group
+        self._limits = limits
+        self._places = [Place(index, *named) for index, named in enumerate(named_parameters)]
+        self._sparse = [place for place in self._places if place.name in sparse]
+        self._agreement = Agreement(group, len(self._places))
+        self._end = BackwardEnd()
+        self._memory: GradientMemory | None = None
+        self._hook: tuple[Any, Hook] | None = None
+        self._static_uses: list[int] | None = [] if static_graph else None
+        self.op: AnyReduceOp = ReduceOp.AVG
+        # Whether a backward that no output has announced is a round.
+        self.expects_round = False
+        self._is_round = False
+        # Whether a gradient has arrived, or a bucket was issued, in this round.
+        self._is_open = False
+        self._next = 0
+        # The order of arrival in the first round, which all ranks take from rank 0; None once it is in use.
+        self._arrived: list[int] | None = []
+        self._new_order: list[int] | None = None
+        dense = [place.index for place in self._places if place.name not in sparse]
+        self._make_buckets(dense[::-1])
+        self._handles = [
+            place.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, place))
+            for place in self._places
+        ]
+
+    def set_hook(self, state: Any, hook: Hook) -> None:
+        """Have a communication hook average the buckets from now on."""
+        self._hook = (state, hook)
+
+    def remove_hooks(self) -> None:
+        """Leave the parameters alone from now on."""
+        for handle in self._handles:
+            handle.remove()
+
+    def prepare(self) -> None:
+        """Do, before a forward, what an earlier round has left to do."""
+        if self._end.is_awaited() or is_inside_backward():
+            return
+        self._recover()
+        if self._new_order is not None:
+            self._rebuild()
+
+    def begin(self, is_round: bool) -> None:
+        """Begin a backward, which is a round or none. Called inside of it, before any gradient arrives."""
+        if self._end.is_awaited():
+            return
+        self._recover()
+        if self._new_order is not None:
+            self._rebuild()
+        self._is_round = is_round
+        self._end.ask(self._on_end)
+
+    def _on_gradient(self, place: Place, parameter: Any) -> None:
+        if not self._end.is_awaited():
+            self.begin(self.expects_round)
+        self._agreement.flags[place.index] = 1
+        if self._is_round:
+            self._is_open = True
+            self._arrive(place, parameter.grad)
+
+    def _arrive(self, place: Place, gradient: Any) -> None:
+        if gradient.requires_grad:
+            raise RuntimeError(
+                f"DistributedDataParallel averages gradients outside of the graph, so a backward with "
+                f"create_graph=True cannot be differentiated again ({place}). Use torch.autograd.grad(..., "
+                "create_graph=True), and call backward() without it on what you compute from that."
+            )
+        bucket = place.bucket
+        if bucket is None:  # sparse: averaged at the end
+            place.arrivals += 1
+            return
+        if bucket.is_issued:
+            place.arrivals += 1
+            self._agreement.mark_late(place.index)
+            return
+        bucket.take(place, gradient.to_dense() if gradient.is_sparse else gradient)
+        if not place.arrivals and self._arrived is not None:
+            self._arrived.append(place.index)
+        place.arrivals += 1
+        if place.arrivals == place.awaited:
+            bucket.missing -= 1
+            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+                self._issue(self._buckets[self._next])
+
+    def _issue(self, bucket: Bucket) -> None:
+        for place in bucket.places:
+            if not place.arrivals:
+                bucket.fill(place)
+        bucket.close()
+        bucket.is_issued = self._is_open = True
+        self._next += 1
+        if self._hook is None:
+            bucket.pending = self._group.all_reduce(bucket.buffer, self.op, True)
+        else:
+            state, hook = self._hook
+            is_last = bucket.index == len(self._buckets) - 1
+            bucket.pending = hook(state, GradBucket(bucket.index, bucket.buffer, bucket.places, is_last))
+
+    def _on_end(self) -> None:
+        if self._is_round and (self._is_open or self._end.accumulates_gradients()):
+            self._finish()
+
+    def _recover(self) -> None:
+        """Finish, on behalf of the other ranks, a round whose backward failed on this one."""
+        if self._is_open:
+            self._agreement.mark_failed()
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            for bucket in self._buckets[self._next :]:
+                self._issue(bucket)
+            for bucket in self._buckets:
+                self._await(bucket)
+            self._check_static_graph()
+            self._agreement.settle()
+            self._conclude()
+        finally:
+            self._is_open = False
+            self._next = 0
+            for bucket in self._buckets:
+                bucket.reset()
+            for place in self._sparse:
+                place.arrivals = 0
+
+    def _await(self, bucket: Bucket) -> None:
+        try:
+            result = bucket.pending.wait()
+        except DistError as error:
+            error.add_note(f"while the gradients of {bucket} of {len(self._buckets)} were averaged")
+            raise
+        if self._hook is not None:
+            bucket.replace(result[0] if isinstance(result, (list, tuple)) else result)
+
+    def _conclude(self) -> None:
+        if failed := self._agreement.failed():
+            if self._group.rank() not in failed:
+                raise BackwardFailed(ranks=failed)
+            return
+        for index in self._agreement.late():
+            self._add_late(self._places[index])
+        everything = self._agreement.is_plain
+        for bucket in self._buckets:
+            for place in bucket.places:
+                if everything or self._agreement.is_used(place.index):
+                    bucket.give(place)
+        for place in self._sparse:
+            if self._agreement.is_used(place.index):
+                place.parameter.grad = average_sparse(self._group, place.parameter, self.op)
+        self._learn()
+        if self._agreement.is_changed():
+            raise self._graph_changed()
+
+    def _add_late(self, place: Place) -> None:
+        """Average what came after its bucket was issued, on any rank, and add it."""
+        bucket = place.bucket
+        assert bucket is not None
+        gradient = place.parameter.grad
+        late = place.new().zero_() if gradient is None else place.new().copy_(gradient)
+        self._group.all_reduce(place.flat(late), self.op)
+        bucket.add(place, late)
+        place.awaited = AT_END
+
+    def _learn(self) -> None:
+        """Take over the order in which gradients have arrived on rank 0, for the next round."""
+        if self._static_uses == []:
+            self._static_uses = [place.arrivals for place in self._places]
+        if self._arrived is None:
+            return
+        arrived = set(self._arrived)
+        dense = [place.index for place in self._places if place.bucket is not None]
+        order = torch.tensor(self._arrived + [index for index in dense if index not in arrived], dtype=torch.int64)
+        self._group.broadcast(order, 0)
+        self._arrived = None
+        self._new_order = order.tolist()
+
+    def _rebuild(self) -> None:
+        order, self._new_order = self._new_order, None
+        assert order is not None
+        for place in self._places:
+            if place.view is not None and place.parameter.grad is place.view:
+                place.parameter.grad = place.view.clone()  # the memory is divided anew
+            if self._static_uses:
+                place.awaited = self._static_uses[place.index]
+        self._make_buckets(order)
+
+    def _make_buckets(self, order: Sequence[int]) -> None:
+        dtypes = [place.parameter.dtype for place in self._places]
+        sizes = [place.parameter.numel() * place.parameter.element_size() for place in self._places]
+        alone = [size >= SINGLE_BYTES for size in sizes]
+        pieces = [Piece(size, str(dtype), one) for size, dtype, one in zip(sizes, dtypes, alone, strict=True)]
+        plan = plan_buckets(pieces, order, self._limits)
+        self._buckets, self._memory = make_buckets(self._group, self._places, plan, alone, dtypes, self._memory)
+
+    def _check_static_graph(self) -> None:
+        for place, uses in zip(self._places, self._static_uses or (), strict=False):
+            if place.arrivals != uses:
+                self._agreement.mark_changed(place.index)
+
+    def _graph_changed(self) -> GraphChanged:
+        uses = self._static_uses or []
+        changes = [
+            (place.name, place.shape, then, place.arrivals)
+            for place, then in zip(self._places, uses, strict=True)
+            if place.arrivals != then
+        ]
+        found: list[Any] = [None] * self._group.size()
+        all_gather_object(found, changes, self._group)
+        return GraphChanged(uses=dict(enumerate(found)))

@@ -1,0 +1,64 @@
+"""What goes wrong between the ranks of one training: each error names parameters and ranks, and keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from procgroup.errors import DistError
+
+
+class ModelMismatch(DistError):
+    """The ranks have wrapped different models. ``rank`` is the first that differs from rank 0; nothing was changed.
+
+    ``expected`` is what rank 0 has in that place, ``got`` what that rank has: a parameter's name, shape and dtype,
+    or "nothing". ``ranks`` are all that differ from rank 0.
+    """
+
+    def __init__(self, *, expected: str, got: str, rank: int, ranks: Sequence[int]) -> None:
+        self.expected = expected
+        self.got = got
+        self.rank = rank
+        self.ranks = tuple(ranks)
+        super().__init__(
+            f"DistributedDataParallel: the ranks have different models; {name_ranks(ranks)} differ"
+            f"{'s' if len(ranks) == 1 else ''} from rank 0. The first difference: rank 0 has {expected}, "
+            f"rank {rank} has {got}. Build the same model on every rank; no parameter was changed."
+        )
+
+
+class BackwardFailed(DistError):
+    """Ranks left a backward with an error of their own, so its gradients are on no rank. ``ranks`` are these.
+
+    The group is as before: all ranks can go on with the next step.
+    """
+
+    def __init__(self, *, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(
+            f"DistributedDataParallel: backward failed on {name_ranks(ranks)}, so the gradients of this step were "
+            f"dropped on every rank. Look at the error there; the next step can go on."
+        )
+
+
+class GraphChanged(DistError):
+    """With static_graph=True, a backward used other parameters than the first one, or another number of times.
+
+    ``uses`` maps ranks to lists of (name, shape, times in the first backward, times in this one).
+    """
+
+    def __init__(self, *, uses: Mapping[int, Sequence[tuple[str, tuple[int, ...], int, int]]]) -> None:
+        self.uses = {rank: list(changes) for rank, changes in uses.items() if changes}
+        said = "; ".join(
+            f"rank {rank}: "
+            + ", ".join(f"{name} {shape} {then} times, now {now}" for name, shape, then, now in changes)
+            for rank, changes in sorted(self.uses.items())
+        )
+        super().__init__(
+            f"DistributedDataParallel: static_graph=True, but this backward did not use the parameters as the first "
+            f"one did ({said}). Leave static_graph out: parameters that some ranks do not use need no flag."
+        )
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 1" or "ranks 1, 2"."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

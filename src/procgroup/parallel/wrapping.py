@@ -1,0 +1,104 @@
+"""What DistributedDataParallel may be given: checked before anything is sent, and refused in words."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from procgroup.api.membership import is_foreign, resolve
+from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.pytorch import torch
+
+DEFAULT_BUCKET_BYTES = 25 << 20
+FIRST_BUCKET_BYTES = 1 << 20
+
+
+def choose_group(process_group: Any, device_mesh: Any) -> ProcessGroup:
+    """Return the group that the arguments mean: the default one, unless a group or a mesh is given.
+
+    Raises RuntimeError for both and for a mesh of several dimensions, ValueError for a group that this rank is not in,
+    TypeError for one of another library.
+    """
+    if process_group is not None and device_mesh is not None:
+        raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
+    if device_mesh is not None:
+        if device_mesh.ndim != 1:
+            raise RuntimeError(f"Only 1D device mesh is supported, but got {device_mesh}.")
+        process_group = device_mesh.get_group(0)
+    if is_foreign(process_group):
+        raise ValueError(
+            "This rank does not belong to the process_group of DistributedDataParallel: wrap on members only."
+        )
+    if process_group is not None and not isinstance(process_group, ProcessGroup):
+        raise TypeError(
+            f"Expected process_group to be a group of procgroup, got {process_group!r} of type "
+            f"{type(process_group).__name__}. Make one with procgroup.new_group()."
+        )
+    return resolve(process_group)
+
+
+def require_wrappable(
+    module: Any,
+    named_parameters: Sequence[tuple[str, Any]],
+    delayed: Sequence[Any],
+    device_ids: Any,
+    output_device: Any,
+) -> None:
+    """Raise, as torch does, for a module that has nothing to average, or whose gradients cannot be averaged."""
+    lazy = torch.nn.parameter.UninitializedParameter
+    if any(isinstance(parameter, lazy) for _, parameter in named_parameters):
+        raise RuntimeError(
+            "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
+            "Run a dummy forward pass to correctly initialize the modules"
+        )
+    if not any(parameter.requires_grad for parameter in [*dict(named_parameters).values(), *delayed]):
+        raise RuntimeError(
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+        )
+    devices = {str(parameter.device) for _, parameter in named_parameters}
+    if device_ids or output_device is not None:
+        raise ValueError(
+            "DistributedDataParallel device_ids and output_device arguments only work with GPU modules, but got "
+            f"device_ids {device_ids}, output_device {output_device}, and module parameters {devices}."
+        )
+    if devices - {"cpu"}:
+        raise ValueError(
+            f"DistributedDataParallel averages gradients in CPU memory, but the module lies on {sorted(devices)}. "
+            "Move the module with module.cpu()."
+        )
+    if any(isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules()):
+        raise ValueError("SyncBatchNorm layers only work with GPU modules")
+
+
+def bucket_limits(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int]:
+    """Return how many bytes close each bucket; the last entry is for all that follow."""
+    if bucket_cap_mb_list:
+        return [int(cap * (1 << 20)) for cap in bucket_cap_mb_list]
+    if bucket_cap_mb is None:
+        return [FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES]
+    return [int(bucket_cap_mb * (1 << 20))]
+
+
+def buffer_choices(broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
+    """Return whether buffers are copied before each forward, and whether at construction. Warns as torch does."""
+    if broadcast_buffers is not None:
+        warnings.warn(
+            "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead, which still copies buffers at "
+            "construction; it decides where both are given.",
+            FutureWarning,
+            stacklevel=3,
+        )
+    if forward_sync_buffers is not None:
+        return forward_sync_buffers, True
+    chosen = broadcast_buffers is None or broadcast_buffers
+    return chosen, chosen
+
+
+def warn_of_check_reduction() -> None:
+    """Warn, as torch does, of an argument that means nothing any more."""
+    warnings.warn(
+        "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Please avoid using it.",
+        FutureWarning,
+        stacklevel=3,
+    )
