@@ -43,7 +43,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import wait as wait_for_sentinels
@@ -59,6 +59,9 @@ _DUMP_SECONDS = 1.0
 _ports = random.SystemRandom()
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["world", "preloaded"])
+# Ranks that are forked from a process with torch start later, and end later: only those that use it are.
+_torch_server = forkserver.ForkServer()
+_torch_server.set_forkserver_preload(["world", "preloaded", "preloaded_torch"])
 
 
 @dataclass
@@ -173,11 +176,14 @@ def start(
     args: Sequence[Any] = (),
     environment: Mapping[str, str] | None = None,
     environments: Sequence[Mapping[str, str]] | None = None,
+    torch: bool = False,
 ) -> World:
-    """Start ``function(rank, size, *args)`` on ``size`` ranks; ``environments`` adds variables rank by rank."""
+    """Start ``function(rank, size, *args)`` on ``size`` ranks; ``environments`` adds variables rank by rank.
+
+    With ``torch`` the ranks have imported it already.
+    """
     if "<locals>" in function.__qualname__:
         raise TypeError(f"{function.__qualname__} must stand at the top of its module, so that a process can find it")
-    _ensure_server()
     directory = tempfile.mkdtemp(prefix="world-")
     port = free_port()
     processes = []
@@ -187,9 +193,22 @@ def start(
         where = (inspect.getfile(function), function.__qualname__)
         process = _server.Process(target=_be_rank, args=(directory, rank, size, where, tuple(args), variables))
         Path(directory, f"{rank}.output").touch()
-        process.start()
+        with _forked_from(_torch_server if torch else forkserver._forkserver):
+            process.start()
         processes.append(process)
     return World(directory, processes)
+
+
+@contextlib.contextmanager
+def _forked_from(server: Any) -> Iterator[None]:
+    """Let processes start from this server, which is started too where it does not run."""
+    _ensure_running(server)
+    before = forkserver.connect_to_new_process
+    forkserver.connect_to_new_process = server.connect_to_new_process
+    try:
+        yield
+    finally:
+        forkserver.connect_to_new_process = before
 
 
 def run(
@@ -200,9 +219,12 @@ def run(
     timeout: float = DEFAULT_TIMEOUT,
     environment: Mapping[str, str] | None = None,
     environments: Sequence[Mapping[str, str]] | None = None,
+    torch: bool = False,
 ) -> list[Any]:
     """Run ``function(rank, size, *args)`` on ``size`` ranks and return what each returned; raise WorldFailed."""
-    outcomes = attempt(function, size, args=args, timeout=timeout, environment=environment, environments=environments)
+    outcomes = attempt(
+        function, size, args=args, timeout=timeout, environment=environment, environments=environments, torch=torch
+    )
     if not all(outcome.ok for outcome in outcomes):
         raise WorldFailed(outcomes)
     return [outcome.value for outcome in outcomes]
@@ -216,9 +238,10 @@ def attempt(
     timeout: float = DEFAULT_TIMEOUT,
     environment: Mapping[str, str] | None = None,
     environments: Sequence[Mapping[str, str]] | None = None,
+    torch: bool = False,
 ) -> list[Outcome]:
     """Run as `run` does, but return the outcomes, also of ranks that failed."""
-    with start(function, size, args=args, environment=environment, environments=environments) as world:
+    with start(function, size, args=args, environment=environment, environments=environments, torch=torch) as world:
         return world.wait(timeout)
 
 
@@ -263,12 +286,12 @@ def run_command(
     return done
 
 
-def _ensure_server() -> None:
-    """Start the server where it does not run. Python 3.11 does not tell it our ``sys.path``."""
+def _ensure_running(server: Any) -> None:
+    """Start a server where it does not run. Python 3.11 does not tell it our ``sys.path``."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
-        forkserver.ensure_running()
+        server.ensure_running()
     finally:
         if before is None:
             del os.environ["PYTHONPATH"]

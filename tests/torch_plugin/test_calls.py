@@ -39,7 +39,7 @@ def make_the_calls(rank: int, size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def failures() -> list[dict[str, str]]:
-    return run(make_the_calls, 3, timeout=100)
+    return run(make_the_calls, 3, timeout=100, torch=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

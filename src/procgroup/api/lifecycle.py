@@ -134,6 +134,7 @@ def _default_init_method() -> str:
 
 
 def _join(store: Store, rank: int, world_size: int, timeouts: Timeouts, started: float) -> World | None:
+    registry.check_engine(world_size)
     if world_size == 1:
         return None
     return join(store, rank, world_size, timeouts.rendezvous, started=started)

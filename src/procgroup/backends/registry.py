@@ -92,6 +92,19 @@ def _check_available(name: str, backend: str) -> None:
         )
 
 
+def check_engine(size: int) -> None:
+    """Raise DistBackendError when a group of so many ranks cannot be made here, before the other ranks are met."""
+    if size == 1:
+        return
+    try:
+        import procgroup.backends.native  # noqa: F401
+    except ImportError as error:
+        raise DistBackendError(
+            f"procgroup's native engine cannot be loaded ({error}), and a group of {size} ranks needs it. "
+            "Build and install the package: pip install ."
+        ) from error
+
+
 def create(
     config: BackendConfig,
     store: Store,
@@ -107,13 +120,9 @@ def create(
         from procgroup.backends.loopback import LoopbackBackend
 
         return LoopbackBackend(name=config.name, group_name=group_name, timeout=timeout)
-    try:
-        from procgroup.backends.native import NativeBackend
-    except ImportError as error:
-        raise DistBackendError(
-            f"procgroup's native engine cannot be loaded ({error}), and a group of {size} ranks needs it. "
-            "Build and install the package: pip install ."
-        ) from error
+    check_engine(size)
+    from procgroup.backends.native import NativeBackend
+
     # The verbs are the native engine's own methods, whose stub names no parameters.
     return cast(
         Backend,

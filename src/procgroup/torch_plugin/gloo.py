@@ -22,13 +22,14 @@ class InPlaceOfGloo(TorchProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         super().__init__(rank, size)
+        self._place = rank, size
         self._store = store
         self._timeout = timeout
         self.options = SimpleNamespace(global_ranks_in_group=[], group_name="")
 
     def _set_sequence_number_for_group(self) -> None:
         """Connect with the other ranks: torch calls this once, when it has filled in ``options``."""
-        rank, size = distributed_c10d.ProcessGroup.rank(self), distributed_c10d.ProcessGroup.size(self)
+        rank, size = self._place
         members = list(self.options.global_ranks_in_group) or list(range(size))
         group = make(self._store, rank, members, self.options.group_name, self._timeout)
         self.stand_for(group, self._store, name="gloo", members=members)

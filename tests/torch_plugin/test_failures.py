@@ -1,0 +1,227 @@
+"""What a PyTorch program on backend "procgroup" sees when ranks disagree, are late, or are lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import procgroup
+from world import Outcome, attempt, start
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+
+SIZE = 3
+
+
+def join(seconds: float = 30.0) -> Any:
+    import torch.distributed as dist
+
+    from procgroup import torch_plugin
+
+    torch_plugin.register()
+    dist.init_process_group("procgroup", timeout=timedelta(seconds=seconds))
+    return dist
+
+
+def seen(call: Any) -> dict[str, str]:
+    """Make a call that must fail; return what it raised and how long that took."""
+    started = time.monotonic()
+    try:
+        call()
+    except RuntimeError as error:
+        took = time.monotonic() - started
+        return {"kind": type(error).__name__, "text": str(error), "took": f"{took:.3f}"}
+    return {"kind": "nothing", "text": "", "took": ""}
+
+
+def disagree(rank: int, size: int) -> dict[str, dict[str, str]]:
+    import torch
+
+    dist = join()
+    from torch.distributed import _functional_collectives as functional
+
+    world = dist.group.WORLD
+    groups = [dist.new_group() for _ in range(3)]  # a group that failed stays failed
+    tensor = torch.ones(2 + rank)
+    found = {
+        "blocking": seen(lambda: dist.all_reduce(tensor)),
+        "asynchronous": seen(lambda: dist.all_reduce(tensor, group=groups[0], async_op=True).wait()),
+        "future": seen(lambda: dist.all_reduce(tensor, group=groups[1], async_op=True).get_future().wait()),
+        "functional": seen(lambda: functional.all_reduce(tensor, "sum", groups[2]) + 0),
+        "later": seen(lambda: dist.all_reduce(torch.ones(1))),
+    }
+    assert tensor.eq(1).all()
+    assert world.group.is_usable()
+    return found
+
+
+def test_a_mismatch_is_told_on_every_rank_whichever_way_the_call_was_made() -> None:
+    for outcome in attempt(disagree, SIZE, torch=True):
+        assert outcome.error is None, outcome.traceback
+        found = outcome.value
+        for way in ("blocking", "asynchronous", "functional"):
+            assert found[way]["kind"] == "CollectiveMismatch", (way, found[way])
+        assert found["future"]["kind"] == "RuntimeError"  # torch keeps the text of what a callback raised
+        for way in ("blocking", "asynchronous", "future", "functional"):
+            assert "the ranks made different calls" in found[way]["text"], (way, found[way])
+            assert all(f"all_reduce(SUM) of {count} float32" in found[way]["text"] for count in (2, 3, 4))
+        assert found["later"]["kind"] == "GroupBroken"
+
+
+def lose(rank: int, size: int, moment: str) -> dict[str, str]:
+    import torch
+
+    dist = join()
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 2)))
+
+    def step() -> None:
+        model(torch.ones(3, 300)).sum().backward()
+
+    step()
+    if rank == 1 and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and moment == "backward":
+        model.module[0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    return seen(step)
+
+
+@pytest.mark.parametrize("moment", ["before", "backward"])
+def test_stock_ddp_names_a_rank_that_is_killed(moment: str) -> None:
+    outcomes = attempt(lose, SIZE, args=(moment,), torch=True)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is None, outcome.traceback
+        assert "lost rank 1" in outcome.value["text"], outcome.value
+        assert "its process ended" in outcome.value["text"]
+        assert float(outcome.value["took"]) < 5.0
+
+
+def wait_in_vain(rank: int, size: int) -> dict[str, str]:
+    dist = join()
+    if rank == 1:
+        time.sleep(2.5)
+        return {}
+    import torch.distributed as torch_dist
+
+    options = torch_dist.BarrierOptions()
+    options.timeout = timedelta(seconds=1)
+    options.asyncOp = False
+    return seen(lambda: dist.group.WORLD.barrier(opts=options))
+
+
+def test_a_timeout_of_a_call_is_kept_and_names_who_is_late() -> None:
+    outcomes = attempt(wait_in_vain, SIZE, torch=True)
+    found = [outcomes[0].value, outcomes[2].value]
+    assert {entry["kind"] for entry in found} <= {"CollectiveTimeout", "PeerFailed"}
+    assert all("rank 1" in entry["text"] for entry in found)
+    assert all(float(entry["took"]) < 1.6 for entry in found)
+
+
+def never_come(rank: int, size: int) -> None:
+    if rank != 1:
+        join(2.0)
+
+
+def test_ranks_that_never_come_are_named_at_the_start() -> None:
+    import torch
+
+    outcomes = attempt(never_come, SIZE, torch=True)
+    for outcome in (outcomes[0], outcomes[2]):
+        assert isinstance(outcome.error, procgroup.RendezvousTimeout | torch.distributed.DistStoreError)
+        assert isinstance(outcome.error, RuntimeError)
+
+
+def come_late_to_a_group(rank: int, size: int) -> dict[str, str]:
+    dist = join(2.0)
+    if rank == 1:
+        time.sleep(3.0)
+        return {}
+    return seen(lambda: dist.new_group([0, 1], timeout=timedelta(seconds=1))) if rank == 0 else {}
+
+
+def test_a_member_that_does_not_come_to_a_new_group_is_named() -> None:
+    found = attempt(come_late_to_a_group, SIZE, torch=True)[0].value
+    assert found["kind"] == "CollectiveTimeout", found
+    assert "still waiting for rank 1" in found["text"]
+
+
+def end(rank: int, size: int, how: str) -> None:
+    import torch
+
+    dist = join()
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    if how == "wait":
+        work.wait()
+    if how == "fork" and os.fork() == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except procgroup.ForkedProcessError:
+            print("refused in the child", flush=True)
+        os._exit(0)
+    if how == "twice":
+        work.wait()
+        dist.destroy_process_group()
+        join()
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["wait", "in flight", "fork", "twice"])
+def test_a_program_that_ends_without_destroying_the_group_ends_in_silence(how: str) -> None:
+    for outcome in attempt(end, SIZE, args=(how,), torch=True):
+        assert outcome.ok, outcome.traceback
+        assert outcome.output == ("refused in the child\n" if how == "fork" else "")
+
+
+def hang(rank: int, size: int) -> None:
+    import torch
+
+    dist = join()
+    print("ready", flush=True)
+    if rank != 1:
+        dist.all_reduce(torch.ones(1))
+    else:
+        time.sleep(60)
+
+
+def test_ctrl_c_ends_a_blocking_call() -> None:
+    with start(hang, SIZE, torch=True) as world:
+        for rank in range(SIZE):
+            world.wait_for_output(rank, "ready")
+        time.sleep(0.3)
+        moment = time.monotonic()
+        world.kill(0, signal.SIGINT)
+        while world.is_alive(0):
+            assert time.monotonic() - moment < 3.0
+            time.sleep(0.02)
+        world.kill(1)
+        outcomes: list[Outcome] = world.wait(timeout=10)
+    assert isinstance(outcomes[0].error, KeyboardInterrupt)
+    assert isinstance(outcomes[2].error, procgroup.DistError)
+
+
+def abort(rank: int, size: int) -> dict[str, str]:
+    import torch
+
+    dist = join()
+    if rank == 1:
+        time.sleep(0.5)
+        dist.group.WORLD.abort()
+        dist.group.WORLD.abort()
+        return {}
+    return seen(lambda: dist.all_reduce(torch.ones(1)))
+
+
+def test_abort_on_one_rank_ends_the_calls_of_the_others() -> None:
+    outcomes = attempt(abort, SIZE, torch=True)
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is None, outcome.traceback
+        assert "rank 1" in outcome.value["text"]
+        assert float(outcome.value["took"]) < 3.0

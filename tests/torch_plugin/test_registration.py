@@ -1,0 +1,138 @@
+"""How PyTorch learns of procgroup: the entry point, what it costs, and that it never breaks ``import torch``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+import procgroup
+from world import run_command
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+
+BREAK_THE_ENGINE = "import sys\nsys.modules['procgroup._native'] = None\n"
+BREAK_ALL = "import sys\nsys.modules['procgroup.environ'] = None\n"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH in which procgroup is installed as far as entry points go."""
+    facts = tmp_path / "procgroup_entry-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: procgroup-entry\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[torch.backends]\nprocgroup = procgroup.torch_plugin:register\n")
+    return tmp_path
+
+
+def run_program(installed: Path, source: str, **variables: str) -> CompletedProcess[str]:
+    package = str(Path(procgroup.__file__).parent.parent)
+    paths = [str(installed), package, os.environ.get("PYTHONPATH", "")]
+    environment = {"PYTHONPATH": os.pathsep.join(path for path in paths if path), **variables}
+    (installed / "program.py").write_text(source)
+    return run_command([sys.executable, str(installed / "program.py")], environment=environment, timeout=60)
+
+
+USE = """
+import torch, torch.distributed as dist
+dist.init_process_group({backend!r}, store=dist.HashStore(), rank=0, world_size=1)
+total = torch.ones(2)
+dist.all_reduce(total)
+print(dist.get_backend(), type(dist.group.WORLD).__module__, total.tolist())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("backend", ["procgroup", "cpu:procgroup", "cpu:procgroup,cuda:nccl"])
+def test_import_torch_alone_makes_the_backend_known(installed: Path, backend: str) -> None:
+    done = run_program(installed, USE.format(backend=backend))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "procgroup.torch_plugin" in done.stdout
+    assert "[1.0, 1.0]" in done.stdout
+
+
+def test_import_torch_loads_no_engine_and_no_group(installed: Path) -> None:
+    source = "import torch, sys; print([name for name in sys.modules if name.startswith('procgroup')])"
+    done = run_program(installed, source)
+    assert done.stderr == ""
+    assert eval(done.stdout) == ["procgroup", "procgroup.torch_plugin", "procgroup.environ"]
+
+
+def test_a_broken_native_module_breaks_the_group_only(installed: Path) -> None:
+    (installed / "sitecustomize.py").write_text(BREAK_THE_ENGINE)
+    source = """
+import torch, torch.distributed as dist
+print("imported")
+dist.init_process_group("procgroup", store=dist.HashStore(), rank=0, world_size=2)
+"""
+    done = run_program(installed, source)
+    assert done.stdout == "imported\n"
+    assert "procgroup's native engine cannot be loaded" in done.stderr or "_native" in done.stderr
+
+
+def test_whatever_else_is_broken_is_a_warning(installed: Path) -> None:
+    (installed / "sitecustomize.py").write_text(BREAK_ALL)
+    done = run_program(installed, "import torch; print(torch.ones(1).item())")
+    assert done.stdout == "1.0\n"
+    assert "RuntimeWarning: procgroup could not register with torch.distributed" in done.stderr
+
+
+def test_an_unusable_variable_is_a_warning(installed: Path) -> None:
+    done = run_program(installed, "import torch; print(torch.ones(1).item())", PROCGROUP_REPLACE_GLOO="perhaps")
+    assert done.stdout == "1.0\n"
+    assert "PROCGROUP_REPLACE_GLOO='perhaps'" in done.stderr
+
+
+def test_replace_gloo_puts_procgroup_in_gloo_s_place(installed: Path) -> None:
+    done = run_program(installed, USE.format(backend="gloo"), PROCGROUP_REPLACE_GLOO="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "gloo procgroup.torch_plugin.gloo [1.0, 1.0]\n"
+    done = run_program(installed, USE.format(backend="gloo"))
+    assert "procgroup" not in done.stdout
+
+
+UNCHANGED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+pair = dist.new_group([0, 1])
+total = torch.ones(1)
+dist.all_reduce(total, group=pair)
+dist.monitored_barrier()
+print(dist.get_backend(), type(pair).__name__, total.item())
+dist.destroy_process_group()
+"""
+
+
+def test_procgroup_run_replace_gloo_runs_an_unchanged_program(installed: Path) -> None:
+    (installed / "unchanged.py").write_text(UNCHANGED)
+    launch = f"""
+import sys
+from procgroup.__main__ import main
+sys.exit(main(["run", "--nproc-per-node", "2", "--replace-gloo", {str(installed / "unchanged.py")!r}]))
+"""
+    done = run_program(installed, launch)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("gloo InPlaceOfGloo 2.0") == 2
+
+
+def test_other_devices_keep_the_backend_that_was_named_for_them(installed: Path) -> None:
+    source = """
+import torch, torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+dist.init_process_group("cpu:procgroup,meta:fake", store=dist.HashStore(), rank=0, world_size=1)
+world = dist.group.WORLD
+print(sorted(device.type for device in world._device_types))
+dist.all_reduce(torch.ones(3, device="meta"))
+print(type(world._get_backend(torch.device("meta"))).__name__, world._get_backend(torch.device("cpu")) is world)
+total = torch.ones(2)
+dist.all_reduce(total)
+print(total.tolist())
+dist.destroy_process_group()
+"""
+    done = run_program(installed, source)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['cpu', 'meta']", "FakeProcessGroup True", "[1.0, 1.0]"]
