@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piece:
-    """One gradient: its size, and its dtype's name. Gradients of different dtypes never share a bucket."""
+    """One gradient: its size, and its kind, such as its dtype. Gradients of different kinds never share a bucket."""
 
     nbytes: int
-    dtype: str
+    kind: str
     alone: bool = False
     """Whether it has a bucket for itself."""
 
@@ -30,11 +30,11 @@ def plan_buckets(pieces: Sequence[Piece], order: Sequence[int], limits: Sequence
         if piece.alone:
             closed.append([place])
             continue
-        growing.setdefault(piece.dtype, []).append(place)
-        sizes[piece.dtype] = sizes.get(piece.dtype, 0) + piece.nbytes
-        if sizes[piece.dtype] >= limits[min(len(closed), len(limits) - 1)]:
-            closed.append(growing.pop(piece.dtype))
-            del sizes[piece.dtype]
+        growing.setdefault(piece.kind, []).append(place)
+        sizes[piece.kind] = sizes.get(piece.kind, 0) + piece.nbytes
+        if sizes[piece.kind] >= limits[min(len(closed), len(limits) - 1)]:
+            closed.append(growing.pop(piece.kind))
+            del sizes[piece.kind]
     rank_in_order = {place: number for number, place in enumerate(order)}
     closed += growing.values()
     return sorted(closed, key=lambda bucket: rank_in_order[bucket[-1]])

@@ -24,12 +24,14 @@ AT_END = -1
 class Place:
     """One parameter, and where its gradient goes."""
 
-    __slots__ = ("arrivals", "awaited", "bucket", "index", "is_dense", "name", "parameter", "shape", "view")
+    __slots__ = ("arrivals", "awaited", "bucket", "dtype", "index", "is_dense", "name", "parameter", "shape", "view")
 
-    def __init__(self, index: int, name: str, parameter: Any) -> None:
+    def __init__(self, index: int, name: str, parameter: Any, dtype: Any) -> None:
         self.index = index
         self.name = name
         self.parameter = parameter
+        # In which the gradient is averaged.
+        self.dtype = dtype
         self.shape = tuple(parameter.shape)
         self.is_dense = _fills_its_memory(parameter)
         self.bucket: Bucket | None = None
@@ -41,6 +43,11 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.name} {self.shape}"
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the gradient has in its bucket."""
+        return int(self.parameter.numel() * self.dtype.itemsize)
 
     def flat(self, tensor: Any) -> Any:
         """Return a tensor of the parameter's layout as one dimension, in the order of memory."""
@@ -121,18 +128,16 @@ class Bucket:
 class PackedBucket(Bucket):
     """Gradients one after the other in one memory, in which they live."""
 
-    def __init__(self, index: int, places: Sequence[Place], memory: Any, offset: int, dtype: Any) -> None:
+    def __init__(self, index: int, places: Sequence[Place], memory: Any, offset: int) -> None:
         super().__init__(index, places)
-        self.nbytes = sum(place.parameter.numel() for place in places) * dtype.itemsize
-        self.buffer = _tensor_over(memory, offset, self.nbytes // dtype.itemsize, dtype)
-        self._dtype = dtype
+        count = sum(place.parameter.numel() for place in places)
+        self.buffer = _tensor_over(memory, offset, count, self.places[0].dtype)
         self._has_views = False
         for place in self.places:
-            count = place.parameter.numel()
             # Each is a tensor of its own rather than a view: whoever saves one does not save them all.
-            place.view = place.shaped(_tensor_over(memory, offset, count, dtype))
+            place.view = place.shaped(_tensor_over(memory, offset, place.parameter.numel(), place.dtype))
             place.bucket = self
-            offset += count * dtype.itemsize
+            offset += place.nbytes
 
     def take(self, place: Place, gradient: Any) -> None:
         if gradient is place.view:  # accumulated in place
@@ -165,7 +170,7 @@ class PackedBucket(Bucket):
 
     def give(self, place: Place) -> None:
         parameter = place.parameter
-        parameter.grad = place.view if parameter.dtype is self._dtype else place.view.to(parameter.dtype)
+        parameter.grad = place.view if parameter.dtype is place.dtype else place.view.to(parameter.dtype)
 
 
 class SingleBucket(Bucket):
@@ -218,14 +223,10 @@ def make_buckets(
     places: Sequence[Place],
     plan: Sequence[Sequence[int]],
     alone: Sequence[bool],
-    dtypes: Sequence[Any],
     memory: GradientMemory | None,
 ) -> tuple[list[Bucket], GradientMemory]:
     """Make the buckets of a plan, in the memory of an earlier one where that is large enough."""
-    sizes = [
-        0 if alone[bucket[0]] else sum(places[place].parameter.numel() for place in bucket) * dtypes[bucket[0]].itemsize
-        for bucket in plan
-    ]
+    sizes = [0 if alone[bucket[0]] else sum(places[place].nbytes for place in bucket) for bucket in plan]
     rounded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
     if memory is None or memory.nbytes < sum(rounded):
         # Room for any other division too: each bucket loses less than the alignment.
@@ -237,7 +238,7 @@ def make_buckets(
         if alone[bucket[0]]:
             buckets.append(SingleBucket(index, chosen[0]))
         else:
-            buckets.append(PackedBucket(index, chosen, memory.memory, offset, dtypes[bucket[0]]))
+            buckets.append(PackedBucket(index, chosen, memory.memory, offset))
         offset += nbytes
     return buckets, memory
 

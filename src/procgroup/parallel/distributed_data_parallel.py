@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from procgroup.api import default
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.join import Join
+from procgroup.parallel.mixed_precision import MixedPrecision
 from procgroup.parallel.model_check import broadcast_tensors, require_same_model
 from procgroup.parallel.module_buffers import ModuleBuffers
 from procgroup.parallel.output_tensors import find_tensors
@@ -22,11 +25,12 @@ from procgroup.parallel.wrapping import (
     bucket_limits,
     buffer_choices,
     choose_group,
+    delayed_names,
     require_wrappable,
     warn_of_check_reduction,
 )
 
-_NOT_COPIED = ("process_group", "_reducer", "_buffers_of_module", "_finalizer")
+_NOT_COPIED = ("process_group", "_reducer", "_buffers_of_module", "_finalizer", "_precision", "_join")
 
 
 class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
@@ -67,7 +71,9 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self.process_group = choose_group(process_group, device_mesh)
         self.parameters_to_ignore = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = self._named(module)
-        require_wrappable(module, named, (), device_ids, output_device)
+        require_wrappable(module, named, device_ids, output_device)
+        self._join: Join | None = None
+        self._delayed = delayed_names(delay_all_reduce_named_params, param_to_hook_all_reduce, module)
         if check_reduction:
             warn_of_check_reduction()
         self.forward_sync_buffers, init_sync_buffers = buffer_choices(broadcast_buffers, forward_sync_buffers)
@@ -77,6 +83,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.mixed_precision = mixed_precision
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self._limits = bucket_limits(bucket_cap_mb, bucket_cap_mb_list)
@@ -93,9 +101,11 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         is_recording = torch.is_grad_enabled()
         if is_recording:
             self._reducer.prepare()
-        if self.will_sync_module_buffers():
-            self._buffers_of_module.broadcast(0)
-        output = self.module(*inputs, **kwargs)
+        copies_buffers = self.will_sync_module_buffers()
+        root = 0 if self._join is None else self._join.announce_forward(copies_buffers)
+        if copies_buffers:
+            self._buffers_of_module.broadcast(root)
+        output = self.module(*inputs, **kwargs) if self._precision is None else self._precision.call(inputs, kwargs)
         is_round = is_recording and self.require_backward_grad_sync
         self.require_forward_param_sync = is_round
         if is_recording:
@@ -111,6 +121,32 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[Any]:
+        """Return a context in which ranks may have different numbers of inputs. All ranks enter it.
+
+        A rank that leaves it answers the others, with zero gradients, until all have left; then all have the model of
+        one that came last. Gradients are divided by the number of all ranks or, without
+        ``divide_by_initial_world_size``, of those that still have inputs. With ``throw_on_early_termination`` all
+        ranks raise InputsExhausted at the step at which the first has none. Optimizers of ranks that have left take no
+        step.
+        """
+        if not enable:
+            return nullcontext()
+        return Join(
+            self.process_group,
+            self._reducer,
+            self._buffers_of_module if self.forward_sync_buffers else None,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+            throw_on_early_termination=throw_on_early_termination,
+            enter=self._set_join,
+            end=self._copy_from,
+        )
 
     def register_comm_hook(self, state: object, hook: Callable[[Any, GradBucket], Any]) -> None:
         """Have ``hook(state, bucket)`` average each bucket, once it is complete, in place of all_reduce.
@@ -136,6 +172,16 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         """Name parameters and buffers that a DistributedDataParallel made of ``module`` later leaves alone."""
         module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
 
+    def _set_join(self, join: Join | None) -> None:
+        if join is not None and self._join is not None:
+            raise RuntimeError("This model is inside of join() already; leave it before you enter another.")
+        self._join = join
+
+    def _copy_from(self, root: int) -> None:
+        """Copy the parameters and buffers of a rank to all."""
+        buffers = self._buffers_of_module.tensors() if self.forward_sync_buffers else []
+        broadcast_tensors(self.process_group, [tensor for _, tensor in self._named(self.module)] + buffers, root)
+
     def _named(self, module: Any) -> list[tuple[str, Any]]:
         """Return the parameters that are looked after, each once."""
         return [named for named in module.named_parameters() if named[0] not in self.parameters_to_ignore]
@@ -143,12 +189,17 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     def _attach(self) -> None:
         """Watch the parameters of the module."""
         self._buffers_of_module = ModuleBuffers(self.module, self.process_group, self.parameters_to_ignore)
+        chosen = self.mixed_precision
+        self._precision = MixedPrecision(chosen, self.module, self.parameters_to_ignore) if chosen else None
         self._reducer = Reducer(
             self.process_group,
             [named for named in self._named(self.module) if named[1].requires_grad],
             limits=self._limits,
             sparse=sparse_parameters(self.module),
+            delayed=self._delayed,
             static_graph=self.static_graph,
+            leaves_out_unused=self.skip_all_reduce_unused_params,
+            gradient_dtype=self._precision.gradient_dtype if self._precision else attrgetter("dtype"),
         )
         if self._communication_hook is not None:
             self._reducer.set_hook(*self._communication_hook)
@@ -177,6 +228,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.process_group = default.current()
+        self._join = None
         self._attach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
@@ -185,5 +237,6 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
         torch.nn.Module.__setstate__(made, copy.deepcopy(state, memo))
         made.process_group = self.process_group
+        made._join = None
         made._attach()
         return made

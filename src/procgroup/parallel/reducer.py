@@ -17,6 +17,7 @@ left of the round and says in the agreement that it failed; so all drop the roun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -49,23 +50,37 @@ class Reducer:
         *,
         limits: Sequence[int],
         sparse: frozenset[str] = frozenset(),
+        delayed: frozenset[str] = frozenset(),
         static_graph: bool = False,
+        leaves_out_unused: bool = False,
+        gradient_dtype: Callable[[Any], Any] = lambda parameter: parameter.dtype,
     ) -> None:
+        """``delayed`` parameters are averaged after all others. ``leaves_out_unused``: those that no rank uses in the
+        first round have no place in a bucket. ``gradient_dtype`` tells in which dtype a gradient is averaged."""
         self._group = group
         self._limits = limits
-        self._places = [Place(index, *named) for index, named in enumerate(named_parameters)]
+        self._places = [
+            Place(index, name, parameter, gradient_dtype(parameter))
+            for index, (name, parameter) in enumerate(named_parameters)
+        ]
         self._sparse = [place for place in self._places if place.name in sparse]
+        self._delayed = frozenset(place.index for place in self._places if place.name in delayed)
+        self._leaves_out_unused = leaves_out_unused
+        self._left_out: list[Place] = []
         self._agreement = Agreement(group, len(self._places))
         self._end = BackwardEnd()
         self._memory: GradientMemory | None = None
         self._hook: tuple[Any, Hook] | None = None
         self._static_uses: list[int] | None = [] if static_graph else None
         self.op: AnyReduceOp = ReduceOp.AVG
+        # Called before the first bucket of a round is issued.
+        self.announce: Callable[[], None] | None = None
         # Whether a backward that no output has announced is a round.
         self.expects_round = False
         self._is_round = False
         # Whether a gradient has arrived, or a bucket was issued, in this round.
         self._is_open = False
+        self._is_announced = False
         self._next = 0
         # The order of arrival in the first round, which all ranks take from rank 0; None once it is in use.
         self._arrived: list[int] | None = []
@@ -91,18 +106,28 @@ class Reducer:
         if self._end.is_awaited() or is_inside_backward():
             return
         self._recover()
-        if self._new_order is not None:
-            self._rebuild()
+        self._rebuild()
 
     def begin(self, is_round: bool) -> None:
         """Begin a backward, which is a round or none. Called inside of it, before any gradient arrives."""
         if self._end.is_awaited():
             return
         self._recover()
-        if self._new_order is not None:
-            self._rebuild()
+        self._rebuild()
         self._is_round = is_round
         self._end.ask(self._on_end)
+
+    def answer(self) -> None:
+        """Take part, with zeros, in a round of the ranks that still have inputs."""
+        self.prepare()
+        for place in self._places:
+            place.parameter.grad = None
+        self._agreement.forget()
+        self._is_announced = True
+        with suppress(BackwardFailed):
+            self._finish(is_answer=True)
+        for place in self._places:
+            place.parameter.grad = None
 
     def _on_gradient(self, place: Place, parameter: Any) -> None:
         if not self._end.is_awaited():
@@ -120,7 +145,7 @@ class Reducer:
                 "create_graph=True), and call backward() without it on what you compute from that."
             )
         bucket = place.bucket
-        if bucket is None:  # sparse: averaged at the end
+        if bucket is None:  # sparse or left out: averaged at the end
             place.arrivals += 1
             return
         if bucket.is_issued:
@@ -136,12 +161,19 @@ class Reducer:
             while self._next < len(self._buckets) and not self._buckets[self._next].missing:
                 self._issue(self._buckets[self._next])
 
+    def _open(self) -> None:
+        self._is_open = True
+        if self.announce is not None and not self._is_announced:
+            self._is_announced = True
+            self.announce()
+
     def _issue(self, bucket: Bucket) -> None:
+        self._open()
         for place in bucket.places:
             if not place.arrivals:
                 bucket.fill(place)
         bucket.close()
-        bucket.is_issued = self._is_open = True
+        bucket.is_issued = True
         self._next += 1
         if self._hook is None:
             bucket.pending = self._group.all_reduce(bucket.buffer, self.op, True)
@@ -160,21 +192,26 @@ class Reducer:
             self._agreement.mark_failed()
             self._finish()
 
-    def _finish(self) -> None:
+    def _finish(self, is_answer: bool = False) -> None:
         try:
+            self._open()
             for bucket in self._buckets[self._next :]:
                 self._issue(bucket)
             for bucket in self._buckets:
                 self._await(bucket)
-            self._check_static_graph()
+            if not is_answer:
+                self._check_static_graph()
+            for place in self._left_out:
+                if self._agreement.flags[place.index]:
+                    self._agreement.mark_late(place.index)
             self._agreement.settle()
             self._conclude()
         finally:
-            self._is_open = False
+            self._is_open = self._is_announced = False
             self._next = 0
             for bucket in self._buckets:
                 bucket.reset()
-            for place in self._sparse:
+            for place in [*self._sparse, *self._left_out]:
                 place.arrivals = 0
 
     def _await(self, bucket: Bucket) -> None:
@@ -207,13 +244,14 @@ class Reducer:
 
     def _add_late(self, place: Place) -> None:
         """Average what came after its bucket was issued, on any rank, and add it."""
-        bucket = place.bucket
-        assert bucket is not None
         gradient = place.parameter.grad
         late = place.new().zero_() if gradient is None else place.new().copy_(gradient)
         self._group.all_reduce(place.flat(late), self.op)
-        bucket.add(place, late)
-        place.awaited = AT_END
+        if place.bucket is None:
+            place.parameter.grad = late
+        else:
+            place.bucket.add(place, late)
+            place.awaited = AT_END
 
     def _learn(self) -> None:
         """Take over the order in which gradients have arrived on rank 0, for the next round."""
@@ -221,16 +259,23 @@ class Reducer:
             self._static_uses = [place.arrivals for place in self._places]
         if self._arrived is None:
             return
-        arrived = set(self._arrived)
-        dense = [place.index for place in self._places if place.bucket is not None]
-        order = torch.tensor(self._arrived + [index for index in dense if index not in arrived], dtype=torch.int64)
-        self._group.broadcast(order, 0)
+        # What has not arrived on rank 0 comes last, in any order that is the same everywhere.
+        rank_in_order = torch.full((len(self._places),), len(self._places), dtype=torch.int64)
+        rank_in_order[torch.tensor(self._arrived, dtype=torch.int64)] = torch.arange(len(self._arrived))
+        self._group.broadcast(rank_in_order, 0)
         self._arrived = None
-        self._new_order = order.tolist()
+        dense = [place for place in self._places if place.bucket is not None]
+        if self._leaves_out_unused:
+            self._left_out = [place for place in dense if not self._agreement.is_used(place.index)]
+            for place in self._left_out:
+                place.bucket = place.view = None
+        kept = [place.index for place in dense if place.bucket is not None]
+        self._new_order = sorted(kept, key=rank_in_order.tolist().__getitem__)
 
     def _rebuild(self) -> None:
         order, self._new_order = self._new_order, None
-        assert order is not None
+        if order is None:
+            return
         for place in self._places:
             if place.view is not None and place.parameter.grad is place.view:
                 place.parameter.grad = place.view.clone()  # the memory is divided anew
@@ -239,12 +284,13 @@ class Reducer:
         self._make_buckets(order)
 
     def _make_buckets(self, order: Sequence[int]) -> None:
-        dtypes = [place.parameter.dtype for place in self._places]
-        sizes = [place.parameter.numel() * place.parameter.element_size() for place in self._places]
-        alone = [size >= SINGLE_BYTES for size in sizes]
-        pieces = [Piece(size, str(dtype), one) for size, dtype, one in zip(sizes, dtypes, alone, strict=True)]
-        plan = plan_buckets(pieces, order, self._limits)
-        self._buckets, self._memory = make_buckets(self._group, self._places, plan, alone, dtypes, self._memory)
+        alone = [place.nbytes >= SINGLE_BYTES and place.dtype is place.parameter.dtype for place in self._places]
+        pieces = [
+            Piece(place.nbytes, f"{place.dtype}{' delayed' if place.index in self._delayed else ''}", one)
+            for place, one in zip(self._places, alone, strict=True)
+        ]
+        plan = plan_buckets(pieces, sorted(order, key=self._delayed.__contains__), self._limits)
+        self._buckets, self._memory = make_buckets(self._group, self._places, plan, alone, self._memory)
 
     def _check_static_graph(self) -> None:
         for place, uses in zip(self._places, self._static_uses or (), strict=False):

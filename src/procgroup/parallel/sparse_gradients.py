@@ -39,7 +39,7 @@ def _rows(parameter: Any) -> Any:
     gradient = parameter.grad
     if gradient is None:
         no_indices = torch.empty((1, 0), dtype=torch.int64)
-        gradient = torch.sparse_coo_tensor(no_indices, parameter.detach()[:0], parameter.shape)
+        gradient = torch.sparse_coo_tensor(no_indices, parameter.detach()[:0], parameter.shape, check_invariants=False)
     elif not gradient.is_sparse:
         gradient = gradient.to_sparse(1)
     return gradient.coalesce()

@@ -59,6 +59,29 @@ class GraphChanged(DistError):
         )
 
 
+class InputsExhausted(DistError):
+    """In join(throw_on_early_termination=True), ``ranks`` have no more inputs; all ranks raise it at the same step."""
+
+    def __init__(self, *, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(
+            "Detected at least one rank that exhausted inputs. Throwing across all ranks. "
+            f"The inputs of {name_ranks(ranks)} are at their end; every rank stops at this step."
+        )
+
+
+class RanksApart(DistError):
+    """In join(), ranks do not call the model in the same way. ``places`` maps ranks to where they are."""
+
+    def __init__(self, *, places: Mapping[int, str]) -> None:
+        self.places = dict(places)
+        super().__init__(
+            "DistributedDataParallel: the ranks do not call the model in the same way ("
+            + ", ".join(f"rank {rank} is {place}" for rank, place in sorted(self.places.items()))
+            + "). Let each rank that has inputs make the same forwards and backwards."
+        )
+
+
 def name_ranks(ranks: Sequence[int]) -> str:
     """Return "rank 1" or "ranks 1, 2"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

@@ -39,11 +39,7 @@ def choose_group(process_group: Any, device_mesh: Any) -> ProcessGroup:
 
 
 def require_wrappable(
-    module: Any,
-    named_parameters: Sequence[tuple[str, Any]],
-    delayed: Sequence[Any],
-    device_ids: Any,
-    output_device: Any,
+    module: Any, named_parameters: Sequence[tuple[str, Any]], device_ids: Any, output_device: Any
 ) -> None:
     """Raise, as torch does, for a module that has nothing to average, or whose gradients cannot be averaged."""
     lazy = torch.nn.parameter.UninitializedParameter
@@ -52,7 +48,7 @@ def require_wrappable(
             "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
             "Run a dummy forward pass to correctly initialize the modules"
         )
-    if not any(parameter.requires_grad for parameter in [*dict(named_parameters).values(), *delayed]):
+    if not any(parameter.requires_grad for _, parameter in named_parameters):
         raise RuntimeError(
             "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
         )
@@ -69,6 +65,23 @@ def require_wrappable(
         )
     if any(isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules()):
         raise ValueError("SyncBatchNorm layers only work with GPU modules")
+
+
+def delayed_names(named_parameters: Any, trigger: Any, module: Any) -> frozenset[str]:
+    """Return the names in ``delay_all_reduce_named_params``.
+
+    Raises ValueError when it is given without ``param_to_hook_all_reduce`` or the other way round, and for parameters
+    that are not the module's.
+    """
+    if (named_parameters is None) != (trigger is None):
+        raise ValueError("delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time.")
+    if named_parameters is None:
+        return frozenset()
+    known = dict(module.named_parameters(remove_duplicate=False))
+    foreign = [name for name, parameter in named_parameters if known.get(name) is not parameter]
+    if foreign or not any(parameter is trigger for parameter in known.values()):
+        raise ValueError(f"Expected parameters of the module to be delayed; these are not: {foreign or trigger.shape}.")
+    return frozenset(name for name, _ in named_parameters)
 
 
 def bucket_limits(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int]:

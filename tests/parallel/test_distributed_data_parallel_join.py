@@ -1,0 +1,283 @@
+"""Uneven inputs, delayed and left-out parameters, narrower dtypes. Ranks are threads."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import procgroup as dist
+from procgroup.testing import RanksFailed, run_ranks
+
+torch = pytest.importorskip("torch")
+
+from parallel import models  # noqa: E402 - it needs torch
+from parallel.models import assert_same_gradients, batch, loss_of, mean_of_ranks, part, wrap  # noqa: E402
+from torch import nn  # noqa: E402
+
+from procgroup.parallel import DistributedDataParallel  # noqa: E402
+from procgroup.parallel.training_errors import InputsExhausted, RanksApart  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COUNTS = (7, 5, 6)
+SIZE = len(COUNTS)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def optimizer_of(model: nn.Module) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("by_all", [True, False], ids=["divided by all", "divided by those that train"])
+@pytest.mark.parametrize("cap", [0.00001, 25])
+def test_uneven_inputs_train_to_the_end_as_one_process_would(by_all: bool, cap: float) -> None:
+    def play() -> None:
+        ours, alone = wrap(models.perceptron, bucket_cap_mb=cap)
+        rank = dist.get_rank()
+        mine, other = optimizer_of(ours), optimizer_of(alone)
+        with ours.join(divide_by_initial_world_size=by_all):
+            for step in range(max(COUNTS)):
+                active = [rank for rank in range(SIZE) if step < COUNTS[rank]]
+                whole = batch(step)
+                other.zero_grad()
+                for each in active:
+                    (loss_of(alone(part(whole, each))) / (SIZE if by_all else len(active))).backward()
+                other.step()
+                if rank in active:
+                    mine.zero_grad()
+                    loss_of(ours(part(whole))).backward()
+                    assert_same_gradients(ours, alone, step)
+                    mine.step()
+        for one, another in zip(ours.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(one, another)
+        # And all go on together.
+        whole = batch(9)
+        for model, inputs in ((ours, part(whole)), (alone, whole)):
+            model.zero_grad()
+            loss_of(model(inputs)).backward()
+        assert_same_gradients(ours, alone, "after join")
+
+    run_ranks(play, SIZE)
+
+
+@pytest.mark.parametrize("counts", [(0, 2, 1), (1, 1, 1), (3, 0, 0), (2, 1, 0)])
+def test_buffers_and_rounds_are_answered_whoever_joins_first(counts: tuple[int, ...]) -> None:
+    def play() -> list[float]:
+        ours, _ = wrap(models.Normed)
+        optimizer = optimizer_of(ours)
+        with ours.join():
+            for step in range(counts[dist.get_rank()]):
+                optimizer.zero_grad()
+                with ours.no_sync():
+                    loss_of(ours(part(batch(step)))).backward()
+                loss = loss_of(ours(part(batch(step)))) + loss_of(ours(part(batch(step + 1))))
+                loss.backward()
+                optimizer.step()
+        return [value.sum().item() for value in ours.state_dict().values()]
+
+    first, *others = run_ranks(play, SIZE)
+    for other in others:
+        assert other == first
+
+
+def test_unused_and_sparse_parameters_and_hooks_are_answered_too() -> None:
+    class Words(models.Branches):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(9, models.WIDTH, sparse=True)
+
+        def forward(self, tokens: Any, branch: int) -> Any:
+            return super().forward(self.words(tokens), branch)
+
+    def play() -> None:
+        ours, alone = wrap(Words)
+        tokens = [torch.tensor([rank, 3, 8]) for rank in range(SIZE)]
+        with ours.join():
+            for step in range(COUNTS[dist.get_rank()]):
+                active = [rank for rank in range(SIZE) if step < COUNTS[rank]]
+                for model in (ours, alone):
+                    model.zero_grad()
+                for each in active:
+                    (loss_of(alone(tokens[each], (each + step) % 3)) / SIZE).backward()
+                loss_of(ours(tokens[dist.get_rank()], (dist.get_rank() + step) % 3)).backward()
+                assert_same_gradients(ours, alone, step)
+
+    run_ranks(play, SIZE)
+
+
+@pytest.mark.parametrize("build", [models.perceptron, models.Normed])
+def test_all_ranks_can_stop_at_the_same_step(build: Any) -> None:
+    def play() -> int:
+        ours, _ = wrap(build)
+        done = 0
+        with (
+            pytest.raises(InputsExhausted, match="exhausted inputs") as caught,
+            ours.join(throw_on_early_termination=True),
+        ):
+            for step in range(COUNTS[dist.get_rank()]):
+                loss_of(ours(part(batch(step)))).backward()
+                done += 1
+        assert caught.value.ranks == (1,)
+        loss_of(ours(part(batch(0)))).backward()  # the group and the model can be used
+        return done
+
+    assert run_ranks(play, SIZE) == [5, 5, 5]
+
+
+def test_even_inputs_stop_nobody() -> None:
+    def play() -> None:
+        ours, _ = wrap(models.perceptron)
+        with ours.join(throw_on_early_termination=True):
+            for step in range(3):
+                loss_of(ours(part(batch(step)))).backward()
+        with ours.join(enable=False):
+            loss_of(ours(part(batch(0)))).backward()
+
+    run_ranks(play, 2)
+
+
+def test_ranks_that_go_apart_inside_of_join_are_named() -> None:
+    def play() -> None:
+        ours, _ = wrap(models.Normed)
+        with pytest.raises(RanksApart, match=r"rank 0 is in a forward.*rank 1 is in a backward") as caught, ours.join():
+            loss = loss_of(ours(part(batch(0))))
+            if dist.get_rank() == 0:
+                ours(part(batch(1)))
+            loss.backward()
+        assert sorted(caught.value.places) == [0, 1]
+
+    run_ranks(play, 2)
+
+
+def test_join_inside_of_join_is_refused() -> None:
+    def play() -> None:
+        ours, _ = wrap(models.perceptron)
+        with ours.join(), pytest.raises(RuntimeError, match="inside of join"), ours.join():
+            pass
+
+    run_ranks(play, 1)
+
+
+def test_an_error_inside_of_join_is_raised_at_once() -> None:
+    def play() -> None:
+        ours, _ = wrap(models.perceptron)
+        with ours.join():
+            if dist.get_rank() == 1:
+                raise LookupError("a mistake")
+            for step in range(3):
+                loss_of(ours(part(batch(step)))).backward()
+
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(play, 2)
+    assert isinstance(caught.value.errors[1], LookupError) and isinstance(caught.value.errors[0], dist.PeerLost)
+
+
+def test_delayed_parameters_come_last() -> None:
+    def play() -> None:
+        model = models.make(models.perceptron)
+        alone = copy.deepcopy(model)
+        delayed = [(name, parameter) for name, parameter in model.named_parameters() if name.startswith("4.")]
+        ours = DistributedDataParallel(
+            model,
+            delay_all_reduce_named_params=delayed,
+            param_to_hook_all_reduce=model[0].weight,
+            bucket_cap_mb=0.00001,
+        )
+        for step in range(3):
+            for each, inputs in ((ours, part(batch(step))), (alone, batch(step))):
+                each.zero_grad()
+                loss_of(each(inputs)).backward()
+            assert_same_gradients(ours, alone, step)
+            names = [place.name for bucket in ours._reducer._buckets for place in bucket.places]
+            assert sorted(names[-2:]) == ["4.bias", "4.weight"]
+
+    run_ranks(play, 2)
+
+
+def test_delayed_parameters_are_checked() -> None:
+    def play() -> None:
+        model = models.make(models.perceptron)
+        foreign = nn.Parameter(torch.ones(2))
+        for options in (
+            {"delay_all_reduce_named_params": [("0.weight", model[0].weight)]},
+            {"param_to_hook_all_reduce": model[0].weight},
+            {"delay_all_reduce_named_params": [("0.weight", foreign)], "param_to_hook_all_reduce": model[0].weight},
+            {"delay_all_reduce_named_params": [], "param_to_hook_all_reduce": foreign},
+        ):
+            with pytest.raises(ValueError, match="delay"):
+                DistributedDataParallel(model, **options)
+
+    run_ranks(play, 1)
+
+
+def test_what_no_rank_uses_first_can_be_left_out_and_is_averaged_when_it_is_used() -> None:
+    def play() -> None:
+        ours, alone = wrap(models.Branches, skip_all_reduce_unused_params=True)
+        branches = [(0, 0, 0), (0, 0, 0), (1, 0, 2), (0, 1, 1)]
+        for step, uses in enumerate(branches):
+            whole = batch(step)
+            ours.zero_grad()
+            loss_of(ours(part(whole), uses[dist.get_rank()])).backward()
+            mean_of_ranks(alone, [loss_of(alone(part(whole, rank), uses[rank])) for rank in range(3)])
+            assert_same_gradients(ours, alone, step)
+        assert all(not place.name.startswith("never") for bucket in ours._reducer._buckets for place in bucket.places)
+
+    run_ranks(play, 3)
+
+
+@dataclass
+class Precision:
+    """What torch's _MixedPrecision has."""
+
+    param_dtype: Any = None
+    reduce_dtype: Any = None
+    buffer_dtype: Any = None
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        Precision(param_dtype=torch.bfloat16),
+        Precision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        Precision(reduce_dtype=torch.bfloat16),
+        Precision(param_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_computing_and_averaging_can_be_narrower_than_the_parameters(precision: Precision) -> None:
+    def play() -> None:
+        # Running statistics have to be as narrow as what is computed.
+        has_buffers = precision.buffer_dtype or not precision.param_dtype
+        model = models.make(models.Normed if has_buffers else models.perceptron).float().eval()
+        alone = copy.deepcopy(model)
+        ours = DistributedDataParallel(model, mixed_precision=precision)
+        seen = []
+        first = next(ours.module.children())
+        first.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+        for step in range(3):
+            whole = batch(step).float()
+            for each, inputs in ((ours, part(whole)), (alone, whole)):
+                each.zero_grad()
+                loss_of(each(inputs)).backward()
+            for parameter, other in zip(ours.parameters(), alone.parameters(), strict=True):
+                assert parameter.dtype is torch.float32 and parameter.grad.dtype is torch.float32
+                torch.testing.assert_close(parameter.grad, other.grad, rtol=0.05, atol=0.02)
+        assert set(seen) == {precision.param_dtype or torch.float32}
+        if has_buffers:
+            assert ours.module.norm.running_mean.dtype is (precision.buffer_dtype or torch.float32)
+            assert ours.module.norm.num_batches_tracked.dtype is torch.int64
+        assert ours._reducer._buckets[0].buffer.dtype is (
+            precision.reduce_dtype or precision.param_dtype or torch.float32
+        )
+        found: list[Any] = [None, None]
+        dist.all_gather_object(found, first.weight.grad)
+        assert torch.equal(*found)
+
+    run_ranks(play, 2)
