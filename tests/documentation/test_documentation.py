@@ -3,14 +3,17 @@
 A Python block that opens with a comment ``# name.py`` becomes that file; another is run as a program. In a
 console block each line that starts with ``$`` is a command; the lines under it must be lines of its output, in
 any order, where ``...`` stands for anything. ``make`` commands are only checked to be targets of the Makefile.
+What needs a library or a command that procgroup itself does not is run where it is installed.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ import pytest
 import world
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guide/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -27,9 +30,23 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
         yield match[1], match[2]
 
 
+def is_installed(program: str) -> bool:
+    """Tell whether all of torch and mpi4py that a program imports is there."""
+    return all(find_spec(name) for name in re.findall(r"^(?:import|from) (torch|mpi4py)\b", program, re.MULTILINE))
+
+
+def can_run(command: str, directory: Path) -> bool:
+    """Tell whether a command is there, and the libraries of the programs that it starts."""
+    programs = [directory / name for name in re.findall(r"\b\w+\.py\b", command)]
+    is_there = command.split()[0] != "torchrun" or shutil.which("torchrun") is not None
+    return is_there and all(is_installed(program.read_text()) for program in programs if program.exists())
+
+
 def run_python(text: str, directory: Path) -> None:
     if name := re.match(r"# (\w+\.py)\n", text):
         (directory / name[1]).write_text(text)
+        return
+    if not is_installed(text):
         return
     done = world.run_command([sys.executable, "-c", text], directory=directory)
     assert done.returncode == 0, f"{text}\n{done.stderr}"
@@ -41,7 +58,8 @@ def run_console(text: str, directory: Path) -> None:
         if command.startswith("make "):
             assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
             continue
-        check_output(command.replace("29500", str(world.free_port())), expected, directory)
+        if can_run(command, directory):
+            check_output(command.replace("29500", str(world.free_port())), expected, directory)
 
 
 def check_output(command: str, expected: list[str], directory: Path) -> None:
@@ -62,10 +80,19 @@ def provide_commands(directory: Path) -> None:
         file.chmod(0o755)
 
 
+def provide_entry_point(directory: Path) -> None:
+    """Let torch find procgroup from programs in this folder, also where procgroup is on the path, not installed."""
+    facts = directory / "procgroup_entry-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: procgroup-entry\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[torch.backends]\nprocgroup = procgroup.torch_plugin:register\n")
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     provide_commands(tmp_path)
+    provide_entry_point(tmp_path)
     for language, text in blocks(page):
         if language == "python":
             run_python(text, tmp_path)
