@@ -72,6 +72,7 @@ def interleaved(parts: list[list[Any]]) -> list[Any]:
     epoch=st.integers(0, 3),
     kind=st.sampled_from(["dataset", "sampler", "stream"]),
 )
+@settings(deadline=None)
 def test_all_ranks_together_visit_what_the_mode_says(length: int, size: int, mode: str, epoch: int, kind: str) -> None:
     parts = []
     for rank in range(size):

@@ -102,6 +102,26 @@ def test_a_loader_that_reads_ahead_goes_on_where_training_was(workers: int) -> N
     assert sorted(seen) == [index * index for index in range(23)]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_that_counts_what_workers_have_drawn_ahead_is_told_once(workers: int) -> None:
+    sampler = DistributedSampler(Squares(), 1, 0)
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=2, sampler=sampler, num_workers=workers)
+    batches = iter(loader)
+    next(batches)
+    if workers:
+        with pytest.warns(UserWarning, match=r"have drawn ahead, and a restart would leave that out\."):
+            assert sampler.state_dict()["position"] > 2
+    assert workers or sampler.state_dict()["position"] == 2
+    sampler.state_dict()
+    list(batches)
+    assert sampler.state_dict()["position"] == 23
+    sampler.set_epoch(1)
+    again = iter(loader)
+    next(again)
+    sampler.advance(2)
+    assert sampler.state_dict()["position"] == 2
+
+
 def samplers_of_torch() -> list[Any]:
     data = torch.utils.data
     return [

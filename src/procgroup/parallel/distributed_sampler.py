@@ -10,7 +10,7 @@ from typing import Any
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.sampler_orders import WeightedOrder, digest_of, is_dataset, order_of, seeded, tell_epoch
-from procgroup.parallel.sampler_pass import MODES, Pass, count_dealt, deal, deal_stream
+from procgroup.parallel.sampler_pass import MODES, Pass, count_dealt, deal, deal_stream, is_read_by_workers
 from procgroup.parallel.sampler_world import world_of
 
 
@@ -66,6 +66,8 @@ class DistributedSampler:
         self._epoch_is_set = True
         self._has_warned = False
         self._counts_by_hand = False
+        self._is_read_by_workers = False
+        self._has_warned_of_workers = False
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass over the epoch, where a loaded state says or else at its beginning.
@@ -74,6 +76,7 @@ class DistributedSampler:
         the order is not the one in which the loaded state was counted, or an iterator was used up by an earlier pass.
         """
         self._begin_again()
+        self._is_read_by_workers = is_read_by_workers()
         return self._read_stream() if self._order is None else self._deal()
 
     def __len__(self) -> int:
@@ -112,11 +115,14 @@ class DistributedSampler:
     def state_dict(self) -> dict[str, Any]:
         """Return, in plain numbers and strings, how far the ranks have come; it is the same on all that are in step.
 
-        Counts what ``advance`` was told or, where it was never called, what was drawn.
+        Counts what ``advance`` was told or, where it was never called, what was drawn; warns when that is too much,
+        because a loader's workers draw ahead.
         """
         now = self._pass
         if now is None or self._epoch_is_set or now.epoch != self.epoch:
             now = None
+        if now is not None and self._is_read_by_workers and not (self._counts_by_hand or now.is_exhausted):
+            self._warn_of_workers()
         count = 0 if now is None else now.used if self._counts_by_hand else now.drawn
         return {
             "epoch": self.epoch,
@@ -188,9 +194,19 @@ class DistributedSampler:
         self._has_warned = True
         warnings.warn(
             f"DistributedSampler over a {type(self.dataset).__name__} visits epoch {self.epoch} again, in the same "
-            f"order: set_epoch was not called. Call sampler.set_epoch(epoch) before each epoch.",
+            f"order: set_epoch was not called. Call sampler.set_epoch(epoch) before each epoch, or pass shuffle=False.",
             stacklevel=4,
         )
+
+    def _warn_of_workers(self) -> None:
+        """Say, once, that a state counts what nobody has used yet."""
+        if not self._has_warned_of_workers:
+            self._has_warned_of_workers = True
+            warnings.warn(
+                f"DistributedSampler over a {type(self.dataset).__name__}: this state counts what the loader's workers "
+                f"have drawn ahead, and a restart would leave that out. Call sampler.advance(len(batch)) after a step.",
+                stacklevel=3,
+            )
 
     def _deal(self) -> Iterator[Any]:
         assert self._order is not None

@@ -13,6 +13,7 @@ order, "drop" leaves it out, and "exact" ends it early on the higher ranks.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -66,7 +67,7 @@ class Pass:
         self.used = 0
         self.start = start
         self._replicas = replicas
-        self._is_exhausted = False
+        self.is_exhausted = False
         self._length: int | None = None
         self._total: int | None = None
 
@@ -79,7 +80,7 @@ class Pass:
         for index in indices:
             self.drawn += 1
             yield index
-        self._is_exhausted = True
+        self.is_exhausted = True
 
     @property
     def is_complete(self) -> bool:
@@ -94,8 +95,21 @@ class Pass:
         reached = self.start + count * self._replicas
         if self._total is None or self._length is None:
             return reached
-        is_over = count >= self._length and self._is_exhausted
+        is_over = count >= self._length and self.is_exhausted
         return self._total if is_over else min(reached, self._total)
+
+
+def is_read_by_workers() -> bool:
+    """Tell whether a loader with workers, such as torch.utils.data.DataLoader, is calling: it draws ahead of use."""
+    frame = sys._getframe(1)
+    for _ in range(6):  # the sampler, a BatchSampler, and the loader's own frames
+        workers = getattr(frame.f_locals.get("self"), "_num_workers", 0)
+        if isinstance(workers, int) and workers > 0:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
 
 
 def _chain_from(beginning: list[Any], stream: Iterator[Any], start: int) -> Iterator[Any]:
