@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import warnings
 from collections import Counter
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import procgroup as dist
+import world
 from procgroup.parallel import DistributedSampler
 from procgroup.testing import RanksFailed, run_ranks
 
@@ -401,3 +403,21 @@ def test_one_rank_may_look_at_its_data_alone_and_all_may_go_on_without_the_group
         return seen + len(list(sampler))
 
     assert run_ranks(read, 2) == [10, 10]
+
+
+def read_after_the_store_is_gone(rank: int, size: int) -> int:
+    dist.init_process_group(timeout=20)
+    sampler = DistributedSampler(range(10))
+    list(sampler)
+    dist.barrier()
+    if rank == 0:
+        os._exit(0)  # it hosts the store, and says no goodbye
+    with pytest.raises(dist.PeerLost):
+        dist.barrier()
+    sampler.set_epoch(1)
+    return len(list(sampler)) + len(list(DistributedSampler(range(4))))
+
+
+def test_data_can_be_read_without_the_store() -> None:
+    outcomes = world.attempt(read_after_the_store_is_gone, 2, timeout=25)
+    assert outcomes[1].value == 7, outcomes[1].traceback
