@@ -16,11 +16,13 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin.devices import OtherDevices
 from procgroup.torch_plugin.forms import limit_of, options
 from procgroup.torch_plugin.profiling import profiled
+from procgroup.torch_plugin.untraced import untraced
 from procgroup.torch_plugin.work import OVER, TorchWork
 
 _CPU = torch.device("cpu")
 
 
+@untraced
 class GroupFacts(distributed.ProcessGroup):  # type: ignore[misc]
     """A torch ProcessGroup around ``group``, one of procgroup's."""
 

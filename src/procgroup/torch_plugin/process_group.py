@@ -30,9 +30,11 @@ from procgroup.torch_plugin.forms import limit_of, listed, only, options
 from procgroup.torch_plugin.group_facts import GroupFacts
 from procgroup.torch_plugin.profiling import profiled
 from procgroup.torch_plugin.reduce_ops import reduce_op
-from procgroup.torch_plugin.work import OVER, TorchWork
+from procgroup.torch_plugin.untraced import untraced
+from procgroup.torch_plugin.work import OVER, TorchWork, over
 
 
+@untraced
 class TorchProcessGroup(GroupFacts):
     """torch's view of one of procgroup's process groups. All ranks in its methods are group ranks."""
 
@@ -52,7 +54,7 @@ class TorchProcessGroup(GroupFacts):
             if not tensor.is_sparse:
                 raise
             sparse.all_reduce(self.group, tensor, combine, limit)
-            call = None
+            return over(tensors)
         return OVER if call is None else TorchWork(call, tensors)
 
     @profiled("all_reduce_coalesced")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,11 +26,18 @@ def profiled(title: str, inputs: int = 0) -> Callable[[Any], Any]:
             try:
                 return method(self, *arguments, **named)
             finally:
-                torch.autograd._record_function_with_args_exit(record)
+                _end(record)
 
         return call
 
     return decorate
+
+
+def _end(record: Any) -> None:
+    """End what is recorded on another thread. By that the profiler knows a call that it is to show as asynchronous."""
+    ending = threading.Thread(target=torch.autograd._record_function_with_args_exit, args=(record,))
+    ending.start()
+    ending.join()
 
 
 def _flat(tensors: Any) -> list[Any]:

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as distributed
 
 from procgroup.groups.future import Future
+from procgroup.torch_plugin import callbacks
+from procgroup.torch_plugin.untraced import untraced
 
 _UNLIMITED = timedelta(0)
 
@@ -37,6 +39,7 @@ class Call(Protocol):
     def get_future(self) -> Future: ...
 
 
+@untraced
 class TorchWork(distributed.Work):  # type: ignore[misc]
     """A call of the plug-in.
 
@@ -89,23 +92,26 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         return self.source_rank()
 
     def get_future(self) -> Any:
-        """Return a torch future of ``result()``. A thread of procgroup completes it; a failed call raises there."""
+        """Return a torch future of ``result()``. Its callbacks run on a thread of their own; a failure raises there."""
         future = getattr(self, "_future", None)
         if future is None:
             future = self._future = self._make_future()
         return future
 
     def _make_future(self) -> Any:
-        over = torch.futures.Future()
+        end = torch.futures.Future()
 
-        def outcome(_over: Any) -> Any:
+        def outcome(_end: Any) -> Any:
             error = self._call.exception()
             if error is not None:
                 raise error
             return self._outputs
 
-        future = over.then(outcome)
-        self._call.get_future().add_done_callback(lambda _: over.set_result(None))
+        future = end.then(outcome)
+        if self._call.is_completed():
+            end.set_result(None)
+        else:
+            self._call.get_future().add_done_callback(lambda _: callbacks.run(lambda: end.set_result(None)))
         return future
 
 
@@ -136,5 +142,10 @@ class _Over:
         return future
 
 
-OVER = TorchWork(_Over(), [])
+def over(outputs: Any) -> TorchWork:
+    """Return the work of a call that was done at once although it might have been waited for."""
+    return TorchWork(_Over(), outputs)
+
+
+OVER = over([])
 """The work of every blocking call: it is over, and its tensors are with the caller."""

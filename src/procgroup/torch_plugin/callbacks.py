@@ -1,0 +1,62 @@
+"""Where the callbacks of torch's futures run: on an idle thread of this room, or else on a new one.
+
+A callback may wait for another call, as that of the PowerSGD hook does. The one thread that completes procgroup's calls
+would then wait for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Task = Callable[[], object]
+
+_IDLE_SECONDS = 10.0
+
+
+class _Threads:
+    """As many threads as there are tasks that run at once. Those that are idle for long end."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._tasks: deque[Task] = deque()
+        self._idle = 0
+
+    def run(self, task: Task) -> None:
+        with self._changed:
+            if self._idle > len(self._tasks):
+                self._tasks.append(task)
+                self._changed.notify()
+                return
+        threading.Thread(target=self._work, args=(task,), name="procgroup-callbacks", daemon=True).start()
+
+    def _work(self, first: Task) -> None:
+        task: Task | None = first
+        while task is not None:
+            task()
+            task = self._next()
+
+    def _next(self) -> Task | None:
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._tasks, _IDLE_SECONDS)
+            self._idle -= 1
+            return self._tasks.popleft() if self._tasks else None
+
+
+_threads = _Threads()
+
+
+def run(task: Task) -> None:
+    """Run a task, which handles its own exceptions, on a thread on which it may wait."""
+    _threads.run(task)
+
+
+def _start_again() -> None:
+    global _threads
+    _threads = _Threads()
+
+
+os.register_at_fork(after_in_child=_start_again)
