@@ -138,7 +138,7 @@ class CollectiveTimeout(OperationError):
         awaited = _ranks(self.missing) if self.missing else "a message from any rank, or for an earlier call to end"
         super().__init__(
             f"not complete after {seconds:g} s; still waiting for {awaited}",
-            advice="See what those ranks are doing, or pass a longer timeout.",
+            advice="See what those ranks are doing, or pass a longer timeout than that.",
             **call,
         )
 

@@ -7,14 +7,19 @@ ranks it has and asks it to agree on a sequence number. Only then are the ranks 
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch.distributed import distributed_c10d
 
+from procgroup.errors import CollectiveTimeout
 from procgroup.torch_plugin.creation import make
 from procgroup.torch_plugin.process_group import TorchProcessGroup
 from procgroup.types import DEFAULT_TIMEOUT
+
+_Gloo = distributed_c10d.ProcessGroupGloo
 
 
 class InPlaceOfGloo(TorchProcessGroup):
@@ -33,6 +38,39 @@ class InPlaceOfGloo(TorchProcessGroup):
         members = list(self.options.global_ranks_in_group) or list(range(size))
         group = make(self._store, rank, members, self.options.group_name, self._timeout)
         self.stand_for(group, self._store, name="gloo", members=members)
+        kind = distributed_c10d.ProcessGroup.BackendType.GLOO
+        self._register_backend(torch.device("meta"), kind, _for_the_log())
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until every rank has come here; otherwise raise what names those who did not, in Gloo's words too."""
+        try:
+            super().monitored_barrier(timeout, wait_all_ranks)
+        except CollectiveTimeout as error:
+            error.args = (f"{error} In Gloo's words: {_words(error, wait_all_ranks)}.",)
+            raise
+
+
+def _words(error: CollectiveTimeout, wait_all_ranks: bool) -> str:
+    """Say what Gloo says, which programs look for in the text of the error."""
+    if error.rank != 0:
+        what = "but received errors while waiting for send/recv from rank 0"
+        return f"Rank {error.rank} successfully reached monitoredBarrier, {what}"
+    if error.seconds == 0:
+        return "Rank 0 timed out in monitoredBarrier"
+    if wait_all_ranks and len(error.missing) > 1:
+        return f"Ranks {', '.join(map(str, error.missing))} failed to pass monitoredBarrier"
+    return f"Rank {error.missing[0]} failed to pass monitoredBarrier"
+
+
+@cache
+def _for_the_log() -> Any:
+    """Return a Gloo group of this process alone, which nothing is ever asked but for its threads.
+
+    Stock DDP writes their number to its log where a group is called "gloo", and takes the group for Gloo's then.
+    """
+    options = _Gloo._Options()
+    options._devices = [_Gloo.create_device(hostname="127.0.0.1")]
+    return _Gloo(torch.distributed.HashStore(), 0, 1, options)
 
 
 def replace() -> None:
