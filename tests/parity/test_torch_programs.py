@@ -1,0 +1,15 @@
+"""Stock DDP, FSDP, DTensor, pipelines, checkpoints and calls give on procgroup what they give on Gloo."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import SAMPLED
+from parity.torch_programs import KINDS, compare, play
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
+
+
+def test_programs_give_the_same_on_gloo_and_on_procgroup() -> None:
+    played = play(KINDS, ["gloo", "procgroup"], sample=45 if SAMPLED else 0)
+    wrong = compare(played)
+    assert not wrong, "\n".join(wrong)

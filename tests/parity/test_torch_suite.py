@@ -1,0 +1,37 @@
+"""PyTorch's own tests of torch.distributed pass on procgroup where they pass on Gloo."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from conftest import SAMPLED
+from parity.torch_suite import BEYOND_GLOO, GLOO_BY_NAME, Verdict, passing_on_gloo, play
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
+
+
+def sample(tests: Sequence[str], count: int) -> list[str]:
+    """Return some of the tests, the same ones each time; or all of them in make test-all."""
+    return random.Random(13).sample(list(tests), count) if SAMPLED else list(tests)
+
+
+def check(verdicts: Sequence[Verdict]) -> None:
+    wrong = [verdict for verdict in verdicts if verdict.outcome != "passed"]
+    assert not wrong, "\n".join(f"{one.test} {one.outcome}: {one.reason}\n{one.output}" for one in wrong)
+
+
+def test_what_passes_on_gloo_passes_on_procgroup_under_gloo_s_name() -> None:
+    check(play("replaced", sample(passing_on_gloo(), 30)))
+
+
+def test_what_passes_on_gloo_passes_on_procgroup_under_its_own_name() -> None:
+    tests = [test for test in passing_on_gloo() if test not in GLOO_BY_NAME]
+    check(play("procgroup", [*sample(tests, 20), *BEYOND_GLOO]))
+
+
+@pytest.mark.slow
+def test_the_list_says_what_passes_on_gloo() -> None:
+    passed = [verdict.test for verdict in play("gloo") if verdict.outcome == "passed"]
+    assert sorted(passed) == sorted(passing_on_gloo()), "write it again: torch_suite.py gloo --write"
