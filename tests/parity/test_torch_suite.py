@@ -9,6 +9,9 @@ import pytest
 from conftest import SAMPLED
 from parity.torch_suite import BEYOND_GLOO, GLOO_BY_NAME, Verdict, passing_on_gloo, play
 
+ABOUT_GLOO = ["test_barrier_timeout_global", "test_ddp_logging_data_cpu", "test_monitored_barrier_gloo"]
+"""They look for what only Gloo says: always in the sample."""
+
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 
@@ -23,7 +26,7 @@ def check(verdicts: Sequence[Verdict]) -> None:
 
 
 def test_what_passes_on_gloo_passes_on_procgroup_under_gloo_s_name() -> None:
-    check(play("replaced", sample(passing_on_gloo(), 30)))
+    check(play("replaced", sorted({*sample(passing_on_gloo(), 27), *ABOUT_GLOO})))
 
 
 def test_what_passes_on_gloo_passes_on_procgroup_under_its_own_name() -> None:

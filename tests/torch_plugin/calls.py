@@ -360,3 +360,38 @@ def tensors_of_other_devices_go_to_their_backend_or_are_refused(rank: int, size:
 def merging_groups_is_refused_in_words(rank: int, size: int) -> None:
     with pytest.raises(procgroup.DistBackendError, match="cannot merge groups"):
         dist.group.WORLD.merge_remote_group(dist.HashStore(), 4)
+
+
+@call
+def a_callback_may_wait_for_another_call(rank: int, size: int) -> None:
+    def again(future: Any) -> Any:
+        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+
+    works = [dist.all_reduce(torch.full((1000,), float(rank)), async_op=True) for _ in range(5)]
+    totals = [work.get_future().then(again) for work in works]
+    assert [total.wait()[0].item() for total in totals] == [9.0] * 5
+
+
+@call
+def the_future_of_sparse_tensors_has_them(rank: int, size: int) -> None:
+    tensor = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (size,))
+    (total,) = dist.all_reduce(tensor, async_op=True).get_future().wait()
+    assert total.to_dense().tolist() == [1.0, 1.0, 1.0]
+
+
+@call
+def the_profiler_shows_calls_as_asynchronous(rank: int, size: int) -> None:
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(2, 3))
+    (event,) = [event for event in profile.function_events if event.name == "procgroup:all_reduce"]
+    assert event.is_async
+    assert event.input_shapes == [[2, 3]]
+
+
+@call
+def a_compiled_model_trains_with_stock_ddp(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    model = torch.compile(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1)), backend="eager")
+    for _ in range(2):
+        model(torch.full((1, 2), float(rank))).sum().backward()
+    assert model.module.weight.grad.tolist() == [[2.0, 2.0]]
