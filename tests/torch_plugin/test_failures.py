@@ -76,7 +76,7 @@ def test_a_mismatch_is_told_on_every_rank_whichever_way_the_call_was_made() -> N
 def lose(rank: int, size: int, moment: str) -> dict[str, str]:
     import torch
 
-    dist = join()
+    join()
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 2)))
