@@ -139,6 +139,11 @@ def gather_and_scatter_use_lists_on_the_root_alone(rank: int, size: int) -> None
     outputs = [torch.zeros(2) for _ in range(size)] if rank == 1 else None
     dist.gather(values(rank, 2), outputs, dst=1)
     assert outputs is None or [output.tolist() for output in outputs] == [[0.0, 1.0], [10.0, 11.0], [20.0, 21.0]]
+    options = dist.GatherOptions()
+    options.rootRank = 1
+    single = torch.zeros(size, 2) if rank == 1 else torch.zeros(0)
+    dist.group.WORLD.gather_single(single, values(rank, 2), options).wait()
+    assert rank != 1 or single.tolist() == [[0.0, 1.0], [10.0, 11.0], [20.0, 21.0]]
     tensor = torch.zeros(2)
     dist.scatter(tensor, [values(r, 2) for r in range(size)] if rank == 2 else None, src=2)
     assert torch.equal(tensor, values(rank, 2))

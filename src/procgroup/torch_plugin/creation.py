@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import distributed_c10d
 
 from procgroup.api import leaving, lifecycle
 from procgroup.groups.group import ProcessGroup
+from procgroup.torch_plugin.calls import TorchCalls
 from procgroup.torch_plugin.process_group import TorchProcessGroup
 from procgroup.torch_plugin.store import TorchStore
 
 
-def create(options: Any, *, name: str) -> TorchProcessGroup:
-    """Make the group that torch describes; return when all its ranks have.
+def create(options: Any, *, name: str) -> Any:
+    """Make the group that torch describes, in the form that this torch takes; return when all its ranks have.
 
     Raises RendezvousTimeout or CollectiveTimeout, which name the ranks that did not come.
     """
@@ -49,6 +51,15 @@ def _default_group() -> ProcessGroup | None:
     if not distributed_c10d.is_initialized():
         return None
     default = distributed_c10d._get_default_group()
-    if isinstance(default, TorchProcessGroup) and default.group.is_usable():
+    if not isinstance(default, TorchCalls):
+        default = _cpu_backend(default)
+    if isinstance(default, TorchCalls) and default.group.is_usable():
         return default.group
     return None
+
+
+def _cpu_backend(group: Any) -> Any:
+    try:
+        return group._get_backend(torch.device("cpu"))
+    except RuntimeError:  # it has none for CPU tensors
+        return None

@@ -25,16 +25,22 @@ class OtherDevices:
         self._timeout = timeout
         self._members = members
         self._made: dict[str, Any] = {}
+        self._in_the_making: str | None = None
 
     def kinds(self) -> list[str]:
-        """Return the kinds of device that have a backend of their own."""
-        return [kind for kind, name in self._configured().items() if name != self._group.name()]
+        """Return the kinds of device that have a backend of their own, but for one whose backend is just made."""
+        own, making = self._group.name(), self._in_the_making
+        return [kind for kind, name in self._configured().items() if name != own and kind != making]
 
     def group_of(self, device: Any) -> Any:
         """Return torch's group for a device. Raises DistBackendError when no backend was named for it."""
         kind = device.type
         if kind not in self._made:
-            self._made[kind] = self._make(kind)
+            self._in_the_making = kind
+            try:
+                self._made[kind] = self._make(kind)
+            finally:
+                self._in_the_making = None
         return self._made[kind]
 
     def shutdown(self) -> None:

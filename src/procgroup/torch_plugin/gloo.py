@@ -1,7 +1,8 @@
 """procgroup in Gloo's place: a program that says "gloo" runs unchanged, and is answered "gloo" where it asks.
 
-torch makes a Gloo group by ProcessGroupGloo(store, rank, size, timeout), then tells it in ``options`` which global
+torch up to 2.14 makes a Gloo group by ProcessGroupGloo(store, rank, size, timeout), then tells it in ``options`` which global
 ranks it has and asks it to agree on a sequence number. Only then are the ranks known, so there it connects.
+From 2.15 on Gloo is a plug-in among others.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
 from procgroup.errors import CollectiveTimeout
-from procgroup.torch_plugin.creation import make
+from procgroup.torch_plugin.backend import takes_backends
+from procgroup.torch_plugin.creation import create, make
 from procgroup.torch_plugin.process_group import TorchProcessGroup
 from procgroup.types import DEFAULT_TIMEOUT
 
@@ -40,6 +43,10 @@ class InPlaceOfGloo(TorchProcessGroup):
         self.stand_for(group, self._store, name="gloo", members=members)
         kind = distributed_c10d.ProcessGroup.BackendType.GLOO
         self._register_backend(torch.device("meta"), kind, _for_the_log())
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the backend's name for torch's C++ code too: there is what that takes for its own Gloo."""
+        return "gloo"
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; otherwise raise what names those who did not, in Gloo's words too."""
@@ -70,9 +77,16 @@ def _for_the_log() -> Any:
     """
     options = _Gloo._Options()
     options._devices = [_Gloo.create_device(hostname="127.0.0.1")]
-    return _Gloo(torch.distributed.HashStore(), 0, 1, options)
+    return _Gloo(distributed.HashStore(), 0, 1, options)
 
 
 def replace() -> None:
-    """Let torch make groups of this kind where it would make Gloo's. Idempotent."""
-    distributed_c10d.ProcessGroupGloo = InPlaceOfGloo
+    """Let torch make procgroup's groups where it would make Gloo's. Idempotent."""
+    if takes_backends():
+        distributed.Backend._plugins["GLOO"] = distributed.Backend._BackendPlugin(_create, True)
+    else:
+        distributed_c10d.ProcessGroupGloo = InPlaceOfGloo
+
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    return create(options, name="gloo")

@@ -1,11 +1,4 @@
-"""The process group that torch.distributed's functions call when the backend is procgroup.
-
-Up to torch 2.14 a Python backend is a whole ProcessGroup. torch's functions call its methods from Python; torch's C++
-code (stock DDP, the functional collectives) calls those that have a place in torch's ``PyProcessGroup``, by the same
-names. Each method takes the forms that torch's own takes: lists and an options object, or one tensor and arguments.
-
-A call whose options say ``asyncOp`` False, as the blocking functions have it, is over when its method returns.
-"""
+"""The backend as torch up to 2.14 takes one from Python: a whole ProcessGroup, which torch puts in its own's place."""
 
 from __future__ import annotations
 
@@ -13,281 +6,150 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
+import torch
+import torch.distributed as distributed
 
-from procgroup.torch_plugin import sparse
-from procgroup.torch_plugin.forms import limit_of, listed, only, options
-from procgroup.torch_plugin.group_facts import GroupFacts
-from procgroup.torch_plugin.profiling import profiled
-from procgroup.torch_plugin.reduce_ops import reduce_op
+from procgroup.api import leaving
+from procgroup.errors import DistBackendError
+from procgroup.groups.group import ProcessGroup
+from procgroup.torch_plugin.backend import TorchBackend, takes_backends
+from procgroup.torch_plugin.calls import TorchCalls
+from procgroup.torch_plugin.devices import OtherDevices
 from procgroup.torch_plugin.untraced import untraced
-from procgroup.torch_plugin.work import OVER, TorchWork, over
+
+_CPU = torch.device("cpu")
 
 
 @untraced
-class TorchProcessGroup(GroupFacts):
-    """torch's view of one of procgroup's process groups. All ranks in its methods are group ranks."""
+class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[misc]
+    """A torch ProcessGroup around ``group``, one of procgroup's; made with its rank and size, then ``stand_for``."""
 
-    @profiled("all_reduce")
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
-        """Combine the tensors of all ranks in place; sparse ones are summed."""
-        if opts.__class__ is not AllreduceOptions:
-            tensors, opts = listed(tensors), options(AllreduceOptions, opts, timeout, reduceOp=op)
-        tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).allreduce(tensors, opts)
-        combine, limit = reduce_op(opts.reduceOp), opts.timeout
-        limit = None if limit.days < 0 else limit
-        try:
-            call = self.group.all_reduce(tensor, combine, opts.asyncOp, limit)
-        except TypeError:
-            if not tensor.is_sparse:
-                raise
-            sparse.all_reduce(self.group, tensor, combine, limit)
-            return over(tensors)
-        return OVER if call is None else TorchWork(call, tensors)
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_tensor_alloc = False
+    supports_time_estimate = False
 
-    @profiled("all_reduce_coalesced")
-    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
-        """Combine each of the tensors in place."""
-        opts = options(AllreduceCoalescedOptions, opts, None)
-        if not _on_cpu(tensors):
-            return self._elsewhere(tensors[0]).allreduce_coalesced(tensors, opts)
-        call = self.group.all_reduce_coalesced(tensors, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, tensors)
+    def stand_for(self, group: ProcessGroup, store: Any, *, name: str, members: Sequence[int]) -> None:
+        """Take a group, with torch's store that has its keys, the backend's name, and its members' global ranks."""
+        self.group = group
+        self._store = store
+        self._name = name
+        self._group_name = group.group_name
+        self._group_desc = "undefined"
+        self._other_devices = OtherDevices(self, store, group.timeout, list(members))
+        if takes_backends():
+            self._set_default_backend(distributed.ProcessGroup.BackendType.CUSTOM)
+            self._register_backend(_CPU, distributed.ProcessGroup.BackendType.CUSTOM, TorchBackend(group, name=name))
 
-    @profiled("broadcast")
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: Any = None) -> Any:
-        """Copy the tensor of the root to every rank."""
-        if opts.__class__ is not BroadcastOptions:
-            tensors, opts = listed(tensors), options(BroadcastOptions, opts, timeout, rootRank=root)
-        tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).broadcast(tensors, opts)
-        call = self.group.broadcast(tensor, opts.rootRank, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, tensors)
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self.group.rank()
 
-    @profiled("reduce")
-    def reduce(
+    def size(self) -> int:
+        """Return how many ranks the group has."""
+        return self.group.size()
+
+    def name(self) -> str:
+        """Return the backend's name."""
+        return self._name
+
+    getRank = rank  # noqa: N815
+    getSize = size  # noqa: N815
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the backend's name for torch's C++ code, which takes one that is called gloo for its own Gloo."""
+        return "procgroup"
+
+    _get_backend_name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name by which torch knows the group."""
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Set the name by which torch knows the group; errors show it."""
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return what the group is for."""
+        return self._group_desc
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Set what the group is for."""
+        self._group_desc = description
+
+    def get_group_store(self) -> Any:
+        """Return torch's store that the group's ranks share."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [_CPU, *(torch.device(kind) for kind in self._other_devices.kinds() if kind != "cpu")]
+
+    def _get_backend(self, device: Any) -> Any:
+        return self if device.type == "cpu" else self._other_devices.group_of(device)._get_backend(device)
+
+    def _elsewhere(self, tensor: Any) -> Any:
+        """Return torch's group for a tensor that is not in CPU memory."""
+        return self._other_devices.group_of(tensor.device)
+
+    def _elsewhere_at(self, device: Any) -> Any | None:
+        if device is None or device.type not in self._other_devices.kinds():
+            return None
+        return self._other_devices.group_of(device)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long a call may take when it has no timeout of its own."""
+        self.group.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: the engine numbers the calls of each group by itself."""
+
+    def split_group(
         self,
-        tensors: Any,
-        opts: Any = None,
-        op: Any = None,
+        ranks: Sequence[int],
         timeout: timedelta | None = None,
-        *,
-        root: Any = None,
-    ) -> Any:
-        """Combine the tensors of all ranks into that of the root."""
-        if opts.__class__ is not ReduceOptions:
-            tensors, opts = listed(tensors), options(ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
-        tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).reduce(tensors, opts)
-        call = self.group.reduce(tensor, opts.rootRank, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, tensors)
-
-    @profiled("all_gather", inputs=1)
-    def allgather(
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
-    ) -> Any:
-        """Copy the tensor of each rank ``r`` into ``output_tensors[0][r]`` on every rank; sizes may differ."""
-        if opts.__class__ is not AllgatherOptions:
-            output_tensors, input_tensors = _nested(output_tensors), listed(input_tensors)
-            opts = options(AllgatherOptions, opts, timeout)
-        tensor = only(input_tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).allgather(output_tensors, input_tensors, opts)
-        call = self.group.all_gather(only(output_tensors), tensor, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_tensors)
-
-    @profiled("all_gather_coalesced", inputs=1)
-    def allgather_coalesced(
-        self, output_lists: Sequence[Sequence[Any]], input_list: Sequence[Any], opts: Any = None
-    ) -> Any:
-        """Copy tensor ``i`` of each rank ``r`` into ``output_lists[r][i]`` on every rank."""
-        opts = options(AllgatherOptions, opts, None)
-        if not _on_cpu(input_list):
-            return self._elsewhere(input_list[0]).allgather_coalesced(output_lists, input_list, opts)
-        call = self.group.all_gather_coalesced(output_lists, input_list, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_lists)
-
-    @profiled("all_gather_single", inputs=1)
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
-        """Copy the tensors of all ranks, one after the other, into every rank's ``output``."""
-        opts = options(AllgatherOptions, opts, timeout)
-        if not input.is_cpu:
-            return self._elsewhere(input).all_gather_single(output, input, opts)
-        call = self.group.all_gather_single(output, input, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, [output])
-
-    @profiled("all_gather_single_coalesced", inputs=1)
-    def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
-        """Make an all_gather_single of each output and input."""
-        opts = options(AllgatherOptions, opts, None)
-        if not _on_cpu(inputs):
-            return self._elsewhere(inputs[0]).all_gather_single_coalesced(outputs, inputs, opts)
-        call = self.group.all_gather_single_coalesced(outputs, inputs, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, outputs)
-
-    @profiled("gather", inputs=1)
-    def gather(
-        self,
-        output_tensors: Any,
-        input_tensors: Any,
         opts: Any = None,
-        timeout: timedelta | None = None,
-        *,
-        root: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
     ) -> Any:
-        """Copy the tensor of each rank ``r`` into ``output_tensors[0][r]`` on the root; the others give none."""
-        if opts.__class__ is not GatherOptions:
-            output_tensors, input_tensors = _nested(output_tensors), listed(input_tensors)
-            opts = options(GatherOptions, opts, timeout, rootRank=root)
-        tensor = only(input_tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).gather(output_tensors, input_tensors, opts)
-        outputs = only(output_tensors) if output_tensors else None
-        call = self.group.gather(tensor, outputs, opts.rootRank, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_tensors)
-
-    @profiled("scatter", inputs=1)
-    def scatter(
-        self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-        *,
-        root: Any = None,
-    ) -> Any:
-        """Copy ``input_tensors[0][r]`` of the root into the tensor of each rank ``r``; the others give none."""
-        if opts.__class__ is not ScatterOptions:
-            output_tensors, input_tensors = listed(output_tensors), _nested(input_tensors)
-            opts = options(ScatterOptions, opts, timeout, rootRank=root)
-        tensor = only(output_tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).scatter(output_tensors, input_tensors, opts)
-        inputs = only(input_tensors) if input_tensors else None
-        call = self.group.scatter(tensor, inputs, opts.rootRank, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_tensors)
-
-    @profiled("reduce_scatter", inputs=1)
-    def reduce_scatter(
-        self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-        *,
-        op: Any = None,
-    ) -> Any:
-        """Combine ``input_tensors[0][r]`` of all ranks into the output of each rank ``r``; sizes may differ."""
-        if opts.__class__ is not ReduceScatterOptions:
-            output_tensors, input_tensors = listed(output_tensors), _nested(input_tensors)
-            opts = options(ReduceScatterOptions, opts, timeout, reduceOp=op)
-        tensor = only(output_tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).reduce_scatter(output_tensors, input_tensors, opts)
-        call = self.group.reduce_scatter(
-            tensor, only(input_tensors), reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts)
+        """Make a group of some of this group's ranks; None on a rank that is not among them."""
+        if self.rank() not in ranks:
+            return None
+        name = group_name or f"{self._group_name}:split:{list(ranks)}"
+        made = self.group.make_subgroup(
+            ranks,
+            op="split_group",
+            group_name=name,
+            timeout=timeout or self.group.timeout,
+            group_desc=group_desc or f"{self._group_desc}:split",
         )
-        return OVER if call is None else TorchWork(call, output_tensors)
+        leaving.adopt(made, self.group)
+        store = distributed.PrefixStore(f"{name}/", self._store)
+        split = type(self)(made.rank(), made.size())
+        split.stand_for(made, store, name=self._name, members=made.members)
+        split.setGroupDesc(made.group_desc)
+        return split
 
-    @profiled("reduce_scatter_single", inputs=1)
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
-        """Combine the inputs of all ranks; part ``r`` of the result goes to the output of rank ``r``."""
-        opts = options(ReduceScatterOptions, opts, timeout)
-        if not input.is_cpu:
-            return self._elsewhere(input).reduce_scatter_single(output, input, opts)
-        call = self.group.reduce_scatter_single(output, input, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, [output])
+    splitGroup = split_group  # noqa: N815
 
-    @profiled("reduce_scatter_single_coalesced", inputs=1)
-    def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
-        """Make a reduce_scatter_single of each output and input."""
-        opts = options(ReduceScatterOptions, opts, None)
-        if not _on_cpu(inputs):
-            return self._elsewhere(inputs[0]).reduce_scatter_single_coalesced(outputs, inputs, opts)
-        call = self.group.reduce_scatter_single_coalesced(
-            outputs, inputs, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts)
+    def merge_remote_group(self, *_arguments: Any, **_named: Any) -> Any:
+        """Refuse: a group keeps the ranks it was made of."""
+        raise DistBackendError(
+            f"group {self._group_name}: backend {self._name!r} cannot merge groups. "
+            "Call init_process_group with all ranks instead."
         )
-        return OVER if call is None else TorchWork(call, outputs)
 
-    @profiled("all_to_all", inputs=1)
-    def alltoall(self, output_tensors: Sequence[Any], input_tensors: Sequence[Any], opts: Any = None) -> Any:
-        """Send ``input_tensors[r]`` to each rank ``r``, and receive ``output_tensors[r]`` from it."""
-        opts = options(AllToAllOptions, opts, None)
-        if not _on_cpu(input_tensors):
-            return self._elsewhere(input_tensors[0]).alltoall(output_tensors, input_tensors, opts)
-        call = self.group.all_to_all(output_tensors, input_tensors, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_tensors)
+    def shutdown(self) -> None:
+        """Leave in order; what was sent still arrives. Idempotent."""
+        self._other_devices.shutdown()
+        leaving.leave(self.group)
 
-    @profiled("all_to_all", inputs=1)
-    def all_to_all_single(
-        self,
-        output: Any,
-        input: Any,
-        output_split_sizes: Sequence[int],
-        input_split_sizes: Sequence[int],
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Any:
-        """Send part ``r`` of the input to each rank ``r``, and receive part ``r`` of the output from it."""
-        opts = options(AllToAllOptions, opts, timeout)
-        if not input.is_cpu:
-            return self._elsewhere(input).all_to_all_single(output, input, output_split_sizes, input_split_sizes, opts)
-        call = self.group.all_to_all_single(
-            output, input, output_split_sizes, input_split_sizes, opts.asyncOp, limit_of(opts)
-        )
-        return OVER if call is None else TorchWork(call, [output])
-
-    @profiled("send")
-    def send(self, tensors: Sequence[Any], dstRank: int, tag: int) -> Any:
-        """Send a tensor to a rank, which receives it with the same tag."""
-        tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).send(tensors, dstRank, tag)
-        call = self.group.send(tensor, dstRank, tag, async_op=True)
-        assert call is not None
-        return TorchWork(call, tensors)
-
-    @profiled("recv")
-    def recv(self, tensors: Sequence[Any], srcRank: int, tag: int) -> Any:
-        """Receive a tensor from a rank."""
-        tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).recv(tensors, srcRank, tag)
-        return TorchWork(self.group.irecv(tensor, srcRank, tag), tensors, self.group.group_rank)
-
-    @profiled("recvAnySource")
-    def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
-        """Receive a tensor from whichever rank sends one with this tag."""
-        tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).recv_anysource(tensors, tag)
-        return TorchWork(self.group.irecv(tensor, None, tag), tensors, self.group.group_rank)
-
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
-
-
-def _on_cpu(tensors: Sequence[Any]) -> bool:
-    return all(tensor.is_cpu for tensor in tensors)
-
-
-def _nested(tensors: Any) -> Any:
-    """Return a list of lists for a list of tensors, and a list of lists as it is."""
-    return [tensors] if tensors and not isinstance(tensors[0], (list, tuple)) else tensors
+    def abort(self) -> None:
+        """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
+        self._other_devices.abort()
+        self.group.abort()

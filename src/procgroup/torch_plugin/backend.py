@@ -1,0 +1,84 @@
+"""The backend that torch from 2.15 on looks for in a process group: a Backend.
+
+torch's hooks and what has no place in ``PyProcessGroup`` reach procgroup by it. It does not stand alone, in a process
+group of torch's: what that returns hides all of a Python work but ``wait`` and its future, and would answer that a call
+is never over.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from torch._C._distributed_c10d import Backend
+
+from procgroup.api import leaving
+from procgroup.errors import DistBackendError
+from procgroup.groups.group import ProcessGroup
+from procgroup.torch_plugin.calls import TorchCalls
+from procgroup.torch_plugin.untraced import untraced
+
+
+@functools.cache
+def takes_backends() -> bool:
+    """Tell whether this torch lets Python make a Backend: some have the class, and no constructor."""
+    try:
+        Backend.__init__(Backend.__new__(type("Probe", (Backend,), {})), 0, 1)
+    except TypeError:
+        return False
+    return True
+
+
+@untraced
+class TorchBackend(TorchCalls, Backend):
+    """A torch Backend for CPU tensors around ``group``, one of procgroup's."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+
+    def __init__(self, group: ProcessGroup, *, name: str) -> None:
+        Backend.__init__(self, group.rank(), group.size())
+        self.group = group
+        self._name = name
+
+    def name(self) -> str:
+        """Return the backend's name."""
+        return self._name
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the backend's name for torch's C++ code, which takes one that is called gloo for its own Gloo."""
+        return "procgroup"
+
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self.group.rank()
+
+    def size(self) -> int:
+        """Return how many ranks the group has."""
+        return self.group.size()
+
+    def _elsewhere(self, tensor: Any) -> NoReturn:
+        kind = tensor.device.type
+        raise DistBackendError(
+            f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. "
+            f"Pass tensor.cpu(), or name a backend for them: init_process_group('cpu:procgroup,{kind}:nccl')."
+        )
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long a call may take when it has no timeout of its own."""
+        self.group.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: the engine numbers the calls of each group by itself."""
+
+    def shutdown(self) -> None:
+        """Leave in order; what was sent still arrives. Idempotent."""
+        leaving.leave(self.group)
+
+    def abort(self) -> None:
+        """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
+        self.group.abort()
