@@ -1,7 +1,7 @@
 """procgroup in Gloo's place: a program that says "gloo" runs unchanged, and is answered "gloo" where it asks.
 
-torch up to 2.14 makes a Gloo group by ProcessGroupGloo(store, rank, size, timeout), then tells it in ``options`` which global
-ranks it has and asks it to agree on a sequence number. Only then are the ranks known, so there it connects.
+torch up to 2.14 makes a Gloo group by ProcessGroupGloo(store, rank, size, timeout), then tells it in ``options`` which
+global ranks it has and asks it to agree on a sequence number. Only then are the ranks known, so there it connects.
 From 2.15 on Gloo is a plug-in among others.
 """
 
