@@ -1,0 +1,32 @@
+"""Communication hooks: other ways to average a bucket of gradients, which send fewer bytes and say what that costs.
+
+Each is given to ``DistributedDataParallel.register_comm_hook(state, hook)``. Names that torch has too mean the same
+here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+_MODULE_OF_NAME = {
+    "allreduce_hook": "default_hooks",
+    "bf16_compress_hook": "default_hooks",
+    "bf16_compress_wrapper": "default_hooks",
+    "fp16_compress_hook": "default_hooks",
+    "fp16_compress_wrapper": "default_hooks",
+}
+
+__all__ = list(_MODULE_OF_NAME)
+
+
+def __getattr__(name: str) -> object:
+    module = _MODULE_OF_NAME.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF_NAME})
