@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
@@ -28,10 +29,12 @@ from procgroup.api import monitoring
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin import sparse
 from procgroup.torch_plugin.forms import limit_of, listed, only, options
-from procgroup.torch_plugin.profiling import profiled
+from procgroup.torch_plugin.profiling import is_profiling, profiled, recorded
 from procgroup.torch_plugin.reduce_ops import reduce_op
 from procgroup.torch_plugin.untraced import untraced
 from procgroup.torch_plugin.work import OVER, TorchWork, over
+
+_CPU = torch.device("cpu")
 
 
 @untraced
@@ -302,13 +305,19 @@ class TorchCalls:
             return self._elsewhere(tensor).recv_anysource(tensors, tag)
         return TorchWork(self.group.irecv(tensor, None, tag), tensors, self.group.group_rank)
 
-    @profiled("barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Wait until every rank has come here."""
-        opts = options(BarrierOptions, opts, timeout)
-        other = self._elsewhere_at(opts.device)
-        if other is not None:
-            return other.barrier(opts)
+        if is_profiling():
+            with recorded(f"{self.name()}:barrier", []):
+                return self._barrier(options(BarrierOptions, opts, timeout))
+        return self._barrier(opts if opts.__class__ is BarrierOptions else options(BarrierOptions, opts, timeout))
+
+    def _barrier(self, opts: Any) -> Any:
+        device = opts.device
+        if device is not None and device != _CPU:
+            other = self._elsewhere_at(device)
+            if other is not None:
+                return other.barrier(opts)
         call = self.group.barrier(opts.asyncOp, limit_of(opts))
         return OVER if call is None else TorchWork(call, [])
 
