@@ -122,6 +122,7 @@ _HOLDERS = {
         "data",
         "Give every rank the same data, seed and epoch, and make the samplers in the same order on every rank.",
     ),
+    "communication_hook": ("settings", "Pass the same arguments to the hook's state on every rank; nothing was sent."),
 }
 
 

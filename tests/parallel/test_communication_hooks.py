@@ -49,6 +49,10 @@ ALL: dict[str, Any] = {
     "fp16": lambda: (None, hooks.fp16_compress_hook),
     "bf16": lambda: (None, hooks.bf16_compress_hook),
     "wrapped in fp16": lambda: (None, hooks.fp16_compress_wrapper(hooks.allreduce_hook)),
+    "int8": lambda: (hooks.BlockQuantizedState(), hooks.block_quantized_hook),
+    "int8 of small blocks": lambda: (hooks.BlockQuantizedState(block_size=7), hooks.block_quantized_hook),
+    "int8 wrapped": lambda: (hooks.BlockQuantizedState(), hooks.bf16_compress_wrapper(hooks.block_quantized_hook)),
+    "top half": lambda: (hooks.TopKState(ratio=0.5), hooks.top_k_hook),
     "wrapped in bf16": lambda: (None, hooks.bf16_compress_wrapper(hooks.allreduce_hook)),
 }
 every_hook = pytest.mark.parametrize("made", ALL.values(), ids=list(ALL))

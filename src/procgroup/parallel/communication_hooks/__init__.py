@@ -9,11 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 
 _MODULE_OF_NAME = {
+    "BlockQuantizedState": "block_quantized",
+    "TopKState": "top_k",
     "allreduce_hook": "default_hooks",
     "bf16_compress_hook": "default_hooks",
     "bf16_compress_wrapper": "default_hooks",
+    "block_quantized_hook": "block_quantized",
     "fp16_compress_hook": "default_hooks",
     "fp16_compress_wrapper": "default_hooks",
+    "top_k_hook": "top_k",
 }
 
 __all__ = list(_MODULE_OF_NAME)

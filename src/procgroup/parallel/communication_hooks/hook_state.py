@@ -1,0 +1,65 @@
+"""What the states of hooks have in common: a group, settings that all ranks share, copies and pickles."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar, TypeVar
+
+from procgroup import types
+from procgroup.api import default
+from procgroup.api.membership import resolve
+from procgroup.errors import CollectiveMismatch
+from procgroup.groups import objects
+from procgroup.groups.group import ProcessGroup
+
+Self = TypeVar("Self", bound="HookState")
+
+
+class HookState:
+    """The state of one hook of one model on this rank."""
+
+    # The attributes that must be the same on all ranks.
+    SHARED: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, process_group: ProcessGroup | None) -> None:
+        self.process_group = process_group
+        self._is_compared = False
+
+    def group(self) -> ProcessGroup:
+        """Return the group. Raises CollectiveMismatch, at first, when the ranks' settings differ."""
+        group = resolve(self.process_group)
+        if not self._is_compared:
+            shared = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.SHARED)
+            require_same(group, "communication_hook", f"{type(self).__name__}({shared})")
+            self._is_compared = True
+        return group
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the group: what is unpickled is of the default one. Raises RuntimeError for another."""
+        if self.process_group is not None and self.process_group is not default.slot().group:
+            raise RuntimeError(
+                f"{type(self).__name__} of another than the default process group cannot be pickled: a group does not "
+                "outlive its processes. Save state_dict(model), and load it into a new state."
+            )
+        return {**self.__dict__, "process_group": None, "_is_compared": False}
+
+    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for name, value in self.__dict__.items():
+            setattr(made, name, value if name == "process_group" else copy.deepcopy(value, memo))
+        return made
+
+
+def require_same(group: ProcessGroup, op: str, mine: str) -> None:
+    """Raise CollectiveMismatch on every rank when what the ranks have differs."""
+    found = objects.all_gather(group, mine, types.seconds(group.timeout), safe=True)
+    if len(set(found)) > 1:
+        raise CollectiveMismatch(
+            calls=dict(enumerate(found)),
+            op=op,
+            sequence=0,
+            group=group.group_name,
+            rank=group.rank(),
+            size=group.size(),
+        )

@@ -1,0 +1,100 @@
+"""Averages of the largest elements only, with error feedback for the others.
+
+Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", arXiv 1809.07599.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.communication_hooks.default_hooks import require_floating_point
+from procgroup.parallel.communication_hooks.hook_state import HookState
+from procgroup.parallel.communication_hooks.pending import Pending
+from procgroup.parallel.communication_hooks.residuals import Residuals, finite, working_dtype
+from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.pytorch import torch
+
+_EVERYWHERE = -1
+
+
+class TopKState(HookState):
+    """What ``top_k_hook`` keeps on this rank: one number of float32 per gradient element.
+
+    ``ratio`` of the elements of each bucket are sent, at least one. The same on all ranks: ``ratio``,
+    ``use_error_feedback``. Raises ValueError for a ratio that is not in (0, 1].
+    """
+
+    SHARED = ("ratio", "use_error_feedback")
+
+    def __init__(
+        self, process_group: ProcessGroup | None = None, ratio: float = 0.01, use_error_feedback: bool = True
+    ) -> None:
+        super().__init__(process_group)
+        if not 0 < ratio <= 1:
+            raise ValueError(f"Expected parameter `ratio` to be above 0 and at most 1, got {ratio}.")
+        self.ratio = ratio
+        self.use_error_feedback = use_error_feedback
+        self._residuals = Residuals()
+
+    def state_dict(self, model: Any) -> dict[str, Any]:
+        """Return this rank's error feedback by the parameters' names in ``model``; every rank has its own."""
+        return self._residuals.state_dict(model)
+
+    def load_state_dict(self, state: Mapping[str, Any], model: Any) -> None:
+        """Take over what ``state_dict`` gave. Raises ValueError where the model does not fit."""
+        self._residuals.load_state_dict(state, model)
+
+
+def top_k_hook(state: TopKState, bucket: GradBucket) -> Pending:
+    """Average, of each rank, the ``k`` elements of the bucket that are largest in magnitude; the others count as zero.
+
+    Sent: 8 bytes per chosen element (12 of float64) to every other rank, so 8 * ``ratio`` * ranks per element received:
+    less than with all_reduce for a ratio below 1 / ranks only. Error of one step: what a rank does not send has at most
+    1 - k / n of the sum of squares. With error feedback it stays, and is sent once it is large. NaN and infinities are
+    sent first, and not kept; where a rank has more than ``k`` of them, the whole bucket is NaN on every rank. What was
+    sent in a step that all ranks dropped (BackwardFailed), or of a parameter that no rank has used in it, is lost.
+
+    Cost: one selection and some five passes over the bucket, and its memory once more. Raises TypeError for complex
+    gradients, CollectiveMismatch for different settings.
+    """
+    require_floating_point(bucket, "top_k_hook")
+    group = state.group()
+    buffer = bucket.buffer()
+    exact = buffer.to(working_dtype(buffer), copy=True)
+    residual = state._residuals.of(bucket) if state.use_error_feedback else None
+    if residual is not None:
+        exact += residual
+    count = math.ceil(state.ratio * buffer.numel())
+    indices = exact.abs().topk(count, sorted=False).indices  # NaN counts as larger than everything
+    sent = _packed(exact, indices)
+    if residual is not None:
+        residual.copy_(finite(exact.index_fill_(0, indices, 0.0)))
+    received = torch.empty(group.size(), sent.numel(), dtype=torch.uint8)
+    work = group.all_gather_single(received, sent, async_op=True)
+    assert work is not None
+    return Pending(work, lambda _: buffer.copy_(_mean(received, count, buffer)))
+
+
+def _packed(exact: Any, indices: Any) -> Any:
+    """Return the chosen values and where they belong, as bytes."""
+    values = exact[indices]
+    places = indices.to(torch.int32 if exact.numel() < 1 << 31 else torch.int64)
+    if not values.isfinite().any() and len(exact) - int(exact.isfinite().sum()) > len(values):
+        places[0] = _EVERYWHERE
+    return torch.cat([values.view(torch.uint8), places.view(torch.uint8)])
+
+
+def _mean(received: Any, count: int, buffer: Any) -> Any:
+    """Return the mean of what the ranks have chosen, added in the order of the ranks."""
+    total = torch.zeros(buffer.numel(), dtype=working_dtype(buffer))
+    value_bytes = count * total.element_size()
+    for row in received:
+        values, places = row[:value_bytes], row[value_bytes:]
+        at = places.clone().view(torch.int32 if buffer.numel() < 1 << 31 else torch.int64).long()
+        if count and at[0] == _EVERYWHERE:
+            return total.fill_(torch.nan)
+        total[at] += values.clone().view(total.dtype) / len(received)  # divided first: the sum stays finite
+    return total
