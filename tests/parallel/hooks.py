@@ -53,16 +53,18 @@ def on_ranks(size: int, play: Callable[[int], Any]) -> list[Any]:
     return run_ranks(lambda: play(dist.get_rank()), size)
 
 
-ROWS, FEATURES, CLASSES = 40, 20, 4
+POINTS, FEATURES, CLASSES = 240, 20, 4
 
 
 def classified() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return points of four classes, which no straight line divides, for all of four ranks."""
+    """Return points of four classes, which no straight line divides; one label in five is wrong, so loss remains."""
     generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(4 * ROWS, FEATURES, generator=generator)
+    inputs = torch.randn(POINTS, FEATURES, generator=generator)
     first = torch.randn(FEATURES, 16, generator=generator)
     second = torch.randn(16, CLASSES, generator=generator)
-    return inputs, (torch.tanh(inputs @ first) @ second).argmax(1)
+    labels = (torch.tanh(inputs @ first) @ second).argmax(1)
+    wrong = torch.randint(CLASSES, (POINTS // 5,), generator=generator)
+    return inputs, torch.cat([wrong, labels[len(wrong) :]])
 
 
 def classifier() -> nn.Module:
@@ -90,7 +92,7 @@ def loss_after(
         inputs, labels = classified()
         mine = slice(rank, None, size)
         wrapped = model if averages else DistributedDataParallel(model, **options)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
         take_step = averages(model, optimizer) if averages else optimizer.step
         if hook is not None:
             wrapped.register_comm_hook(*hook())

@@ -53,6 +53,8 @@ ALL: dict[str, Any] = {
     "int8 of small blocks": lambda: (hooks.BlockQuantizedState(block_size=7), hooks.block_quantized_hook),
     "int8 wrapped": lambda: (hooks.BlockQuantizedState(), hooks.bf16_compress_wrapper(hooks.block_quantized_hook)),
     "top half": lambda: (hooks.TopKState(ratio=0.5), hooks.top_k_hook),
+    "PowerSGD": lambda: (hooks.PowerSGDState(None, 2, 0, 1.1), hooks.powerSGD_hook),
+    "PowerSGD later": lambda: (hooks.PowerSGDState(None, 2, 1, 1.1), hooks.powerSGD_hook),
     "wrapped in bf16": lambda: (None, hooks.bf16_compress_wrapper(hooks.allreduce_hook)),
 }
 every_hook = pytest.mark.parametrize("made", ALL.values(), ids=list(ALL))

@@ -10,6 +10,7 @@ from importlib import import_module
 
 _MODULE_OF_NAME = {
     "BlockQuantizedState": "block_quantized",
+    "PowerSGDState": "power_sgd",
     "TopKState": "top_k",
     "allreduce_hook": "default_hooks",
     "bf16_compress_hook": "default_hooks",
@@ -17,6 +18,7 @@ _MODULE_OF_NAME = {
     "block_quantized_hook": "block_quantized",
     "fp16_compress_hook": "default_hooks",
     "fp16_compress_wrapper": "default_hooks",
+    "powerSGD_hook": "power_sgd",
     "top_k_hook": "top_k",
 }
 
