@@ -40,10 +40,6 @@ class Agreement:
         self._agreed = bytes(self.flags)
         self.flags[:] = self._nothing
 
-    def forget(self) -> None:
-        """Begin with new flags without an exchange."""
-        self.flags[:] = self._nothing
-
     @property
     def is_plain(self) -> bool:
         """Tell whether every parameter was used on some rank, in time, and nobody failed."""

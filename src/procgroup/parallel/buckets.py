@@ -1,74 +1,22 @@
 """The memory of gradients: small ones lie one after the other in buckets, a large one is a bucket by itself.
 
-A bucket of small ones lies in memory that the ranks of one host share, so that averaging it copies nothing in. A
-gradient is copied there once, when autograd has produced it, and from then on lives there: it is a view of the bucket.
-A large gradient stays where autograd has put it: to bring it into shared memory by a copy of its own takes longer than
-to let the call bring it there piece by piece.
+A bucket of small ones lies in memory that the ranks of one host share, so that averaging it copies nothing in. Its
+gradients are *packed* once, when all of them are there, and from then on live there: each is a view of the bucket. A
+large gradient stays where autograd has put it: to bring it into shared memory by a copy of its own takes longer than to
+let the call bring it there piece by piece.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.place import Place, dense
 from procgroup.parallel.pytorch import torch
 
 ALIGNMENT = 64
 """Where a bucket begins in its memory, in bytes."""
-
-AT_END = -1
-
-
-class Place:
-    """One parameter, and where its gradient goes."""
-
-    __slots__ = ("arrivals", "awaited", "bucket", "dtype", "index", "is_dense", "name", "parameter", "shape", "view")
-
-    def __init__(self, index: int, name: str, parameter: Any, dtype: Any) -> None:
-        self.index = index
-        self.name = name
-        self.parameter = parameter
-        # In which the gradient is averaged.
-        self.dtype = dtype
-        self.shape = tuple(parameter.shape)
-        self.is_dense = _fills_its_memory(parameter)
-        self.bucket: Bucket | None = None
-        self.view: Any = None
-        self.arrivals = 0
-        # How many times autograd adds to the gradient in one backward: 0 when it is not waited for, AT_END when that
-        # is not known before the backward is over.
-        self.awaited = 1
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.shape}"
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the gradient has in its bucket."""
-        return int(self.parameter.numel() * self.dtype.itemsize)
-
-    def flat(self, tensor: Any) -> Any:
-        """Return a tensor of the parameter's layout as one dimension, in the order of memory."""
-        return tensor.as_strided((tensor.numel(),), (1,)) if self.is_dense else tensor.view(-1)
-
-    def shaped(self, flat: Any) -> Any:
-        """Return the memory of a flat tensor in the parameter's shape and layout; not as a view, for autograd."""
-        shaped = torch.empty(0, dtype=flat.dtype)
-        return shaped.set_(flat.untyped_storage(), flat.storage_offset(), self.shape, self._strides())
-
-    def has_layout(self, tensor: Any) -> bool:
-        """Tell whether a tensor lies in memory as ``flat`` takes it."""
-        return bool(tensor.stride() == self._strides())
-
-    def new(self) -> Any:
-        """Return a new tensor of the parameter's layout; its elements are arbitrary."""
-        return torch.empty_strided(self.shape, self._strides(), dtype=self.parameter.dtype)
-
-    def _strides(self) -> tuple[int, ...]:
-        # A parameter that has gaps in memory, or elements that share it, has a contiguous gradient.
-        return self.parameter.stride() if self.is_dense else _contiguous_strides(self.shape)
 
 
 class Bucket:
@@ -77,22 +25,32 @@ class Bucket:
     def __init__(self, index: int, places: Sequence[Place]) -> None:
         self.index = index
         self.places = list(places)
-        self.is_issued = False
-        self.missing = 0
+        for place in places:
+            place.bucket = self
         self.buffer: Any = None
+        self.missing = 0
+        # Packed while the backward goes on: then the parameters have no gradients, so that what comes is apart.
+        self.is_early = False
+        self.is_packed = False
         self.pending: Any = None
         self.reset()
 
-    def take(self, place: Place, gradient: Any) -> None:
-        """Take the gradient that autograd has just accumulated."""
-        raise NotImplementedError
+    def is_complete(self) -> bool:
+        """Tell whether every parameter has a new gradient."""
+        return all(place.new_gradient() is not None for place in self.places)
 
-    def fill(self, place: Place) -> None:
-        """Take what there is of a gradient to which this round has added nothing: it, or zeros."""
-        raise NotImplementedError
+    def pack(self, flags: bytearray, is_early: bool) -> None:
+        """Make the buffer of what gradients there are, and of zeros; set the flag of each new one."""
+        self.is_packed = True
+        self.is_early = is_early
+        self.collect(flags)
+        if is_early:
+            for place in self.places:
+                if flags[place.index]:
+                    place.parameter.grad = None
 
-    def close(self) -> None:
-        """Take all gradients out of the parameters, so that what autograd adds from now on goes elsewhere."""
+    def collect(self, flags: bytearray) -> None:
+        """Do what ``pack`` does, leaving the gradients in the parameters."""
         raise NotImplementedError
 
     def replace(self, result: Any) -> None:
@@ -102,10 +60,6 @@ class Bucket:
 
     def add(self, place: Place, gradient: Any) -> None:
         """Add to an averaged gradient."""
-        self.view(place).add_(gradient)
-
-    def view(self, place: Place) -> Any:
-        """Return a gradient as it lies in the bucket."""
         raise NotImplementedError
 
     def give(self, place: Place) -> None:
@@ -114,11 +68,9 @@ class Bucket:
 
     def reset(self) -> None:
         """Make ready for the next round."""
-        self.is_issued = False
         self.missing = sum(place.awaited != 0 for place in self.places)
+        self.is_early = self.is_packed = False
         self.pending = None
-        for place in self.places:
-            place.arrivals = 0
 
     def __str__(self) -> str:
         shown = ", ".join(map(str, self.places[:4]))
@@ -132,45 +84,43 @@ class PackedBucket(Bucket):
         super().__init__(index, places)
         count = sum(place.parameter.numel() for place in places)
         self.buffer = _tensor_over(memory, offset, count, self.places[0].dtype)
-        self._has_views = False
         for place in self.places:
             # Each is a tensor of its own rather than a view: whoever saves one does not save them all.
             place.view = place.shaped(_tensor_over(memory, offset, place.parameter.numel(), place.dtype))
-            place.bucket = self
             offset += place.nbytes
 
-    def take(self, place: Place, gradient: Any) -> None:
-        if gradient is place.view:  # accumulated in place
-            self._has_views = True
-            return
-        if place.arrivals:
-            place.view.add_(gradient)
-        else:
-            place.view.copy_(gradient)
-        place.parameter.grad = None
+    def collect(self, flags: bytearray) -> None:
+        views, gradients = [], []
+        for place in self.places:
+            gradient = place.new_gradient()
+            if gradient is None:
+                self._fill(place)
+                continue
+            flags[place.index] = 1
+            if gradient is not place.view:  # else it was accumulated in place
+                views.append(place.view)
+                gradients.append(dense(gradient))
+        if views:
+            torch._foreach_copy_(views, gradients)
 
-    def fill(self, place: Place) -> None:
+    def _fill(self, place: Place) -> None:
+        """Give zeros, or a gradient to which nothing was added: that stays as it is, when no rank has added to it."""
         gradient = place.parameter.grad
         if gradient is None:
             place.view.zero_()
-        elif gradient is place.view:  # kept elsewhere: it is to stay as it is when no rank adds to it
+        elif gradient is place.view:
             place.parameter.grad = gradient.clone()
+            place.remember()
         else:
             place.view.copy_(gradient)
 
-    def close(self) -> None:
-        if self._has_views:
-            self._has_views = False
-            for place in self.places:
-                if place.parameter.grad is place.view:
-                    place.parameter.grad = None
-
-    def view(self, place: Place) -> Any:
-        return place.view
+    def add(self, place: Place, gradient: Any) -> None:
+        place.view.add_(gradient)
 
     def give(self, place: Place) -> None:
         parameter = place.parameter
         parameter.grad = place.view if parameter.dtype is place.dtype else place.view.to(parameter.dtype)
+        place.remember()
 
 
 class SingleBucket(Bucket):
@@ -179,43 +129,30 @@ class SingleBucket(Bucket):
     def __init__(self, index: int, place: Place) -> None:
         self._gradient: Any = None
         super().__init__(index, [place])
-        place.bucket = self
         place.view = None
 
-    def take(self, place: Place, gradient: Any) -> None:
-        if not place.has_layout(gradient):
-            place.parameter.grad = place.new().copy_(gradient)
-
-    def fill(self, place: Place) -> None:
-        gradient = place.parameter.grad
-        self._gradient = place.new().zero_() if gradient is None else place.new().copy_(gradient)
-
-    def close(self) -> None:
+    def collect(self, flags: bytearray) -> None:
         place = self.places[0]
-        if self._gradient is None:
-            self._gradient = place.parameter.grad
-            place.parameter.grad = None
+        gradient = place.new_gradient()
+        if gradient is None:
+            self._gradient = place.copy_of(place.parameter.grad)
+        else:
+            flags[place.index] = 1
+            self._gradient = gradient if place.has_layout(gradient) else place.copy_of(gradient)
         self.buffer = place.flat(self._gradient)
 
-    def view(self, place: Place) -> Any:
-        return self._gradient
+    def add(self, place: Place, gradient: Any) -> None:
+        self._gradient.add_(gradient)
 
     def give(self, place: Place) -> None:
-        place.parameter.grad = self._gradient
+        if place.parameter.grad is not self._gradient:
+            place.parameter.grad = self._gradient
+        place.remember()
 
     def reset(self) -> None:
         super().reset()
         self._gradient = None
         self.buffer = None
-
-
-class GradientMemory:
-    """The memory of all packed buckets: one piece, so that it can be divided in another way."""
-
-    def __init__(self, group: ProcessGroup, nbytes: int) -> None:
-        self.nbytes = nbytes
-        memory = group.allocate(nbytes) if nbytes else None
-        self.memory = bytearray(nbytes) if memory is None else memory
 
 
 def make_buckets(
@@ -243,22 +180,16 @@ def make_buckets(
     return buckets, memory
 
 
+class GradientMemory:
+    """The memory of all packed buckets: one piece, so that it can be divided in another way."""
+
+    def __init__(self, group: ProcessGroup, nbytes: int) -> None:
+        self.nbytes = nbytes
+        memory = group.allocate(nbytes) if nbytes else None
+        self.memory = bytearray(nbytes) if memory is None else memory
+
+
 def _tensor_over(memory: Any, offset: int, count: int, dtype: Any) -> Any:
     if count == 0:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
-
-
-def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(max(length, 1) for length in shape[dimension + 1 :]) for dimension in range(len(shape)))
-
-
-def _fills_its_memory(tensor: Any) -> bool:
-    """Tell whether a tensor's elements lie side by side in memory, in any order of its dimensions."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1:
-            if stride != expected:
-                return False
-            expected *= length
-    return True

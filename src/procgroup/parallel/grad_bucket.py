@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup.parallel.buckets import Place
+from procgroup.parallel.place import Place
 
 
 class GradBucket:

@@ -1,13 +1,16 @@
 """Averages gradients while a backward still produces others.
 
-A *round* is one backward whose gradients are averaged. Each gradient *arrives* at its place in a bucket; a bucket in
-which none is missing is *issued*, in the same order of buckets on every rank, whatever the order in which gradients
-arrive there. At the end of the backward the other buckets are issued, with zeros for what did not arrive, and the ranks
-*agree*: parameters that any rank has used get the average, those that none has used stay as they are. So parameters
-that some ranks do not use need no flag.
+A *round* is one backward whose gradients are averaged. In the first round a hook on each parameter notices the order in
+which gradients *arrive*, which all ranks take from rank 0. From then on the hooks are on *probes* only: the parameters
+that came last in their buckets. When all gradients of a bucket have arrived, it is packed and *issued*, in the same
+order of buckets on every rank, whatever the order of arrival there.
 
-A gradient may come again after its bucket was issued, for instance from a module that is checkpointed and used twice.
-Issuing takes the gradients out of the parameters, so what comes *late* is apart; it is averaged at the end and added.
+At the end of the backward the other buckets are issued, with zeros for what did not arrive, and the ranks *agree*:
+parameters to whose gradient any rank has added get the average, the others stay as they are. So parameters that some
+ranks do not use need no flag.
+
+A gradient may come again after its bucket was packed, for instance from a module that is checkpointed and used twice.
+Packing takes the gradients out of the parameters, so what comes *late* is apart; it is averaged at the end and added.
 From then on its bucket waits for the end of the backward.
 
 A backward that fails on this rank leaves the others waiting. The rank tells them at its next forward: it issues what is
@@ -16,26 +19,23 @@ left of the round and says in the agreement that it failed; so all drop the roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from procgroup.api.objects import all_gather_object
-from procgroup.errors import DistError
+from procgroup.errors import DistError, GroupBroken
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.agreement import Agreement
-from procgroup.parallel.bucket_plan import Piece, plan_buckets
-from procgroup.parallel.buckets import AT_END, Bucket, GradientMemory, Place, make_buckets
+from procgroup.parallel.buckets import Bucket
+from procgroup.parallel.division import Division
 from procgroup.parallel.grad_bucket import GradBucket
-from procgroup.parallel.pytorch import torch
+from procgroup.parallel.place import AT_END, Place
 from procgroup.parallel.rounds import BackwardEnd, is_inside_backward
 from procgroup.parallel.sparse_gradients import average_sparse
-from procgroup.parallel.training_errors import BackwardFailed, GraphChanged
+from procgroup.parallel.static_graph import StaticGraph
+from procgroup.parallel.training_errors import BackwardFailed
 from procgroup.types import AnyReduceOp, ReduceOp
-
-SINGLE_BYTES = 1 << 20
-"""From this size on a gradient is averaged where autograd has put it: see ``buckets``."""
 
 Hook = Callable[[Any, GradBucket], Any]
 
@@ -58,39 +58,31 @@ class Reducer:
         """``delayed`` parameters are averaged after all others. ``leaves_out_unused``: those that no rank uses in the
         first round have no place in a bucket. ``gradient_dtype`` tells in which dtype a gradient is averaged."""
         self._group = group
-        self._limits = limits
         self._places = [
             Place(index, name, parameter, gradient_dtype(parameter))
             for index, (name, parameter) in enumerate(named_parameters)
         ]
-        self._sparse = [place for place in self._places if place.name in sparse]
-        self._delayed = frozenset(place.index for place in self._places if place.name in delayed)
-        self._leaves_out_unused = leaves_out_unused
-        self._left_out: list[Place] = []
-        self._agreement = Agreement(group, len(self._places))
-        self._end = BackwardEnd()
-        self._memory: GradientMemory | None = None
+        self._ids = frozenset(id(place.parameter) for place in self._places)
+        for place in self._places:
+            place.is_sparse = place.name in sparse
+        self._division = Division(group, self._places, limits, delayed, leaves_out_unused)
+        self._agreement, self._end = Agreement(group, len(self._places)), BackwardEnd()
         self._hook: tuple[Any, Hook] | None = None
-        self._static_uses: list[int] | None = [] if static_graph else None
+        self._static = StaticGraph(self._places) if static_graph else None
         self.op: AnyReduceOp = ReduceOp.AVG
         # Called before the first bucket of a round is issued.
         self.announce: Callable[[], None] | None = None
         # Whether a backward that no output has announced is a round.
         self.expects_round = False
         self._is_round = False
-        # Whether a gradient has arrived, or a bucket was issued, in this round.
+        # From the beginning of a round to its end, also where the backward has failed meanwhile.
         self._is_open = False
         self._is_announced = False
         self._next = 0
-        # The order of arrival in the first round, which all ranks take from rank 0; None once it is in use.
-        self._arrived: list[int] | None = []
-        self._new_order: list[int] | None = None
-        dense = [place.index for place in self._places if place.name not in sparse]
-        self._make_buckets(dense[::-1])
-        self._handles = [
-            place.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, place))
-            for place in self._places
-        ]
+        self._watches_all = True
+        self._handles: list[Any] = []
+        for place in self._places:
+            self._watch(place, partial(self._on_gradient, place))
 
     def set_hook(self, state: Any, hook: Hook) -> None:
         """Have a communication hook average the buckets from now on."""
@@ -100,21 +92,21 @@ class Reducer:
         """Leave the parameters alone from now on."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
     def prepare(self) -> None:
         """Do, before a forward, what an earlier round has left to do."""
-        if self._end.is_awaited() or is_inside_backward():
-            return
-        self._recover()
-        self._rebuild()
+        if not self._end.is_awaited() and not is_inside_backward():
+            self._recover()
+            self._renew()
 
     def begin(self, is_round: bool) -> None:
         """Begin a backward, which is a round or none. Called inside of it, before any gradient arrives."""
         if self._end.is_awaited():
             return
         self._recover()
-        self._rebuild()
-        self._is_round = is_round
+        self._renew()
+        self._is_round = self._is_open = is_round and self._end.accumulates_gradients(self._ids)
         self._end.ask(self._on_end)
 
     def answer(self) -> None:
@@ -122,68 +114,81 @@ class Reducer:
         self.prepare()
         for place in self._places:
             place.parameter.grad = None
-        self._agreement.forget()
         self._is_announced = True
         with suppress(BackwardFailed):
             self._finish(is_answer=True)
         for place in self._places:
             place.parameter.grad = None
 
-    def _on_gradient(self, place: Place, parameter: Any) -> None:
+    def _renew(self) -> None:
+        """Divide the gradients anew, once the order is known in which they arrive."""
+        if self._division.renew() and self._static is None:
+            self._watches_all = False
+            self._watch_probes()
+
+    def _watch_probes(self) -> None:
+        self.remove_hooks()
+        for bucket in self._division.buckets:
+            has_probe = not any(place.awaited == AT_END for place in bucket.places)
+            for place in bucket.places:
+                is_probe = has_probe and place is bucket.places[-1]
+                self._watch(place, partial(self._on_probe, bucket) if is_probe else self._on_any)
+        for place in self._division.outside:
+            self._watch(place, self._on_any)
+
+    def _watch(self, place: Place, hook: Callable[[Any], None]) -> None:
+        self._handles.append(place.parameter.register_post_accumulate_grad_hook(hook))
+
+    def _on_any(self, parameter: Any) -> None:
+        """Notice a backward that no output has announced."""
         if not self._end.is_awaited():
             self.begin(self.expects_round)
-        self._agreement.flags[place.index] = 1
-        if self._is_round:
-            self._is_open = True
-            self._arrive(place, parameter.grad)
 
-    def _arrive(self, place: Place, gradient: Any) -> None:
-        if gradient.requires_grad:
-            raise RuntimeError(
-                f"DistributedDataParallel averages gradients outside of the graph, so a backward with "
-                f"create_graph=True cannot be differentiated again ({place}). Use torch.autograd.grad(..., "
-                "create_graph=True), and call backward() without it on what you compute from that."
-            )
-        bucket = place.bucket
-        if bucket is None:  # sparse or left out: averaged at the end
-            place.arrivals += 1
+    def _on_gradient(self, place: Place, parameter: Any) -> None:
+        self._on_any(parameter)
+        if not self._is_round:
             return
-        if bucket.is_issued:
-            place.arrivals += 1
-            self._agreement.mark_late(place.index)
-            return
-        bucket.take(place, gradient.to_dense() if gradient.is_sparse else gradient)
-        if not place.arrivals and self._arrived is not None:
-            self._arrived.append(place.index)
+        self._division.note(place)
         place.arrivals += 1
-        if place.arrivals == place.awaited:
-            bucket.missing -= 1
-            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-                self._issue(self._buckets[self._next])
+        if place.arrivals == place.awaited and place.bucket is not None:
+            place.bucket.missing -= 1
+            self._issue_complete(place.bucket)
+
+    def _on_probe(self, bucket: Bucket, parameter: Any) -> None:
+        self._on_any(parameter)
+        if self._is_round and not bucket.is_packed and bucket.is_complete():
+            bucket.missing = 0
+            self._issue_complete(bucket)
+
+    def _issue_complete(self, bucket: Bucket) -> None:
+        """Pack a bucket in which nothing is missing any more; issue it if it is its turn, and what waited for it."""
+        if bucket.missing == 0 and not bucket.is_packed:
+            bucket.pack(self._agreement.flags, is_early=True)
+        while self._next < len(self._division.buckets) and self._division.buckets[self._next].is_packed:
+            self._issue(self._division.buckets[self._next], waits=False)
+
+    def _issue(self, bucket: Bucket, waits: bool) -> None:
+        self._open()
+        self._next += 1
+        if self._hook is not None:
+            state, hook = self._hook
+            is_last = bucket.index == len(self._division.buckets) - 1
+            bucket.pending = hook(state, GradBucket(bucket.index, bucket.buffer, bucket.places, is_last))
+            return
+        try:
+            with _whose_gradients(bucket):
+                bucket.pending = self._group.all_reduce(bucket.buffer, self.op, not waits)
+        except GroupBroken:
+            self._await_pending()  # one of these has ended the group, and says more
+            raise
 
     def _open(self) -> None:
-        self._is_open = True
         if self.announce is not None and not self._is_announced:
             self._is_announced = True
             self.announce()
 
-    def _issue(self, bucket: Bucket) -> None:
-        self._open()
-        for place in bucket.places:
-            if not place.arrivals:
-                bucket.fill(place)
-        bucket.close()
-        bucket.is_issued = True
-        self._next += 1
-        if self._hook is None:
-            bucket.pending = self._group.all_reduce(bucket.buffer, self.op, True)
-        else:
-            state, hook = self._hook
-            is_last = bucket.index == len(self._buckets) - 1
-            bucket.pending = hook(state, GradBucket(bucket.index, bucket.buffer, bucket.places, is_last))
-
     def _on_end(self) -> None:
-        if self._is_round and (self._is_open or self._end.accumulates_gradients()):
+        if self._is_round:
             self._finish()
 
     def _recover(self) -> None:
@@ -195,115 +200,101 @@ class Reducer:
     def _finish(self, is_answer: bool = False) -> None:
         try:
             self._open()
-            for bucket in self._buckets[self._next :]:
-                self._issue(bucket)
-            for bucket in self._buckets:
-                self._await(bucket)
-            if not is_answer:
-                self._check_static_graph()
-            for place in self._left_out:
-                if self._agreement.flags[place.index]:
-                    self._agreement.mark_late(place.index)
+            self._pack_all()
+            for bucket in self._division.buckets[self._next :]:
+                self._issue(bucket, waits=True)
+            self._await_pending()
+            if self._static is not None and not is_answer:
+                self._static.compare(self._agreement)
             self._agreement.settle()
             self._conclude()
         finally:
             self._is_open = self._is_announced = False
             self._next = 0
-            for bucket in self._buckets:
+            for bucket in self._division.buckets:
                 bucket.reset()
-            for place in [*self._sparse, *self._left_out]:
-                place.arrivals = 0
+            if self._watches_all:
+                for place in self._places:
+                    place.arrivals = 0
 
-    def _await(self, bucket: Bucket) -> None:
-        try:
-            result = bucket.pending.wait()
-        except DistError as error:
-            error.add_note(f"while the gradients of {bucket} of {len(self._buckets)} were averaged")
-            raise
-        if self._hook is not None:
-            bucket.replace(result[0] if isinstance(result, (list, tuple)) else result)
+    def _pack_all(self) -> None:
+        flags = self._agreement.flags
+        for bucket in self._division.buckets:
+            if not bucket.is_packed:
+                bucket.pack(flags, is_early=False)
+            elif bucket.is_early:
+                for place in bucket.places:
+                    if place.new_gradient() is not None:
+                        self._agreement.mark_late(place.index)
+        for place in self._division.outside:
+            if place.new_gradient() is not None:
+                flags[place.index] = 1
+                if not place.is_sparse:
+                    self._agreement.mark_late(place.index)
+
+    def _await_pending(self) -> None:
+        for bucket in self._division.buckets:
+            if bucket.pending is None:
+                continue
+            with _whose_gradients(bucket):
+                result = bucket.pending.wait()
+            if self._hook is not None:
+                bucket.replace(result[0] if isinstance(result, (list, tuple)) else result)
 
     def _conclude(self) -> None:
-        if failed := self._agreement.failed():
+        agreement = self._agreement
+        if failed := agreement.failed():
+            self._drop()
             if self._group.rank() not in failed:
                 raise BackwardFailed(ranks=failed)
             return
-        for index in self._agreement.late():
+        for index in agreement.late():
             self._add_late(self._places[index])
+        self._give()
+        self._division.learn(agreement)
+        if self._static is not None:
+            self._static.learn()
+        if self._static is not None and agreement.is_changed():
+            raise self._static.error(self._group)
+
+    def _drop(self) -> None:
+        """Take all gradients of this round away."""
+        for place in self._places:
+            if self._agreement.is_used(place.index):
+                place.parameter.grad = None
+
+    def _give(self) -> None:
+        """Let each parameter that any rank has used have its averaged gradient."""
         everything = self._agreement.is_plain
-        for bucket in self._buckets:
+        for bucket in self._division.buckets:
             for place in bucket.places:
                 if everything or self._agreement.is_used(place.index):
                     bucket.give(place)
-        for place in self._sparse:
-            if self._agreement.is_used(place.index):
+        for place in self._division.outside:
+            if place.is_sparse and self._agreement.is_used(place.index):
                 place.parameter.grad = average_sparse(self._group, place.parameter, self.op)
-        self._learn()
-        if self._agreement.is_changed():
-            raise self._graph_changed()
+                place.remember()
 
     def _add_late(self, place: Place) -> None:
-        """Average what came after its bucket was issued, on any rank, and add it."""
-        gradient = place.parameter.grad
-        late = place.new().zero_() if gradient is None else place.new().copy_(gradient)
+        """Average what came after its bucket was packed, on any rank, or for which there is none; and add it."""
+        bucket = place.bucket
+        late = place.copy_of(place.parameter.grad if bucket is None else place.new_gradient())
         self._group.all_reduce(place.flat(late), self.op)
-        if place.bucket is None:
+        if bucket is None:
             place.parameter.grad = late
-        else:
-            place.bucket.add(place, late)
-            place.awaited = AT_END
-
-    def _learn(self) -> None:
-        """Take over the order in which gradients have arrived on rank 0, for the next round."""
-        if self._static_uses == []:
-            self._static_uses = [place.arrivals for place in self._places]
-        if self._arrived is None:
+            place.remember()
             return
-        # What has not arrived on rank 0 comes last, in any order that is the same everywhere.
-        rank_in_order = torch.full((len(self._places),), len(self._places), dtype=torch.int64)
-        rank_in_order[torch.tensor(self._arrived, dtype=torch.int64)] = torch.arange(len(self._arrived))
-        self._group.broadcast(rank_in_order, 0)
-        self._arrived = None
-        dense = [place for place in self._places if place.bucket is not None]
-        if self._leaves_out_unused:
-            self._left_out = [place for place in dense if not self._agreement.is_used(place.index)]
-            for place in self._left_out:
-                place.bucket = place.view = None
-        kept = [place.index for place in dense if place.bucket is not None]
-        self._new_order = sorted(kept, key=rank_in_order.tolist().__getitem__)
+        bucket.add(place, late)
+        place.awaited = AT_END
+        if not self._watches_all:
+            self._watch_probes()
 
-    def _rebuild(self) -> None:
-        order, self._new_order = self._new_order, None
-        if order is None:
-            return
-        for place in self._places:
-            if place.view is not None and place.parameter.grad is place.view:
-                place.parameter.grad = place.view.clone()  # the memory is divided anew
-            if self._static_uses:
-                place.awaited = self._static_uses[place.index]
-        self._make_buckets(order)
 
-    def _make_buckets(self, order: Sequence[int]) -> None:
-        alone = [place.nbytes >= SINGLE_BYTES and place.dtype is place.parameter.dtype for place in self._places]
-        pieces = [
-            Piece(place.nbytes, f"{place.dtype}{' delayed' if place.index in self._delayed else ''}", one)
-            for place, one in zip(self._places, alone, strict=True)
-        ]
-        plan = plan_buckets(pieces, sorted(order, key=self._delayed.__contains__), self._limits)
-        self._buckets, self._memory = make_buckets(self._group, self._places, plan, alone, self._memory)
-
-    def _check_static_graph(self) -> None:
-        for place, uses in zip(self._places, self._static_uses or (), strict=False):
-            if place.arrivals != uses:
-                self._agreement.mark_changed(place.index)
-
-    def _graph_changed(self) -> GraphChanged:
-        uses = self._static_uses or []
-        changes = [
-            (place.name, place.shape, then, place.arrivals)
-            for place, then in zip(self._places, uses, strict=True)
-            if place.arrivals != then
-        ]
-        found: list[Any] = [None] * self._group.size()
-        all_gather_object(found, changes, self._group)
-        return GraphChanged(uses=dict(enumerate(found)))
+@contextmanager
+def _whose_gradients(bucket: Bucket) -> Iterator[None]:
+    """Let errors between ranks say whose gradients were being averaged."""
+    try:
+        yield
+    except DistError as error:
+        error.add_note(f"while the gradients of {bucket} were averaged")
+        raise

@@ -9,7 +9,7 @@ else tells: so only weak references are kept to it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,6 @@ class BackwardEnd:
 
     def __init__(self) -> None:
         self._end: Callable[[], _End | None] = _nothing
-        self._first: Any = None
 
     def is_awaited(self) -> bool:
         """Tell whether the call was asked for, is still to come, and the backward has not failed."""
@@ -41,20 +40,28 @@ class BackwardEnd:
         """Have ``call`` called at the end of this backward."""
         end = _End(partial(self._run, call))
         self._end = weakref.ref(end)
-        self._first = torch._C._current_autograd_node()
         torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _run(self, call: Callable[[], None]) -> None:
         self._end = _nothing
-        try:
-            call()
-        finally:
-            self._first = None
+        call()
 
-    def accumulates_gradients(self) -> bool:
-        """Tell, at the end of a backward, whether it was for all leaves; False in torch.autograd.grad."""
+    def accumulates_gradients(self, parameters: Container[int]) -> bool:
+        """Tell, in a hook, whether this backward adds to gradients of parameters, given by their ids.
+
+        Not so in torch.autograd.grad. A backward that does not reach them counts, when it adds to any gradient: other
+        ranks may use them.
+        """
+        mine, others = False, []
         try:
-            return all(map(torch._C._will_engine_execute_node, _leaves(self._first)))
+            for leaf in _leaves(torch._C._current_autograd_node()):
+                if id(leaf.variable) not in parameters:
+                    others.append(leaf)
+                elif torch._C._will_engine_execute_node(leaf):
+                    return True
+                else:
+                    mine = True
+            return not mine and any(map(torch._C._will_engine_execute_node, others))
         except RuntimeError:  # autograd refuses to answer in torch.autograd.grad, for the leaves that it is for
             return False
 
@@ -65,15 +72,16 @@ def is_inside_backward() -> bool:
 
 
 def _leaves(first: Any) -> Iterator[Any]:
-    """Yield what accumulates gradients in a graph."""
+    """Yield what accumulates gradients in a graph, what is near first."""
     seen, waiting = {first}, [first]
     while waiting:
         node = waiting.pop()
         if hasattr(node, "variable"):
             yield node
-        following = {node for node, _ in node.next_functions if node is not None} - seen
-        seen |= following
-        waiting += following
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
 
 
 def _nothing() -> None:

@@ -10,7 +10,7 @@ from procgroup.api.membership import is_foreign, resolve
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.pytorch import torch
 
-DEFAULT_BUCKET_BYTES = 25 << 20
+DEFAULT_BUCKET_BYTES = 4 << 20
 FIRST_BUCKET_BYTES = 1 << 20
 
 
