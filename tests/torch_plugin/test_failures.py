@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from datetime import timedelta
@@ -178,6 +179,24 @@ def test_a_program_that_ends_without_destroying_the_group_ends_in_silence(how: s
     for outcome in attempt(end, SIZE, args=(how,), torch=True):
         assert outcome.ok, outcome.traceback
         assert outcome.output == ("refused in the child\n" if how == "fork" else "")
+
+
+def initialise_again_and_again(rank: int, size: int) -> None:
+    import torch
+
+    pauses = random.Random(rank)
+    for _ in range(8):
+        dist = join()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == size
+        dist.destroy_process_group()
+        time.sleep(pauses.choice([0, 0, 0.01]))
+
+
+def test_ranks_that_are_quicker_to_initialise_again_find_the_store() -> None:
+    for outcome in attempt(initialise_again_and_again, SIZE, torch=True):
+        assert outcome.ok, outcome.traceback
 
 
 def hang(rank: int, size: int) -> None:

@@ -21,6 +21,11 @@ from procgroup.torch_plugin.process_group import TorchProcessGroup
 from procgroup.torch_plugin.store import TorchStore
 
 
+# The store that rank 0 hosts would end with the group. A rank that is quicker to initialise again connects to it before
+# that: so it stays, and torch uses its server again, until the next group is there.
+_last_store: list[Any] = []
+
+
 def create(options: Any, *, name: str) -> Any:
     """Make the group that torch describes, in the form that this torch takes; return when all its ranks have.
 
@@ -42,8 +47,10 @@ def make(store: Any, rank: int, members: Sequence[int], group_name: str, timeout
         )
         leaving.adopt(made, world)
         return made
-    own = TorchStore(store)
-    return lifecycle.make_group(own, rank, members, group_name=group_name, timeout=timeout)
+    group = lifecycle.make_group(TorchStore(store), rank, members, group_name=group_name, timeout=timeout)
+    if rank == 0:
+        _last_store[:] = [store]
+    return group
 
 
 def _default_group() -> ProcessGroup | None:

@@ -6,6 +6,7 @@ own around ProcessGroupNCCL, at the first tensor on a GPU, and passes its calls 
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -20,12 +21,16 @@ class OtherDevices:
     """torch's process groups for other devices than the CPU, beside one of the plug-in; each made at its first use."""
 
     def __init__(self, group: Any, store: Any, timeout: timedelta, members: list[int]) -> None:
-        self._group = group
+        self._owner = weakref.ref(group)  # so that torch's store, and its server, end with the last use of the group
         self._store = store
         self._timeout = timeout
         self._members = members
         self._made: dict[str, Any] = {}
         self._in_the_making: str | None = None
+
+    @property
+    def _group(self) -> Any:
+        return self._owner()
 
     def kinds(self) -> list[str]:
         """Return the kinds of device that have a backend of their own, but for one whose backend is just made."""
