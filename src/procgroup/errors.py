@@ -123,6 +123,7 @@ _HOLDERS = {
         "Give every rank the same data, seed and epoch, and make the samplers in the same order on every rank.",
     ),
     "communication_hook": ("settings", "Pass the same arguments to the hook's state on every rank; nothing was sent."),
+    "OuterSteps": ("outer steps", "Begin with the same parameters and arguments on every rank; nothing was changed."),
 }
 
 

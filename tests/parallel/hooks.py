@@ -80,18 +80,19 @@ def loss_after(
     *,
     size: int = 2,
     averages: Callable[[nn.Module, Any], Step] | None = None,
+    wraps: bool = True,
     **options: Any,
 ) -> float:
     """Return the loss over all ranks' points after so many steps. The ranks must end with the same bits.
 
-    ``averages(model, optimizer)`` returns what takes a step; without it the model is wrapped.
+    ``averages(model, optimizer)`` returns what takes a step in place of the optimizer.
     """
 
     def play(rank: int) -> torch.Tensor:
         model = models.make(classifier).float()
         inputs, labels = classified()
         mine = slice(rank, None, size)
-        wrapped = model if averages else DistributedDataParallel(model, **options)
+        wrapped = DistributedDataParallel(model, **options) if wraps else model
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
         take_step = averages(model, optimizer) if averages else optimizer.step
         if hook is not None:

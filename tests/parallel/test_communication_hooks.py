@@ -27,6 +27,7 @@ from parallel.hooks import (  # noqa: E402
 from parallel.models import batch, loss_of, part, wrap  # noqa: E402
 
 from procgroup.parallel import communication_hooks as hooks  # noqa: E402
+from procgroup.parallel.training_errors import BackwardFailed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -55,6 +56,7 @@ ALL: dict[str, Any] = {
     "top half": lambda: (hooks.TopKState(ratio=0.5), hooks.top_k_hook),
     "PowerSGD": lambda: (hooks.PowerSGDState(None, 2, 0, 1.1), hooks.powerSGD_hook),
     "PowerSGD later": lambda: (hooks.PowerSGDState(None, 2, 1, 1.1), hooks.powerSGD_hook),
+    "post-local SGD": lambda: (hooks.PostLocalSGDState(None, None, 99, False), hooks.post_localSGD_hook),
     "wrapped in bf16": lambda: (None, hooks.bf16_compress_wrapper(hooks.allreduce_hook)),
 }
 every_hook = pytest.mark.parametrize("made", ALL.values(), ids=list(ALL))
@@ -184,6 +186,59 @@ def test_gradients_that_add_up_and_parameters_that_nobody_uses(made: Any) -> Non
 
 
 @every_hook
+def test_ranks_without_inputs_answer_the_hook(made: Any) -> None:
+    def play(rank: int) -> list[torch.Tensor]:
+        ours, _ = wrap(models.perceptron)
+        ours.register_comm_hook(*made())
+        optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+        with ours.join():
+            for step in range(1 + 2 * rank):
+                optimizer.zero_grad()
+                loss_of(ours(part(batch(step)))).backward()
+                optimizer.step()
+        return [parameter.detach() for parameter in ours.parameters()]
+
+    for one, other in zip(*on_ranks(2, play), strict=True):
+        assert bits(one) == bits(other) and one.isfinite().all()
+
+
+class Failing(torch.autograd.Function):  # type: ignore[misc]
+    """Its backward fails."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Any) -> Any:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        raise ArithmeticError("on purpose")
+
+
+@every_hook
+def test_after_a_backward_that_failed_on_one_rank_the_hook_goes_on(made: Any) -> None:
+    def play(rank: int) -> list[torch.Tensor]:
+        ours, _ = wrap(models.perceptron, bucket_cap_mb=0.0001)
+        ours.register_comm_hook(*made())
+        inner = ours.module[2].forward
+        for step in range(3):
+            ours.zero_grad()
+            if step == 1 and rank == 0:
+                ours.module[2].forward = lambda inputs: inner(Failing.apply(inputs))
+                with pytest.raises(ArithmeticError):
+                    loss_of(ours(part(batch(step)))).backward()
+                ours.module[2].forward = inner
+            elif step == 1:
+                with pytest.raises(BackwardFailed):
+                    loss_of(ours(part(batch(step)))).backward()
+            else:
+                loss_of(ours(part(batch(step)))).backward()
+        return [parameter.grad for parameter in ours.parameters()]
+
+    for one, other in zip(*on_ranks(2, play), strict=True):
+        assert bits(one) == bits(other) and one.isfinite().all()
+
+
+@every_hook
 def test_a_model_with_a_hook_can_be_copied_and_pickled(made: Any) -> None:
     def play(rank: int) -> None:
         ours, _ = wrap(models.perceptron)
@@ -205,7 +260,7 @@ def test_a_model_with_a_hook_can_be_copied_and_pickled(made: Any) -> None:
 @every_hook
 def test_gradients_that_cannot_be_rounded_are_refused(made: Any) -> None:
     state, hook = made()
-    if hook is hooks.allreduce_hook:
+    if hook in (hooks.allreduce_hook, hooks.post_localSGD_hook):
         return
 
     def play() -> None:

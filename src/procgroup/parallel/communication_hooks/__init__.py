@@ -10,6 +10,10 @@ from importlib import import_module
 
 _MODULE_OF_NAME = {
     "BlockQuantizedState": "block_quantized",
+    "OuterSteps": "outer_steps",
+    "PeriodicModelAverager": "model_averaging",
+    "PostLocalSGDOptimizer": "model_averaging",
+    "PostLocalSGDState": "post_local_sgd",
     "PowerSGDState": "power_sgd",
     "TopKState": "top_k",
     "allreduce_hook": "default_hooks",
@@ -18,6 +22,7 @@ _MODULE_OF_NAME = {
     "block_quantized_hook": "block_quantized",
     "fp16_compress_hook": "default_hooks",
     "fp16_compress_wrapper": "default_hooks",
+    "post_localSGD_hook": "post_local_sgd",
     "powerSGD_hook": "power_sgd",
     "top_k_hook": "top_k",
 }

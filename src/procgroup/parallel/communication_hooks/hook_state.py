@@ -20,6 +20,8 @@ class HookState:
 
     # The attributes that must be the same on all ranks.
     SHARED: ClassVar[tuple[str, ...]] = ()
+    # The attributes that are groups, or None.
+    GROUPS: ClassVar[tuple[str, ...]] = ("process_group",)
 
     def __init__(self, process_group: ProcessGroup | None) -> None:
         self.process_group = process_group
@@ -35,19 +37,20 @@ class HookState:
         return group
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the group: what is unpickled is of the default one. Raises RuntimeError for another."""
-        if self.process_group is not None and self.process_group is not default.slot().group:
+        """Leave out the groups: what is unpickled is of the default one. Raises RuntimeError for another."""
+        groups = dict.fromkeys(self.GROUPS)
+        if any(getattr(self, name) not in (None, default.slot().group) for name in groups):
             raise RuntimeError(
                 f"{type(self).__name__} of another than the default process group cannot be pickled: a group does not "
                 "outlive its processes. Save state_dict(model), and load it into a new state."
             )
-        return {**self.__dict__, "process_group": None, "_is_compared": False}
+        return {**self.__dict__, **groups, "_is_compared": False}
 
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         for name, value in self.__dict__.items():
-            setattr(made, name, value if name == "process_group" else copy.deepcopy(value, memo))
+            setattr(made, name, value if name in self.GROUPS else copy.deepcopy(value, memo))
         return made
 
 
