@@ -20,7 +20,6 @@ from procgroup.torch_plugin.calls import TorchCalls
 from procgroup.torch_plugin.process_group import TorchProcessGroup
 from procgroup.torch_plugin.store import TorchStore
 
-
 # The store that rank 0 hosts would end with the group. A rank that is quicker to initialise again connects to it before
 # that: so it stays, and torch uses its server again, until the next group is there.
 _last_store: list[Any] = []
