@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 from importlib import import_module
 
-for _name in ("torch", "torch.distributed._functional_collectives", "torch.nn.parallel", "procgroup.torch_plugin"):
+_TORCH = ("torch", "torch.distributed._functional_collectives", "torch.nn.parallel")
+_FOR_OPTIMIZERS = "torch._dynamo"  # torch imports it when the first optimizer is made, which takes a second
+for _name in (*_TORCH, _FOR_OPTIMIZERS, "procgroup.torch_plugin"):
     import_module(_name)
 
 atexit._clear()
