@@ -160,12 +160,14 @@ def end(rank: int, size: int, how: str) -> None:
     work = dist.all_reduce(torch.ones(1000), async_op=True)
     if how == "wait":
         work.wait()
-    if how == "fork" and os.fork() == 0:
-        try:
-            dist.all_reduce(torch.ones(1))
-        except procgroup.ForkedProcessError:
-            print("refused in the child", flush=True)
-        os._exit(0)
+    if how == "fork":
+        if (child := os.fork()) == 0:
+            try:
+                dist.all_reduce(torch.ones(1))
+            except procgroup.ForkedProcessError:
+                print("refused in the child", flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
     if how == "twice":
         work.wait()
         dist.destroy_process_group()
