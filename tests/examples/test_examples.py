@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,67 @@ EXPECTED = {
     "point_to_point": ["rank 0 has 1", "rank 1 has 1", "rank 0 has the image", "rank 1 has the image"],
     "setup_and_cleanup": [f"rank {rank} of 2 on gloo, started by the launcher" for rank in (0, 1)],
 }
+# Those that need PyTorch, where it matters who starts them.
+WITH_TORCH = {
+    "train_cnn": [r"epoch 8 on 2 ranks: loss 0\.\d+, test accuracy 0\.9[5-9]"],
+    "torch_spawn": [f"rank {rank} of 2 has \\[\\[3.0, 3.0\\], \\[3.0, 3.0\\]\\]" for rank in (0, 1)],
+    "torch_unchanged": [
+        f"rank {rank}: {by}: losses {losses}"
+        for rank, losses in ((0, "1.95 0.136"), (1, "2.57 0.112"))
+        for by in ("gloo, moved by torch", "gloo, moved by procgroup", "procgroup, moved by procgroup")
+    ],
+}
+# Those that need PyTorch, and whose ranks are forked here: importing it takes longer than most of them.
+FORKED = {
+    "torch_point_to_point": [
+        *(f"rank {rank} has {what}" for rank in (0, 1) for what in ("1\n", "2 as torch.bfloat16")),
+        r"rank 0 has the column \[1.0, 5.0, 9.0\], and in all 66",
+        r"rank 1 has the column \[1.0, 5.0, 9.0\], and in all 15",
+    ],
+    "torch_collectives": [
+        *(rf"rank {rank}: broadcast from 1: \[10, 11, 12\]" for rank in range(3)),
+        r"rank 2: all_reduce SUM: \[33, 36, 39\]",
+        r"rank 2: all_reduce PRODUCT: \[231, 528, 897\]",
+        r"rank 2: all_reduce MIN: \[1, 2, 3\]",
+        r"rank 2: all_reduce MAX: \[21, 22, 23\]",
+        *(f"rank 2: all_reduce {op}: {bits}" for op, bits in [("BAND", 1000), ("BOR", 1111), ("BXOR", 1111)]),
+        r"rank 2: all_reduce AVG: \[1.0\]",
+        r"rank 0: reduce to 0: \[30, 33, 36\]",
+        *(
+            rf"rank 0: {call}: \[\[0, 1, 2\], \[10, 11, 12\], \[20, 21, 22\]\]"
+            for call in ("all_gather", "gather to 0")
+        ),
+        r"rank 1: scatter from 0: \[1.5, 1.5\]",
+        r"rank 1: reduce_scatter: \[33\]",
+        r"rank 1: all_to_all: \[1, 11, 21\]",
+        r"rank 1: in one tensor: \(\[0, 1, 2, 10, 11, 12, 20, 21, 22\], \[1, 11, 21\], \[33\]\)",
+        *(rf"rank {rank}: all_reduce in a group of two: \[2.0\]" for rank in (0, 1)),
+    ],
+    "torch_mesh": [
+        r"rank 2 is at \(1, 0\) of \[\[0, 1\], \[2, 3\]\]",
+        r"rank 1 has the outputs \[12.0, 15.0, 18.0, 21.0\] and the gradient \[1.5, 1.5\]",
+        r"rank 2 has the outputs \[24.0, 30.0, 36.0, 42.0\] and the gradient \[1.5, 1.5\]",
+        "rank 3 is number 1 of the odd ones, which add up to 4",
+    ],
+    "overlap_and_batch": ["200 calls: ", "one call for all 200: ", "compute after all_reduce: 2", "is under way: 1"],
+    "compressed_gradients": [
+        rf"rank {rank}: loss (0.08\d\d) in float32, 0.08\d\d in bfloat16, (?!\1)\d\.\d+ clipped" for rank in (0, 1)
+    ],
+    "data_parallel_against_distributed": [
+        *(rf"rank {rank}: DistributedDataParallel in process \d+, 32 rows" for rank in (0, 1)),
+        r"rank 0: DataParallel in this process alone, \d+ GPUs, 64 rows",
+        r"the same parameters after 20 steps: largest difference \de-",
+    ],
+    "pipeline_in_ddp": [
+        rf"rank {rank}: half {rank % 2} trained on part {rank // 2}; difference from one process \de-"
+        for rank in range(4)
+    ],
+    "fsdp_gpt": [
+        *(rf"rank {rank} at \(\d, \d\) holds 7029 of 26570 parameters" for rank in range(4)),
+        *(rf"rank {rank} at \(0, {rank}\) holds 14058 of 26570 parameters" for rank in range(2)),
+        *(rf"loss of {size} ranks: (2\.5\d+) at first, (0\.0\d+) .*\none process: \1 at first, \2" for size in (2, 4)),
+    ],
+}
 # Run at the same time, in "two terminals".
 TOGETHER = {"two_scripts_keywords", "spawn_on_two_nodes"}
 # The others: a half that its counterpart starts, what an example shows itself with, and those with tests of their own.
@@ -63,8 +125,35 @@ def run(command: str) -> str:
     return done.stdout
 
 
-def test_every_example_is_tested() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED) | OTHERS
+def be_rank(rank: int, size: int, name: str) -> None:
+    """Run an example as the program of this process."""
+    sys.argv = [str(EXAMPLES / f"{name}.py")]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def run_forked(name: str, command: str) -> str:
+    """Run the ranks of a command that starts the launcher, forked from a process that has imported PyTorch."""
+    setting, size = re.fullmatch(
+        rf"(?:(\w+=\w+) )?python -m procgroup run --nproc-per-node (\d) examples/{name}.py", command
+    ).groups()
+    environment = dict([setting.split("=")]) if setting else {}
+    with world.start(be_rank, int(size), args=(name,), environment=environment, torch=True) as ranks:
+        outcomes = ranks.wait(40)
+    if not all(outcome.ok for outcome in outcomes):
+        raise world.WorldFailed(outcomes, command)
+    return "".join(outcome.output for outcome in outcomes)
+
+
+def assert_found(patterns: list[str], output: str) -> None:
+    for pattern in patterns:
+        assert re.search(pattern, output), f"{pattern!r} is not in:\n{output}"
+
+
+def test_every_example_is_tested_and_listed() -> None:
+    files = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert files == set(EXPECTED) | set(WITH_TORCH) | set(FORKED) | OTHERS
+    listed = re.findall(r"^- \[(\w+)\.py\]\((\w+)\.py\): ", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted((name, name) for name in files)
 
 
 @pytest.mark.timeout(150)
@@ -75,5 +164,22 @@ def test_example_prints_what_it_shows(name: str) -> None:
     assert lines, "the docstring shows no command"
     with ThreadPoolExecutor(len(lines) if name in TOGETHER else 1) as executor:
         output = "".join(executor.map(run, reversed(lines)))  # the last first: any order will do
-    for pattern in EXPECTED[name]:
-        assert re.search(pattern, output), f"{pattern!r} is not in:\n{output}"
+    assert_found(EXPECTED[name], output)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("name", WITH_TORCH)
+def test_example_with_torch_prints_what_it_shows(name: str) -> None:
+    if "sklearn" in (EXAMPLES / f"{name}.py").read_text():
+        pytest.importorskip("sklearn")
+    assert_found(WITH_TORCH[name], "".join(map(run, commands(name))))
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("name", FORKED)
+def test_example_with_torch_does_what_it_shows(name: str) -> None:
+    lines = commands(name)
+    assert lines, "the docstring shows no command"
+    assert_found(FORKED[name], "".join(run_forked(name, line) for line in lines))
