@@ -26,9 +26,11 @@ STEPS = 4
 both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
+@pytest.fixture(autouse=True, params=[0, 1 << 40], ids=["beside the backward", "at its end"])
+def early_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of tests are small: choose when they are averaged."""
     torch.set_num_threads(1)
+    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", request.param)
 
 
 def train(ours: nn.Module, alone: nn.Module, steps: int = STEPS) -> None:

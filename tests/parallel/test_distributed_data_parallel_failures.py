@@ -25,8 +25,9 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def average_early(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
+    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", 0)
 
 
 def differing(rank: int) -> nn.Module:

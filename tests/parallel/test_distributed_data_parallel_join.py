@@ -27,8 +27,9 @@ SIZE = len(COUNTS)
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def average_early(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
+    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", 0)
 
 
 def optimizer_of(model: nn.Module) -> Any:

@@ -78,9 +78,10 @@ def test_losses_are_those_of_stock_ddp_on_gloo(size: int) -> None:
 def be_killed_in_a_backward(rank: int, size: int) -> Any:
     import torch
 
-    from procgroup.parallel import DistributedDataParallel
+    from procgroup.parallel import DistributedDataParallel, reducer
 
     torch.set_num_threads(1)
+    reducer.EARLY_BYTES = 0
     dist.init_process_group(timeout=30)
     model = torch.nn.Sequential(*[torch.nn.Linear(300, 300) for _ in range(4)])
     ours = DistributedDataParallel(model, bucket_cap_mb=0.1)

@@ -8,9 +8,11 @@ let the call bring it there piece by piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from procgroup.errors import DistError
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.place import Place, dense
 from procgroup.parallel.pytorch import torch
@@ -25,6 +27,7 @@ class Bucket:
     def __init__(self, index: int, places: Sequence[Place]) -> None:
         self.index = index
         self.places = list(places)
+        self.nbytes = sum(place.nbytes for place in places)
         for place in places:
             place.bucket = self
         self.buffer: Any = None
@@ -65,6 +68,15 @@ class Bucket:
     def give(self, place: Place) -> None:
         """Let the parameter have its averaged gradient."""
         raise NotImplementedError
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Let errors between ranks say whose gradients were being averaged."""
+        try:
+            yield
+        except DistError as error:
+            error.add_note(f"while the gradients of {self} were averaged")
+            raise
 
     def reset(self) -> None:
         """Make ready for the next round."""

@@ -33,7 +33,7 @@ class Place:
         "view",
     )
 
-    def __init__(self, index: int, name: str, parameter: Any, dtype: Any) -> None:
+    def __init__(self, index: int, name: str, parameter: Any, dtype: Any, is_sparse: bool) -> None:
         self.index = index
         self.name = name
         self.parameter = parameter
@@ -42,7 +42,7 @@ class Place:
         self.shape = tuple(parameter.shape)
         self.is_dense = _fills_its_memory(parameter)
         # Whether its gradients are of torch's sparse layout.
-        self.is_sparse = False
+        self.is_sparse = is_sparse
         self.bucket: Bucket | None = None
         self.view: Any = None
         self.arrivals = 0

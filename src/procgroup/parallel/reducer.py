@@ -3,7 +3,8 @@
 A *round* is one backward whose gradients are averaged. In the first round a hook on each parameter notices the order in
 which gradients *arrive*, which all ranks take from rank 0. From then on the hooks are on *probes* only: the parameters
 that came last in their buckets. When all gradients of a bucket have arrived, it is packed and *issued*, in the same
-order of buckets on every rank, whatever the order of arrival there.
+order of buckets on every rank, whatever the order of arrival there. Between ranks that share memory, little is left
+for the end: to wake the thread that averages beside the backward would take longer than to average it.
 
 At the end of the backward the other buckets are issued, with zeros for what did not arrive, and the ranks *agree*:
 parameters to whose gradient any rank has added get the average, the others stay as they are. So parameters that some
@@ -19,12 +20,14 @@ left of the round and says in the agreement that it failed; so all drop the roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import takewhile
+from operator import attrgetter
 from typing import Any
 
-from procgroup.errors import DistError, GroupBroken
+from procgroup.errors import GroupBroken
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.agreement import Agreement
 from procgroup.parallel.buckets import Bucket
@@ -36,6 +39,9 @@ from procgroup.parallel.sparse_gradients import average_sparse
 from procgroup.parallel.static_graph import StaticGraph
 from procgroup.parallel.training_errors import BackwardFailed
 from procgroup.types import AnyReduceOp, ReduceOp
+
+EARLY_BYTES = 4 << 20
+"""How much is to be ready for ranks that share memory to average it before the end of the backward."""
 
 Hook = Callable[[Any, GradBucket], Any]
 
@@ -59,12 +65,10 @@ class Reducer:
         first round have no place in a bucket. ``gradient_dtype`` tells in which dtype a gradient is averaged."""
         self._group = group
         self._places = [
-            Place(index, name, parameter, gradient_dtype(parameter))
+            Place(index, name, parameter, gradient_dtype(parameter), is_sparse=name in sparse)
             for index, (name, parameter) in enumerate(named_parameters)
         ]
         self._ids = frozenset(id(place.parameter) for place in self._places)
-        for place in self._places:
-            place.is_sparse = place.name in sparse
         self._division = Division(group, self._places, limits, delayed, leaves_out_unused)
         self._agreement, self._end = Agreement(group, len(self._places)), BackwardEnd()
         self._hook: tuple[Any, Hook] | None = None
@@ -76,8 +80,7 @@ class Reducer:
         self.expects_round = False
         self._is_round = False
         # From the beginning of a round to its end, also where the backward has failed meanwhile.
-        self._is_open = False
-        self._is_announced = False
+        self._is_open = self._is_announced = False
         self._next = 0
         self._watches_all = True
         self._handles: list[Any] = []
@@ -128,8 +131,9 @@ class Reducer:
 
     def _watch_probes(self) -> None:
         self.remove_hooks()
+        helps = self._is_enough(self._division.buckets)
         for bucket in self._division.buckets:
-            has_probe = not any(place.awaited == AT_END for place in bucket.places)
+            has_probe = helps and not any(place.awaited == AT_END for place in bucket.places)
             for place in bucket.places:
                 is_probe = has_probe and place is bucket.places[-1]
                 self._watch(place, partial(self._on_probe, bucket) if is_probe else self._on_any)
@@ -161,11 +165,16 @@ class Reducer:
             self._issue_complete(bucket)
 
     def _issue_complete(self, bucket: Bucket) -> None:
-        """Pack a bucket in which nothing is missing any more; issue it if it is its turn, and what waited for it."""
+        """Pack a bucket in which nothing is missing any more; issue what is ready, when that is enough."""
         if bucket.missing == 0 and not bucket.is_packed:
             bucket.pack(self._agreement.flags, is_early=True)
-        while self._next < len(self._division.buckets) and self._division.buckets[self._next].is_packed:
-            self._issue(self._division.buckets[self._next], waits=False)
+        ready = list(takewhile(attrgetter("is_packed"), self._division.buckets[self._next :]))
+        if self._is_enough(ready):
+            for each in ready:
+                self._issue(each, waits=False)
+
+    def _is_enough(self, buckets: Sequence[Bucket]) -> bool:
+        return self._group.transport != "shared memory" or sum(bucket.nbytes for bucket in buckets) >= EARLY_BYTES
 
     def _issue(self, bucket: Bucket, waits: bool) -> None:
         self._open()
@@ -176,7 +185,7 @@ class Reducer:
             bucket.pending = hook(state, GradBucket(bucket.index, bucket.buffer, bucket.places, is_last))
             return
         try:
-            with _whose_gradients(bucket):
+            with bucket.named_in_errors():
                 bucket.pending = self._group.all_reduce(bucket.buffer, self.op, not waits)
         except GroupBroken:
             self._await_pending()  # one of these has ended the group, and says more
@@ -236,7 +245,7 @@ class Reducer:
         for bucket in self._division.buckets:
             if bucket.pending is None:
                 continue
-            with _whose_gradients(bucket):
+            with bucket.named_in_errors():
                 result = bucket.pending.wait()
             if self._hook is not None:
                 bucket.replace(result[0] if isinstance(result, (list, tuple)) else result)
@@ -288,13 +297,3 @@ class Reducer:
         place.awaited = AT_END
         if not self._watches_all:
             self._watch_probes()
-
-
-@contextmanager
-def _whose_gradients(bucket: Bucket) -> Iterator[None]:
-    """Let errors between ranks say whose gradients were being averaged."""
-    try:
-        yield
-    except DistError as error:
-        error.add_note(f"while the gradients of {bucket} were averaged")
-        raise

@@ -11,7 +11,6 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.pytorch import torch
 
 DEFAULT_BUCKET_BYTES = 4 << 20
-FIRST_BUCKET_BYTES = 1 << 20
 
 
 def choose_group(process_group: Any, device_mesh: Any) -> ProcessGroup:
@@ -89,7 +88,7 @@ def bucket_limits(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[floa
     if bucket_cap_mb_list:
         return [int(cap * (1 << 20)) for cap in bucket_cap_mb_list]
     if bucket_cap_mb is None:
-        return [FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES]
+        return [DEFAULT_BUCKET_BYTES]
     return [int(bucket_cap_mb * (1 << 20))]
 
 
