@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from conftest import SAMPLED
-from parity.torch_suite import BEYOND_GLOO, GLOO_BY_NAME, Verdict, passing_on_gloo, play
+from parity.torch_suite import Verdict, passing_on, play
 
 ABOUT_GLOO = ["test_barrier_timeout_global", "test_ddp_logging_data_cpu", "test_monitored_barrier_gloo"]
 """They look for what only Gloo says: always in the sample."""
@@ -26,15 +26,14 @@ def check(verdicts: Sequence[Verdict]) -> None:
 
 
 def test_what_passes_on_gloo_passes_on_procgroup_under_gloo_s_name() -> None:
-    check(play("replaced", sorted({*sample(passing_on_gloo(), 27), *ABOUT_GLOO})))
+    check(play("replaced", sorted({*sample(passing_on("replaced"), 27), *ABOUT_GLOO})))
 
 
 def test_what_passes_on_gloo_passes_on_procgroup_under_its_own_name() -> None:
-    tests = [test for test in passing_on_gloo() if test not in GLOO_BY_NAME]
-    check(play("procgroup", [*sample(tests, 20), *BEYOND_GLOO]))
+    check(play("procgroup", sample(passing_on("procgroup"), 24)))
 
 
 @pytest.mark.slow
 def test_the_list_says_what_passes_on_gloo() -> None:
     passed = [verdict.test for verdict in play("gloo") if verdict.outcome == "passed"]
-    assert sorted(passed) == sorted(passing_on_gloo()), "write it again: torch_suite.py gloo --write"
+    assert sorted(passed) == sorted(passing_on("gloo")), "write it again: torch_suite.py gloo --write"
