@@ -21,7 +21,7 @@ def bucket_of(*gradients: torch.Tensor, parameters: Sequence[Any] | None = None,
     """Return a bucket with these gradients, of new parameters unless some are given."""
     if parameters is None:
         parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
-    places = [Place(index, str(index), parameter, parameter.dtype) for index, parameter in enumerate(parameters)]
+    places = [Place(index, str(index), parameter, parameter.dtype, False) for index, parameter in enumerate(parameters)]
     return GradBucket(0, torch.cat([gradient.reshape(-1) for gradient in gradients]), places, is_last)
 
 

@@ -91,8 +91,7 @@ def block_quantized_hook(state: BlockQuantizedState, bucket: GradBucket) -> Pend
     shards = _in_blocks(exact, group.size(), state.block_size)
     codes, scales = quantize(shards)
     if residual is not None:
-        lost = shards - dequantize(codes, scales, exact.dtype)
-        residual.copy_(finite(lost.view(-1)[: buffer.numel()]))
+        residual.copy_(_lost(shards, codes, scales).view(-1)[: buffer.numel()])
     sent = _packed(codes, scales)
     received = torch.empty_like(sent)
     work = group.all_to_all_single(received, sent, async_op=True)
@@ -113,6 +112,12 @@ def dequantize(codes: Any, scales: Any, dtype: Any) -> Any:
     return codes.to(dtype) * scales.to(dtype)
 
 
+def _lost(blocks: Any, codes: Any, scales: Any) -> Any:
+    """Leave in blocks what codes and scales do not say of them."""
+    blocks -= dequantize(codes, scales, blocks.dtype)
+    return blocks if scales.isfinite().all() else finite(blocks)
+
+
 def _share_mean(state: BlockQuantizedState, group: ProcessGroup, parameters: Any, received: Any, buffer: Any) -> Any:
     """Average this rank's shard of all ranks, send it to all and receive the other shards."""
     size, dtype = group.size(), working_dtype(buffer)
@@ -126,8 +131,7 @@ def _share_mean(state: BlockQuantizedState, group: ProcessGroup, parameters: Any
             mean += lost.view_as(mean) / size
     codes, scales = quantize(mean)
     if state.use_error_feedback:
-        mean -= dequantize(codes, scales, dtype)
-        state._of_shards[tuple(parameters)] = begin, finite(mean.view(-1)).mul_(size)
+        state._of_shards[tuple(parameters)] = begin, _lost(mean, codes, scales).view(-1).mul_(size)
     whole = torch.empty_like(received)
     group.all_gather_single(whole, _packed(codes.unsqueeze(0), scales.unsqueeze(0)))
     return buffer.copy_(dequantize(*_unpacked(whole, state.block_size), dtype).view(-1)[: buffer.numel()])
