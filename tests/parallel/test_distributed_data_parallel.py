@@ -23,6 +23,7 @@ from procgroup.parallel import DistributedDataParallel, GradBucket  # noqa: E402
 pytestmark = pytest.mark.torch
 
 STEPS = 4
+sizes_of_single_gradients = pytest.mark.parametrize("single", [1, 1 << 20], ids=["large", "small"])
 both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 
@@ -105,7 +106,12 @@ def test_buckets_follow_the_order_of_arrival_after_the_first_step() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_parameters_that_some_ranks_do_not_use_need_no_flag(size: int) -> None:
+@sizes_of_single_gradients
+def test_parameters_that_some_ranks_do_not_use_need_no_flag(
+    size: int, single: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", single)
+
     def play() -> None:
         ours, alone = wrap(models.Branches, bucket_cap_mb=0.0001)
         for step in range(5):
@@ -182,7 +188,10 @@ def test_the_wrapped_module_itself_can_be_checkpointed(use_reentrant: bool) -> N
     run_ranks(play, 2)
 
 
-def test_no_sync_adds_up_and_the_next_step_averages_all() -> None:
+@sizes_of_single_gradients
+def test_no_sync_adds_up_and_the_next_step_averages_all(single: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", single)
+
     def play() -> None:
         ours, alone = wrap(models.perceptron)
         for turn in range(3):
@@ -220,7 +229,10 @@ def test_what_was_used_without_synchronising_only_is_averaged_with_the_next_step
 
 
 @pytest.mark.parametrize("set_to_none", [False, None], ids=["zeroed", "kept"])
-def test_gradients_that_stay_add_up(set_to_none: bool | None) -> None:
+@sizes_of_single_gradients
+def test_gradients_that_stay_add_up(set_to_none: bool | None, single: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", single)
+
     def play() -> None:
         ours, alone = wrap(models.perceptron)
         for step in range(4):
@@ -616,3 +628,28 @@ def test_clipping_between_backward_and_step_sees_the_average() -> None:
         assert_same_gradients(ours, alone)
 
     run_ranks(play, 2)
+
+
+def test_extra_memory_is_one_bucket_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of gradients, no more is alive at any moment than the buckets and what one of them holds."""
+    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", 1 << 20)
+
+    def play() -> int:
+        layers = [nn.Linear(100, 100, bias=False) for _ in range(24)]
+        ours, _ = wrap(lambda: nn.Sequential(*layers), bucket_cap_mb=0.5)
+        apart: list[int] = []
+        for layer in ours.module:
+            layer.weight.register_hook(lambda gradient: apart.append(count_apart()))
+
+        def count_apart() -> int:
+            places = [place for bucket in ours._reducer._division.buckets for place in bucket.places]
+            return sum(place.parameter.grad is not None and place.parameter.grad is not place.view for place in places)
+
+        for _ in range(3):
+            ours.zero_grad()
+            apart.clear()
+            ours(torch.ones(2, 100, dtype=torch.float64)).sum().backward()
+        return max(apart)
+
+    layer_bytes = 100 * 100 * 8
+    assert all(apart * layer_bytes <= 0.5 * 2**20 + layer_bytes for apart in run_ranks(play, 2))

@@ -199,7 +199,14 @@ def test_a_failure_in_a_forward_leaves_everything_as_it_was() -> None:
     run_ranks(play, 2)
 
 
-def test_second_derivatives_are_refused_in_words_and_the_next_step_is_right() -> None:
+@pytest.mark.parametrize("single", [1, 1 << 20], ids=["large", "small"])
+@pytest.mark.parametrize("early", [0, 1 << 40], ids=["beside the backward", "at its end"])
+def test_second_derivatives_are_refused_in_words_and_the_next_step_is_right(
+    single: int, early: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", single)
+    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", early)
+
     def play() -> None:
         ours, alone = wrap(models.perceptron)
         with pytest.raises(RuntimeError, match=r"create_graph=True.*4\.bias \(2,\).*torch\.autograd\.grad"):

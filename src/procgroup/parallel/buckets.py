@@ -44,9 +44,8 @@ class Bucket:
 
     def pack(self, flags: bytearray, is_early: bool) -> None:
         """Make the buffer of what gradients there are, and of zeros; set the flag of each new one."""
-        self.is_packed = True
-        self.is_early = is_early
         self.collect(flags)
+        self.is_packed, self.is_early = True, is_early
         if is_early:
             for place in self.places:
                 if flags[place.index]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
@@ -12,7 +12,7 @@ from typing import Any
 
 from procgroup.api import default
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.grad_bucket import Hook
 from procgroup.parallel.join import Join
 from procgroup.parallel.mixed_precision import MixedPrecision
 from procgroup.parallel.model_check import broadcast_tensors, require_same_model
@@ -88,7 +88,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self._limits = bucket_limits(bucket_cap_mb, bucket_cap_mb_list)
-        self._communication_hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+        self._communication_hook: tuple[Any, Hook] | None = None
         if init_sync:
             require_same_model(self.process_group, named)
         self._attach()
@@ -148,7 +148,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
             end=self._copy_from,
         )
 
-    def register_comm_hook(self, state: object, hook: Callable[[Any, GradBucket], Any]) -> None:
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Have ``hook(state, bucket)`` average each bucket, once it is complete, in place of all_reduce.
 
         It returns something with ``wait()``, such as a Future of procgroup or of torch, which gives a tensor of as

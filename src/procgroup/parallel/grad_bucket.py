@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from procgroup.parallel.place import Place
@@ -44,3 +44,7 @@ class GradBucket:
     def set_buffer(self, buffer: Any) -> None:
         """Put another tensor in the buffer's place, for instance one of another dtype."""
         self._buffer = buffer
+
+
+Hook = Callable[[Any, GradBucket], Any]
+"""Averages a bucket: it is called with its state and the bucket, and returns something with ``wait()``."""

@@ -66,16 +66,18 @@ class Place:
         self._left = None if gradient is None else weakref.ref(gradient)
         self._version = 0 if gradient is None else gradient._version
 
-    def new_gradient(self) -> Any:
-        """Return the parameter's gradient if it has changed since ``remember``, else None.
-
-        Raises RuntimeError when it can be differentiated again.
-        """
+    def is_new(self) -> bool:
+        """Tell whether the parameter has a gradient that has changed since ``remember``."""
         gradient = self.parameter.grad
         if gradient is None:
+            return False
+        return self._left is None or self._left() is not gradient or gradient._version != self._version
+
+    def new_gradient(self) -> Any:
+        """Return the parameter's gradient if it is new, else None. Raises RuntimeError when it is part of a graph."""
+        if not self.is_new():
             return None
-        if self._left is not None and self._left() is gradient and gradient._version == self._version:
-            return None
+        gradient = self.parameter.grad
         if gradient.requires_grad:
             raise RuntimeError(
                 f"DistributedDataParallel averages gradients outside of the graph, so a backward with "

@@ -32,7 +32,7 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.agreement import Agreement
 from procgroup.parallel.buckets import Bucket
 from procgroup.parallel.division import Division
-from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.grad_bucket import GradBucket, Hook
 from procgroup.parallel.place import AT_END, Place
 from procgroup.parallel.rounds import BackwardEnd, is_inside_backward
 from procgroup.parallel.sparse_gradients import average_sparse
@@ -42,8 +42,6 @@ from procgroup.types import AnyReduceOp, ReduceOp
 
 EARLY_BYTES = 4 << 20
 """How much is to be ready for ranks that share memory to average it before the end of the backward."""
-
-Hook = Callable[[Any, GradBucket], Any]
 
 
 class Reducer:
@@ -203,13 +201,16 @@ class Reducer:
     def _recover(self) -> None:
         """Finish, on behalf of the other ranks, a round whose backward failed on this one."""
         if self._is_open:
+            for place in self._places:
+                if place.is_new():
+                    place.parameter.grad = None
             self._agreement.mark_failed()
             self._finish()
 
     def _finish(self, is_answer: bool = False) -> None:
+        self._open()
+        self._pack_all()  # where this raises, the round is as after a backward that failed
         try:
-            self._open()
-            self._pack_all()
             for bucket in self._division.buckets[self._next :]:
                 self._issue(bucket, waits=True)
             self._await_pending()
