@@ -72,11 +72,11 @@ class BlockQuantizedState(HookState):
 def block_quantized_hook(state: BlockQuantizedState, bucket: GradBucket) -> Pending:
     """Average the bucket in int8, with one scale of float32 per block.
 
-    Sent: 1 + 4 / ``block_size`` bytes per element, twice. Error of one step: at most 1 / 254 of the largest magnitude
-    in the block, averaged over the ranks, and again 1 / 254 of the largest in the block of the mean. With error
-    feedback it is sent later: the sum of all averages differs from that of the exact means by no more than one such
-    error, whatever the number of steps. A NaN or infinity makes its block NaN on every rank, and is not kept. What was
-    sent in a step that all ranks dropped (BackwardFailed) is lost.
+    Sent: 1 + 4 / ``block_size`` bytes per element, twice, for whole blocks and as many of them for each rank. Error of
+    one step: at most 1 / 254 of the largest magnitude in the block, averaged over the ranks, and again 1 / 254 of the
+    largest in the block of the mean. With error feedback it is sent later: the sum of all averages differs from that of
+    the exact means by no more than one such error, whatever the number of steps. A NaN or infinity makes its block NaN
+    on every rank, and is not kept. What was sent in a step that all ranks dropped (BackwardFailed) is lost.
 
     Cost: some ten passes over the bucket and three times its memory. Raises TypeError for complex gradients,
     CollectiveMismatch for different settings.

@@ -92,13 +92,15 @@ class PowerSGDState(HookState):
         """Take over what ``state_dict`` gave, on as many ranks. Raises ValueError where the model does not fit."""
         self._residuals.load_state_dict(state["residuals"], model)
         parameters = dict(model.named_parameters())
+        if unknown := [name for name in state["factors"] if name not in parameters]:
+            raise ValueError(f"Expected the factors of parameters of the model; it has none of the names {unknown}.")
         self._factors = {parameters[name]: factor.clone() for name, factor in state["factors"].items()}
         self.iter, self._draws = state["iter"], state["draws"]
 
     def _factor(self, parameter: Any, shape: tuple[int, int], dtype: Any) -> Any:
         """Return the Q to begin with, each column with 1 as its largest magnitude: nothing can vanish by scale."""
         factor = self._factors.get(parameter) if self.warm_start else None
-        if factor is None:
+        if factor is None or factor.shape != shape:  # it may come from a state with another rank
             return self._draw(shape, dtype)
         largest = factor.abs().amax(0)
         is_usable = (largest > 0) & largest.isfinite()
