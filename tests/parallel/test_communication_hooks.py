@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -286,3 +288,15 @@ def test_the_names_are_there_and_no_others() -> None:
         assert callable(getattr(hooks, name))
     with pytest.raises(AttributeError, match="communication_hooks"):
         _ = hooks.nothing
+
+
+def test_without_torch_the_room_can_be_imported_and_its_use_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from procgroup.parallel import communication_hooks as hooks\n"
+        "assert 'top_k_hook' in dir(hooks)\n"
+        "try:\n    hooks.top_k_hook\n"
+        "except ImportError as error: assert 'pip install torch' in str(error)\n"
+        "else: raise AssertionError\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
