@@ -41,7 +41,7 @@ def the_backend_answers_by_its_name(rank: int, size: int) -> None:
     assert world._device_types == [torch.device("cpu")]
     assert isinstance(world.get_group_store(), dist.Store)
     assert isinstance(world.group, procgroup.ProcessGroup)
-    assert "procgroup" in repr(type(world))
+    assert repr(world) == f"<TorchProcessGroup 0: procgroup, rank {rank} of {size}>"
 
 
 @call

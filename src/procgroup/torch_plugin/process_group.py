@@ -153,3 +153,6 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
         self._other_devices.abort()
         self.group.abort()
+
+    def __repr__(self) -> str:
+        return f"<TorchProcessGroup {self._group_name}: {self._name}, rank {self.rank()} of {self.size()}>"
