@@ -42,7 +42,7 @@ EXPECTED = {
     "point_to_point": ["rank 0 has 1", "rank 1 has 1", "rank 0 has the image", "rank 1 has the image"],
     "setup_and_cleanup": [f"rank {rank} of 2 on gloo, started by the launcher" for rank in (0, 1)],
 }
-# Those that need PyTorch, where it matters who starts them.
+# Those that need PyTorch.
 WITH_TORCH = {
     "train_cnn": [r"epoch 8 on 2 ranks: loss 0\.\d+, test accuracy 0\.9[5-9]"],
     "torch_spawn": [f"rank {rank} of 2 has \\[\\[3.0, 3.0\\], \\[3.0, 3.0\\]\\]" for rank in (0, 1)],
@@ -51,9 +51,6 @@ WITH_TORCH = {
         for rank, losses in ((0, "1.95 0.136"), (1, "2.57 0.112"))
         for by in ("gloo, moved by torch", "gloo, moved by procgroup", "procgroup, moved by procgroup")
     ],
-}
-# Those that need PyTorch, and whose ranks are forked here: importing it takes longer than most of them.
-FORKED = {
     "torch_point_to_point": [
         *(f"rank {rank} has {what}" for rank in (0, 1) for what in ("1\n", "2 as torch.bfloat16")),
         r"rank 0 has the column \[1.0, 5.0, 9.0\], and in all 66",
@@ -132,11 +129,12 @@ def be_rank(rank: int, size: int, name: str) -> None:
 
 
 def run_forked(name: str, command: str) -> str:
-    """Run the ranks of a command that starts the launcher, forked from a process that has imported PyTorch."""
-    setting, size = re.fullmatch(
-        rf"(?:(\w+=\w+) )?python -m procgroup run --nproc-per-node (\d) examples/{name}.py", command
-    ).groups()
-    environment = dict([setting.split("=")]) if setting else {}
+    """Run a command; fork the ranks if it just launches them: to import PyTorch takes longer than most examples."""
+    launch = rf"(?:(\w+)=(\w+) )?python -m procgroup run --nproc-per-node (\d) examples/{name}.py"
+    if not (match := re.fullmatch(launch, command)):
+        return run(command)
+    variable, value, size = match.groups()
+    environment = {variable: value} if variable else {}
     with world.start(be_rank, int(size), args=(name,), environment=environment, torch=True) as ranks:
         outcomes = ranks.wait(40)
     if not all(outcome.ok for outcome in outcomes):
@@ -151,7 +149,7 @@ def assert_found(patterns: list[str], output: str) -> None:
 
 def test_every_example_is_tested_and_listed() -> None:
     files = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert files == set(EXPECTED) | set(WITH_TORCH) | set(FORKED) | OTHERS
+    assert files == set(EXPECTED) | set(WITH_TORCH) | OTHERS
     listed = re.findall(r"^- \[(\w+)\.py\]\((\w+)\.py\): ", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted((name, name) for name in files)
 
@@ -173,13 +171,6 @@ def test_example_prints_what_it_shows(name: str) -> None:
 def test_example_with_torch_prints_what_it_shows(name: str) -> None:
     if "sklearn" in (EXAMPLES / f"{name}.py").read_text():
         pytest.importorskip("sklearn")
-    assert_found(WITH_TORCH[name], "".join(map(run, commands(name))))
-
-
-@pytest.mark.torch
-@pytest.mark.timeout(100)
-@pytest.mark.parametrize("name", FORKED)
-def test_example_with_torch_does_what_it_shows(name: str) -> None:
     lines = commands(name)
     assert lines, "the docstring shows no command"
-    assert_found(FORKED[name], "".join(run_forked(name, line) for line in lines))
+    assert_found(WITH_TORCH[name], "".join(run_forked(name, line) for line in lines))
