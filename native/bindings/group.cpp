@@ -61,7 +61,8 @@ nb::object PythonGroup::issue(Request request, bool async_op, double seconds, st
   if (!async_op) return run(request, seconds);
   for (ArrayView& view : issued->arrays) view.hold_memory();
   engine_->require_not_forked();
-  return adopt(std::move(issued), [&] { return group_->start(std::move(request), seconds); });
+  PythonHost host(engine_->rank_threads());
+  return adopt(std::move(issued), [&] { return group_->start(std::move(request), seconds, host); });
 }
 
 nb::object PythonGroup::run(Request& request, double seconds) {

@@ -55,7 +55,10 @@ class Engine final : public Lounge, public DeadlockSight {
   const std::string& arena_problem() const { return arena_problem_; }
   int arena_descriptor() const { return arena_ ? arena_->descriptor() : -1; }
   // How many ranks share how many usable cores: decides whether waiting spins or yields.
-  void set_cores(int usable_cores, int local_ranks) { policy_.oversubscribed = local_ranks > usable_cores; }
+  void set_cores(int usable_cores, int local_ranks) {
+    policy_.oversubscribed = local_ranks > usable_cores;
+    policy_.core_to_spare = 2 * local_ranks <= usable_cores;
+  }
 
   // Set-up, before the first group, from one thread. The descriptors are taken over.
   void attach_shared(int peer, FileDescriptor arena, FileDescriptor socket);

@@ -10,6 +10,9 @@
 namespace procgroup {
 namespace {
 
+// How long the caller of an asynchronous call waits for what the other ranks have to do for it.
+constexpr int64_t kAlongNs = 200'000;
+
 void run_unlocked(const std::function<void()>& step, Host& host) {
   if (!step) return;
   host.unlock();
@@ -63,16 +66,44 @@ void Group::finish_turn() {
 }
 
 std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
-  auto operation = std::make_shared<QueuedCall>(*this, std::move(request), seconds);
-  {
-    const std::lock_guard lock(queue_mutex_);
-    require_usable(operation->call());  // under the mutex: what is queued after leave() would never end
-    queue_.push_back(operation);
-    queued_.fetch_add(1, std::memory_order_seq_cst);
-  }
+  std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds);
   engine_.progress().notify();
   engine_.kick();
   return operation;
+}
+
+std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, Host& host) {
+  if (engine_.policy().core_to_spare || queued_.load(std::memory_order_acquire) != 0)
+    return start(std::move(request), seconds);
+  std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds);
+  host.unlock();
+  run_along(*operation);
+  if (!operation->is_over()) {
+    engine_.progress().notify();
+    engine_.kick();
+  }
+  host.lock();
+  return operation;
+}
+
+std::shared_ptr<GroupOperation> Group::enqueue(Request request, double seconds) {
+  auto operation = std::make_shared<QueuedCall>(*this, std::move(request), seconds);
+  const std::lock_guard lock(queue_mutex_);
+  require_usable(operation->call());  // under the mutex: what is queued after leave() would never end
+  queue_.push_back(operation);
+  queued_.fetch_add(1, std::memory_order_seq_cst);
+  return operation;
+}
+
+void Group::run_along(const GroupOperation& operation) {
+  Patience patience(engine_.policy(), kAlongNs);
+  const uint32_t known = engine_.news().load(std::memory_order_acquire);
+  while (!operation.is_over()) {
+    const Progress progress = advance_queue();
+    if (progress == Progress::kMoved) patience.renew();
+    if (engine_.news().load(std::memory_order_relaxed) != known) return;
+    if (progress != Progress::kMoved && !patience.wait_a_moment()) return;
+  }
 }
 
 std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& request, double seconds) {
@@ -97,8 +128,10 @@ Progress Group::advance_pending() {
   return queue == Progress::kWaiting || messages == Progress::kWaiting ? Progress::kWaiting : Progress::kDone;
 }
 
-// Only the progress thread takes from the queue, so its head stays the head while it is advanced.
+// Only one thread at a time takes from the queue, so its head stays the head while it is advanced.
 Progress Group::advance_queue() {
+  const std::unique_lock driving(driving_, std::try_to_lock);
+  if (!driving) return Progress::kWaiting;
   std::shared_ptr<GroupOperation> head;
   {
     const std::lock_guard lock(queue_mutex_);
@@ -109,7 +142,7 @@ Progress Group::advance_queue() {
     if (busy_.exchange(true, std::memory_order_acquire)) return Progress::kWaiting;
     head_has_turn_ = true;
   }
-  if (head->advance() != Progress::kDone) return Progress::kWaiting;
+  if (const Progress progress = head->advance(); progress != Progress::kDone) return progress;
   if (const Failure* failure = head->failure()) end_with(*head, *failure);
   {
     const std::lock_guard lock(queue_mutex_);
@@ -152,6 +185,7 @@ Progress Group::advance_messages() {
 }
 
 void Group::examine_pending() {
+  const std::lock_guard driving(driving_);
   std::vector<std::shared_ptr<GroupOperation>> running;
   std::vector<std::shared_ptr<GroupOperation>> waiting;  // for their turn: to advance them would start them
   {

@@ -81,8 +81,10 @@ class Group final : public Source {
   // ones.
   bool takes_parts(const Descriptor& call) const;
 
-  // Asynchronous.
+  // Asynchronous. With a host, whose lock is held, the caller's thread runs the call itself as long as that moves,
+  // where there is no core to spare for the progress thread: to wake it would take the caller's core away.
   std::shared_ptr<GroupOperation> start(Request request, double seconds);
+  std::shared_ptr<GroupOperation> start(Request request, double seconds, Host& host);
   std::shared_ptr<GroupOperation> start_message(const MessageRequest& request, double seconds);
 
   // Promise that reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
@@ -144,6 +146,8 @@ class Group final : public Source {
   bool break_with(const Failure& failure);  // whether this failure is the one that ended the group
   void end_with(const GroupOperation& call, const Failure& failure);
   std::optional<Failure> broken() const;
+  std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
+  void run_along(const GroupOperation& operation);
   Progress advance_queue();
   Progress advance_messages();
   int group_rank(int world_rank) const;
@@ -170,7 +174,8 @@ class Group final : public Source {
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
   bool left_ = false;
-  bool head_has_turn_ = false;  // of the progress thread alone: it holds busy_ for the head of queue_
+  std::mutex driving_;          // of whoever advances the head of queue_; taken before other mutexes
+  bool head_has_turn_ = false;  // guarded by driving_: busy_ is held for the head of queue_
 };
 
 // An operation of a group that may outlive the call which issued it.

@@ -22,6 +22,7 @@ namespace procgroup {
 
 struct WaitPolicy {
   bool oversubscribed = false;  // ranks outnumber usable cores: yield, do not spin
+  bool core_to_spare = true;    // each rank has another usable core, for its progress thread
   bool hold_lock = true;        // false when ranks are threads of one process
   int64_t spin_ns = 500'000;
   int64_t background_spin_ns = 60'000;  // of the progress thread, beside callers that compute

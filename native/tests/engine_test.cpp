@@ -1,6 +1,8 @@
 // Collectives and messages of whole engines, and how their calls fail.
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -9,6 +11,12 @@
 using namespace procgroup;
 
 namespace {
+
+std::vector<int> members_of(int size) {
+  std::vector<int> members(static_cast<size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  return members;
+}
 
 void collectives(Group& group, size_t count) {
   NoHost host;
@@ -54,6 +62,62 @@ void asynchronous_calls_keep_their_order(Group& group) {
   group.run(blocking, 60, host);
   for (const auto& operation : operations) check(operation->is_over() && !operation->failure(), "queued", group.rank());
   for (const std::vector<int64_t>& data : arrays) check(data[5] == sum(group.size(), 5), "queued sum", group.rank());
+}
+
+// Where no core is to spare the caller runs its asynchronous calls itself, as long as they move. What then waits for
+// other ranks goes on without it: so calls of two groups may be issued in opposite orders.
+void the_caller_runs_along(int size) {
+  std::vector<Rank> world = make_world(size);
+  std::vector<std::unique_ptr<Group>> others;
+  std::vector<uint64_t> offsets;
+  for (const Rank& rank : world) {
+    others.push_back(std::make_unique<Group>(
+        *rank.engine,
+        GroupOptions{
+            .id = 8, .name = "other", .members = members_of(size), .rank = rank.group->rank(), .layout = kTiny}));
+    offsets.push_back(others.back()->offset());
+  }
+  for (const std::unique_ptr<Group>& other : others) other->attach(offsets);
+  in_all_ranks(world, [&](Group& group) {
+    NoHost host;
+    Group* order[] = {&group, others[static_cast<size_t>(group.rank())].get()};
+    if (group.rank() % 2 == 1) std::swap(order[0], order[1]);
+    for (const size_t count : {3, 700, 5000}) {
+      std::vector<std::vector<int64_t>> arrays(6, values(group.rank(), count));
+      std::vector<std::shared_ptr<GroupOperation>> operations;
+      for (size_t index = 0; index < arrays.size(); ++index)
+        operations.push_back(order[index % 2]->start(request_for(OpKind::kAllReduce, arrays[index]), 60, host));
+      for (const auto& operation : operations) {
+        bool interrupted = false;
+        check(await_completion(*operation, Deadline::after(60), {}, *world[static_cast<size_t>(group.rank())].engine,
+                               host, interrupted) &&
+                  !operation->failure(),
+              "expected to be over", group.rank());
+      }
+      for (const std::vector<int64_t>& data : arrays)
+        check(data[2] == sum(size, 2), "sum of a call that was run along", group.rank());
+    }
+  });
+}
+
+// One thread leaves the group while another issues calls, and waits along for ranks that do not come.
+void leaving_ends_what_a_caller_runs_along() {
+  std::vector<Rank> world = make_world(2);
+  Group& group = *world[0].group;
+  std::vector<int64_t> data(4);
+  std::vector<std::shared_ptr<GroupOperation>> operations;
+  std::thread caller([&] {
+    NoHost host;
+    try {
+      for (;;) operations.push_back(group.start(request_for(OpKind::kAllReduce, data), 60, host));
+    } catch (const OperationFailed& failed) {
+      check(failed.failure.kind == Failure::Kind::kBroken, "expected a group that was left", 0);
+    }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  group.leave();
+  caller.join();
+  for (const auto& operation : operations) check(operation->is_over(), "expected to be over", 0);
 }
 
 void messages(Group& group, size_t count) {
@@ -155,6 +219,8 @@ int main() {
     });
     mismatch_changes_nothing(size);
     timeout_and_leaving(size);
+    the_caller_runs_along(size);
   }
+  leaving_ends_what_a_caller_runs_along();
   std::puts("engine_test: passed");
 }
