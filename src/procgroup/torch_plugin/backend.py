@@ -31,7 +31,7 @@ def takes_backends() -> bool:
 
 
 @untraced
-class TorchBackend(TorchCalls, Backend):
+class TorchBackend(TorchCalls, Backend):  # type: ignore[misc, unused-ignore]
     """A torch Backend for CPU tensors around ``group``, one of procgroup's."""
 
     supports_splitting = False

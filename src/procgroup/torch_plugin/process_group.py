@@ -130,7 +130,7 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         )
         leaving.adopt(made, self.group)
         store = distributed.PrefixStore(f"{name}/", self._store)
-        split = type(self)(made.rank(), made.size())
+        split = TorchProcessGroup(made.rank(), made.size())
         split.stand_for(made, store, name=self._name, members=made.members)
         split.setGroupDesc(made.group_desc)
         return split

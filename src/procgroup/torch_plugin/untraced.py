@@ -15,6 +15,8 @@ import torch
 def untraced(kind: Any) -> Any:
     """Let torch.compile run a class's methods, and all that they call, as Python does. To decorate classes with."""
     dynamo = torch._C._dynamo.eval_frame  # loaded with torch; torch._dynamo takes half a second to import
+    if not hasattr(dynamo, "set_code_exec_strategy"):
+        return kind  # another torch: all works but compiled programs
     skip = dynamo._FrameAction.SKIP
     for member in vars(kind).values():
         if isinstance(member, FunctionType):
