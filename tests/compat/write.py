@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -51,7 +52,8 @@ class Standing:
 def torch_names() -> Names:
     """Return what torch.distributed has: {module: {name: description}}."""
     program = [sys.executable, "-W", "ignore", str(HERE / "torch_names.py")]
-    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=150)
+    alone = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # without what procgroup's plug-in adds to torch
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=150, env=alone)
     names: Names = json.loads(done.stdout.splitlines()[-1])
     return names
 
