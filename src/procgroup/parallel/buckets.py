@@ -8,6 +8,7 @@ let the call bring it there piece by piece.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ ALIGNMENT = 64
 """Where a bucket begins in its memory, in bytes."""
 
 
-class Bucket:
+class Bucket(ABC):
     """Gradients that are averaged by one call. ``missing`` counts those that have not arrived in this round."""
 
     def __init__(self, index: int, places: Sequence[Place]) -> None:
@@ -51,22 +52,22 @@ class Bucket:
                 if flags[place.index]:
                     place.parameter.grad = None
 
+    @abstractmethod
     def collect(self, flags: bytearray) -> None:
         """Do what ``pack`` does, leaving the gradients in the parameters."""
-        raise NotImplementedError
 
     def replace(self, result: Any) -> None:
         """Take a communication hook's result."""
         if result is not self.buffer:
             self.buffer.copy_(result.reshape(-1))
 
+    @abstractmethod
     def add(self, place: Place, gradient: Any) -> None:
         """Add to an averaged gradient."""
-        raise NotImplementedError
 
+    @abstractmethod
     def give(self, place: Place) -> None:
         """Let the parameter have its averaged gradient."""
-        raise NotImplementedError
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 from datetime import timedelta
-from typing import Any, NoReturn
 
 from torch._C._distributed_c10d import Backend
 
 from procgroup.api import leaving
-from procgroup.errors import DistBackendError
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin.calls import TorchCalls
 from procgroup.torch_plugin.untraced import untraced
@@ -43,10 +41,6 @@ class TorchBackend(TorchCalls, Backend):  # type: ignore[misc, unused-ignore]
         self.group = group
         self._name = name
 
-    def name(self) -> str:
-        """Return the backend's name."""
-        return self._name
-
     def getBackendName(self) -> str:  # noqa: N802
         """Return the backend's name for torch's C++ code, which takes one that is called gloo for its own Gloo."""
         return "procgroup"
@@ -58,13 +52,6 @@ class TorchBackend(TorchCalls, Backend):  # type: ignore[misc, unused-ignore]
     def size(self) -> int:
         """Return how many ranks the group has."""
         return self.group.size()
-
-    def _elsewhere(self, tensor: Any) -> NoReturn:
-        kind = tensor.device.type
-        raise DistBackendError(
-            f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. "
-            f"Pass tensor.cpu(), or name a backend for them: init_process_group('cpu:procgroup,{kind}:nccl')."
-        )
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long a call may take when it has no timeout of its own."""

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import (
 )
 
 from procgroup.api import monitoring
+from procgroup.errors import DistBackendError
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin import sparse
 from procgroup.torch_plugin.forms import limit_of, listed, only, options
@@ -42,14 +43,19 @@ class TorchCalls:
     """The calls on ``group``; all ranks are group ranks. Tensors that are not in CPU memory go ``_elsewhere``."""
 
     group: ProcessGroup
+    _name: str
 
     def name(self) -> str:
         """Return the backend's name."""
-        raise NotImplementedError
+        return self._name
 
     def _elsewhere(self, tensor: Any) -> Any:
-        """Return what makes the calls on a tensor that is not in CPU memory."""
-        raise NotImplementedError
+        """Return what makes the calls on a tensor that is not in CPU memory. Raises DistBackendError for none."""
+        kind = tensor.device.type
+        raise DistBackendError(
+            f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. "
+            f"Pass tensor.cpu(), or name a backend for them: init_process_group('cpu:procgroup,{kind}:nccl')."
+        )
 
     def _elsewhere_at(self, device: Any) -> Any | None:
         """Return what makes a call without tensors for a device; None where this does."""

@@ -50,10 +50,6 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         """Return how many ranks the group has."""
         return self.group.size()
 
-    def name(self) -> str:
-        """Return the backend's name."""
-        return self._name
-
     getRank = rank  # noqa: N815
     getSize = size  # noqa: N815
 
@@ -61,7 +57,7 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         """Return the backend's name for torch's C++ code, which takes one that is called gloo for its own Gloo."""
         return "procgroup"
 
-    _get_backend_name = name
+    _get_backend_name = TorchCalls.name
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name by which torch knows the group."""
