@@ -18,9 +18,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # What the surroundings would say to every program that a test starts: of a job that the tests run in, and of colours.
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _JOB = ("TORCHELASTIC_RUN_ID", "PROCGROUP_STORE", "PROCGROUP_MASTER", "PROCGROUP_JOB_KEY", "PROCGROUP_STORE_KEY")
+_AGENT = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT")
 _METHOD = ("PROCGROUP_INIT_METHOD", "TORCH_DISTRIBUTED_INIT_METHOD")
 _COLOURS = ("FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "PYTEST_ADDOPTS")
-for _name in (*_PLACE, *_JOB, *_METHOD, *_COLOURS, *(name for name in os.environ if name.startswith("PET_"))):
+for _name in (*_PLACE, *_JOB, *_AGENT, *_METHOD, *_COLOURS, *(name for name in os.environ if name.startswith("PET_"))):
     os.environ.pop(_name, None)
 
 # Unbuffered, Python writes the words and the end of a line apart, and the lines of ranks that share a file mix.

@@ -97,6 +97,13 @@ TORCH_DISTRIBUTED_DEBUG = Variable[str](
     "TORCH_DISTRIBUTED_DEBUG", _debug_level, "OFF", "What get_debug_level returns: OFF, INFO or DETAIL."
 )
 TORCHELASTIC_RUN_ID = Variable[str]("TORCHELASTIC_RUN_ID", str, "", "Set in every process that a launcher started.")
+TORCHELASTIC_RESTART_COUNT = Variable[int]("TORCHELASTIC_RESTART_COUNT", int, 0, "How often torchrun began again.")
+TORCHELASTIC_USE_AGENT_STORE = Variable[bool](
+    "TORCHELASTIC_USE_AGENT_STORE",
+    lambda text: text == "True",
+    False,
+    "True: torchrun's agent hosts a store of torch's at MASTER_ADDR:MASTER_PORT. procgroup's launchers say False.",
+)
 OMP_NUM_THREADS = Variable[str]("OMP_NUM_THREADS", str, "", "Threads per rank; the launcher sets it when nobody has.")
 PYTHON_EXEC = Variable[str]("PYTHON_EXEC", str, "", "The interpreter of the ranks; the launcher's own by default.")
 TORCH_ELASTIC_SHUTDOWN_TIMEOUT = Variable[str](

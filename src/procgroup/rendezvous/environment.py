@@ -1,7 +1,7 @@
 """env://: the rank, the world size and the store's address come from the environment.
 
 That is how launchers tell a process its place. Rank 0 hosts the store at MASTER_ADDR:MASTER_PORT, unless
-the launcher already does (PROCGROUP_STORE).
+the launcher already does (PROCGROUP_STORE), or torchrun's agent has a store of its own there (agent_store).
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ def env_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> It
     host, port = environ.MASTER_ADDR.get(), environ.MASTER_PORT.get()
     if not host or port is None:
         raise ValueError(_missing(given))
-    yield hosting.open_store(host, port, rank=rank, timeout=timeout), rank, world_size
+    if environ.TORCHELASTIC_USE_AGENT_STORE.get():
+        from procgroup.rendezvous import agent_store
+
+        store = agent_store.open_store(host, port, rank=rank, world_size=world_size, timeout=timeout)
+    else:
+        store = hosting.open_store(host, port, rank=rank, timeout=timeout)
+    yield store, rank, world_size
 
 
 def _missing(given: dict[str, int | None]) -> str:

@@ -39,7 +39,7 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
         if environ.PROCGROUP_STORE_KEY.is_set():
             os.environ[environ.PROCGROUP_JOB_KEY.name] = environ.PROCGROUP_STORE_KEY.get()
     elif rank == 0:
-        return _host(host, port, limit)
+        return host_store(host, port, limit)
     return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
 
 
@@ -51,16 +51,8 @@ def let_go(store: Store) -> None:
         store.close()
 
 
-def _launcher_s_store(host: str, port: int) -> tuple[str, int] | None:
-    """Return where the launcher hosts the store that this address stands for; None when it hosts none."""
-    store = environ.PROCGROUP_STORE.get()
-    if not store or (environ.PROCGROUP_MASTER.get() or store) != f"{host}:{port}":
-        return None
-    name, _, number = store.rpartition(":")
-    return name, int(number)
-
-
-def _host(host: str, port: int, limit: float) -> Store:
+def host_store(host: str, port: int, limit: float) -> TCPStore:
+    """Return the store that this process hosts there, the same each time; ``port`` 0 is any free one."""
     from procgroup.stores.tcp import TCPStore
 
     with _lock:
@@ -68,3 +60,12 @@ def _host(host: str, port: int, limit: float) -> Store:
         if place not in _hosted:
             _hosted[place] = TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
         return _hosted[place]
+
+
+def _launcher_s_store(host: str, port: int) -> tuple[str, int] | None:
+    """Return where the launcher hosts the store that this address stands for; None when it hosts none."""
+    store = environ.PROCGROUP_STORE.get()
+    if not store or (environ.PROCGROUP_MASTER.get() or store) != f"{host}:{port}":
+        return None
+    name, _, number = store.rpartition(":")
+    return name, int(number)
