@@ -304,6 +304,43 @@ def test_a_hook_that_raises_is_heard() -> None:
     run_ranks(play, 2)
 
 
+def scalar(_state: Any, _bucket: Any) -> Any:
+    future = torch.futures.Future()
+    future.set_result(torch.ones(1))
+    return future
+
+
+def nothing(_state: Any, _bucket: Any) -> Any:
+    return None
+
+
+def tensor(_state: Any, bucket: Any) -> Any:
+    return bucket.buffer()
+
+
+def work(_state: Any, bucket: Any) -> Any:
+    return dist.all_reduce(bucket.buffer(), async_op=True)
+
+
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        (nothing, r"hook nothing returned None; expected something with wait\(\)"),
+        (tensor, r"hook tensor returned a tensor of shape \(14,\)"),
+        (scalar, r"hook scalar gave a tensor of shape \(1,\) for bucket 0 \(.*expected a tensor of 14 elements"),
+        (work, r"hook work gave True .*get_future\(\)"),
+    ],
+)
+def test_a_hook_that_answers_with_no_average_is_refused_in_words(hook: Any, words: str) -> None:
+    def play() -> None:
+        ours, _ = wrap(lambda: nn.Linear(models.WIDTH, 2))
+        ours.register_comm_hook(None, hook)
+        with pytest.raises(TypeError, match=words):
+            loss_of(ours(part(batch(0)))).backward()
+
+    run_ranks(play, 2)
+
+
 def test_without_torch_the_room_can_be_imported_and_its_use_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"

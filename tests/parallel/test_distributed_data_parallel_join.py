@@ -235,6 +235,53 @@ def test_what_no_rank_uses_first_can_be_left_out_and_is_averaged_when_it_is_used
     run_ranks(play, 3)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_modules_are_computed_again_in_the_narrow_dtype(use_reentrant: bool) -> None:
+    def play() -> None:
+        model = models.make(lambda: models.Shared(use_reentrant)).float()
+        alone = copy.deepcopy(model)
+        ours = DistributedDataParallel(model, mixed_precision=Precision(torch.bfloat16, torch.float32))
+        seen = []
+        ours.module.layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+        for step in range(3):
+            whole = batch(step).float()
+            for each, inputs in ((ours, part(whole)), (alone, whole)):
+                each.zero_grad()
+                loss_of(each(inputs).float()).backward()
+            for parameter, other in zip(ours.parameters(), alone.parameters(), strict=True):
+                assert isinstance(parameter, nn.Parameter)
+                torch.testing.assert_close(parameter.grad, other.grad, rtol=0.05, atol=0.02)
+        assert set(seen) == {torch.bfloat16} and len(seen) == (18 if use_reentrant else 9)
+
+    run_ranks(play, 2)
+
+
+def test_after_a_backward_that_failed_the_parameters_are_as_wide_as_before() -> None:
+    class Failing(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, inputs: Any) -> Any:
+            return inputs.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            raise KeyError("a mistake in backward")
+
+    class Fragile(nn.Linear):
+        def forward(self, inputs: Any, fails: bool) -> Any:
+            return super().forward(Failing.apply(inputs.requires_grad_()) if fails else inputs)
+
+    def play() -> None:
+        ours, _ = wrap(lambda: Fragile(models.WIDTH, 2).float(), mixed_precision=Precision(torch.bfloat16))
+        with pytest.raises(KeyError):
+            ours(part(batch(0)), True).sum().backward()
+        assert ours.module.weight.dtype is torch.float64 and isinstance(ours.module.weight, nn.Parameter)
+        ours.zero_grad()
+        ours(part(batch(0)), False).sum().backward()
+        assert ours.module.weight.grad is not None
+
+    run_ranks(play, 2)
+
+
 @dataclass
 class Precision:
     """What torch's _MixedPrecision has."""

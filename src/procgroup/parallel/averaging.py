@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from procgroup import types
-from procgroup.api.membership import resolve
 from procgroup.errors import ArgumentError, CollectiveMismatch
 from procgroup.functional.collectives import combine, copy
 from procgroup.functional.fusing import Leaf, Leaves
 from procgroup.functional.trees import paths
 from procgroup.groups import checks, objects
 from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.group_choice import group_of
 from procgroup.types import ReduceOp
 
 
@@ -27,7 +27,7 @@ def average_gradients(tree: Any, group: ProcessGroup | None = None) -> Any:
     Each array keeps its library, shape and dtype. Raises TypeError for a leaf that is no array, ArgumentError for one
     whose dtype has no mean, and CollectiveMismatch on every rank, before a gradient is sent, when the trees differ.
     """
-    chosen = resolve(group)
+    chosen = group_of(group)
     leaves = _leaves(tree)
     for leaf in leaves.all:
         if not leaf.seen.dtype.startswith(("float16", "float32", "float64", "bfloat16", "complex")):
@@ -45,7 +45,7 @@ def broadcast_parameters(tree: Any, root: int = 0, group: ProcessGroup | None = 
     Raises TypeError for a leaf that is no array, ValueError for a rank that the group does not have, and
     CollectiveMismatch on every rank, before a parameter is sent, when the trees or roots differ.
     """
-    chosen = resolve(group)
+    chosen = group_of(group)
     root = checks.group_rank(root, chosen.size(), chosen.group_name)
     leaves = _leaves(tree)
     _require_same_trees(leaves, chosen, "broadcast_parameters", f" from rank {root}")

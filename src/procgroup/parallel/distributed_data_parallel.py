@@ -10,14 +10,17 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from procgroup.api import default
-from procgroup.groups.group import ProcessGroup
+from procgroup.arrays.untraced import untraced
+from procgroup.parallel.backward_optimizers import Steps, take_over
 from procgroup.parallel.grad_bucket import Hook
+from procgroup.parallel.group_choice import default_group
 from procgroup.parallel.join import Join
-from procgroup.parallel.mixed_precision import MixedPrecision
+from procgroup.parallel.known_parameters import KnownParameters
+from procgroup.parallel.mixed_precision import MixedPrecision, NarrowCopies
 from procgroup.parallel.model_check import broadcast_tensors, require_same_model
 from procgroup.parallel.module_buffers import ModuleBuffers
 from procgroup.parallel.output_tensors import find_tensors
+from procgroup.parallel.private_names import PrivateNames
 from procgroup.parallel.pytorch import torch
 from procgroup.parallel.reducer import Reducer
 from procgroup.parallel.sparse_gradients import sparse_parameters
@@ -26,14 +29,24 @@ from procgroup.parallel.wrapping import (
     buffer_choices,
     choose_group,
     delayed_names,
+    require_group,
     require_wrappable,
     warn_of_check_reduction,
 )
 
-_NOT_COPIED = ("process_group", "_reducer", "_buffers_of_module", "_finalizer", "_precision", "_join")
+_NOT_COPIED = (
+    "process_group",
+    "_group",
+    "_reducer",
+    "_buffers_of_module",
+    "_finalizer",
+    "_precision",
+    "_join",
+    "_known",
+)
 
 
-class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
+class DistributedDataParallel(PrivateNames, torch.nn.Module):  # type: ignore[misc]
     """A module on every rank of a group, trained as one: each backward leaves the average of the ranks' gradients.
 
     The arguments are those of ``torch.nn.parallel.DistributedDataParallel``. Parameters that some ranks do not use,
@@ -52,7 +65,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         dim: int = 0,
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
-        process_group: ProcessGroup | None = None,
+        process_group: Any = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
@@ -69,6 +82,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.process_group = choose_group(process_group, device_mesh)
+        self._group = require_group(self.process_group)
         self.parameters_to_ignore = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = self._named(module)
         require_wrappable(module, named, device_ids, output_device)
@@ -79,7 +93,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self.forward_sync_buffers, init_sync_buffers = buffer_choices(broadcast_buffers, forward_sync_buffers)
         self.module = module
         self.dim = dim
-        self.device = torch.device("cpu")
+        self.device, self.device_type = torch.device("cpu"), "cpu"
+        self.device_ids = self.output_device = None
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
@@ -89,28 +104,53 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         self.require_forward_param_sync = True
         self._limits = bucket_limits(bucket_cap_mb, bucket_cap_mb_list)
         self._communication_hook: tuple[Any, Hook] | None = None
+        self._optimizers: list[Steps] = []
+        self._looked_for_optimizers = False
         if init_sync:
-            require_same_model(self.process_group, named)
+            require_same_model(self._group, named)
         self._attach()
         if init_sync:
             buffers = self._buffers_of_module.tensors() if init_sync_buffers else []
-            broadcast_tensors(self.process_group, [parameter for _, parameter in named] + buffers, 0)
+            broadcast_tensors(self._group, [parameter for _, parameter in named] + buffers, 0)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module. Buffers are those of rank 0; the next backward averages gradients."""
         is_recording = torch.is_grad_enabled()
+        self._before_forward(is_recording)
+        copies = None
+        if self._precision is None:
+            output = self.module(*inputs, **kwargs)
+        else:
+            output, copies = self._precision.call(inputs, kwargs)
+        self._after_forward(output, is_recording, copies)
+        return output
+
+    @untraced
+    def _before_forward(self, is_recording: bool) -> None:
         if is_recording:
+            self._known.require_no_others()
+            if not self._looked_for_optimizers:
+                self._looked_for_optimizers = True
+                self._optimizers += take_over(self.module.parameters())
             self._reducer.prepare()
         copies_buffers = self.will_sync_module_buffers()
         root = 0 if self._join is None else self._join.announce_forward(copies_buffers)
         if copies_buffers:
             self._buffers_of_module.broadcast(root)
-        output = self.module(*inputs, **kwargs) if self._precision is None else self._precision.call(inputs, kwargs)
+
+    @untraced
+    def _after_forward(self, output: Any, is_recording: bool, copies: NarrowCopies | None) -> None:
+        """Have the backward of the output say what it is, before anything inside of the module."""
         is_round = is_recording and self.require_backward_grad_sync
         self.require_forward_param_sync = is_round
-        if is_recording:
-            self._watch(output, is_round)
-        return output
+        if not is_recording:
+            return
+        self._reducer.expects_round = is_round
+        # Of the reducer only: a module may keep its output, and would keep its wrapper alive.
+        begin = partial(_begin, self._reducer, is_round, copies)
+        for tensor in find_tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(begin)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -139,7 +179,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         if not enable:
             return nullcontext()
         return Join(
-            self.process_group,
+            self._group,
             self._reducer,
             self._buffers_of_module if self.forward_sync_buffers else None,
             divide_by_initial_world_size=divide_by_initial_world_size,
@@ -167,10 +207,14 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         """Tell whether the next forward copies the buffers of rank 0 to all ranks."""
         return bool(self.require_forward_param_sync and self.forward_sync_buffers and self._buffers_of_module)
 
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(module: Any, params_and_buffers_to_ignore: Sequence[str]) -> None:
-        """Name parameters and buffers that a DistributedDataParallel made of ``module`` later leaves alone."""
-        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
+    @property
+    def broadcast_buffers(self) -> bool:
+        """The old name of ``forward_sync_buffers``."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
 
     def _set_join(self, join: Join | None) -> None:
         if join is not None and self._join is not None:
@@ -180,7 +224,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
     def _copy_from(self, root: int) -> None:
         """Copy the parameters and buffers of a rank to all."""
         buffers = self._buffers_of_module.tensors() if self.forward_sync_buffers else []
-        broadcast_tensors(self.process_group, [tensor for _, tensor in self._named(self.module)] + buffers, root)
+        broadcast_tensors(self._group, [tensor for _, tensor in self._named(self.module)] + buffers, root)
 
     def _named(self, module: Any) -> list[tuple[str, Any]]:
         """Return the parameters that are looked after, each once."""
@@ -188,37 +232,29 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
 
     def _attach(self) -> None:
         """Watch the parameters of the module."""
-        self._buffers_of_module = ModuleBuffers(self.module, self.process_group, self.parameters_to_ignore)
+        self._buffers_of_module = ModuleBuffers(self.module, self._group, self.parameters_to_ignore)
         chosen = self.mixed_precision
         self._precision = MixedPrecision(chosen, self.module, self.parameters_to_ignore) if chosen else None
         self._reducer = Reducer(
-            self.process_group,
+            self._group,
             [named for named in self._named(self.module) if named[1].requires_grad],
             limits=self._limits,
             sparse=sparse_parameters(self.module),
             delayed=self._delayed,
             static_graph=self.static_graph,
             leaves_out_unused=self.skip_all_reduce_unused_params,
+            optimizers=self._optimizers,
             gradient_dtype=self._precision.gradient_dtype if self._precision else attrgetter("dtype"),
         )
         if self._communication_hook is not None:
             self._reducer.set_hook(*self._communication_hook)
+        averaged = self._reducer.parameter_ids
+        self._known: KnownParameters = KnownParameters(self.module, self.parameters_to_ignore, averaged)
         self._finalizer = weakref.finalize(self, self._reducer.remove_hooks)
         self._finalizer.atexit = False
 
-    def _watch(self, output: Any, is_round: bool) -> None:
-        """Have the backward of an output say what it is, before anything inside of the module."""
-        self._reducer.expects_round = is_round
-        begin = partial(self._begin, is_round)
-        for tensor in find_tensors(output):
-            if tensor.grad_fn is not None:
-                tensor.register_hook(begin)
-
-    def _begin(self, is_round: bool, gradient: Any) -> None:
-        self._reducer.begin(is_round)
-
     def __getstate__(self) -> dict[str, Any]:
-        if not self.process_group.is_usable() or default.slot().group is not self.process_group:
+        if not self._group.is_usable() or self.process_group is not default_group():
             raise RuntimeError(
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group. That is, "
                 "when you have called init_process_group and have not passed process_group argument to DDP constructor"
@@ -227,7 +263,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.process_group = default.current()
+        self.process_group = default_group()
+        self._group = require_group(self.process_group)
         self._join = None
         self._attach()
 
@@ -236,7 +273,12 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         memo[id(self)] = made
         state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
         torch.nn.Module.__setstate__(made, copy.deepcopy(state, memo))
-        made.process_group = self.process_group
+        made.process_group, made._group = self.process_group, self._group
         made._join = None
         made._attach()
         return made
+
+
+@untraced
+def _begin(reducer: Reducer, is_round: bool, copies: NarrowCopies | None, gradient: Any) -> None:
+    reducer.begin(is_round, copies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from procgroup.groups.group import ProcessGroup
@@ -16,30 +16,26 @@ class ModuleBuffers:
 
     def __init__(self, module: Any, group: ProcessGroup, ignored: frozenset[str]) -> None:
         self._group = group
-        # Where each buffer is, rather than the buffer: a module may put another tensor in its place.
-        self._owners: list[tuple[dict[str, Any], str, bool]] = []
-        seen: set[int] = set()
+        # Where the buffers are, rather than these: a module may put another tensor, or none, in a buffer's place.
+        self._owners: list[tuple[dict[str, Any], frozenset[str], bool]] = []
         for name, part in module.named_modules():
-            # Of running statistics autograd keeps the old values only to hand them back.
-            is_statistic = isinstance(part, torch.nn.modules.batchnorm._NormBase)
-            for key, buffer in part._buffers.items():
-                if buffer is not None and f"{name}.{key}".lstrip(".") not in ignored and id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    self._owners.append((part._buffers, key, is_statistic))
+            left_out = frozenset(key for key in part._buffers if f"{name}.{key}".lstrip(".") in ignored)
+            self._owners.append((part._buffers, left_out, isinstance(part, torch.nn.modules.batchnorm._NormBase)))
         self._layout: list[tuple[Any, Any]] = []
         self._memory: Any = None
         self._views: list[Any] = []
 
     def __bool__(self) -> bool:
-        return bool(self._owners)
+        return next(self._found(), None) is not None
 
     def tensors(self) -> list[Any]:
         """Return the buffers as they are now."""
-        return [owner[key] for owner, key, _ in self._owners]
+        return [buffer for buffer, _ in self._found()]
 
     def broadcast(self, root: int) -> None:
         """Copy the buffers of group rank ``root`` to all."""
-        buffers = self.tensors()
+        found = list(self._found())
+        buffers = [buffer for buffer, _ in found]
         layout = [(buffer.shape, buffer.dtype) for buffer in buffers]
         if layout != self._layout:
             self._allocate(buffers)
@@ -50,15 +46,33 @@ class ModuleBuffers:
                 torch._foreach_copy_(self._views, buffers)
             self._group.broadcast(self._memory, root)
             if not is_root:
-                torch._foreach_copy_(self._writable(buffers), self._views)
+                self._take(found)
 
-    def _writable(self, buffers: Sequence[Any]) -> list[Any]:
-        """Return the tensors to write to: autograd must not see that statistics change, or two forwards could not be
-        followed by one backward."""
-        return [
-            buffer.data if is_statistic else buffer.detach()
-            for buffer, (_, _, is_statistic) in zip(buffers, self._owners, strict=True)
+    def _found(self) -> Iterator[tuple[Any, bool]]:
+        """Yield each buffer that there is now, once, and whether it is a running statistic."""
+        seen: set[int] = set()
+        for owner, left_out, is_statistic in self._owners:
+            for key, buffer in owner.items():
+                if buffer is not None and key not in left_out and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    yield buffer, is_statistic
+
+    def _take(self, found: Sequence[tuple[Any, bool]]) -> None:
+        """Copy what has come into the buffers that differ from it.
+
+        Of running statistics autograd keeps the old values only to hand them back, and must not see that they change;
+        other buffers it may need as they were. So two forwards can come before one backward, unless a buffer that the
+        first has used is another in the second.
+        """
+        pairs = zip(self._views, found, strict=True)
+        changed = [
+            (view, buffer.data if is_statistic else buffer.detach())
+            for view, (buffer, is_statistic) in pairs
+            if is_statistic or not torch.equal(view, buffer)
         ]
+        if changed:
+            views, buffers = zip(*changed, strict=True)
+            torch._foreach_copy_(buffers, views)
 
     def _allocate(self, buffers: Sequence[Any]) -> None:
         sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
@@ -67,8 +81,9 @@ class ModuleBuffers:
             offsets.append(-(-(offsets[-1] + size) // _ALIGNMENT) * _ALIGNMENT)
         nbytes = max(offsets[-1], 1)
         memory = self._group.allocate(nbytes) or bytearray(nbytes)
-        self._memory = torch.frombuffer(memory, dtype=torch.uint8)
-        self._views = [
-            self._memory[offset : offset + size].view(buffer.dtype).view(buffer.shape)
-            for buffer, size, offset in zip(buffers, sizes, offsets[:-1], strict=True)
-        ]
+        with torch.inference_mode(False):  # the memory outlives this forward
+            self._memory = torch.frombuffer(memory, dtype=torch.uint8)
+            self._views = [
+                self._memory[offset : offset + size].view(buffer.dtype).view(buffer.shape)
+                for buffer, size, offset in zip(buffers, sizes, offsets[:-1], strict=True)
+            ]

@@ -27,15 +27,20 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
+from procgroup.arrays.untraced import untraced
 from procgroup.errors import GroupBroken
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.agreement import Agreement
+from procgroup.parallel.averages import Averages
+from procgroup.parallel.backward_optimizers import Steps
 from procgroup.parallel.buckets import Bucket
 from procgroup.parallel.division import Division
-from procgroup.parallel.grad_bucket import GradBucket, Hook
+from procgroup.parallel.grad_bucket import Hook
+from procgroup.parallel.gradient_hooks import GradientHooks
+from procgroup.parallel.hook_call import HookCall
+from procgroup.parallel.mixed_precision import NarrowCopies
 from procgroup.parallel.place import AT_END, Place
 from procgroup.parallel.rounds import BackwardEnd, is_inside_backward
-from procgroup.parallel.sparse_gradients import average_sparse
 from procgroup.parallel.static_graph import StaticGraph
 from procgroup.parallel.training_errors import BackwardFailed
 from procgroup.types import AnyReduceOp, ReduceOp
@@ -44,6 +49,7 @@ EARLY_BYTES = 4 << 20
 """How much is to be ready for ranks that share memory to average it before the end of the backward."""
 
 
+@untraced
 class Reducer:
     """The gradients of some parameters, and the hooks that notice them. ``remove_hooks`` ends it."""
 
@@ -57,19 +63,23 @@ class Reducer:
         delayed: frozenset[str] = frozenset(),
         static_graph: bool = False,
         leaves_out_unused: bool = False,
+        optimizers: Sequence[Steps] = (),
         gradient_dtype: Callable[[Any], Any] = lambda parameter: parameter.dtype,
     ) -> None:
         """``delayed`` parameters are averaged after all others. ``leaves_out_unused``: those that no rank uses in the
-        first round have no place in a bucket. ``gradient_dtype`` tells in which dtype a gradient is averaged."""
+        first round have no place in a bucket. ``optimizers`` step when all is averaged. ``gradient_dtype`` tells in
+        which dtype a gradient is averaged."""
         self._group = group
         self._places = [
             Place(index, name, parameter, gradient_dtype(parameter), is_sparse=name in sparse)
             for index, (name, parameter) in enumerate(named_parameters)
         ]
-        self._ids = frozenset(id(place.parameter) for place in self._places)
+        self.parameter_ids = frozenset(id(place.parameter) for place in self._places)
         self._division = Division(group, self._places, limits, delayed, leaves_out_unused)
+        self._averages = Averages(group, self._places, self._division)
         self._agreement, self._end = Agreement(group, len(self._places)), BackwardEnd()
-        self._hook: tuple[Any, Hook] | None = None
+        self._hook: HookCall | None = None
+        self._optimizers = optimizers
         self._static = StaticGraph(self._places) if static_graph else None
         self.op: AnyReduceOp = ReduceOp.AVG
         # Called before the first bucket of a round is issued.
@@ -81,19 +91,31 @@ class Reducer:
         self._is_open = self._is_announced = False
         self._next = 0
         self._watches_all = True
-        self._handles: list[Any] = []
+        self._hooks = GradientHooks()
         for place in self._places:
-            self._watch(place, partial(self._on_gradient, place))
+            self._hooks.add(place.parameter, partial(self._on_gradient, place))
 
     def set_hook(self, state: Any, hook: Hook) -> None:
         """Have a communication hook average the buckets from now on."""
-        self._hook = (state, hook)
+        self._hook = HookCall(state, hook)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The buckets as they are now."""
+        return self._division.buckets
+
+    def set_static_graph(self) -> None:
+        """Expect the same graph in every backward. Raises RuntimeError after the first one."""
+        if not self._watches_all:
+            raise RuntimeError(
+                "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
+                "constructed."
+            )
+        self._static = StaticGraph(self._places)
 
     def remove_hooks(self) -> None:
         """Leave the parameters alone from now on."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._hooks.remove()
 
     def prepare(self) -> None:
         """Do, before a forward, what an earlier round has left to do."""
@@ -101,14 +123,23 @@ class Reducer:
             self._recover()
             self._renew()
 
-    def begin(self, is_round: bool) -> None:
-        """Begin a backward, which is a round or none. Called inside of it, before any gradient arrives."""
+    def begin(self, is_round: bool, copies: NarrowCopies | None = None) -> None:
+        """Begin a backward, which is a round or none. Called inside of it, before any gradient arrives.
+
+        ``copies`` are what the forward has computed with in the parameters' places.
+        """
         if self._end.is_awaited():
             return
         self._recover()
         self._renew()
-        self._is_round = self._is_open = is_round and self._end.accumulates_gradients(self._ids)
+        is_frozen = not any(place.parameter.requires_grad for place in self._places)
+        self._is_round = self._is_open = (
+            is_round and not is_frozen and self._end.accumulates_gradients(self.parameter_ids)
+        )
         self._end.ask(self._on_end)
+        if copies is not None:
+            copies.put_in()
+            self._end.clean_up(copies.take_out)
 
     def answer(self) -> None:
         """Take part, with zeros, in a round of the ranks that still have inputs."""
@@ -128,18 +159,15 @@ class Reducer:
             self._watch_probes()
 
     def _watch_probes(self) -> None:
-        self.remove_hooks()
+        self._hooks.remove()
         helps = self._is_enough(self._division.buckets)
         for bucket in self._division.buckets:
             has_probe = helps and not any(place.awaited == AT_END for place in bucket.places)
             for place in bucket.places:
                 is_probe = has_probe and place is bucket.places[-1]
-                self._watch(place, partial(self._on_probe, bucket) if is_probe else self._on_any)
+                self._hooks.add(place.parameter, partial(self._on_probe, bucket) if is_probe else self._on_any)
         for place in self._division.outside:
-            self._watch(place, self._on_any)
-
-    def _watch(self, place: Place, hook: Callable[[Any], None]) -> None:
-        self._handles.append(place.parameter.register_post_accumulate_grad_hook(hook))
+            self._hooks.add(place.parameter, self._on_any)
 
     def _on_any(self, parameter: Any) -> None:
         """Notice a backward that no output has announced."""
@@ -178,9 +206,7 @@ class Reducer:
         self._open()
         self._next += 1
         if self._hook is not None:
-            state, hook = self._hook
-            is_last = bucket.index == len(self._division.buckets) - 1
-            bucket.pending = hook(state, GradBucket(bucket.index, bucket.buffer, bucket.places, is_last))
+            bucket.pending = self._hook.begin(bucket, is_last=bucket.index == len(self._division.buckets) - 1)
             return
         try:
             with bucket.named_in_errors():
@@ -197,6 +223,8 @@ class Reducer:
     def _on_end(self) -> None:
         if self._is_round:
             self._finish()
+            for optimizer in self._optimizers:
+                optimizer.step()
 
     def _recover(self) -> None:
         """Finish, on behalf of the other ranks, a round whose backward failed on this one."""
@@ -247,54 +275,26 @@ class Reducer:
             if bucket.pending is None:
                 continue
             with bucket.named_in_errors():
-                result = bucket.pending.wait()
-            if self._hook is not None:
-                bucket.replace(result[0] if isinstance(result, (list, tuple)) else result)
+                if self._hook is None:
+                    bucket.pending.wait()
+                else:
+                    self._hook.finish(bucket)
 
     def _conclude(self) -> None:
         agreement = self._agreement
         if failed := agreement.failed():
-            self._drop()
+            self._averages.drop(agreement)
             if self._group.rank() not in failed:
                 raise BackwardFailed(ranks=failed)
             return
-        for index in agreement.late():
-            self._add_late(self._places[index])
-        self._give()
+        late = agreement.late()
+        for index in late:
+            self._averages.add_late(self._places[index], self.op)
+        if late and not self._watches_all:
+            self._watch_probes()
+        self._averages.give(agreement, self.op)
         self._division.learn(agreement)
         if self._static is not None:
             self._static.learn()
         if self._static is not None and agreement.is_changed():
             raise self._static.error(self._group)
-
-    def _drop(self) -> None:
-        """Take all gradients of this round away."""
-        for place in self._places:
-            if self._agreement.is_used(place.index):
-                place.parameter.grad = None
-
-    def _give(self) -> None:
-        """Let each parameter that any rank has used have its averaged gradient."""
-        everything = self._agreement.is_plain
-        for bucket in self._division.buckets:
-            for place in bucket.places:
-                if everything or self._agreement.is_used(place.index):
-                    bucket.give(place)
-        for place in self._division.outside:
-            if place.is_sparse and self._agreement.is_used(place.index):
-                place.parameter.grad = average_sparse(self._group, place.parameter, self.op)
-                place.remember()
-
-    def _add_late(self, place: Place) -> None:
-        """Average what came after its bucket was packed, on any rank, or for which there is none; and add it."""
-        bucket = place.bucket
-        late = place.copy_of(place.parameter.grad if bucket is None else place.new_gradient())
-        self._group.all_reduce(place.flat(late), self.op)
-        if bucket is None:
-            place.parameter.grad = late
-            place.remember()
-            return
-        bucket.add(place, late)
-        place.awaited = AT_END
-        if not self._watches_all:
-            self._watch_probes()

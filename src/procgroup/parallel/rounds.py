@@ -42,6 +42,10 @@ class BackwardEnd:
         self._end = weakref.ref(end)
         torch.autograd.Variable._execution_engine.queue_callback(end)
 
+    def clean_up(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when this backward is over, well or badly."""
+        weakref.finalize(self._end(), call).atexit = False
+
     def _run(self, call: Callable[[], None]) -> None:
         self._end = _nothing
         call()

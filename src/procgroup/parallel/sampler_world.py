@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from procgroup.api import default
-from procgroup.api.membership import resolve
 from procgroup.errors import CollectiveMismatch, DistStoreError
 from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.group_choice import group_of
 from procgroup.stores.prefix import PrefixStore
 
 
@@ -57,7 +57,7 @@ def world_of(num_replicas: int | None, rank: int | None, group: Any) -> tuple[in
         raise ValueError("Pass `group`, or `num_replicas` and `rank`, not both.")
     agreement = None
     if num_replicas is None or rank is None:
-        chosen = default.slot().group if group is None else resolve(group)
+        chosen = default.slot().group if group is None else group_of(group)
         if chosen is None:
             size, own = _world_of_torch()
         else:

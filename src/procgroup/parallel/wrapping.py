@@ -6,35 +6,43 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup.api.membership import is_foreign, resolve
+from procgroup.api.membership import is_foreign
 from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.group_choice import default_group, group_of, is_group
 from procgroup.parallel.pytorch import torch
 
 DEFAULT_BUCKET_BYTES = 4 << 20
 
 
-def choose_group(process_group: Any, device_mesh: Any) -> ProcessGroup:
-    """Return the group that the arguments mean: the default one, unless a group or a mesh is given.
+def choose_group(process_group: Any, device_mesh: Any) -> Any:
+    """Return the group that the arguments mean, of procgroup or torch: the default one, unless one or a mesh is given.
 
-    Raises RuntimeError for both and for a mesh of several dimensions, ValueError for a group that this rank is not in,
-    TypeError for one of another library.
+    Raises RuntimeError for both and for a mesh of several dimensions.
     """
     if process_group is not None and device_mesh is not None:
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
     if device_mesh is not None:
         if device_mesh.ndim != 1:
             raise RuntimeError(f"Only 1D device mesh is supported, but got {device_mesh}.")
-        process_group = device_mesh.get_group(0)
+        return device_mesh.get_group(0)
+    return default_group() if process_group is None else process_group
+
+
+def require_group(process_group: Any) -> ProcessGroup:
+    """Return procgroup's group that is meant.
+
+    Raises ValueError for a group that this rank is not in or of another backend, and TypeError for what is no group.
+    """
     if is_foreign(process_group):
         raise ValueError(
             "This rank does not belong to the process_group of DistributedDataParallel: wrap on members only."
         )
-    if process_group is not None and not isinstance(process_group, ProcessGroup):
+    if process_group is not None and not is_group(process_group):
         raise TypeError(
             f"Expected process_group to be a group of procgroup, got {process_group!r} of type "
             f"{type(process_group).__name__}. Make one with procgroup.new_group()."
         )
-    return resolve(process_group)
+    return group_of(process_group)
 
 
 def require_wrappable(

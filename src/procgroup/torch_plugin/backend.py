@@ -13,9 +13,9 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Backend
 
 from procgroup.api import leaving
+from procgroup.arrays.untraced import untraced
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin.calls import TorchCalls
-from procgroup.torch_plugin.untraced import untraced
 
 
 @functools.cache

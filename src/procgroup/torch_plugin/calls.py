@@ -26,13 +26,13 @@ from torch._C._distributed_c10d import (
 )
 
 from procgroup.api import monitoring
+from procgroup.arrays.untraced import untraced
 from procgroup.errors import DistBackendError
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin import sparse
 from procgroup.torch_plugin.forms import limit_of, listed, only, options
 from procgroup.torch_plugin.profiling import is_profiling, profiled, recorded
 from procgroup.torch_plugin.reduce_ops import reduce_op
-from procgroup.torch_plugin.untraced import untraced
 from procgroup.torch_plugin.work import OVER, TorchWork, over
 
 _CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as distributed
 
 from procgroup.api import leaving
+from procgroup.arrays.untraced import untraced
 from procgroup.errors import DistBackendError
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin.backend import TorchBackend, takes_backends
 from procgroup.torch_plugin.calls import TorchCalls
 from procgroup.torch_plugin.devices import OtherDevices
-from procgroup.torch_plugin.untraced import untraced
 
 _CPU = torch.device("cpu")
 

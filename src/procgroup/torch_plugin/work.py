@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as distributed
 
+from procgroup.arrays.untraced import untraced
 from procgroup.groups.future import Future
 from procgroup.torch_plugin import callbacks
-from procgroup.torch_plugin.untraced import untraced
 
 _UNLIMITED = timedelta(0)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from procgroup.api.membership import resolve
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.pending import Pending
 from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.group_choice import group_of
 from procgroup.parallel.pytorch import torch
 from procgroup.types import ReduceOp
 
@@ -62,7 +62,7 @@ def bf16_compress_wrapper(hook: Hook) -> Hook:
 
 def average(process_group: ProcessGroup | None, buffer: Any) -> Pending:
     """Begin to replace a tensor by its average over the ranks."""
-    work = resolve(process_group).all_reduce(buffer, ReduceOp.AVG, True)
+    work = group_of(process_group).all_reduce(buffer, ReduceOp.AVG, True)
     assert work is not None
     return Pending(work, lambda _: buffer)
 

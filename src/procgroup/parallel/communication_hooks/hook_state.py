@@ -7,10 +7,10 @@ from typing import Any, ClassVar, TypeVar
 
 from procgroup import types
 from procgroup.api import default
-from procgroup.api.membership import resolve
 from procgroup.errors import CollectiveMismatch
 from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.group_choice import group_of
 
 Self = TypeVar("Self", bound="HookState")
 
@@ -29,7 +29,7 @@ class HookState:
 
     def group(self) -> ProcessGroup:
         """Return the group. Raises CollectiveMismatch, at first, when the ranks' settings differ."""
-        group = resolve(self.process_group)
+        group = group_of(self.process_group)
         if not self._is_compared:
             shared = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.SHARED)
             require_same(group, "communication_hook", f"{type(self).__name__}({shared})")

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from procgroup.api.membership import resolve
 from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.group_choice import group_of
 from procgroup.parallel.pytorch import torch
 from procgroup.types import ReduceOp
 
@@ -96,7 +96,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 def average_tensors(process_group: ProcessGroup | None, tensors: Sequence[Any]) -> None:
     """Replace tensors by their averages over the ranks, in one call for each dtype."""
-    group = resolve(process_group)
+    group = group_of(process_group)
     with torch.no_grad():
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             chosen = [tensor for tensor in tensors if tensor.dtype is dtype]

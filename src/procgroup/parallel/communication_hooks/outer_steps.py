@@ -12,11 +12,11 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from procgroup.api.membership import resolve
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.hook_state import require_same
 from procgroup.parallel.communication_hooks.model_averaging import average_tensors
 from procgroup.parallel.communication_hooks.residuals import working_dtype
+from procgroup.parallel.group_choice import group_of
 from procgroup.parallel.pytorch import torch
 
 
@@ -54,7 +54,7 @@ class OuterSteps:
         self._begin = [self._wide(parameter) for parameter in self.parameters]
         self._velocity = [torch.zeros_like(begin) for begin in self._begin]
         mine = f"every={every}, learning_rate={learning_rate}, momentum={momentum}, parameters {self._digest()}"
-        require_same(resolve(process_group), "OuterSteps", mine)
+        require_same(group_of(process_group), "OuterSteps", mine)
 
     def step(self) -> bool:
         """Count an inner step, and take an outer one where it is time; tell whether it was."""

@@ -1,0 +1,38 @@
+"""That a model, once wrapped, keeps its parameters: others would be trained on each rank by itself, and nobody sees."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+from procgroup.parallel.pytorch import torch
+
+
+class KnownParameters:
+    """The parameters whose gradients are averaged, by their ids, and where a module keeps its parameters."""
+
+    def __init__(self, module: Any, ignored: frozenset[str], averaged: Container[int]) -> None:
+        self._averaged = averaged
+        self._owners: list[tuple[str, dict[str, Any]]] = []
+        self._ignored = ignored
+        for name, part in module.named_modules():
+            if part._parameters:
+                self._owners.append((name, part._parameters))
+
+    def require_no_others(self) -> None:
+        """Raise RuntimeError when a parameter would get a gradient that nobody averages."""
+        averaged = self._averaged
+        for name, owner in self._owners:
+            for key, parameter in owner.items():
+                if parameter is not None and id(parameter) not in averaged and parameter.requires_grad:
+                    self._refuse(f"{name}.{key}".lstrip("."), parameter)
+
+    def _refuse(self, name: str, parameter: Any) -> None:
+        # What torch.func.functional_call puts in a parameter's place is none.
+        if name in self._ignored or not isinstance(parameter, torch.nn.Parameter):
+            return
+        raise RuntimeError(
+            f"DistributedDataParallel: {name} {tuple(parameter.shape)} requires a gradient, and was no such parameter "
+            "when the module was wrapped: each rank would train it by itself. Wrap the module again after parameters "
+            "were added, replaced or given requires_grad=True."
+        )
