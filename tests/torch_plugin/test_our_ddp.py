@@ -1,0 +1,82 @@
+"""procgroup's DistributedDataParallel in a program that has initialised torch.distributed with backend "procgroup"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from world import run
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+
+
+def use_groups_of_torch(rank: int, size: int) -> None:
+    import pickle
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook as hook_of_torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from procgroup import torch_plugin
+    from procgroup.parallel import DistributedDataParallel, DistributedSampler, average_gradients, communication_hooks
+
+    torch_plugin.register()
+    dist.init_process_group("procgroup")
+    world, pair = dist.group.WORLD, dist.new_group([0, 1], backend="procgroup")
+
+    def gradient(state: Any = None, hook: Any = None, **options: Any) -> list[float]:
+        model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False), **options)
+        assert model.process_group is (options.get("process_group") or world)
+        if hook is not None:
+            model.register_comm_hook(state, hook)
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((1, 2), rank + 1.0)).sum().backward()
+        return model.module.weight.grad[0].tolist()
+
+    everybody = [2.0, 2.0]
+    assert gradient() == everybody
+    assert gradient(process_group=world) == everybody
+    assert gradient(None, hook_of_torch) == everybody
+    assert gradient(world, communication_hooks.bf16_compress_hook) == everybody
+    assert gradient(None, communication_hooks.bf16_compress_hook) == everybody
+    assert gradient(communication_hooks.BlockQuantizedState(world), communication_hooks.block_quantized_hook)
+    assert average_gradients(torch.tensor([rank + 1.0]), group=world).item() == 2.0
+    assert DistributedSampler(range(9), group=world, shuffle=False).rank == rank
+    mesh = init_device_mesh("cpu", (size,))
+    model = DistributedDataParallel(torch.nn.Linear(2, 1), device_mesh=mesh)
+    assert model.process_group is mesh.get_group()
+    if rank < 2:
+        assert gradient(process_group=pair) == [1.5, 1.5]
+    else:
+        with pytest.raises(ValueError, match="does not belong to the process_group"):
+            DistributedDataParallel(torch.nn.Linear(2, 1), process_group=pair)
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    assert pickle.loads(pickle.dumps(model)).process_group is world
+    other = dist.new_group(backend="gloo")
+    with pytest.raises(ValueError, match="another backend"):
+        DistributedDataParallel(torch.nn.Linear(2, 1), process_group=other)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_groups_of_torch_are_taken_wherever_a_group_may_be_given() -> None:
+    run(use_groups_of_torch, 3, timeout=100, torch=True)
+
+
+def have_another_backend(rank: int, size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from procgroup.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with pytest.raises(ValueError, match="Default process group has not been initialized"):
+        DistributedDataParallel(torch.nn.Linear(2, 1))
+    dist.destroy_process_group()
+
+
+def test_torch_s_default_group_of_another_backend_is_none_of_ours() -> None:
+    run(have_another_backend, 1, timeout=60, torch=True)
