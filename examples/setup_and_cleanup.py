@@ -1,11 +1,17 @@
 """Setup and cleanup as functions, and the questions a library asks before it uses a group.
 
 python -m procgroup run --nproc-per-node 2 examples/setup_and_cleanup.py
+python -m procgroup run --nproc-per-node 2 examples/setup_and_cleanup.py torch
+
+The arrays are NumPy's, or of the library that is named at the end.
 """
 
-import numpy as np
+import importlib
+import sys
 
 import procgroup as dist
+
+library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
 
 def setup() -> None:
@@ -23,7 +29,7 @@ def main() -> None:
         setup()
         launched = "by the launcher" if dist.is_torchelastic_launched() else "by hand"
         print(f"rank {dist.get_rank()} of {dist.get_world_size()} on {dist.get_backend()}, started {launched}")
-        dist.all_reduce(np.ones(4))
+        dist.all_reduce(library.ones(4))
         dist.barrier()
     finally:
         cleanup()

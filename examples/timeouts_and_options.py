@@ -1,14 +1,19 @@
 """How long calls may take, in seconds or as a timedelta, and options as a dict.
 
 python -m procgroup run --nproc-per-node 2 examples/timeouts_and_options.py
+python -m procgroup run --nproc-per-node 2 examples/timeouts_and_options.py torch
+
+The arrays are NumPy's, or of the library that is named at the end.
 """
 
+import importlib
+import sys
 import time
 from datetime import timedelta
 
-import numpy as np
-
 import procgroup as dist
+
+library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
 dist.init_process_group("gloo", timeout=timedelta(minutes=10), group_name="trainers")
 dist.barrier()
@@ -18,7 +23,7 @@ dist.init_process_group("gloo", pg_options={"timeout": 1, "init_method_timeout":
 if dist.get_rank() == 0:
     started = time.monotonic()
     try:
-        dist.recv(np.zeros(1), src=1)  # which rank 1 never sends
+        dist.recv(library.zeros(1), src=1)  # which rank 1 never sends
     except dist.DistBackendError as error:
         print(f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}")
 else:

@@ -94,12 +94,32 @@ WITH_TORCH = {
         rf"rank {rank}: half {rank % 2} trained on part {rank // 2}; difference from one process \de-"
         for rank in range(4)
     ],
+    "torch_restart": [
+        *(rf"rank {rank}, attempt 0: begins at step 0 with \[0.0, 0.0\]" for rank in (0, 1)),
+        *(rf"rank {rank}, attempt 1: begins at step 3 with \[3.0, 15.0\]" for rank in (0, 1)),
+        *(rf"rank {rank}, attempt 1: ends with \[6.0, 30.0\]" for rank in (0, 1)),
+    ],
+    "torch_device_id": [
+        *(
+            rf"rank {rank}: procgroup with device_id={device}: \[2.0, 2.0\], backends cpu:gloo,cuda:nccl"
+            for rank in (0, 1)
+            for device in ("cpu", f"cuda:{rank}")
+        ),
+        *(rf"rank {rank}: torch.distributed on cpu: \[2.0, 2.0\]" for rank in (0, 1)),
+    ],
+    "backend_table": [
+        r"backend +gloo +procgroup +mpi +nccl +procgroup",
+        *(rf"{operation} +yes +yes +no +no +yes" for operation in ("send, recv", "reduce_scatter", "all_to_all")),
+        *(f"procgroup, {name}: Backend '{name}' .* is not in this version" for name in ("mpi", "nccl")),
+    ],
     "fsdp_gpt": [
         *(rf"rank {rank} at \(\d, \d\) holds 7029 of 26570 parameters" for rank in range(4)),
         *(rf"rank {rank} at \(0, {rank}\) holds 14058 of 26570 parameters" for rank in range(2)),
         *(rf"loss of {size} ranks: (2\.5\d+) at first, (0\.0\d+) .*\none process: \1 at first, \2" for size in (2, 4)),
     ],
 }
+# Those whose rank 0 hosts a store of procgroup's and one of torch's: not at the one address that forked ranks have.
+LAUNCHED = {"backend_table", "torch_device_id"}
 # Run at the same time, in "two terminals".
 TOGETHER = {"two_scripts_keywords", "spawn_on_two_nodes"}
 # The others: a half that its counterpart starts, what an example shows itself with, and those with tests of their own.
@@ -110,6 +130,11 @@ def commands(name: str) -> list[str]:
     """Return the commands of an example's docstring: its lines that start python."""
     docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
     return [line.strip() for line in docstring.splitlines() if re.match(r" *(\w+=\S+ )*python ", line)]
+
+
+def is_with_torch(command: str) -> bool:
+    """Tell whether a command of an example that does without PyTorch asks for it all the same."""
+    return "torch" in command
 
 
 def run(command: str) -> str:
@@ -158,11 +183,20 @@ def test_every_example_is_tested_and_listed() -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example_prints_what_it_shows(name: str) -> None:
     port = str(world.free_port())
-    lines = [command.replace("29500", port) for command in commands(name)]
+    lines = [command.replace("29500", port) for command in commands(name) if not is_with_torch(command)]
     assert lines, "the docstring shows no command"
     with ThreadPoolExecutor(len(lines) if name in TOGETHER else 1) as executor:
         output = "".join(executor.map(run, reversed(lines)))  # the last first: any order will do
     assert_found(EXPECTED[name], output)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("name", [name for name in EXPECTED if any(map(is_with_torch, commands(name)))])
+def test_example_prints_the_same_with_tensors(name: str) -> None:
+    port = str(world.free_port())
+    lines = [command.replace("29500", port) for command in commands(name) if is_with_torch(command)]
+    assert_found(EXPECTED[name], "".join(map(run, lines)))
 
 
 @pytest.mark.torch
@@ -173,4 +207,5 @@ def test_example_with_torch_prints_what_it_shows(name: str) -> None:
         pytest.importorskip("sklearn")
     lines = commands(name)
     assert lines, "the docstring shows no command"
-    assert_found(WITH_TORCH[name], "".join(run_forked(name, line) for line in lines))
+    outputs = [run(line) if name in LAUNCHED else run_forked(name, line) for line in lines]
+    assert_found(WITH_TORCH[name], "".join(outputs))
