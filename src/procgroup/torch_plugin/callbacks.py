@@ -2,18 +2,25 @@
 
 A callback may wait for another call, as that of the PowerSGD hook does. The one thread that completes procgroup's calls
 would then wait for itself.
+
+A process must not end while a callback runs: the interpreter ends the thread where it next asks for it, which is inside
+torch's C++ code, and that takes it for an exception and aborts the process. So the end waits for them.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from procgroup.process_end import at_process_end
+
 Task = Callable[[], object]
 
 _IDLE_SECONDS = 10.0
+_END_SECONDS = 30.0
 
 
 class _Threads:
@@ -23,14 +30,21 @@ class _Threads:
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
         self._idle = 0
+        self._unfinished = 0
 
     def run(self, task: Task) -> None:
         with self._changed:
+            self._unfinished += 1
             if self._idle > len(self._tasks):
                 self._tasks.append(task)
                 self._changed.notify()
                 return
         threading.Thread(target=self._work, args=(task,), name="procgroup-callbacks", daemon=True).start()
+
+    def finish(self, seconds: float) -> bool:
+        """Wait until all tasks are over; tell whether they were in so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._unfinished, seconds)
 
     def _work(self, first: Task) -> None:
         task: Task | None = first
@@ -40,6 +54,9 @@ class _Threads:
 
     def _next(self) -> Task | None:
         with self._changed:
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._changed.notify_all()
             self._idle += 1
             self._changed.wait_for(lambda: self._tasks, _IDLE_SECONDS)
             self._idle -= 1
@@ -54,9 +71,16 @@ def run(task: Task) -> None:
     _threads.run(task)
 
 
+def _finish() -> None:
+    if not _threads.finish(_END_SECONDS):
+        text = f"a callback of a future still runs after {_END_SECONDS:g} s; the process ends without it"
+        print(f"procgroup: {text}", file=sys.stderr, flush=True)
+
+
 def _start_again() -> None:
     global _threads
     _threads = _Threads()
 
 
 os.register_at_fork(after_in_child=_start_again)
+at_process_end(_finish, priority=0)  # after the groups have left: that ends the calls for which callbacks wait
