@@ -17,7 +17,7 @@ from parallel import models  # noqa: E402 - it needs torch
 from parallel.models import assert_same_gradients, batch, loss_of, mean_of_ranks, part, wrap  # noqa: E402
 from torch import nn  # noqa: E402
 
-from procgroup.parallel import DistributedDataParallel  # noqa: E402
+from procgroup.parallel import DistributedDataParallel, Join, Joinable, JoinHook  # noqa: E402
 from procgroup.parallel.training_errors import InputsExhausted, RanksApart  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -86,6 +86,20 @@ def test_buffers_and_rounds_are_answered_whoever_joins_first(counts: tuple[int, 
     first, *others = run_ranks(play, SIZE)
     for other in others:
         assert other == first
+
+
+def test_ranks_that_end_without_synchronising_go_on_with_the_others() -> None:
+    def play() -> None:
+        ours, _ = wrap(models.Normed)
+        with ours.join():
+            for step in range(dist.get_rank() + 1):
+                with ours.no_sync():
+                    loss_of(ours(part(batch(step)))).backward()
+                if dist.get_rank():
+                    loss_of(ours(part(batch(step)))).backward()
+        loss_of(ours(part(batch(9)))).backward()
+
+    run_ranks(play, 2)
 
 
 def test_unused_and_sparse_parameters_and_hooks_are_answered_too() -> None:
@@ -178,6 +192,97 @@ def test_an_error_inside_of_join_is_raised_at_once() -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(play, 2)
     assert isinstance(caught.value.errors[1], LookupError) and isinstance(caught.value.errors[0], dist.PeerLost)
+
+
+class Shards(Joinable):
+    """An optimizer of which each rank has a part: its step is a collective."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = list(model.parameters())
+        self.steps, self.ends = 0, []
+
+    def step(self) -> None:
+        Join.notify_join_context(self)
+        self.share([parameter.grad for parameter in self.parameters])
+
+    def share(self, gradients: list[Any]) -> None:
+        self.steps += 1
+        for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            owner = index % SIZE
+            if owner == dist.get_rank() and gradient is not None:
+                parameter.data -= 0.1 * gradient
+            dist.broadcast(parameter.data, owner)
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        assert kwargs == {"divide_by_initial_world_size": False}
+        return ShardsHook(self)
+
+    @property
+    def join_process_group(self) -> Any:
+        return dist.group.WORLD
+
+
+class ShardsHook(JoinHook):
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+
+    def main_hook(self) -> None:
+        self.shards.share([None] * len(self.shards.parameters))
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        self.shards.ends.append(is_last_joiner)
+
+
+def test_several_join_together_in_whatever_order_they_are_called() -> None:
+    def play() -> tuple[int, list[bool], list[float]]:
+        first, _ = wrap(models.Normed, process_group=dist.group.WORLD)
+        second, second_alone = wrap(models.perceptron)
+        shards = Shards(first)
+        with Join([first, second, shards], divide_by_initial_world_size=False):
+            for step in range(COUNTS[dist.get_rank()]):
+                whole = batch(step)
+                active = [rank for rank in range(SIZE) if step < COUNTS[rank]]
+                second_alone.zero_grad()
+                for each in active:
+                    (loss_of(second_alone(part(whole, each))) / len(active)).backward()
+                for model in (first, second) if step % 2 else (second, first):
+                    model.zero_grad()
+                    loss_of(model(part(whole))).backward()
+                assert_same_gradients(second, second_alone, step)
+                if step % 3:
+                    shards.step()
+        return shards.steps, shards.ends, [value.sum().item() for value in first.state_dict().values()]
+
+    results = run_ranks(play, SIZE)
+    assert [steps for steps, _, _ in results] == [4, 4, 4]  # also where the inputs were at their end
+    assert [ends for _, ends, _ in results] == [[True], [False], [False]]
+    assert results[1][2] == results[0][2] == results[2][2]
+
+
+def test_what_join_takes_is_checked() -> None:
+    def play() -> None:
+        ours, _ = wrap(models.perceptron)
+        other, _ = wrap(models.perceptron, process_group=dist.new_group([0]))
+        with pytest.raises(ValueError, match="at least one joinable"):
+            Join([])
+        with pytest.raises(ValueError, match="multiple process groups"):
+            Join([ours, other])
+        with Join([ours], enable=False):
+            Join.notify_join_context(ours)
+            loss_of(ours(part(batch(0)))).backward()
+
+    run_ranks(play, 1)
+
+
+def test_ranks_that_announce_different_joinables_are_named() -> None:
+    def play() -> None:
+        first, _ = wrap(models.perceptron)
+        second, _ = wrap(models.perceptron)
+        words = r"rank 0 is in a backward of joinable 0, a Dist.*rank 1 is in a backward of joinable 1"
+        with pytest.raises(RanksApart, match=words), Join([first, second]):
+            loss_of((first, second)[dist.get_rank()](part(batch(0)))).backward()
+
+    run_ranks(play, 2)
 
 
 def test_delayed_parameters_come_last() -> None:

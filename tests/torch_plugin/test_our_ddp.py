@@ -80,3 +80,46 @@ def have_another_backend(rank: int, size: int) -> None:
 
 def test_torch_s_default_group_of_another_backend_is_none_of_ours() -> None:
     run(have_another_backend, 1, timeout=60, torch=True)
+
+
+def join_with_torch(rank: int, size: int) -> tuple[list[float], int]:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    from procgroup import torch_plugin
+    from procgroup.parallel import DistributedDataParallel
+
+    torch_plugin.register()
+    dist.init_process_group("procgroup")
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    )
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    done = 0
+    with Join([model, optimizer]):
+        for step in range((4, 2, 5)[rank]):
+            optimizer.zero_grad()
+            if step == 1:
+                with model.no_sync():
+                    model(torch.randn(4, 2, generator=generator)).sum().backward()
+                continue
+            model(torch.randn(4, 2, generator=generator)).square().sum().backward()
+            optimizer.step()
+    try:
+        with Join([model, optimizer], throw_on_early_termination=True):
+            for _ in range((4, 2, 5)[rank]):
+                model(torch.randn(4, 2, generator=generator)).square().sum().backward()
+                done += 1
+    except RuntimeError as error:
+        assert "exhausted" in str(error)
+    dist.barrier()
+    dist.destroy_process_group()
+    return [value.double().sum().item() for value in model.state_dict().values()], done
+
+
+def test_the_join_of_torch_takes_our_models_beside_its_own_joinables() -> None:
+    first, second, third = run(join_with_torch, 3, timeout=100, torch=True)
+    assert [done for _, done in (first, second, third)] == [2, 2, 2]

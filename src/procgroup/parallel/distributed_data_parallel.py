@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -14,7 +14,7 @@ from procgroup.arrays.untraced import untraced
 from procgroup.parallel.backward_optimizers import Steps, take_over
 from procgroup.parallel.grad_bucket import Hook
 from procgroup.parallel.group_choice import default_group
-from procgroup.parallel.join import Join
+from procgroup.parallel.joinable_model import JoinableModel
 from procgroup.parallel.known_parameters import KnownParameters
 from procgroup.parallel.mixed_precision import MixedPrecision, NarrowCopies
 from procgroup.parallel.model_check import broadcast_tensors, require_same_model
@@ -42,11 +42,13 @@ _NOT_COPIED = (
     "_finalizer",
     "_precision",
     "_join",
+    "_join_config",
+    "_join_hook",
     "_known",
 )
 
 
-class DistributedDataParallel(PrivateNames, torch.nn.Module):  # type: ignore[misc]
+class DistributedDataParallel(PrivateNames, torch.nn.Module, JoinableModel):  # type: ignore[misc]
     """A module on every rank of a group, trained as one: each backward leaves the average of the ranks' gradients.
 
     The arguments are those of ``torch.nn.parallel.DistributedDataParallel``. Parameters that some ranks do not use,
@@ -86,7 +88,6 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module):  # type: ignore[mi
         self.parameters_to_ignore = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = self._named(module)
         require_wrappable(module, named, device_ids, output_device)
-        self._join: Join | None = None
         self._delayed = delayed_names(delay_all_reduce_named_params, param_to_hook_all_reduce, module)
         if check_reduction:
             warn_of_check_reduction()
@@ -134,7 +135,7 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module):  # type: ignore[mi
                 self._optimizers += take_over(self.module.parameters())
             self._reducer.prepare()
         copies_buffers = self.will_sync_module_buffers()
-        root = 0 if self._join is None else self._join.announce_forward(copies_buffers)
+        root = self._announce_forward(copies_buffers, is_recording)
         if copies_buffers:
             self._buffers_of_module.broadcast(root)
 
@@ -161,32 +162,6 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module):  # type: ignore[mi
             yield
         finally:
             self.require_backward_grad_sync = before
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> AbstractContextManager[Any]:
-        """Return a context in which ranks may have different numbers of inputs. All ranks enter it.
-
-        A rank that leaves it answers the others, with zero gradients, until all have left; then all have the model of
-        one that came last. Gradients are divided by the number of all ranks or, without
-        ``divide_by_initial_world_size``, of those that still have inputs. With ``throw_on_early_termination`` all
-        ranks raise InputsExhausted at the step at which the first has none. Optimizers of ranks that have left take no
-        step.
-        """
-        if not enable:
-            return nullcontext()
-        return Join(
-            self._group,
-            self._reducer,
-            self._buffers_of_module if self.forward_sync_buffers else None,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-            throw_on_early_termination=throw_on_early_termination,
-            enter=self._set_join,
-            end=self._copy_from,
-        )
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Have ``hook(state, bucket)`` average each bucket, once it is complete, in place of all_reduce.
@@ -216,13 +191,9 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module):  # type: ignore[mi
     def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = value
 
-    def _set_join(self, join: Join | None) -> None:
-        if join is not None and self._join is not None:
-            raise RuntimeError("This model is inside of join() already; leave it before you enter another.")
-        self._join = join
-
     def _copy_from(self, root: int) -> None:
-        """Copy the parameters and buffers of a rank to all."""
+        """Copy the parameters and buffers of a rank to all, which go on together."""
+        self.require_forward_param_sync = True
         buffers = self._buffers_of_module.tensors() if self.forward_sync_buffers else []
         broadcast_tensors(self._group, [tensor for _, tensor in self._named(self.module)] + buffers, root)
 
@@ -265,7 +236,6 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module):  # type: ignore[mi
         super().__setstate__(state)
         self.process_group = default_group()
         self._group = require_group(self.process_group)
-        self._join = None
         self._attach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
@@ -274,7 +244,6 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module):  # type: ignore[mi
         state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
         torch.nn.Module.__setstate__(made, copy.deepcopy(state, memo))
         made.process_group, made._group = self.process_group, self._group
-        made._join = None
         made._attach()
         return made
 
