@@ -67,6 +67,25 @@ def test_gradients_are_those_of_all_ranks_then_of_the_subgroup() -> None:
     assert_same_bits([results[3] for results in ranks[:2]])
 
 
+@pytest.mark.parametrize("hosts", ["abab", "aaab", "aaaa"])
+def test_the_subgroup_is_by_default_that_of_the_ranks_of_one_host(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "procgroup.parallel.communication_hooks.post_local_sgd.gethostname"
+    monkeypatch.setattr(name, lambda: hosts[dist.get_rank()])
+    parts = [numbers(rank, 50) for rank in range(4)]
+
+    def play(rank: int) -> torch.Tensor:
+        state = PostLocalSGDState(None, None, 1)
+        results = [averaged(post_localSGD_hook, state, parts[rank].clone()) for _ in range(3)]
+        assert bits(results[1]) == bits(results[2])
+        for again in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state)):
+            assert bits(averaged(post_localSGD_hook, again, parts[rank].clone())) == bits(results[1])
+        return results[1]
+
+    for rank, result in enumerate(on_ranks(4, play)):
+        mean = torch.stack([parts[other] for other in range(4) if hosts[other] == hosts[rank]]).double().mean(0)
+        torch.testing.assert_close(result.double(), mean, rtol=1e-5, atol=1e-6)
+
+
 def test_without_gradient_allreduce_gradients_stay_this_ranks_own() -> None:
     def play(rank: int) -> None:
         state = PostLocalSGDState(None, None, 1, False)
@@ -256,7 +275,6 @@ def test_ranks_that_do_not_begin_alike_are_told(make: Callable[[int], Any], word
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: PostLocalSGDState(None, None, 5), "subgroup"),
     (lambda: PostLocalSGDState(None, None, -1, False), "start_localSGD_iter.*got -1"),
     (lambda: PeriodicModelAverager(0), "period.*got 0"),
     (lambda: PeriodicModelAverager(2, -1), "warmup_steps.*got -1"),

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from procgroup.parallel.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
     from procgroup.parallel.distributed_sampler import DistributedSampler as DistributedSampler
     from procgroup.parallel.grad_bucket import GradBucket as GradBucket
+    from procgroup.parallel.grad_bucket import Hook as Hook
+    from procgroup.parallel.grad_bucket import Waitable as Waitable
     from procgroup.parallel.join import Join as Join
     from procgroup.parallel.join import Joinable as Joinable
     from procgroup.parallel.join import JoinHook as JoinHook
@@ -22,9 +24,11 @@ _MODULE_OF_NAME = {
     "DistributedDataParallel": "distributed_data_parallel",
     "DistributedSampler": "distributed_sampler",
     "GradBucket": "grad_bucket",
+    "Hook": "grad_bucket",
     "Join": "join",
     "JoinHook": "join",
     "Joinable": "join",
+    "Waitable": "grad_bucket",
     "average_gradients": "averaging",
     "broadcast_parameters": "averaging",
 }

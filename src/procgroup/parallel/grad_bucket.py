@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from procgroup.parallel.place import Place
 
@@ -46,5 +46,12 @@ class GradBucket:
         self._buffer = buffer
 
 
-Hook = Callable[[Any, GradBucket], Any]
-"""Averages a bucket: it is called with its state and the bucket, and returns something with ``wait()``."""
+class Waitable(Protocol):
+    """What a communication hook returns: a Future of procgroup or of torch, or an object of your own."""
+
+    def wait(self) -> Any:
+        """Wait until the bucket is averaged; return a tensor of as many elements, or a list that begins with it."""
+
+
+Hook = Callable[[Any, GradBucket], Waitable]
+"""A communication hook: averages a bucket, given its state and the bucket."""

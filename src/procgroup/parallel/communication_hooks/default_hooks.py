@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.pending import Pending
-from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.grad_bucket import GradBucket, Hook
 from procgroup.parallel.group_choice import group_of
 from procgroup.parallel.pytorch import torch
 from procgroup.types import ReduceOp
-
-Hook = Callable[[Any, GradBucket], Any]
 
 
 def allreduce_hook(process_group: ProcessGroup | None, bucket: GradBucket) -> Pending:

@@ -23,6 +23,9 @@ class HookState:
     # The attributes that are groups, or None.
     GROUPS: ClassVar[tuple[str, ...]] = ("process_group",)
 
+    # The attributes that are groups it has made by itself, or None: a copy makes its own.
+    OWN_GROUPS: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, process_group: ProcessGroup | None) -> None:
         self.process_group = process_group
         self._is_compared = False
@@ -44,13 +47,14 @@ class HookState:
                 f"{type(self).__name__} of another than the default process group cannot be pickled: a group does not "
                 "outlive its processes. Save state_dict(model), and load it into a new state."
             )
-        return {**self.__dict__, **groups, "_is_compared": False}
+        return {**self.__dict__, **groups, **dict.fromkeys(self.OWN_GROUPS), "_is_compared": False}
 
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         for name, value in self.__dict__.items():
-            setattr(made, name, value if name in self.GROUPS else copy.deepcopy(value, memo))
+            is_group = name in self.GROUPS or name in self.OWN_GROUPS
+            setattr(made, name, value if is_group else copy.deepcopy(value, memo))
         return made
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-
-class Waitable(Protocol):
-    """A Work, a Future of procgroup or of torch, or another Pending."""
-
-    def wait(self) -> Any: ...
+from procgroup.parallel.grad_bucket import Waitable
 
 
 class Pending:

@@ -6,22 +6,30 @@ together by averaging parameters: see ``model_averaging``.
 
 from __future__ import annotations
 
+from socket import gethostname
+
+from procgroup import types
+from procgroup.api import leaving
+from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import average
 from procgroup.parallel.communication_hooks.hook_state import HookState
 from procgroup.parallel.communication_hooks.pending import Done, Pending
 from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.group_choice import group_of
 
 
 class PostLocalSGDState(HookState):
     """What ``post_localSGD_hook`` keeps: the number of steps, and who averages from ``start_localSGD_iter`` on.
 
-    Then the ranks of ``subgroup`` average or, without ``post_local_gradient_allreduce``, no ranks do. Both numbers must
-    be the same on all ranks. Raises ValueError for a negative start, and where a subgroup is needed and not given.
+    Then the ranks of ``subgroup`` average or, without ``post_local_gradient_allreduce``, no ranks do. ``subgroup`` is
+    by default the ranks of this host, as host names tell; it is made by all ranks when it is used first, and all ranks
+    or none give one. Both numbers must be the same on all ranks. Raises ValueError for a negative start.
     """
 
-    SHARED = ("start_localSGD_iter", "post_local_gradient_allreduce")
+    SHARED = ("start_localSGD_iter", "post_local_gradient_allreduce", "gives_subgroup")
     GROUPS = ("process_group", "subgroup")
+    OWN_GROUPS = ("_of_host",)
 
     def __init__(
         self,
@@ -33,15 +41,24 @@ class PostLocalSGDState(HookState):
         super().__init__(process_group)
         if start_localSGD_iter < 0:
             raise ValueError(f"Expected parameter `start_localSGD_iter` to be at least 0, got {start_localSGD_iter}.")
-        if post_local_gradient_allreduce and subgroup is None:
-            raise ValueError(
-                "post_local_gradient_allreduce averages over the ranks of `subgroup`, and it is None. Pass one, such "
-                "as procgroup.new_subgroups(group_size)[0], or post_local_gradient_allreduce=False."
-            )
         self.subgroup = subgroup
         self.start_localSGD_iter = start_localSGD_iter
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iter = 0
+        self._of_host: ProcessGroup | None = None
+
+    @property
+    def gives_subgroup(self) -> bool:
+        """Whether there is a subgroup of the caller's."""
+        return self.subgroup is not None
+
+    def local_group(self) -> ProcessGroup:
+        """Return the subgroup; the first time, where none was given, all ranks make one for each host."""
+        if self.subgroup is not None:
+            return group_of(self.subgroup)
+        if self._of_host is None:
+            self._of_host = _ranks_of_host(self.group())
+        return self._of_host
 
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Pending | Done:  # noqa: N802 - torch's name
@@ -59,5 +76,22 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Pending 
     if is_global:
         return average(group, bucket.buffer())
     if state.post_local_gradient_allreduce:
-        return average(state.subgroup, bucket.buffer())
+        return average(state.local_group(), bucket.buffer())
     return Done(bucket.buffer())
+
+
+def _ranks_of_host(group: ProcessGroup) -> ProcessGroup:
+    """Make a group of the ranks that are on this host; it ends with the one that it is made from."""
+    hosts = objects.all_gather(group, gethostname(), types.seconds(group.timeout), safe=True)
+    ranks = [rank for rank, host in enumerate(hosts) if host == hosts[group.rank()]]
+    if len(ranks) == group.size():
+        return group
+    made = group.make_subgroup(
+        ranks,
+        op="PostLocalSGDState",
+        group_name=f"{group.group_name}:host of rank {ranks[0]}",
+        timeout=group.timeout,
+        group_desc="the ranks of one host",
+    )
+    leaving.adopt(made, group)
+    return made
