@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,24 @@ def abort_one_group(waiting: threading.Event) -> None:
 @transports
 def test_aborting_a_group_ends_it_on_all_members_and_nothing_else(transport: str) -> None:
     run_ranks(abort_one_group, 2, threading.Event(), transport=transport)
+
+
+def abort_the_default_group(aborted: threading.Event) -> None:
+    """Abort it while no call is in progress."""
+    if dist.get_rank() == 0:
+        dist.group.WORLD.abort()
+        aborted.set()
+        with pytest.raises(dist.GroupBroken, match="aborted"):
+            dist.barrier()
+    else:
+        assert aborted.wait(60)
+        with pytest.raises(dist.DistError, match="gave up|aborted|lost rank 0|not complete"):
+            dist.barrier(timeout=timedelta(seconds=5))
+
+
+@transports
+def test_aborting_the_default_group_ends_it_for_later_calls(transport: str) -> None:
+    run_ranks(abort_the_default_group, 2, threading.Event(), transport=transport)
 
 
 def call_in_opposite_orders(length: int) -> None:

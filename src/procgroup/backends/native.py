@@ -96,7 +96,8 @@ class NativeBackend:
             self._completions.join(_CALLBACK_SECONDS)
 
     def abort(self) -> None:
-        self._engine.abort()
+        self._engine.abort()  # what is in progress
+        self._group.abort()  # what comes later
 
     def _flush(self) -> None:
         """Let issued calls end and hand over what was sent; in short slices, so that Ctrl-C is heard."""
