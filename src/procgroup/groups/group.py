@@ -12,6 +12,7 @@ from procgroup.groups import checks, slabs
 from procgroup.groups.backend import Backend
 from procgroup.groups.coalescing import CoalescedCalls
 from procgroup.groups.collectives import Collectives
+from procgroup.groups.deferring import DeferredCalls
 from procgroup.groups.ended import EndedBackend
 from procgroup.groups.messages import Messages
 from procgroup.groups.parts import CallsOfParts
@@ -20,7 +21,7 @@ from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
 
-class ProcessGroup(Collectives, CoalescedCalls, Messages, CallsOfParts):
+class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, Messages, CallsOfParts):
     """The ranks that talk to each other. Ranks in its methods are group ranks; ``members`` maps them to global ranks,
     ``group_ranks`` back.
 

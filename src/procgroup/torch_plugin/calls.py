@@ -33,6 +33,8 @@ from procgroup.torch_plugin import sparse
 from procgroup.torch_plugin.forms import limit_of, listed, only, options
 from procgroup.torch_plugin.profiling import is_profiling, profiled, recorded
 from procgroup.torch_plugin.reduce_ops import reduce_op
+from procgroup.torch_plugin.side_streams import can_stage
+from procgroup.torch_plugin.staging import StagedCalls
 from procgroup.torch_plugin.work import OVER, TorchWork, over
 
 _CPU = torch.device("cpu")
@@ -51,6 +53,8 @@ class TorchCalls:
 
     def _elsewhere(self, tensor: Any) -> Any:
         """Return what makes the calls on a tensor that is not in CPU memory. Raises DistBackendError for none."""
+        if can_stage(tensor.device):
+            return StagedCalls(self)
         kind = tensor.device.type
         raise DistBackendError(
             f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. "

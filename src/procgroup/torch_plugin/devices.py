@@ -1,4 +1,4 @@
-"""Which backend serves tensors that are not in CPU memory: the one that init_process_group was told for the device.
+"""Which other backend serves tensors on a device: the one that init_process_group was told for it.
 
 With "cpu:procgroup,cuda:nccl" torch hands the whole group to procgroup. So procgroup makes a process group of torch's
 own around ProcessGroupNCCL, at the first tensor on a GPU, and passes its calls on.
@@ -37,10 +37,12 @@ class OtherDevices:
         own, making = self._group.name(), self._in_the_making
         return [kind for kind, name in self._configured().items() if name != own and kind != making]
 
-    def group_of(self, device: Any) -> Any:
-        """Return torch's group for a device. Raises DistBackendError when no backend was named for it."""
+    def group_of(self, device: Any) -> Any | None:
+        """Return torch's group for a device; None where no other backend was named for it."""
         kind = device.type
         if kind not in self._made:
+            if self._configured().get(kind) in (None, self._group.name()):
+                return None
             self._in_the_making = kind
             try:
                 self._made[kind] = self._make(kind)
@@ -64,12 +66,7 @@ class OtherDevices:
         return {} if config is None else dict(part.split(":") for part in str(config).split(","))
 
     def _make(self, kind: str) -> Any:
-        name = self._configured().get(kind)
-        if name is None or name == self._group.name():
-            raise DistBackendError(
-                f"group {self._group.group_name} moves tensors in CPU memory, and this one lies on {kind}. "
-                f"Pass tensor.cpu(), or name a backend for them: init_process_group('cpu:procgroup,{kind}:nccl')."
-            )
+        name = self._configured()[kind]
         store = distributed.PrefixStore(f"{kind}/", self._store)
         backend = self._nccl(store) if name == "nccl" else self._of_plugin(name, kind, store)
         group = distributed.ProcessGroup(store, self._group.rank(), self._group.size())

@@ -16,6 +16,7 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin.backend import TorchBackend, takes_backends
 from procgroup.torch_plugin.calls import TorchCalls
 from procgroup.torch_plugin.devices import OtherDevices
+from procgroup.torch_plugin.side_streams import can_stage
 
 _CPU = torch.device("cpu")
 
@@ -84,11 +85,16 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         return [_CPU, *(torch.device(kind) for kind in self._other_devices.kinds() if kind != "cpu")]
 
     def _get_backend(self, device: Any) -> Any:
-        return self if device.type == "cpu" else self._other_devices.group_of(device)._get_backend(device)
+        if device.type == "cpu":
+            return self
+        other = self._other_devices.group_of(device)
+        if other is None and not can_stage(device):
+            raise DistBackendError(f"group {self._group_name} has no backend for tensors on {device.type}")
+        return self if other is None else other._get_backend(device)
 
     def _elsewhere(self, tensor: Any) -> Any:
-        """Return torch's group for a tensor that is not in CPU memory."""
-        return self._other_devices.group_of(tensor.device)
+        """Return torch's group for a tensor that is not in CPU memory, or else what stages it."""
+        return self._other_devices.group_of(tensor.device) or super()._elsewhere(tensor)
 
     def _elsewhere_at(self, device: Any) -> Any | None:
         if device is None or device.type not in self._other_devices.kinds():

@@ -98,6 +98,10 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
             future = self._future = self._make_future()
         return future
 
+    def on_completion(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the call is over: on the thread that completes calls, or here if it is over."""
+        self._call.get_future().add_done_callback(lambda _: callback())
+
     def _make_future(self) -> Any:
         end = torch.futures.Future()
 
