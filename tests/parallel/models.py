@@ -126,3 +126,29 @@ class Normed(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.calls = self.calls + 1
         return self.norm(self.first(inputs))  # type: ignore[no-any-return]
+
+
+class Failing(torch.autograd.Function):  # type: ignore[misc]
+    """Its backward fails when it was told so."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Any, fails: bool) -> Any:
+        ctx.fails = fails
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if ctx.fails:
+            raise KeyError("a mistake in backward")
+        return gradient, None
+
+
+class Fragile(nn.Module):
+    """A mistake can be in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Any, fails: bool = False) -> Any:
+        return self.last(Failing.apply(self.first(inputs), fails))

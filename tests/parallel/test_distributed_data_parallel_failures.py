@@ -132,39 +132,13 @@ def test_deprecated_arguments_warn_as_torch_does() -> None:
     run_ranks(play, 1)
 
 
-class Failing(torch.autograd.Function):  # type: ignore[misc]
-    """Its backward fails when it was told so."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Any, fails: bool) -> Any:
-        ctx.fails = fails
-        return inputs.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        if ctx.fails:
-            raise KeyError("a mistake in backward")
-        return gradient, None
-
-
-class Fragile(nn.Module):
-    """A mistake can be in its middle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(models.WIDTH, 4), nn.Linear(4, 2)
-
-    def forward(self, inputs: Any, fails: bool = False) -> Any:
-        return self.last(Failing.apply(self.first(inputs), fails))
-
-
 @pytest.mark.parametrize("failing", [(1,), (0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("cap", [0.00001, 25])
 def test_a_failed_backward_is_dropped_on_all_ranks_and_the_next_step_is_right(
     failing: tuple[int, ...], cap: float
 ) -> None:
     def play() -> None:
-        ours, alone = wrap(Fragile, bucket_cap_mb=cap)
+        ours, alone = wrap(models.Fragile, bucket_cap_mb=cap)
         for step in range(6):
             for model in (ours, alone):
                 model.zero_grad()

@@ -42,6 +42,9 @@ class JoinHook:
     def enter(self, context: JoinContext) -> None:
         """Notice that the context begins."""
 
+    def join(self) -> None:
+        """Notice that this rank has no more inputs, before the others are told."""
+
     def leave(self) -> None:
         """Notice that it is over, well or badly."""
 
@@ -181,6 +184,8 @@ class Join:
         return codes.pop()
 
     def _answer_until_all_have_joined(self) -> None:
+        for hook in self._hooks:
+            hook.join()
         while (code := self._call(JOINED)) != JOINED:
             index, what = divmod(code - _FIRST, _KINDS)
             self._hooks[index].answer(what)

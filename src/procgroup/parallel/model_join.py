@@ -52,6 +52,9 @@ class ModelJoinHook(JoinHook):
         self._context = context
         self._reducer.announce = self._announce_backward
 
+    def join(self) -> None:
+        self._reducer.prepare()  # the others may wait for the end of a backward that has failed here
+
     def leave(self) -> None:
         self._context = self._reducer.announce = None
         self._reducer.op = ReduceOp.AVG
