@@ -50,7 +50,13 @@ def add(model: Any) -> None:
     model[0].scale = nn.Parameter(torch.ones(()))
 
 
-@pytest.mark.parametrize(("change", "name"), [(unfreeze, "0.weight"), (replace, "0.weight"), (add, "0.scale")])
+def adapt(model: Any) -> None:
+    model[2] = nn.Sequential(nn.Linear(9, 7).double(), nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [(unfreeze, "0.weight"), (replace, "0.weight"), (add, "0.scale"), (adapt, "2.0.weight")]
+)
 def test_a_parameter_that_nobody_would_average_is_refused_in_words(change: Any, name: str) -> None:
     def play() -> None:
         model: Any = models.make(models.perceptron)
@@ -149,6 +155,46 @@ def test_buffers_may_come_and_go() -> None:
         return ours.module.later.tolist()  # type: ignore[no-any-return]
 
     assert run_ranks(play, 2) == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_buffers_of_parts_that_came_later_are_those_of_rank_0() -> None:
+    def play() -> list[float]:
+        ours, _ = wrap(models.perceptron)
+        loss_of(ours(part(batch(0)))).backward()
+        ours.module[1] = models.make(lambda: nn.BatchNorm1d(9, affine=False))
+        for step in range(2):
+            loss_of(ours(part(batch(step)))).backward()
+        ours(part(batch(2)))
+        return ours.module[1].running_mean.tolist()  # type: ignore[no-any-return]
+
+    first, second = run_ranks(play, 2)
+    assert first != second  # each rank's own batch
+
+    def show() -> list[float]:
+        ours, _ = wrap(models.perceptron)
+        ours.module[1] = models.make(lambda: nn.BatchNorm1d(9, affine=False))
+        ours.module[1].running_mean += dist.get_rank()
+        ours.module[1].eval()
+        ours(part(batch(2)))
+        return ours.module[1].running_mean.tolist()  # type: ignore[no-any-return]
+
+    assert run_ranks(show, 2) == [[0.0] * 9] * 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_trains() -> None:
+    def play() -> list[Any]:
+        model = nn.Sequential(nn.Linear(models.WIDTH, 2), nn.BatchNorm1d(2)).double()
+        ours = DistributedDataParallel(models.make(lambda: torch.jit.script(model)))
+        for step in range(3):
+            ours.zero_grad()
+            loss_of(ours(part(batch(step)))).backward()
+        ours.eval()
+        ours(part(batch(0)))
+        return [each.tolist() for each in (*ours.buffers(), *(parameter.grad for parameter in ours.parameters()))]
+
+    first, second = run_ranks(play, 2)
+    assert first == second
 
 
 def test_the_first_forward_may_be_in_inference_mode() -> None:

@@ -128,6 +128,8 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module, JoinableModel):  # 
 
     @untraced
     def _before_forward(self, is_recording: bool) -> None:
+        if self._known.look_again():
+            self._buffers_of_module.look()
         if is_recording:
             self._known.require_no_others()
             if not self._looked_for_optimizers:

@@ -12,12 +12,17 @@ class KnownParameters:
     """The parameters whose gradients are averaged, by their ids, and where a module keeps its parameters."""
 
     def __init__(self, module: Any, ignored: frozenset[str], averaged: Container[int]) -> None:
-        self._averaged = averaged
-        self._owners: list[tuple[str, dict[str, Any]]] = []
+        self._module = module
         self._ignored = ignored
-        for name, part in module.named_modules():
-            if part._parameters:
-                self._owners.append((name, part._parameters))
+        self._averaged = averaged
+        self._look()
+
+    def look_again(self) -> bool:
+        """Find parts that were added or replaced; tell whether there are any."""
+        if all(list(parts.values()) == before for parts, before in self._parts):
+            return False
+        self._look()
+        return True
 
     def require_no_others(self) -> None:
         """Raise RuntimeError when a parameter would get a gradient that nobody averages."""
@@ -26,6 +31,11 @@ class KnownParameters:
             for key, parameter in owner.items():
                 if parameter is not None and id(parameter) not in averaged and parameter.requires_grad:
                     self._refuse(f"{name}.{key}".lstrip("."), parameter)
+
+    def _look(self) -> None:
+        named = list(self._module.named_modules())
+        self._parts = [(part._modules, list(part._modules.values())) for _, part in named if len(part._modules)]
+        self._owners = [(name, part._parameters) for name, part in named if len(part._parameters)]
 
     def _refuse(self, name: str, parameter: Any) -> None:
         # What torch.func.functional_call puts in a parameter's place is none.

@@ -16,14 +16,22 @@ class ModuleBuffers:
 
     def __init__(self, module: Any, group: ProcessGroup, ignored: frozenset[str]) -> None:
         self._group = group
-        # Where the buffers are, rather than these: a module may put another tensor, or none, in a buffer's place.
-        self._owners: list[tuple[dict[str, Any], frozenset[str], bool]] = []
-        for name, part in module.named_modules():
-            left_out = frozenset(key for key in part._buffers if f"{name}.{key}".lstrip(".") in ignored)
-            self._owners.append((part._buffers, left_out, isinstance(part, torch.nn.modules.batchnorm._NormBase)))
+        self._module = module
+        self._ignored = ignored
+        self.look()
         self._layout: list[tuple[Any, Any]] = []
         self._memory: Any = None
         self._views: list[Any] = []
+
+    def look(self) -> None:
+        """Find the module's parts: they may have changed."""
+        # Where the buffers are, rather than these: a module may put another tensor, or none, in a buffer's place.
+        self._owners: list[tuple[dict[str, Any], frozenset[str], bool]] = []
+        for name, part in self._module.named_modules():
+            left_out = frozenset(
+                key for key, _ in part._buffers.items() if f"{name}.{key}".lstrip(".") in self._ignored
+            )
+            self._owners.append((part._buffers, left_out, isinstance(part, torch.nn.modules.batchnorm._NormBase)))
 
     def __bool__(self) -> bool:
         return next(self._found(), None) is not None
