@@ -5,7 +5,7 @@ Every public name is bound when it is first used, so that importing the package 
 
 from __future__ import annotations
 
-from importlib import import_module
+from procgroup.lazy_names import bound_on_first_use
 
 TYPE_CHECKING = False  # what type checkers take for true; importing typing would cost a third of this import
 if TYPE_CHECKING:
@@ -178,15 +178,4 @@ _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULES.items() f
 
 __all__ = [name for name in _MODULE_OF_NAME if name[0] != "_"]
 
-
-def __getattr__(name: str) -> object:
-    module = _MODULE_OF_NAME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'procgroup' has no attribute {name!r}")
-    value: object = getattr(import_module(f"procgroup.{module}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF_NAME})
+__getattr__, __dir__ = bound_on_first_use(__name__, _MODULE_OF_NAME)

@@ -5,7 +5,7 @@ Every public name is bound when it is first used, so that importing the package 
 
 from __future__ import annotations
 
-from importlib import import_module
+from procgroup.lazy_names import bound_on_first_use
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,15 +35,4 @@ _MODULE_OF_NAME = {
 
 __all__ = list(_MODULE_OF_NAME)
 
-
-def __getattr__(name: str) -> object:
-    module = _MODULE_OF_NAME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'procgroup.parallel' has no attribute {name!r}")
-    value: object = getattr(import_module(f"procgroup.parallel.{module}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF_NAME})
+__getattr__, __dir__ = bound_on_first_use(__name__, _MODULE_OF_NAME)

@@ -7,7 +7,9 @@ TCPStore loads the native module.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from procgroup.lazy_names import bound_on_first_use
 
 if TYPE_CHECKING:
     from procgroup.stores.file import FileStore
@@ -16,16 +18,14 @@ if TYPE_CHECKING:
     from procgroup.stores.store import Store
     from procgroup.stores.tcp import TCPStore
 
+_MODULE_OF_NAME = {
+    "FileStore": "file",
+    "HashStore": "hash",
+    "PrefixStore": "prefix",
+    "Store": "store",
+    "TCPStore": "tcp",
+}
+
 __all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
 
-_MODULES = {"FileStore": "file", "HashStore": "hash", "PrefixStore": "prefix", "Store": "store", "TCPStore": "tcp"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = bound_on_first_use(__name__, _MODULE_OF_NAME)

@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from importlib import import_module
+from procgroup.lazy_names import bound_on_first_use
 
 _MODULE_OF_NAME = {
     "BlockQuantizedState": "block_quantized",
@@ -29,15 +29,4 @@ _MODULE_OF_NAME = {
 
 __all__ = list(_MODULE_OF_NAME)
 
-
-def __getattr__(name: str) -> object:
-    module = _MODULE_OF_NAME.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF_NAME})
+__getattr__, __dir__ = bound_on_first_use(__name__, _MODULE_OF_NAME)
