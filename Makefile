@@ -8,6 +8,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 LIBRARIES := torch==2.13.0 jax==0.10.2
+# From 2.15 on torch takes a backend from Python in another form.
+NEXT_TORCH := 2.15.*
+NEXT := build/next-torch
 
 # What the installed package is made of: a change here, and only here, installs it again.
 SOURCES := $(shell find src native -type f ! -name '*.so' ! -path '*/__pycache__/*' ! -path 'native/tests/*') \
@@ -17,10 +20,10 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 # Python's random layout of memory is more than ThreadSanitizer of older compilers can take.
 FIXED_LAYOUT := $(shell command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test test-all check sanitize bench develop format clean
+.PHONY: help demo test test-all test-next-torch check sanitize bench develop format clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.examples  ## Build, then train a classifier on real images with 4 processes
 	@echo "== training on 4 ranks: examples/train_digits.py"
@@ -35,6 +38,10 @@ test-all: $(VENV)/.test  ## Run all tests in full
 	@$(MAKE) native-tests
 	@echo "== tests, in full"
 	@PROCGROUP_TEST_ALL=1 $(PY) -m pytest -o faulthandler_timeout=3700
+
+test-next-torch: build/wheel/.built  ## Run the tests of the plug-in with torch 2.15, installed apart (some 3 minutes)
+	@if $(MAKE) $(NEXT)/.torch; then $(MAKE) next-torch-tests; \
+		else echo "== torch $(NEXT_TORCH) cannot be installed here: the plug-in's tests with it are left out"; fi
 
 CHECKS := check-lint check-format check-types check-layers check-native check-words check-stub
 .PHONY: $(CHECKS)
@@ -115,6 +122,22 @@ $(VENV)/.develop: $(VENV)/.test $(VENV)/.check $(NATIVE)
 	@$(PIP) $$($(PY) tools/build_requirements.py)
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
+
+# --- the plug-in with a newer torch ---
+
+$(NEXT)/.torch: $(PY)
+	@echo "== installing torch $(NEXT_TORCH) in $(NEXT)"
+	@rm -rf $(NEXT) && $(PY) -m venv $(NEXT)
+	@$(NEXT_PIP) --no-compile "torch==$(NEXT_TORCH)"
+	@touch $@
+
+.PHONY: next-torch-tests
+NEXT_PIP := $(NEXT)/bin/python -m pip install --quiet --disable-pip-version-check
+next-torch-tests:
+	@$(NEXT_PIP) build/wheel/*.whl "pytest>=9" pytest-timeout ml_dtypes
+	@$(NEXT_PIP) --force-reinstall --no-deps build/wheel/*.whl
+	@echo "== tests of the plug-in with torch $(NEXT_TORCH)"
+	@$(NEXT)/bin/python -m pytest tests/torch_plugin
 
 # --- native tests ---
 

@@ -11,7 +11,9 @@ import world
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "test-all", "check", "sanitize", "bench", "develop", "help"])
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "test-all", "test-next-torch", "check", "sanitize", "bench", "develop", "help"]
+)
 def test_make_help_lists_the_target(target: str) -> None:
     done = world.run_command(["make", "help"], directory=ROOT)
     assert any(line.split()[:2] == ["make", target] for line in done.stdout.splitlines()), done.stdout
