@@ -8,7 +8,6 @@ is never over.
 from __future__ import annotations
 
 import functools
-from datetime import timedelta
 
 from torch._C._distributed_c10d import Backend
 
@@ -32,35 +31,10 @@ def takes_backends() -> bool:
 class TorchBackend(TorchCalls, Backend):  # type: ignore[misc, unused-ignore]
     """A torch Backend for CPU tensors around ``group``, one of procgroup's."""
 
-    supports_splitting = False
-    supports_coalescing = False
-    supports_shrinking = False
-
     def __init__(self, group: ProcessGroup, *, name: str) -> None:
         Backend.__init__(self, group.rank(), group.size())
         self.group = group
         self._name = name
-
-    def getBackendName(self) -> str:  # noqa: N802
-        """Return the backend's name for torch's C++ code, which takes one that is called gloo for its own Gloo."""
-        return "procgroup"
-
-    def rank(self) -> int:
-        """Return this process's rank in the group."""
-        return self.group.rank()
-
-    def size(self) -> int:
-        """Return how many ranks the group has."""
-        return self.group.size()
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long a call may take when it has no timeout of its own."""
-        self.group.set_timeout(timeout)
-
-    _set_default_timeout = set_timeout
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: the engine numbers the calls of each group by itself."""
 
     def shutdown(self) -> None:
         """Leave in order; what was sent still arrives. Idempotent."""

@@ -28,8 +28,8 @@ from torch._C._distributed_c10d import (
 from procgroup.api import monitoring
 from procgroup.arrays.untraced import untraced
 from procgroup.errors import DistBackendError
-from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin import sparse
+from procgroup.torch_plugin.facts import TorchFacts
 from procgroup.torch_plugin.forms import limit_of, listed, only, options
 from procgroup.torch_plugin.profiling import is_profiling, profiled, recorded
 from procgroup.torch_plugin.reduce_ops import reduce_op
@@ -41,15 +41,8 @@ _CPU = torch.device("cpu")
 
 
 @untraced
-class TorchCalls:
+class TorchCalls(TorchFacts):
     """The calls on ``group``; all ranks are group ranks. Tensors that are not in CPU memory go ``_elsewhere``."""
-
-    group: ProcessGroup
-    _name: str
-
-    def name(self) -> str:
-        """Return the backend's name."""
-        return self._name
 
     def _elsewhere(self, tensor: Any) -> Any:
         """Return what makes the calls on a tensor that is not in CPU memory. Raises DistBackendError for none."""

@@ -25,12 +25,6 @@ _CPU = torch.device("cpu")
 class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[misc]
     """A torch ProcessGroup around ``group``, one of procgroup's; made with its rank and size, then ``stand_for``."""
 
-    supports_splitting = False
-    supports_coalescing = False
-    supports_shrinking = False
-    supports_tensor_alloc = False
-    supports_time_estimate = False
-
     def stand_for(self, group: ProcessGroup, store: Any, *, name: str, members: Sequence[int]) -> None:
         """Take a group, with torch's store that has its keys, the backend's name, and its members' global ranks."""
         self.group = group
@@ -42,23 +36,6 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         if takes_backends():
             self._set_default_backend(distributed.ProcessGroup.BackendType.CUSTOM)
             self._register_backend(_CPU, distributed.ProcessGroup.BackendType.CUSTOM, TorchBackend(group, name=name))
-
-    def rank(self) -> int:
-        """Return this process's rank in the group."""
-        return self.group.rank()
-
-    def size(self) -> int:
-        """Return how many ranks the group has."""
-        return self.group.size()
-
-    getRank = rank  # noqa: N815
-    getSize = size  # noqa: N815
-
-    def getBackendName(self) -> str:  # noqa: N802
-        """Return the backend's name for torch's C++ code, which takes one that is called gloo for its own Gloo."""
-        return "procgroup"
-
-    _get_backend_name = TorchCalls.name
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name by which torch knows the group."""
@@ -100,15 +77,6 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         if device is None or device.type not in self._other_devices.kinds():
             return None
         return self._other_devices.group_of(device)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long a call may take when it has no timeout of its own."""
-        self.group.set_timeout(timeout)
-
-    _set_default_timeout = set_timeout
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: the engine numbers the calls of each group by itself."""
 
     def split_group(
         self,
