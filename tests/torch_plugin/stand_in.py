@@ -166,6 +166,7 @@ class NewTensorsOnDevice(TorchFunctionMode):
 def register() -> None:
     """Let torch know the device."""
     module = SimpleNamespace(Stream=Stream, Event=Event, current_stream=current_stream, stream=stream)
+    module.device = lambda _: contextlib.nullcontext()
     torch._register_device_module(KIND, module)
     # For subclasses of Tensor torch.distributed would leave what follows to them, without what makes them special.
     distributed_c10d.has_torch_function = lambda _: False

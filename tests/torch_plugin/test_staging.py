@@ -6,6 +6,7 @@ import importlib.util
 import os
 import random
 import signal
+import threading
 import time
 import traceback
 from datetime import timedelta
@@ -41,7 +42,7 @@ NOT_STANDING_IN = {
 PIECES = [4 << 20, 8]
 
 
-def join(seconds: float = 30.0, piece_bytes: int = PIECES[0]) -> None:
+def join(seconds: float = 30.0, piece_bytes: int = PIECES[0], backend: str = "procgroup") -> None:
     """Initialise with the stand-in, whose streams are late by other times on each rank."""
     from procgroup import torch_plugin
     from procgroup.torch_plugin import host_tensors
@@ -49,7 +50,7 @@ def join(seconds: float = 30.0, piece_bytes: int = PIECES[0]) -> None:
     stand_in.register()
     torch_plugin.register()
     host_tensors.PIECE_BYTES = piece_bytes
-    dist.init_process_group("procgroup", timeout=timedelta(seconds=seconds))
+    dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
 
 
 def seen(call: Any) -> tuple[str, str, float]:
@@ -102,6 +103,24 @@ def test_a_pytorch_program_on_cuda(piece_bytes: int) -> None:
         assert not failed, failed
 
 
+def name_backends(rank: int, size: int, backend: str) -> None:
+    join(backend=backend)
+    for group in (None, dist.new_group()):
+        tensor = on_device(rank + 1.0)
+        dist.all_reduce(tensor, group=group)
+        dist.barrier(group=group)
+        assert tensor.tolist() == [3.0]
+    world = dist.group.WORLD
+    assert world._get_backend(stand_in.device()) is world
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["procgroup", "cpu:procgroup", "cpu:procgroup,privateuseone:procgroup", "gloo"])
+def test_tensors_are_staged_where_no_other_backend_is_named_for_their_device(backend: str) -> None:
+    replace = {"PROCGROUP_REPLACE_GLOO": "1"} if backend == "gloo" else {}
+    run(name_backends, 2, args=(backend,), environment=replace, torch=True)
+
+
 def mix(rank: int, size: int, piece_bytes: int) -> None:
     join(piece_bytes=piece_bytes)
     choices = random.Random(1)  # the same on all ranks
@@ -152,6 +171,36 @@ def use_streams(rank: int, size: int) -> None:
 
 def test_results_can_be_used_on_the_stream_that_is_current_at_the_wait() -> None:
     run(use_streams, 2, torch=True)
+
+
+def overlap(rank: int, size: int) -> float:
+    """Copy the last piece in only when the first one is out: without overlap this would never end."""
+    join(piece_bytes=64)
+    from procgroup.torch_plugin.side_streams import SideStreams
+
+    tensor = stand_in.on_device(torch.arange(100.0))
+    one_is_out = threading.Event()
+    copy = SideStreams.copy
+
+    def hold(self: Any, pairs: Any, stream: Any) -> None:
+        is_last = pairs[0][0].storage_offset() == 100 - 16
+        if stream is self.into and is_last:
+            stream.give(lambda: one_is_out.wait(20))
+        copy(self, pairs, stream)
+        if stream is self.out:
+            stream.give(one_is_out.set)
+
+    SideStreams.copy = hold  # type: ignore[method-assign]
+    started = time.monotonic()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.cpu(), 2 * torch.arange(100.0))
+    took = time.monotonic() - started
+    dist.destroy_process_group()
+    return took
+
+
+def test_pieces_are_copied_while_others_are_on_their_way() -> None:
+    assert max(run(overlap, 2, torch=True)) < 10.0
 
 
 def keep_autograd_s_rules(rank: int, size: int) -> None:

@@ -46,7 +46,7 @@ class TorchCalls(TorchFacts):
 
     def _elsewhere(self, tensor: Any) -> Any:
         """Return what makes the calls on a tensor that is not in CPU memory. Raises DistBackendError for none."""
-        if can_stage(tensor.device):
+        if tensor.is_cpu or can_stage(tensor.device):  # the first of several can lie there, which are refused in words
             return StagedCalls(self)
         kind = tensor.device.type
         raise DistBackendError(

@@ -5,8 +5,9 @@ torch has one interface for it, ``torch.get_device_module``: that of CUDA, and o
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ Pairs = list[tuple[Any, Any]]
 def can_stage(device: Any) -> bool:
     """Tell whether torch knows streams and events of such a device."""
     module = getattr(torch, device.type, None)
-    return all(hasattr(module, name) for name in ("Stream", "Event", "current_stream", "stream"))
+    return all(hasattr(module, name) for name in ("Stream", "Event", "current_stream", "stream", "device"))
 
 
 def host_like(tensor: Any) -> Any:
@@ -50,9 +51,12 @@ class SideStreams:
         """Let the current stream go on once an event is over; the calling thread does not wait."""
         self._module.current_stream(self.device).wait_event(event)
 
-    def using(self, stream: Any) -> Any:
-        """Make a stream the current one inside of a ``with``."""
-        return self._module.stream(stream)
+    @contextlib.contextmanager
+    def using(self, stream: Any) -> Iterator[None]:
+        """Make a stream the current one, and its device."""
+        # Without the device a thread of ours would go back to device 0, where CUDA then takes memory for this process.
+        with self._module.device(self.device), self._module.stream(stream):
+            yield
 
     def copy(self, pairs: Pairs, stream: Any) -> None:
         """Copy the second of each pair to the first on a stream, which keeps their memory until that is over."""

@@ -39,6 +39,14 @@ from procgroup.torch_plugin.host_tensors import Part, parts_of
 from procgroup.torch_plugin.side_streams import Pairs, SideStreams, wait_on_host
 from procgroup.torch_plugin.work import TorchWork, over
 
+_TITLES = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather_coalesced",
+    "alltoall": "all_to_all",
+    "recv_anysource": "recv",
+}
 _side_streams: weakref.WeakKeyDictionary[ProcessGroup, dict[Any, SideStreams]] = weakref.WeakKeyDictionary()
 
 
@@ -125,7 +133,17 @@ class StagedCall:
                 self._works.append(work)
                 work.on_completion(functools.partial(self._copy_out, part, work))
         except BaseException as error:
-            self._fail(error)
+            self._fail(self._cause_of(error))
+
+    def _cause_of(self, error: BaseException) -> BaseException:
+        """Return what broke the group where that was an earlier piece, which is over then or soon will be."""
+        if isinstance(error, GroupBroken):
+            for work in self._works:
+                try:
+                    work.wait()
+                except BaseException as cause:
+                    return cause
+        return error
 
     def _until_copied(self, part: Part) -> None:
         """Wait for the copies. Where they fail the other ranks cannot have this call: the group ends."""
@@ -160,11 +178,12 @@ class StagedCall:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        if isinstance(error, CollectiveMismatch) and self._parts > 1:
-            error.args = (f"{error} Large tensors on a device go in pieces; these are the sizes of one.",)
         with self._lock:
-            if not self._end.done():
-                self._end.set_exception(error)
+            if self._end.done():
+                return
+            if isinstance(error, CollectiveMismatch) and self._parts > 1:
+                error.args = (f"{error} Large tensors on a device go in pieces; these are the sizes of one.",)
+            self._end.set_exception(error)
 
 
 @untraced
@@ -217,7 +236,7 @@ class StagedCalls:
         is_blocking = own is not None and not given.asyncOp
         limit = None if own is None else limit_of(own)
         streams = _streams(group, device)
-        staged = StagedCall(group, streams, name, (limit or group.timeout).total_seconds())
+        staged = StagedCall(group, streams, _TITLES.get(name, name), (limit or group.timeout).total_seconds())
         is_root = getattr(own, "rootRank", None) == group.rank()
         later = [own if argument is given and own is not None else argument for argument in arguments]
         parts, last = parts_of(name, later, streams, is_root=is_root)
