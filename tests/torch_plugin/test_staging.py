@@ -333,7 +333,7 @@ def test_a_device_that_hangs_ends_the_group_at_the_deadline_or_by_abort(how: str
     assert first["staged"][2] < 3.5 and second["staged"][2] < 3.5
     assert first["staged"][0] == ("DistBackendError" if how == "deadline" else "GroupBroken"), first
     assert how != "deadline" or "the device did not copy its tensors by the call's deadline" in first["staged"][1]
-    assert second["staged"][0] in ("CollectiveTimeout", "PeerFailed"), second
+    assert second["staged"][0] in ("PeerFailed", "PeerLost"), second  # over TCP it hears of it when rank 0 leaves
     assert first["behind"][0] == second["behind"][0] == "GroupBroken", (first, second)
 
 

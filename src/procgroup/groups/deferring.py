@@ -29,7 +29,7 @@ _IN_ORDER = frozenset((*VERBS, "broadcast_parts", "all_gather_parts", "make_subg
 _IDLE_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 
-Issue = Callable[[], None]
+Issue = Callable[[], object]
 
 
 class DeferringBackend:
