@@ -99,7 +99,8 @@ def test_replace_gloo_puts_procgroup_in_gloo_s_place(installed: Path) -> None:
 
 
 UNCHANGED = """
-import torch, torch.distributed as dist
+import time, torch, torch.distributed as dist
+from datetime import timedelta
 dist.init_process_group("gloo")
 pair = dist.new_group([0, 1])
 total = torch.ones(1)
@@ -109,6 +110,13 @@ dist.group.WORLD.split_group([0, 1], group_name="split").allreduce(total.clone()
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 model(torch.full((1, 2), dist.get_rank() + 1.0)).sum().backward()
 print(dist.get_backend(), type(pair).__module__, total.item(), model.module.weight.grad.tolist())
+if dist.get_rank() == 1:
+    time.sleep(1)
+else:
+    try:
+        dist.monitored_barrier(timeout=timedelta(seconds=0.2))
+    except RuntimeError as error:
+        print(error)
 dist.destroy_process_group()
 """
 
@@ -123,6 +131,7 @@ sys.exit(main(["run", "--nproc-per-node", "2", "--replace-gloo", {str(installed 
     done = run_program(installed, launch)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"gloo procgroup.torch_plugin.\w+ 2.0 \[\[1.5, 1.5\]\]", done.stdout)) == 2
+    assert "Rank 1 failed to pass monitoredBarrier" in done.stdout
 
 
 def test_other_devices_keep_the_backend_that_was_named_for_them(installed: Path) -> None:

@@ -25,14 +25,14 @@ from procgroup.torch_plugin.store import TorchStore
 _last_store: list[Any] = []
 
 
-def create(options: Any, *, name: str) -> Any:
-    """Make the group that torch describes, in the form that this torch takes; return when all its ranks have.
+def create(options: Any, *, name: str, kind: type[TorchProcessGroup] = TorchProcessGroup) -> Any:
+    """Make the group that torch describes, of this kind; return when all its ranks have.
 
     Raises RendezvousTimeout or CollectiveTimeout, which name the ranks that did not come.
     """
     members = list(options.global_ranks_in_group) or list(range(options.group_size))
     group = make(options.store, options.group_rank, members, options.group_id, options.timeout)
-    created = TorchProcessGroup(group.rank(), group.size())
+    created = kind(group.rank(), group.size())
     created.stand_for(group, options.store, name=name, members=members)
     return created
 

@@ -25,8 +25,20 @@ from procgroup.types import DEFAULT_TIMEOUT
 _Gloo = distributed_c10d.ProcessGroupGloo
 
 
-class InPlaceOfGloo(TorchProcessGroup):
-    """What torch takes for its ProcessGroupGloo."""
+class InGloosWords(TorchProcessGroup):
+    """What fails as Gloo does, in the words that programs look for."""
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until every rank has come here; otherwise raise what names those who did not, in Gloo's words too."""
+        try:
+            super().monitored_barrier(timeout, wait_all_ranks)
+        except CollectiveTimeout as error:
+            error.args = (f"{error} In Gloo's words: {_words(error, wait_all_ranks)}.",)
+            raise
+
+
+class InPlaceOfGloo(InGloosWords):
+    """What torch up to 2.14 takes for its ProcessGroupGloo."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         super().__init__(rank, size)
@@ -47,14 +59,6 @@ class InPlaceOfGloo(TorchProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802
         """Return the backend's name for torch's C++ code too: there is what that takes for its own Gloo."""
         return "gloo"
-
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait until every rank has come here; otherwise raise what names those who did not, in Gloo's words too."""
-        try:
-            super().monitored_barrier(timeout, wait_all_ranks)
-        except CollectiveTimeout as error:
-            error.args = (f"{error} In Gloo's words: {_words(error, wait_all_ranks)}.",)
-            raise
 
 
 def _words(error: CollectiveTimeout, wait_all_ranks: bool) -> str:
@@ -89,4 +93,4 @@ def replace() -> None:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    return create(options, name="gloo")
+    return create(options, name="gloo", kind=InGloosWords)
