@@ -7,6 +7,7 @@ From 2.15 on Gloo is a plug-in among others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
 from procgroup.errors import CollectiveTimeout
+from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin.backend import takes_backends
 from procgroup.torch_plugin.creation import create, make
 from procgroup.torch_plugin.process_group import TorchProcessGroup
@@ -25,8 +27,17 @@ from procgroup.types import DEFAULT_TIMEOUT
 _Gloo = distributed_c10d.ProcessGroupGloo
 
 
-class InGloosWords(TorchProcessGroup):
-    """What fails as Gloo does, in the words that programs look for."""
+class NamedGloo(TorchProcessGroup):
+    """What is called "gloo" everywhere, and fails in Gloo's words too, which programs look for."""
+
+    def stand_for(self, group: ProcessGroup, store: Any, *, name: str, members: Sequence[int]) -> None:
+        super().stand_for(group, store, name=name, members=members)
+        kind = distributed_c10d.ProcessGroup.BackendType.GLOO
+        self._register_backend(torch.device("meta"), kind, _for_the_log())
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the backend's name for torch's C++ code too: there is what that takes for its own Gloo."""
+        return "gloo"
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; otherwise raise what names those who did not, in Gloo's words too."""
@@ -37,7 +48,7 @@ class InGloosWords(TorchProcessGroup):
             raise
 
 
-class InPlaceOfGloo(InGloosWords):
+class InPlaceOfGloo(NamedGloo):
     """What torch up to 2.14 takes for its ProcessGroupGloo."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
@@ -53,12 +64,6 @@ class InPlaceOfGloo(InGloosWords):
         members = list(self.options.global_ranks_in_group) or list(range(size))
         group = make(self._store, rank, members, self.options.group_name, self._timeout)
         self.stand_for(group, self._store, name="gloo", members=members)
-        kind = distributed_c10d.ProcessGroup.BackendType.GLOO
-        self._register_backend(torch.device("meta"), kind, _for_the_log())
-
-    def getBackendName(self) -> str:  # noqa: N802
-        """Return the backend's name for torch's C++ code too: there is what that takes for its own Gloo."""
-        return "gloo"
 
 
 def _words(error: CollectiveTimeout, wait_all_ranks: bool) -> str:
@@ -93,4 +98,4 @@ def replace() -> None:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    return create(options, name="gloo", kind=InGloosWords)
+    return create(options, name="gloo", kind=NamedGloo)
