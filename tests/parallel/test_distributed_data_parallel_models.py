@@ -181,22 +181,6 @@ def test_buffers_of_parts_that_came_later_are_those_of_rank_0() -> None:
     assert run_ranks(show, 2) == [[0.0] * 9] * 2
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scripted_module_trains() -> None:
-    def play() -> list[Any]:
-        model = nn.Sequential(nn.Linear(models.WIDTH, 2), nn.BatchNorm1d(2)).double()
-        ours = DistributedDataParallel(models.make(lambda: torch.jit.script(model)))
-        for step in range(3):
-            ours.zero_grad()
-            loss_of(ours(part(batch(step)))).backward()
-        ours.eval()
-        ours(part(batch(0)))
-        return [each.tolist() for each in (*ours.buffers(), *(parameter.grad for parameter in ours.parameters()))]
-
-    first, second = run_ranks(play, 2)
-    assert first == second
-
-
 def test_the_first_forward_may_be_in_inference_mode() -> None:
     def play() -> None:
         ours, _ = wrap(models.Normed)

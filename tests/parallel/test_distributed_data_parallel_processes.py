@@ -114,3 +114,25 @@ def test_a_rank_that_is_killed_in_its_backward_is_named_within_a_second(transpor
         peer, moment, notes = outcomes[rank].value
         assert peer == 1 and moment - killed < allowance(1.0)
         assert any("weight (300, 300)" in note for note in notes)
+
+
+def train_a_scripted_module(rank: int, size: int) -> list[Any]:
+    import torch
+
+    from procgroup.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    dist.init_process_group()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    ours = DistributedDataParallel(torch.jit.script(model))
+    for _ in range(3):
+        ours.zero_grad()
+        ours(torch.rand(4, 3)).square().sum().backward()
+    ours.eval()
+    ours(torch.rand(4, 3))
+    return [each.tolist() for each in (*ours.buffers(), *(parameter.grad for parameter in ours.parameters()))]
+
+
+def test_a_scripted_module_trains() -> None:
+    first, second = run(train_a_scripted_module, 2, timeout=60)  # torch.jit is not for several threads
+    assert first == second
