@@ -27,36 +27,19 @@ from torch._C._distributed_c10d import (
 
 from procgroup.api import monitoring
 from procgroup.arrays.untraced import untraced
-from procgroup.errors import DistBackendError
 from procgroup.torch_plugin import sparse
-from procgroup.torch_plugin.facts import TorchFacts
-from procgroup.torch_plugin.forms import limit_of, listed, only, options
+from procgroup.torch_plugin.forms import limit_of, listed, nested, only, options
+from procgroup.torch_plugin.messages import TorchMessages
 from procgroup.torch_plugin.profiling import is_profiling, profiled, recorded
 from procgroup.torch_plugin.reduce_ops import reduce_op
-from procgroup.torch_plugin.side_streams import can_stage
-from procgroup.torch_plugin.staging import StagedCalls
 from procgroup.torch_plugin.work import OVER, TorchWork, over
 
 _CPU = torch.device("cpu")
 
 
 @untraced
-class TorchCalls(TorchFacts):
-    """The calls on ``group``; all ranks are group ranks. Tensors that are not in CPU memory go ``_elsewhere``."""
-
-    def _elsewhere(self, tensor: Any) -> Any:
-        """Return what makes the calls on a tensor that is not in CPU memory. Raises DistBackendError for none."""
-        if tensor.is_cpu or can_stage(tensor.device):  # the first of several can lie there, which are refused in words
-            return StagedCalls(self)
-        kind = tensor.device.type
-        raise DistBackendError(
-            f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. "
-            f"Pass tensor.cpu(), or name a backend for them: init_process_group('cpu:procgroup,{kind}:nccl')."
-        )
-
-    def _elsewhere_at(self, device: Any) -> Any | None:
-        """Return what makes a call without tensors for a device; None where this does."""
-        return None
+class TorchCalls(TorchMessages):
+    """The calls on ``group``; all ranks are group ranks."""
 
     @profiled("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
@@ -122,7 +105,7 @@ class TorchCalls(TorchFacts):
     ) -> Any:
         """Copy the tensor of each rank ``r`` into ``output_tensors[0][r]`` on every rank; sizes may differ."""
         if opts.__class__ is not AllgatherOptions:
-            output_tensors, input_tensors = _nested(output_tensors), listed(input_tensors)
+            output_tensors, input_tensors = nested(output_tensors), listed(input_tensors)
             opts = options(AllgatherOptions, opts, timeout)
         tensor = only(input_tensors)
         if not tensor.is_cpu:
@@ -171,7 +154,7 @@ class TorchCalls(TorchFacts):
     ) -> Any:
         """Copy the tensor of each rank ``r`` into ``output_tensors[0][r]`` on the root; the others give none."""
         if opts.__class__ is not GatherOptions:
-            output_tensors, input_tensors = _nested(output_tensors), listed(input_tensors)
+            output_tensors, input_tensors = nested(output_tensors), listed(input_tensors)
             opts = options(GatherOptions, opts, timeout, rootRank=root)
         tensor = only(input_tensors)
         if not tensor.is_cpu:
@@ -203,7 +186,7 @@ class TorchCalls(TorchFacts):
     ) -> Any:
         """Copy ``input_tensors[0][r]`` of the root into the tensor of each rank ``r``; the others give none."""
         if opts.__class__ is not ScatterOptions:
-            output_tensors, input_tensors = listed(output_tensors), _nested(input_tensors)
+            output_tensors, input_tensors = listed(output_tensors), nested(input_tensors)
             opts = options(ScatterOptions, opts, timeout, rootRank=root)
         tensor = only(output_tensors)
         if not tensor.is_cpu:
@@ -224,7 +207,7 @@ class TorchCalls(TorchFacts):
     ) -> Any:
         """Combine ``input_tensors[0][r]`` of all ranks into the output of each rank ``r``; sizes may differ."""
         if opts.__class__ is not ReduceScatterOptions:
-            output_tensors, input_tensors = listed(output_tensors), _nested(input_tensors)
+            output_tensors, input_tensors = listed(output_tensors), nested(input_tensors)
             opts = options(ReduceScatterOptions, opts, timeout, reduceOp=op)
         tensor = only(output_tensors)
         if not tensor.is_cpu:
@@ -282,32 +265,6 @@ class TorchCalls(TorchFacts):
         )
         return OVER if call is None else TorchWork(call, [output])
 
-    @profiled("send")
-    def send(self, tensors: Sequence[Any], dstRank: int, tag: int) -> Any:
-        """Send a tensor to a rank, which receives it with the same tag."""
-        tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).send(tensors, dstRank, tag)
-        call = self.group.send(tensor, dstRank, tag, async_op=True)
-        assert call is not None
-        return TorchWork(call, tensors)
-
-    @profiled("recv")
-    def recv(self, tensors: Sequence[Any], srcRank: int, tag: int) -> Any:
-        """Receive a tensor from a rank."""
-        tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).recv(tensors, srcRank, tag)
-        return TorchWork(self.group.irecv(tensor, srcRank, tag), tensors, self.group.group_rank)
-
-    @profiled("recvAnySource")
-    def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
-        """Receive a tensor from whichever rank sends one with this tag."""
-        tensor = only(tensors)
-        if not tensor.is_cpu:
-            return self._elsewhere(tensor).recv_anysource(tensors, tag)
-        return TorchWork(self.group.irecv(tensor, None, tag), tensors, self.group.group_rank)
-
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Wait until every rank has come here."""
         if is_profiling():
@@ -338,8 +295,3 @@ class TorchCalls(TorchFacts):
 
 def _on_cpu(tensors: Sequence[Any]) -> bool:
     return all(tensor.is_cpu for tensor in tensors)
-
-
-def _nested(tensors: Any) -> Any:
-    """Return a list of lists for a list of tensors, and a list of lists as it is."""
-    return [tensors] if tensors and not isinstance(tensors[0], (list, tuple)) else tensors

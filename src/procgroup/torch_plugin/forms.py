@@ -13,6 +13,11 @@ def listed(tensors: Any) -> Any:
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
+def nested(tensors: Any) -> Any:
+    """Return a list of lists for a list of tensors, and a list of lists as it is."""
+    return [tensors] if tensors and not isinstance(tensors[0], (list, tuple)) else tensors
+
+
 def options(kind: Any, given: Any, timeout: timedelta | None, **fields: Any) -> Any:
     """Return the options object that was given, or one of its ``kind`` with these fields and timeout.
 
