@@ -15,9 +15,8 @@ Member = TypeVar("Member")
 
 def untraced(member: Member) -> Member:
     """Let torch.compile run a function or a class's methods, and all that they call, as Python does: a decorator."""
-    dynamo = sys.modules[
-        "torch"
-    ]._C._dynamo.eval_frame  # loaded with torch; torch._dynamo takes half a second to import
+    # Loaded with torch; torch._dynamo takes half a second to import.
+    dynamo = sys.modules["torch"]._C._dynamo.eval_frame
     if not hasattr(dynamo, "set_code_exec_strategy"):
         return member  # another torch: all works but compiled programs
     skip = dynamo._FrameAction.SKIP
