@@ -18,16 +18,10 @@ from torch import nn  # noqa: E402
 from procgroup.parallel import Join, Joinable, JoinHook  # noqa: E402
 from procgroup.parallel.training_errors import BackwardFailed, InputsExhausted, RanksApart  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early")]
 
 COUNTS = (7, 5, 6)
 SIZE = len(COUNTS)
-
-
-@pytest.fixture(autouse=True)
-def average_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", 0)
 
 
 def optimizer_of(model: nn.Module) -> Any:

@@ -20,13 +20,7 @@ from torch import nn  # noqa: E402
 
 from procgroup.parallel import DistributedDataParallel  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def average_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", 0)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early")]
 
 
 def train(ours: Any, alone: nn.Module, steps: int = 3) -> None:
