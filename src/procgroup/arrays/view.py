@@ -7,6 +7,7 @@ this is the slow path, and the place where the words of a refusal are chosen. Ea
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -205,11 +206,18 @@ def of_numpy(array: Any, name: str) -> ArrayView:
         address=array.__array_interface__["data"][0],
         shape=array.shape,
         strides=array.strides,
-        dtype=array.dtype.name,
+        dtype=_name_of_dtype(array.dtype),
         itemsize=array.dtype.itemsize,
         readonly=not array.flags.writeable,
         owner=array,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _name_of_dtype(dtype: Any) -> str:
+    """Return ``dtype.name``, which NumPy makes anew each time, and which takes longer than all else of a view."""
+    name: str = dtype.name
+    return name
 
 
 def _overlaps_itself(seen: ArrayView) -> bool:

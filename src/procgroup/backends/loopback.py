@@ -161,8 +161,8 @@ class LoopbackBackend:
     def _reduce_into(
         self, verb: str, array: Any, array_name: str, output: Any, output_name: str, op: AnyReduceOp, async_op: bool
     ) -> Operation | None:
-        source = view(array, name=array_name)
-        target = view(output, writable=True, name=output_name)
+        source = view(array, writable=array is output, name=array_name)
+        target = source if array is output else view(output, writable=True, name=output_name)
         _check_same(source, array_name, target, output_name)
         _check_reduction(verb, source.dtype, op)
         return self._over(async_op, lambda: _reduce(source, target, op))
