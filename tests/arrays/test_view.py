@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from procgroup.arrays.view import DTYPES, view
+from procgroup.arrays.array_view import DTYPES
+from procgroup.arrays.view import view
 from procgroup.errors import ArgumentError
 
 

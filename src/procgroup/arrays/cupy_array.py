@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from procgroup.arrays.view import ArrayView
+from procgroup.arrays.array_view import ArrayView
 
 
 def view(array: Any, writable: bool, name: str) -> ArrayView | None:

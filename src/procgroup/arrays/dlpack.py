@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from procgroup.arrays.view import ArrayView, contiguous_strides
+from procgroup.arrays.array_view import ArrayView, contiguous_strides
 
 _CPU = (1, 3)  # plain memory, and memory pinned for CUDA
 _READ_ONLY = 1

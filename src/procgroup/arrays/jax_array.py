@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from procgroup.arrays.view import ArrayView, of_numpy
+from procgroup.arrays import numpy_array
+from procgroup.arrays.array_view import ArrayView
 from procgroup.errors import ArgumentError
 
 
@@ -33,7 +34,7 @@ def view(array: Any, writable: bool, name: str) -> ArrayView | None:
         )
     import numpy
 
-    return of_numpy(numpy.asarray(array), name)
+    return numpy_array.view(numpy.asarray(array), name)
 
 
 def new(array: Any) -> Any:

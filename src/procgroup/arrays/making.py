@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup.arrays.view import DTYPES
+from procgroup.arrays.array_view import DTYPES
 
 LIBRARIES = ("numpy", "torch")
 """The libraries whose arrays can lie in memory that is given, and be written."""

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from procgroup.arrays.view import ArrayView
+from procgroup.arrays.array_view import ArrayView
 from procgroup.errors import ArgumentError
 
 

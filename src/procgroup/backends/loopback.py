@@ -9,7 +9,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from procgroup.arrays.view import ArrayView, view
+from procgroup.arrays.array_view import ArrayView
+from procgroup.arrays.view import view
 from procgroup.backends.mailbox import Done, Mailbox
 from procgroup.errors import ArgumentError
 from procgroup.groups.backend import Operation

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from procgroup.arrays.view import ArrayView
+from procgroup.arrays.array_view import ArrayView
 from procgroup.errors import CollectiveTimeout, DistError, PeerFailed
 
 

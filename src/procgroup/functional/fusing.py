@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from procgroup.arrays import making
-from procgroup.arrays.view import ArrayView, view
+from procgroup.arrays.array_view import ArrayView
+from procgroup.arrays.view import view
 from procgroup.functional.trees import flatten
 
 

@@ -1,0 +1,133 @@
+"""One array, seen as memory: where its elements are, how many of which type, and whether they may be written.
+
+Made by ``procgroup.arrays.view``, for which each library has a file that describes its arrays so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DTYPES = frozenset(
+    [
+        "bool",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    ]
+)
+"""The element types that the native engine knows, by NumPy's names. The float8 types are moved, never reduced."""
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """An array as memory. ``owner`` keeps the memory alive; ``address``, of the first element, is meaningless without.
+
+    ``shape`` counts elements, ``strides`` bytes; strides may be negative or zero.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    readonly: bool
+    owner: Any
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """The length of the first dimension, 1 where there is none."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.count == 0 or all(
+            length == 1 or stride == expected
+            for length, stride, expected in zip(
+                self.shape, self.strides, contiguous_strides(self.shape, self.itemsize), strict=True
+            )
+        )
+
+    def elements(self) -> Any:
+        """Return a NumPy array over the same memory, whose elements are raw bytes."""
+        import numpy
+
+        if self.count == 0:  # its address may be null
+            return numpy.empty(self.shape, f"V{self.itemsize}")
+        return numpy.asarray(_Memory(self))
+
+    def numbers(self) -> Any:
+        """Return a NumPy array over the same memory, of this array's dtype."""
+        import numpy
+
+        if self.dtype.startswith(("bfloat16", "float8")):
+            import ml_dtypes
+
+            return self.elements().view(getattr(ml_dtypes, self.dtype))
+        return self.elements().view(numpy.dtype(self.dtype))
+
+    def copy_from(self, source: ArrayView) -> None:
+        """Overwrite the elements with those of an array that has as many of the same size; the two may overlap."""
+        if (source.address, source.shape, source.strides) != (self.address, self.shape, self.strides):
+            self.elements()[...] = source.elements().copy().reshape(self.shape)
+
+    def to_bytes(self) -> bytes:
+        """Return a copy of the elements, in C order."""
+        elements: bytes = self.elements().tobytes()
+        return elements
+
+    def copy_from_bytes(self, elements: bytes) -> None:
+        """Overwrite the elements with ``nbytes`` bytes, in C order."""
+        import numpy
+
+        if elements:
+            self.elements()[...] = numpy.frombuffer(elements, f"V{self.itemsize}").reshape(self.shape)
+
+
+class _Memory:
+    """What NumPy asks of memory at an address."""
+
+    def __init__(self, seen: ArrayView) -> None:
+        self.owner = seen
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (seen.address, seen.readonly),
+            "shape": seen.shape,
+            "strides": seen.strides,
+            "typestr": f"|V{seen.itemsize}",
+        }
+
+
+def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides, in bytes, of an array in C order without gaps."""
+    strides = []
+    for length in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= length
+    return tuple(reversed(strides))
