@@ -39,9 +39,9 @@ test-all: $(VENV)/.test  ## Run all tests in full
 	@echo "== tests, in full"
 	@PROCGROUP_TEST_ALL=1 $(PY) -m pytest -o faulthandler_timeout=3700
 
-test-next-torch: build/wheel/.built  ## Run the tests of the plug-in with torch 2.15, installed apart (some 3 minutes)
+test-next-torch: build/wheel/.built  ## Run the tests of the plug-in and of DDP with torch 2.15, installed apart (some 4 minutes)
 	@if $(MAKE) $(NEXT)/.torch; then $(MAKE) next-torch-tests; \
-		else echo "== torch $(NEXT_TORCH) cannot be installed here: the plug-in's tests with it are left out"; fi
+		else echo "== torch $(NEXT_TORCH) cannot be installed here: the tests with it are left out"; fi
 
 CHECKS := check-lint check-format check-types check-layers check-native check-words check-stub
 .PHONY: $(CHECKS)
@@ -123,7 +123,7 @@ $(VENV)/.develop: $(VENV)/.test $(VENV)/.check $(NATIVE)
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# --- the plug-in with a newer torch ---
+# --- with a newer torch ---
 
 $(NEXT)/.torch: $(PY)
 	@echo "== installing torch $(NEXT_TORCH) in $(NEXT)"
@@ -136,8 +136,9 @@ NEXT_PIP := $(NEXT)/bin/python -m pip install --quiet --disable-pip-version-chec
 next-torch-tests:
 	@$(NEXT_PIP) build/wheel/*.whl "pytest>=9" pytest-timeout ml_dtypes
 	@$(NEXT_PIP) --force-reinstall --no-deps build/wheel/*.whl
-	@echo "== tests of the plug-in with torch $(NEXT_TORCH)"
-	@$(NEXT)/bin/python -m pytest tests/torch_plugin
+	@echo "== tests of the plug-in and of DistributedDataParallel with torch $(NEXT_TORCH)"
+	@$(NEXT)/bin/python -m pytest tests/torch_plugin \
+		tests/parallel/test_distributed_data_parallel*.py tests/parallel/test_communication_hooks*.py
 
 # --- native tests ---
 
