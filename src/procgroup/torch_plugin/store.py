@@ -26,7 +26,8 @@ _LONGEST_PAUSE_SECONDS = 0.02
 class TorchStore(Store):
     """A store of torch.distributed with the contract of procgroup's; ``underlying_store`` is torch's.
 
-    Closing it does nothing: the program's store is the program's. What torch's store lacks raises its own error.
+    Closing it does nothing: the program's store is the program's. What torch's store lacks raises its own error. A
+    barrier only counts who comes: also a caller whose timeout passes, and whatever ``world_size`` the others gave.
     """
 
     def __init__(self, store: Any) -> None:
@@ -99,7 +100,9 @@ class TorchStore(Store):
         self._await(lambda: self.add(f"{key}/arrived", 0) >= last_of_round, [key], "barrier", limit)
 
     def clone(self) -> TorchStore:
-        return TorchStore(self.underlying_store.clone())
+        made = TorchStore(self.underlying_store.clone())
+        made.set_timeout(self.timeout)
+        return made
 
     def _pop(self, key: str) -> bytes:
         if self.queue_len(key) == 0:
