@@ -5,6 +5,9 @@ Every function takes this rank and the number of ranks, and stands for one test;
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +23,34 @@ CALLS: dict[str, Any] = {}
 def call(function: Any) -> Any:
     CALLS[function.__name__] = function
     return function
+
+
+def make(
+    rank: int,
+    size: int,
+    left_out: frozenset[str] = frozenset(),
+    surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> dict[str, str]:
+    """Make the calls, one after the other, until one fails; return what went wrong, "" for nothing, by their names."""
+    became = {}
+    for name, function in CALLS.items():
+        if name in left_out:
+            continue
+        try:
+            with surroundings():
+                function(rank, size)
+            became[name] = ""
+        except Exception:
+            became[name] = traceback.format_exc()
+            break  # the ranks may be out of step
+    return became
+
+
+def require_success(name: str, of_ranks: list[dict[str, str]]) -> None:
+    """Fail where a call went wrong on any rank, and where it was not made because of an earlier one."""
+    failed = {rank: became.get(name, "not made: an earlier call failed") for rank, became in enumerate(of_ranks)}
+    texts = [f"\nrank {rank}: {text}" for rank, text in failed.items() if text]
+    assert not texts, "".join(texts)
 
 
 def values(rank: int, *shape: int, dtype: Any = torch.float32) -> Any:

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,15 +107,18 @@ def test_stock_ddp_names_a_rank_that_is_killed(moment: str) -> None:
 
 def wait_in_vain(rank: int, size: int) -> dict[str, str]:
     dist = join()
+    store = dist.group.WORLD.get_group_store()
     if rank == 1:
-        time.sleep(2.5)
+        store.wait(["rank 0 has given up", "rank 2 has given up"])
         return {}
     import torch.distributed as torch_dist
 
     options = torch_dist.BarrierOptions()
     options.timeout = timedelta(seconds=1)
     options.asyncOp = False
-    return seen(lambda: dist.group.WORLD.barrier(opts=options))
+    found = seen(lambda: dist.group.WORLD.barrier(opts=options))
+    store.set(f"rank {rank} has given up", "")
+    return found
 
 
 def test_a_timeout_of_a_call_is_kept_and_names_who_is_late() -> None:
@@ -122,29 +126,38 @@ def test_a_timeout_of_a_call_is_kept_and_names_who_is_late() -> None:
     found = [outcomes[0].value, outcomes[2].value]
     assert {entry["kind"] for entry in found} <= {"CollectiveTimeout", "PeerFailed"}
     assert all("rank 1" in entry["text"] for entry in found)
-    assert all(float(entry["took"]) < 1.6 for entry in found)
+    assert all(1.0 <= float(entry["took"]) < 10.0 for entry in found)
 
 
-def never_come(rank: int, size: int) -> None:
+def never_come(rank: int, size: int, meeting_place: str) -> None:
+    from procgroup import torch_plugin
+
     if rank != 1:
-        join(2.0)
+        torch_plugin.register()
+        import torch.distributed as dist
+
+        limit = timedelta(seconds=1)
+        dist.init_process_group("procgroup", f"file://{meeting_place}", limit, size, rank)
 
 
-def test_ranks_that_never_come_are_named_at_the_start() -> None:
-    import torch
-
-    outcomes = attempt(never_come, SIZE, torch=True)
+def test_ranks_that_never_come_are_named_at_the_start(tmp_path: Path) -> None:
+    outcomes = attempt(never_come, SIZE, args=(str(tmp_path / "meet"),), torch=True)
     for outcome in (outcomes[0], outcomes[2]):
-        assert isinstance(outcome.error, procgroup.RendezvousTimeout | torch.distributed.DistStoreError)
+        assert isinstance(outcome.error, procgroup.RendezvousTimeout), outcome.traceback
         assert isinstance(outcome.error, RuntimeError)
+        assert outcome.error.missing == (1,)
+        assert "still missing rank 1 of 3" in str(outcome.error)
 
 
 def come_late_to_a_group(rank: int, size: int) -> dict[str, str]:
-    dist = join(2.0)
-    if rank == 1:
-        time.sleep(3.0)
+    dist = join()
+    store = dist.group.WORLD.get_group_store()
+    if rank != 0:
+        store.wait(["rank 0 has given up"])
         return {}
-    return seen(lambda: dist.new_group([0, 1], timeout=timedelta(seconds=1))) if rank == 0 else {}
+    found = seen(lambda: dist.new_group([0, 1], timeout=timedelta(seconds=1)))
+    store.set("rank 0 has given up", "")
+    return found
 
 
 def test_a_member_that_does_not_come_to_a_new_group_is_named() -> None:

@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-import traceback
 from datetime import timedelta
 from typing import Any
 
@@ -24,21 +23,22 @@ HAS_CUDA = False
 if importlib.util.find_spec("torch") is not None:
     import torch
     import torch.distributed as dist
-    from torch_plugin import stand_in
-    from torch_plugin.calls import CALLS
+    from torch_plugin import calls, stand_in
 
     HAS_CUDA = torch.cuda.is_available()
-    NAMES = list(CALLS)
+    NAMES = list(calls.CALLS)
 
 # torch's functions on objects make their own tensors.
-ON_HOST = {"objects_move_through_torch_s_own_functions"}
+ON_HOST = frozenset({"objects_move_through_torch_s_own_functions"})
 # A subclass of Tensor, as the stand-in's is, cannot be sparse, and torch.compile and AsyncCollectiveTensor take none.
-NOT_STANDING_IN = {
-    "sparse_tensors_are_summed_where_indices_differ",
-    "the_future_of_sparse_tensors_has_them",
-    "functional_collectives_run",
-    "a_compiled_model_trains_with_stock_ddp",
-}
+NOT_STANDING_IN = frozenset(
+    {
+        "sparse_tensors_are_summed_where_indices_differ",
+        "the_future_of_sparse_tensors_has_them",
+        "functional_collectives_run",
+        "a_compiled_model_trains_with_stock_ddp",
+    }
+)
 PIECES = [4 << 20, 8]
 
 
@@ -69,38 +69,31 @@ def on_device(*values: float) -> Any:
 
 def make_the_calls(rank: int, size: int, kind: str, piece_bytes: int) -> dict[str, str]:
     join(piece_bytes=piece_bytes)
-    left_out = ON_HOST if kind == "cuda" else ON_HOST | NOT_STANDING_IN
-    failed = {}
-    for name, call in CALLS.items():
-        if name in left_out:
-            continue
-        try:
-            with torch.device("cuda", 0) if kind == "cuda" else stand_in.NewTensorsOnDevice():
-                call(rank, size)
-        except Exception:
-            failed[name] = traceback.format_exc()
-            break  # the ranks may be out of step
+    if kind == "cuda":
+        became = calls.make(rank, size, ON_HOST, lambda: torch.device("cuda", 0))
+    else:
+        became = calls.make(rank, size, ON_HOST | NOT_STANDING_IN, stand_in.NewTensorsOnDevice)
     assert not stand_in.unrecorded
     dist.destroy_process_group()
-    return failed
+    return became
 
 
 @pytest.fixture(scope="module", params=PIECES, ids=["whole", "in pieces"])
-def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+def of_ranks(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run(make_the_calls, 3, args=("stand-in", request.param), timeout=100, torch=True)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_HOST | NOT_STANDING_IN])
-def test_a_pytorch_program_on_a_stand_in_device(failures: list[dict[str, str]], name: str) -> None:
-    failed = {rank: texts[name] for rank, texts in enumerate(failures) if name in texts}
-    assert not failed, "".join(f"\nrank {rank}: {text}" for rank, text in failed.items())
+def test_a_pytorch_program_on_a_stand_in_device(of_ranks: list[dict[str, str]], name: str) -> None:
+    calls.require_success(name, of_ranks)
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="there is no CUDA device here; the tests of the stand-in device ran")
 @pytest.mark.parametrize("piece_bytes", PIECES, ids=["whole", "in pieces"])
 def test_a_pytorch_program_on_cuda(piece_bytes: int) -> None:
-    for failed in run(make_the_calls, 3, args=("cuda", piece_bytes), timeout=100, torch=True):
-        assert not failed, failed
+    of_ranks = run(make_the_calls, 3, args=("cuda", piece_bytes), timeout=100, torch=True)
+    for name in (name for name in NAMES if name not in ON_HOST):
+        calls.require_success(name, of_ranks)
 
 
 def name_backends(rank: int, size: int, backend: str) -> None:
@@ -330,7 +323,7 @@ def hang_on_device(rank: int, size: int, how: str) -> dict[str, Any]:
 @pytest.mark.parametrize("how", ["deadline", "abort"])
 def test_a_device_that_hangs_ends_the_group_at_the_deadline_or_by_abort(how: str) -> None:
     first, second = run(hang_on_device, 2, args=(how,), torch=True)
-    assert first["staged"][2] < 3.5 and second["staged"][2] < 3.5
+    assert first["staged"][2] < 10.0 and second["staged"][2] < 10.0
     assert first["staged"][0] == ("DistBackendError" if how == "deadline" else "GroupBroken"), first
     assert how != "deadline" or "the device did not copy its tensors by the call's deadline" in first["staged"][1]
     assert second["staged"][0] in ("PeerFailed", "PeerLost"), second  # over TCP it hears of it when rank 0 leaves
@@ -339,8 +332,9 @@ def test_a_device_that_hangs_ends_the_group_at_the_deadline_or_by_abort(how: str
 
 def wait_briefly(rank: int, size: int) -> None:
     join()
+    store = dist.group.WORLD.get_group_store()
     if rank == 1:
-        time.sleep(0.5)
+        store.wait(["rank 0 has waited in vain"])
     work = dist.all_reduce(on_device(1.0), async_op=True)
     if rank == 0:
         with pytest.raises(procgroup.errors.WaitTimeout):
@@ -348,6 +342,7 @@ def wait_briefly(rank: int, size: int) -> None:
         assert not work.is_completed() and not work.is_success() and work.exception() is None
         with pytest.raises(RuntimeError, match="not over yet"):
             work.result()
+        store.set("rank 0 has waited in vain", "")
     assert work.wait() and work.is_success()
     dist.destroy_process_group()
 
