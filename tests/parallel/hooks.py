@@ -11,7 +11,7 @@ from torch import nn
 
 import procgroup as dist
 from procgroup.parallel import DistributedDataParallel, GradBucket
-from procgroup.parallel.buckets import Place
+from procgroup.parallel.place import Place
 from procgroup.testing import run_ranks
 
 Hook = Callable[[Any, GradBucket], Any]

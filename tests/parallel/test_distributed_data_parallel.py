@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from procgroup.parallel import DistributedDataParallel, GradBucket  # noqa: E402
+from procgroup.parallel.communication_hooks import fp16_compress_hook  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -78,7 +80,7 @@ def test_a_large_gradient_is_a_bucket_by_itself(monkeypatch: pytest.MonkeyPatch)
     def play() -> int:
         ours, alone = wrap(models.perceptron)
         train(ours, alone)
-        return len(ours._reducer._division.buckets)
+        return len(ours._reducer.buckets)
 
     assert run_ranks(play, 3) == [3, 3, 3]
 
@@ -96,9 +98,9 @@ def test_buckets_follow_the_order_of_arrival_after_the_first_step() -> None:
 
     def play() -> tuple[list[str], list[str]]:
         ours, alone = wrap(Backwards, bucket_cap_mb=0.00001)
-        before = [place.name for bucket in ours._reducer._division.buckets for place in bucket.places]
+        before = [place.name for bucket in ours._reducer.buckets for place in bucket.places]
         train(ours, alone)
-        return before, [place.name for bucket in ours._reducer._division.buckets for place in bucket.places]
+        return before, [place.name for bucket in ours._reducer.buckets for place in bucket.places]
 
     before, after = run_ranks(play, 2)[1]
     assert before == ["first.bias", "first.weight", "last.bias", "last.weight"]
@@ -151,9 +153,12 @@ def test_a_rank_that_uses_no_parameter_at_all_takes_part() -> None:
     run_ranks(play, 3)
 
 
-def test_gradients_of_parameters_that_no_rank_uses_stay_as_they_are() -> None:
+@pytest.mark.parametrize("hook", [None, fp16_compress_hook], ids=["no hook", "a hook that rounds"])
+def test_gradients_of_parameters_that_no_rank_uses_stay_as_they_are(hook: Any) -> None:
     def play() -> None:
         ours, _ = wrap(models.Branches)
+        if hook is not None:
+            ours.register_comm_hook(None, hook)
         loss_of(ours(part(batch(0)), 0)).backward()
         kept = ours.module.branches[0].weight.grad.clone()
         for step in (1, 2):
@@ -242,6 +247,19 @@ def test_gradients_that_stay_add_up(set_to_none: bool | None, single: int, monke
             whole = batch(step)
             loss_of(ours(part(whole))).backward()
             loss_of(alone(whole)).backward()
+            assert_same_gradients(ours, alone, step)
+
+    run_ranks(play, 3)
+
+
+def test_gradients_that_stay_add_up_also_where_a_rank_adds_nothing() -> None:
+    def play() -> None:
+        ours, alone = wrap(models.Branches, bucket_cap_mb=0.0001)
+        for step, branches in enumerate([(0, 0, 1), (1, 0, 0), (1, 1, 1), (0, 2, 1)]):
+            whole = batch(step)
+            loss_of(ours(part(whole), branches[dist.get_rank()])).backward()
+            for rank in range(3):
+                (loss_of(alone(part(whole, rank), branches[rank])) / 3).backward()
             assert_same_gradients(ours, alone, step)
 
     run_ranks(play, 3)
@@ -456,18 +474,55 @@ def test_buffers_are_those_of_rank_0_in_every_forward() -> None:
     run_ranks(play, 3)
 
 
-def test_buffers_can_be_left_to_each_rank() -> None:
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("options", "at_construction"),
+    [({"broadcast_buffers": False}, False), ({"forward_sync_buffers": False}, True)],
+    ids=str,
+)
+def test_buffers_can_be_left_to_each_rank(options: dict[str, bool], at_construction: bool) -> None:
     def play() -> None:
         model = models.make(models.Normed)
         model.norm.running_mean.fill_(dist.get_rank())
-        with pytest.warns(FutureWarning, match="broadcast_buffers"):
-            ours = DistributedDataParallel(model, broadcast_buffers=False)
+        ours = DistributedDataParallel(model, **options)
+        assert (ours.module.norm.running_mean == (0 if at_construction else dist.get_rank())).all()
+        model.norm.running_mean.fill_(dist.get_rank())
         ours.eval()
         ours(part(batch(0)))
         assert (ours.module.norm.running_mean == dist.get_rank()).all() and not ours.will_sync_module_buffers()
 
-    run_ranks(play, 1)
-    run_ranks(lambda: None, 1)
+    run_ranks(play, 2)
+
+
+def test_the_forward_after_one_without_synchronising_leaves_buffers_alone() -> None:
+    def play() -> None:
+        ours, _ = wrap(models.Normed)
+        ours.eval()
+        with ours.no_sync():
+            ours(part(batch(0)))
+        assert not ours.will_sync_module_buffers()
+        ours.module.norm.running_mean.fill_(dist.get_rank())
+        ours(part(batch(1)))
+        assert (ours.module.norm.running_mean == dist.get_rank()).all() and ours.will_sync_module_buffers()
+        ours(part(batch(2)))
+        assert (ours.module.norm.running_mean == 0).all()
+
+    run_ranks(play, 2)
+
+
+def test_no_sync_inside_of_no_sync_ends_with_the_outer_one() -> None:
+    def play() -> None:
+        ours, alone = wrap(models.perceptron)
+        with ours.no_sync():
+            with ours.no_sync():
+                loss_of(ours(part(batch(0)))).backward()
+            loss_of(ours(part(batch(1)))).backward()
+        loss_of(ours(part(batch(2)))).backward()
+        for step in range(3):
+            loss_of(alone(batch(step))).backward()
+        assert_same_gradients(ours, alone)
+
+    run_ranks(play, 2)
 
 
 def test_what_is_ignored_is_left_alone() -> None:
@@ -520,10 +575,15 @@ def test_a_mesh_can_be_given_in_place_of_a_group() -> None:
 def test_state_has_the_prefix_of_torch_and_loads_back() -> None:
     def play() -> None:
         ours, alone = wrap(models.perceptron)
-        state = ours.state_dict()
+        state = copy.deepcopy(ours.state_dict())
         assert list(state) == [f"module.{name}" for name in alone.state_dict()]
         train(ours, alone)
+        assert not torch.equal(ours.module[0].weight, state["module.0.weight"])
         ours.load_state_dict(state)
+        for name, value in ours.state_dict().items():
+            assert torch.equal(value, state[name]), name
+        alone.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
+        train(ours, alone)
 
     run_ranks(play, 2)
 
@@ -547,31 +607,56 @@ def test_copies_train_on_their_own() -> None:
     run_ranks(play, 2)
 
 
+def is_shared(tensor: Any) -> bool:
+    """Tell whether a tensor lies in memory that processes share."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, kind = line.split()[:2]
+        first, end = (int(address, 16) for address in addresses.split("-"))
+        if first <= tensor.data_ptr() < end:
+            return kind.endswith("s")
+    return False
+
+
 def test_gradients_live_in_shared_memory_and_saving_one_does_not_save_all() -> None:
     def play() -> None:
         ours, alone = wrap(models.perceptron)
-        train(ours, alone)
-        gradient = ours.module[0].weight.grad
-        assert gradient.untyped_storage().nbytes() >= gradient.nbytes
-        buckets = ours._reducer._division.buckets
-        assert any(gradient.data_ptr() >= bucket.buffer.data_ptr() for bucket in buckets)
-        gradient.detach_()
-        kept = [parameter.grad for parameter in ours.parameters()]
-        again = ours._reducer._division.buckets[0].buffer.data_ptr()
+        for _ in range(2):  # in the second round the memory is divided in another way
+            train(ours, alone, steps=1)
+            gradients = [parameter.grad for parameter in ours.parameters()]
+            assert all(gradient.untyped_storage().nbytes() == gradient.nbytes for gradient in gradients)
+            assert all(map(is_shared, gradients))
+        before = {gradient.data_ptr() for gradient in gradients}
         ours.zero_grad()
         train(ours, alone)
-        assert ours._reducer._division.buckets[0].buffer.data_ptr() == again and kept
+        assert {parameter.grad.data_ptr() for parameter in ours.parameters()} == before
+
+    run_ranks(play, 2, transport="shm")
+
+
+def test_gradients_are_divided_anew_in_the_same_memory() -> None:
+    def play() -> None:
+        ours, alone = wrap(models.perceptron)
+        begin = min(bucket.buffer.data_ptr() for bucket in ours._reducer.buckets)
+        before = list(ours._reducer.buckets)
+        train(ours, alone)
+        assert all(bucket not in before for bucket in ours._reducer.buckets)
+        assert min(bucket.buffer.data_ptr() for bucket in ours._reducer.buckets) == begin
 
     run_ranks(play, 2)
 
 
 def test_a_wrapper_that_is_gone_leaves_the_module_alone() -> None:
     def play() -> None:
-        ours, _ = wrap(models.perceptron)
+        ours, alone = wrap(models.perceptron)
+        train(ours, alone, steps=2)
         module = ours.module
         del ours
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
         if dist.get_rank() == 0:
-            loss_of(module(part(batch(0)))).backward()
+            for model in (module, alone):
+                model.zero_grad()
+                loss_of(model(part(batch(0)))).backward()
+            assert_same_gradients(module, alone)
 
     run_ranks(play, 2)
 
@@ -592,7 +677,7 @@ def test_a_hook_averages_the_buckets() -> None:
 
         ours.register_comm_hook("state", hook)
         train(ours, alone)
-        count = len(ours._reducer._division.buckets)
+        count = len(ours._reducer.buckets)
         assert [index for index, _, _ in seen[-count:]] == list(range(count)) and seen[-1][1] and count > 1
 
     run_ranks(play, 3)
@@ -612,7 +697,22 @@ def test_a_hook_may_answer_with_another_tensor_in_a_future_of_torch() -> None:
 
         ours.register_comm_hook(None, hook)
         train(ours, alone)
-        train(copy.deepcopy(ours), alone, steps=0)
+        train(copy.deepcopy(ours), copy.deepcopy(alone))
+
+    run_ranks(play, 2)
+
+
+def test_a_hook_may_answer_with_the_future_of_a_call_whose_value_is_a_list() -> None:
+    def play() -> None:
+        ours, alone = wrap(models.perceptron)
+
+        def hook(_state: Any, bucket: GradBucket) -> Any:
+            work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+            assert work is not None
+            return work.get_future()
+
+        ours.register_comm_hook(None, hook)
+        train(ours, alone)
 
     run_ranks(play, 2)
 
@@ -642,7 +742,7 @@ def test_extra_memory_is_one_bucket_at_most(monkeypatch: pytest.MonkeyPatch) -> 
             layer.weight.register_hook(lambda gradient: apart.append(count_apart()))
 
         def count_apart() -> int:
-            places = [place for bucket in ours._reducer._division.buckets for place in bucket.places]
+            places = [place for bucket in ours._reducer.buckets for place in bucket.places]
             return sum(place.parameter.grad is not None and place.parameter.grad is not place.view for place in places)
 
         for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +146,7 @@ def test_a_failed_backward_is_dropped_on_all_ranks_and_the_next_step_is_right(
                     loss.backward()
                 if rank not in failing:
                     assert caught.value.ranks == failing  # type: ignore[attr-defined]
+                    assert all(parameter.grad is None for parameter in ours.parameters())
                 continue
             loss.backward()
             loss_of(alone(whole)).backward()
@@ -222,15 +224,20 @@ def test_a_rank_that_ends_is_named_in_the_backward_of_the_others() -> None:
 
 
 def test_a_rank_that_calls_no_backward_is_named_at_the_deadline() -> None:
+    given_up = threading.Event()
+
     def play() -> None:
         ours, _ = wrap(models.perceptron)
+        loss = loss_of(ours(part(batch(0))))
         assert dist.group.WORLD is not None
         dist.group.WORLD.set_timeout(0.3)
-        loss = loss_of(ours(part(batch(0))))
         if dist.get_rank() == 1:
+            assert given_up.wait(20)
             return
-        with pytest.raises((dist.CollectiveTimeout, dist.PeerLost)):
+        with pytest.raises(dist.CollectiveTimeout) as caught:
             loss.backward()
+        given_up.set()
+        assert caught.value.missing == (1,) and "waiting for rank 1" in str(caught.value)
 
     run_ranks(play, 2)
 

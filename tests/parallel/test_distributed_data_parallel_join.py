@@ -81,7 +81,7 @@ def test_buffers_and_rounds_are_answered_whoever_joins_first(counts: tuple[int, 
 
 
 def test_ranks_that_end_without_synchronising_go_on_with_the_others() -> None:
-    def play() -> None:
+    def play() -> list[list[float]]:
         ours, _ = wrap(models.Normed)
         with ours.join():
             for step in range(dist.get_rank() + 1):
@@ -89,9 +89,12 @@ def test_ranks_that_end_without_synchronising_go_on_with_the_others() -> None:
                     loss_of(ours(part(batch(step)))).backward()
                 if dist.get_rank():
                     loss_of(ours(part(batch(step)))).backward()
+        ours.zero_grad()
         loss_of(ours(part(batch(9)))).backward()
+        return [parameter.grad.flatten().tolist() for parameter in ours.parameters()]
 
-    run_ranks(play, 2)
+    first, second = run_ranks(play, 2)
+    assert first == second
 
 
 def test_unused_and_sparse_parameters_and_hooks_are_answered_too() -> None:
@@ -139,15 +142,18 @@ def test_all_ranks_can_stop_at_the_same_step(build: Any) -> None:
 
 
 def test_even_inputs_stop_nobody() -> None:
-    def play() -> None:
+    def play() -> int:
         ours, _ = wrap(models.perceptron)
+        done = 0
         with ours.join(throw_on_early_termination=True):
             for step in range(3):
                 loss_of(ours(part(batch(step)))).backward()
+                done += 1
         with ours.join(enable=False):
             loss_of(ours(part(batch(0)))).backward()
+        return done
 
-    run_ranks(play, 2)
+    assert run_ranks(play, 2) == [3, 3]
 
 
 def test_ranks_that_go_apart_inside_of_join_are_named() -> None:
@@ -279,6 +285,8 @@ def test_what_join_takes_is_checked() -> None:
             Join([])
         with pytest.raises(ValueError, match="multiple process groups"):
             Join([ours, other])
+        with pytest.raises(ValueError, match=r"takes 31 joinables at most, got 32"):
+            Join([ours] * 32)
         with Join([ours], enable=False):
             Join.notify_join_context(ours)
             loss_of(ours(part(batch(0)))).backward()

@@ -38,7 +38,7 @@ def test_delayed_parameters_come_last() -> None:
                 each.zero_grad()
                 loss_of(each(inputs)).backward()
             assert_same_gradients(ours, alone, step)
-            names = [place.name for bucket in ours._reducer._division.buckets for place in bucket.places]
+            names = [place.name for bucket in ours._reducer.buckets for place in bucket.places]
             assert sorted(names[-2:]) == ["4.bias", "4.weight"]
 
     run_ranks(play, 2)
@@ -70,9 +70,7 @@ def test_what_no_rank_uses_first_can_be_left_out_and_is_averaged_when_it_is_used
             loss_of(ours(part(whole), uses[dist.get_rank()])).backward()
             mean_of_ranks(alone, [loss_of(alone(part(whole, rank), uses[rank])) for rank in range(3)])
             assert_same_gradients(ours, alone, step)
-        assert all(
-            not place.name.startswith("never") for bucket in ours._reducer._division.buckets for place in bucket.places
-        )
+        assert all(not place.name.startswith("never") for bucket in ours._reducer.buckets for place in bucket.places)
 
     run_ranks(play, 3)
 
@@ -156,7 +154,7 @@ def test_computing_and_averaging_can_be_narrower_than_the_parameters(precision: 
         if has_buffers:
             assert ours.module.norm.running_mean.dtype is (precision.buffer_dtype or torch.float32)
             assert ours.module.norm.num_batches_tracked.dtype is torch.int64
-        assert ours._reducer._division.buckets[0].buffer.dtype is (
+        assert ours._reducer.buckets[0].buffer.dtype is (
             precision.reduce_dtype or precision.param_dtype or torch.float32
         )
         found: list[Any] = [None, None]

@@ -71,7 +71,7 @@ def train_with_both(rank: int, size: int, port: int) -> Any:
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_losses_are_those_of_stock_ddp_on_gloo(size: int) -> None:
-    for found, expected in run(train_with_both, size, args=(free_port(),), timeout=80):
+    for found, expected in run(train_with_both, size, args=(free_port(),), timeout=80, torch=True):
         assert found == pytest.approx(expected, rel=1e-4) and found[-1] < found[0]
 
 
@@ -106,7 +106,7 @@ def be_killed_in_a_backward(rank: int, size: int) -> Any:
 
 @pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_in_its_backward_is_named_within_a_second(transport: str) -> None:
-    with start(be_killed_in_a_backward, 3, environment={"PROCGROUP_TRANSPORT": transport}) as world:
+    with start(be_killed_in_a_backward, 3, environment={"PROCGROUP_TRANSPORT": transport}, torch=True) as world:
         outcomes = world.wait(60)
     killed = float(outcomes[1].output.split("end at ")[1].split()[0])
     for rank in (0, 2):
@@ -123,6 +123,7 @@ def train_a_scripted_module(rank: int, size: int) -> list[Any]:
 
     torch.set_num_threads(1)
     dist.init_process_group()
+    torch.manual_seed(rank)  # inputs of its own
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     ours = DistributedDataParallel(torch.jit.script(model))
     for _ in range(3):
@@ -134,5 +135,5 @@ def train_a_scripted_module(rank: int, size: int) -> list[Any]:
 
 
 def test_a_scripted_module_trains() -> None:
-    first, second = run(train_a_scripted_module, 2, timeout=60)  # torch.jit is not for several threads
+    first, second = run(train_a_scripted_module, 2, timeout=60, torch=True)  # torch.jit is not for several threads
     assert first == second

@@ -1,4 +1,4 @@
-"""The arithmetic of meshes, compared with NumPy's and with PyTorch's."""
+"""The arithmetic of meshes: where each rank is, along which axes, and which ranks make a row."""
 
 from __future__ import annotations
 
