@@ -6,7 +6,9 @@ import ast
 import inspect
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,17 +156,19 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(procgroup)
 
 
-def test_a_type_checker_sees_the_same_names_from_the_same_modules() -> None:
-    tree = ast.parse(Path(procgroup.__file__).read_text())
+@pytest.mark.parametrize("package", ["", ".stores", ".parallel", ".parallel.communication_hooks"])
+def test_a_type_checker_sees_the_same_names_from_the_same_modules(package: str) -> None:
+    module: Any = import_module(f"procgroup{package}")
+    tree = ast.parse(Path(module.__file__).read_text())
     seen = {
-        alias.asname: statement.module
+        alias.asname or alias.name: statement.module
         for block in ast.walk(tree)
         if isinstance(block, ast.If)
         for statement in block.body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    assert seen == {name: f"procgroup.{module}" for name, module in procgroup._MODULE_OF_NAME.items()}
+    assert seen == {name: f"{module.__name__}.{room}" for name, room in module._MODULE_OF_NAME.items()}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
