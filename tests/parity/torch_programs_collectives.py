@@ -176,7 +176,7 @@ def _in_place(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def uneven_gathers(rank: int, size: int, folder: Path) -> Any:
+def many_shapes(rank: int, size: int, folder: Path) -> Any:
     """Nothing at all, zero dimensions, strided and many-dimensional tensors."""
     empty = torch.zeros(0)
     dist.all_reduce(empty)
@@ -210,6 +210,6 @@ PROGRAMS: dict[str, Any] = {
     "functional collectives": (3, functional_collectives),
     "functional collectives with autograd": (2, functional_with_autograd),
     "functional collectives compiled": (2, compiled),
-    "tensors of many shapes": (3, uneven_gathers),
+    "tensors of many shapes": (3, many_shapes),
     "sparse tensors": (3, sparse),
 }

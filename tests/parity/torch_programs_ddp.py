@@ -66,7 +66,7 @@ class Embedding(nn.Module):
 
 
 class Normed(nn.Module):
-    """Buffers that the first rank's are sent of."""
+    """With buffers, of which those of the first rank are sent to all."""
 
     def __init__(self) -> None:
         super().__init__()

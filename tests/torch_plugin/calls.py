@@ -138,6 +138,12 @@ def sparse_tensors_are_summed_where_indices_differ(rank: int, size: int) -> None
     assert torch.equal(mine.to_dense(), expected)
     with pytest.raises(procgroup.ArgumentError, match="can be summed only"):
         dist.all_reduce(mine, dist.ReduceOp.MAX)
+    with pytest.raises(TypeError, match="sparse_csr"):
+        dist.all_reduce(torch.eye(2).to_sparse_csr())
+    wider = torch.sparse_coo_tensor([[0]], torch.ones(1), (5 + (rank == 1),), check_invariants=True)
+    with pytest.raises(procgroup.ArgumentError, match=rf"on rank {rank}: .* shape \([56],\), that of rank . has 1 and"):
+        dist.all_reduce(wider)
+    dist.all_reduce(mine)  # the ranks are in step
 
 
 @call
@@ -346,6 +352,10 @@ def groups_of_some_ranks_share_the_connections(rank: int, size: int) -> None:
     halves.allreduce(tensor).wait()
     assert tensor.item() == (2 * size if rank < 2 else size)
     assert halves.group_name == f"half{rank < 2}"
+    assert halves.group_desc == "default_pg:split"
+    rest = dist.group.WORLD.split_group([1, 2], group_desc="all but the first")
+    assert (rest is None) == (rank == 0)
+    assert rest is None or rest.group_desc == "all but the first"
 
 
 @call

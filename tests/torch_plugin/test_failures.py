@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import procgroup
-from world import Outcome, attempt, start
+from world import Outcome, attempt, run, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -251,6 +251,17 @@ def abort(rank: int, size: int) -> dict[str, str]:
         dist.group.WORLD.abort()
         return {}
     return seen(lambda: dist.all_reduce(torch.ones(1)))
+
+
+def outlive_the_default_group(rank: int, size: int) -> list[bool]:
+    dist = join()
+    groups = [dist.new_group([0, 1]), dist.group.WORLD.split_group([0, 1])]
+    dist.group.WORLD.shutdown()
+    return [group.group.is_usable() for group in groups]
+
+
+def test_groups_of_some_ranks_end_with_the_default_group() -> None:
+    assert run(outlive_the_default_group, 2, torch=True) == [[False, False]] * 2
 
 
 def test_abort_on_one_rank_ends_the_calls_of_the_others() -> None:

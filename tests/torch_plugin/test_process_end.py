@@ -54,6 +54,37 @@ def test_a_program_ends_after_the_callbacks_that_run(tmp_path: Path, end: str) -
     assert done.stderr == ""
 
 
+FORK = """
+import os, threading, time
+from procgroup.torch_plugin import callbacks
+
+begun, may_end, over = threading.Event(), threading.Event(), threading.Event()
+callbacks.run(begun.set)
+while not callbacks._threads._idle:
+    time.sleep(0.01)
+if {is_busy}:
+    begun.clear()
+    callbacks.run(lambda: begun.set() or may_end.wait(60))
+    assert begun.wait(60)
+child = os.fork()
+if child == 0:
+    callbacks.run(over.set)
+    print("callback in the child:", over.wait(20), flush=True)
+else:
+    os.waitpid(child, 0)
+    may_end.set()
+    print("the child has ended")
+"""
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_a_forked_child_has_callbacks_of_its_own(is_busy: bool) -> None:
+    program = FORK.format(is_busy=is_busy)
+    done = run_command([sys.executable, "-c", program], environment={"PYTHONPATH": SOURCES}, timeout=20)
+    assert done.stdout == "callback in the child: True\nthe child has ended\n"
+    assert done.stderr == ""
+
+
 def test_an_exception_and_not_a_callback_decides_how_a_program_ends(tmp_path: Path) -> None:
     done = run_program(tmp_path, CALLBACK + "raise ValueError('of the program')")
     assert "ValueError: of the program" in done.stderr

@@ -18,11 +18,9 @@ from procgroup.types import AnyReduceOp, ReduceOp, Timeout
 def all_reduce(group: ProcessGroup, tensor: Any, op: AnyReduceOp, timeout: Timeout | None) -> None:
     """Add up the sparse COO tensors of all ranks into each rank's. Blocks, whatever the caller asked for.
 
-    Raises ArgumentError for another layout and for other ops than SUM, CollectiveMismatch when the ranks' tensors
-    have different shapes or dtypes.
+    Raises ArgumentError for other ops than SUM and, on every rank, for different shapes; CollectiveMismatch for
+    different numbers of dimensions and for different dtypes.
     """
-    if tensor.layout is not torch.sparse_coo:
-        raise ArgumentError(f"all_reduce: expected a dense or sparse COO tensor, got layout {tensor.layout}")
     if op is not ReduceOp.SUM:
         raise ArgumentError(f"all_reduce: sparse tensors can be summed only, got {op!r}")
     mine = tensor.coalesce()
