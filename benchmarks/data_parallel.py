@@ -157,6 +157,8 @@ def main() -> None:
             process.start()
         for process in ranks:
             process.join()
+    if failed := [rank for rank, process in enumerate(ranks) if process.exitcode]:
+        raise SystemExit(f"these ranks failed: {failed}")
 
 
 if __name__ == "__main__":

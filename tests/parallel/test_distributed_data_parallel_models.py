@@ -269,6 +269,19 @@ def test_a_module_of_empty_parameters_and_one_element_trains() -> None:
         run_ranks(lambda cap=cap: train(*wrap(Odd, bucket_cap_mb=cap)), 2)  # type: ignore[misc]
 
 
+def test_what_functional_call_puts_in_a_parameters_place_is_taken() -> None:
+    def play() -> None:
+        ours, alone = wrap(lambda: nn.Linear(models.WIDTH, 2))
+        replaced = ours.module.weight.detach() * 2
+        replaced.requires_grad_()
+        for model, prefix, inputs in ((ours, "module.", part(batch(0))), (alone, "", batch(0))):
+            output = torch.func.functional_call(model, {f"{prefix}weight": replaced}, (inputs,))
+            loss_of(output).backward()
+        assert_same_gradients(ours, alone)  # that of the bias; nobody averages the other
+
+    run_ranks(play, 2)
+
+
 def test_a_graph_that_is_kept_is_averaged_in_each_backward() -> None:
     def play() -> float:
         ours, _ = wrap(lambda: nn.Linear(1, 1, bias=False))

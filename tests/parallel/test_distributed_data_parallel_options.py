@@ -14,7 +14,7 @@ from procgroup.testing import run_ranks
 torch = pytest.importorskip("torch")
 
 from parallel import models  # noqa: E402 - it needs torch
-from parallel.models import assert_same_gradients, batch, loss_of, mean_of_ranks, part, wrap  # noqa: E402
+from parallel.models import WIDTH, assert_same_gradients, batch, loss_of, mean_of_ranks, part, wrap  # noqa: E402
 from torch import nn  # noqa: E402
 
 from procgroup.parallel import DistributedDataParallel  # noqa: E402
@@ -102,13 +102,36 @@ def test_after_a_backward_that_failed_the_parameters_are_as_wide_as_before() -> 
             return super().forward(models.Failing.apply(inputs.requires_grad_(), fails))
 
     def play() -> None:
-        ours, _ = wrap(lambda: Fragile(models.WIDTH, 2).float(), mixed_precision=Precision(torch.bfloat16))
+        ours, _ = wrap(lambda: Fragile(WIDTH, 2).float(), mixed_precision=Precision(torch.bfloat16))
         with pytest.raises(KeyError):
             ours(part(batch(0)), True).sum().backward()
         assert ours.module.weight.dtype is torch.float64 and isinstance(ours.module.weight, nn.Parameter)
         ours.zero_grad()
         ours(part(batch(0)), False).sum().backward()
         assert ours.module.weight.grad is not None
+
+    run_ranks(play, 2)
+
+
+def test_what_is_ignored_stays_as_wide_as_it_is() -> None:
+    class Adding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.wide = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.ones(WIDTH))
+            self.register_buffer("narrow", torch.ones(WIDTH))
+            self.register_buffer("kept", torch.ones(WIDTH))
+
+        def forward(self, inputs: Any) -> Any:
+            assert self.weight.dtype is torch.bfloat16 and self.wide.dtype is torch.float32
+            return inputs * self.weight + self.wide
+
+    def play() -> None:
+        model = Adding()
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["wide", "kept"])
+        ours = DistributedDataParallel(model, mixed_precision=Precision(torch.bfloat16, None, torch.bfloat16))
+        ours(torch.ones(2, WIDTH)).sum().backward()
+        assert (model.narrow.dtype, model.kept.dtype) == (torch.bfloat16, torch.float32)
+        assert model.weight.grad.dtype is model.wide.grad.dtype is torch.float32
 
     run_ranks(play, 2)
 
