@@ -118,6 +118,22 @@ def test_a_queue_is_emptied_in_order(store: Any) -> None:
         store.queue_pop("queue", timeout=0.1)
 
 
+def test_what_goes_wrong_at_a_queue_is_not_taken_for_an_empty_one() -> None:
+    import torch.distributed as dist
+
+    from procgroup.torch_plugin.store import TorchStore
+
+    class Broken(dist.HashStore):  # type: ignore[misc]
+        def queue_pop(self, key: str, block: bool = True) -> bytes:
+            raise dist.DistNetworkError("connection reset by peer")
+
+    store = TorchStore(Broken())
+    store.queue_push("queue", "first")
+    for block in (False, True):
+        with pytest.raises(dist.DistNetworkError, match="reset"):
+            store.queue_pop("queue", block, timeout=5)
+
+
 def is_of_files(store: Any) -> bool:
     """torch's FileStore answers True for every key that is to be deleted."""
     return type(store.underlying_store).__name__ == "FileStore"

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch.distributed as distributed
+
 from procgroup.errors import QueueEmptyError, StoreTimeout
 from procgroup.stores.store import (
     Store,
@@ -105,11 +107,9 @@ class TorchStore(Store):
         return made
 
     def _pop(self, key: str) -> bytes:
-        if self.queue_len(key) == 0:
-            raise QueueEmptyError(f"queue {key} is empty")
         try:
             return bytes(self.underlying_store.queue_pop(key, False))
-        except RuntimeError as error:
+        except distributed.QueueEmptyError as error:
             raise QueueEmptyError(f"queue {key} is empty") from error
 
     def _await_keys(self, keys: list[str], what: str, timeout: Timeout | None) -> None:
