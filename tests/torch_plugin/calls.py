@@ -340,6 +340,10 @@ def groups_of_some_ranks_share_the_connections(rank: int, size: int) -> None:
         assert dist.get_backend(pair) == "procgroup"
         assert dist.get_process_group_ranks(pair) == [0, 2]
         dist.broadcast(tensor, src=2, group=pair)
+        if rank == 2:
+            dist.send(tensor, 0, group=pair)
+        else:
+            assert dist.recv(tensor, group=pair) == 2  # from whoever sends: a global rank
         dist.destroy_process_group(pair)
     alone = dist.new_group([1])
     if rank == 1:

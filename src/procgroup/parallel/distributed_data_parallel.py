@@ -56,7 +56,8 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module, JoinableModel):  # 
     ``batched_grad_copy`` are accepted, and change nothing. ``device_ids`` and ``output_device`` must be None: tensors
     lie in CPU memory.
 
-    Raises ModelMismatch on every rank when the ranks' parameters differ.
+    Raises RuntimeError, TypeError and ValueError for what cannot be wrapped, before anything is sent; ModelMismatch on
+    every rank when the ranks' parameters differ.
     """
 
     def __init__(

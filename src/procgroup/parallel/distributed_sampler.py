@@ -48,7 +48,7 @@ class DistributedSampler:
 
         Raises ValueError for arguments that do not fit together, and where no world is known.
         """
-        self.num_replicas, self.rank, self._agreement = world_of(num_replicas, rank, group)
+        self.num_replicas, self.rank, self._comparison = world_of(num_replicas, rank, group)
         self.dataset = dataset
         self.mode = _mode(mode, drop_last)
         self.drop_last = self.mode == "drop"
@@ -61,7 +61,7 @@ class DistributedSampler:
         self._order = order_of(dataset, seed, self.shuffle, weighted)
         self._pass: Pass | None = None
         self._repeats = 0  # how often this epoch was visited to its end before
-        self._resume = _Place()
+        self._resume = _Beginning()
         self._stream_was_read = False
         self._epoch_is_set = True
         self._has_warned = False
@@ -150,14 +150,14 @@ class DistributedSampler:
         if position < 0 or (length is not None and position > length):
             raise ValueError(f"This state has position {position}, expected 0 to {length}.")
         self.set_epoch(state["epoch"])
-        self._resume = _Place(state["epoch"], state["position"], state["order"])
+        self._resume = _Beginning(state["epoch"], state["position"], state["order"])
         self._counts_by_hand = state["counts_by_hand"]
         self._pass = None
         self._repeats = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process is no rank of the group."""
-        return {**self.__dict__, "_agreement": None, "_pass": None}
+        return {**self.__dict__, "_comparison": None, "_pass": None}
 
     def _identity(self) -> dict[str, Any]:
         """Return what two samplers have in common that visit the same indices in the same order."""
@@ -169,10 +169,10 @@ class DistributedSampler:
             raise TypeError(f"A DistributedSampler over a {type(self.dataset).__name__} without a length has none.")
         return len(self._order)
 
-    def _begin(self) -> _Place:
+    def _begin(self) -> _Beginning:
         """Return where the next pass begins."""
         is_over = self._pass is not None and self._pass.is_complete
-        return self._resume if self._resume.epoch == self.epoch and not is_over else _Place(self.epoch)
+        return self._resume if self._resume.epoch == self.epoch and not is_over else _Beginning(self.epoch)
 
     def _begin_again(self) -> None:
         """Leave an earlier pass behind, and warn when it ended the epoch that begins now."""
@@ -181,7 +181,7 @@ class DistributedSampler:
             is_same = before.epoch == self.epoch
             self._repeats = self._repeats + before.is_complete if is_same else 0
             if before.is_complete:
-                self._resume = _Place()
+                self._resume = _Beginning()
                 if is_same and not self._epoch_is_set:
                     self._warn_of_same_order()
         self._epoch_is_set = False
@@ -252,13 +252,13 @@ class DistributedSampler:
         own.ends_after(own.drawn, total)
 
     def _compare(self, moment: str, text: str) -> None:
-        if self._agreement is not None:
+        if self._comparison is not None:
             world = f"seed {self.seed}, {'shuffled, ' if self.shuffle else ''}mode {self.mode}"
-            self._agreement.compare(f"{self.epoch}/{self._repeats}/{moment}", f"{text}, {world}")
+            self._comparison.compare(f"{self.epoch}/{self._repeats}/{moment}", f"{text}, {world}")
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Beginning:
     """Where an epoch's passes begin, and a hash of the order in which that was counted."""
 
     epoch: int = 0

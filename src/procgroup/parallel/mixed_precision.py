@@ -13,20 +13,20 @@ from typing import Any, TypeAlias
 
 from procgroup.parallel.pytorch import torch
 
-Places: TypeAlias = "list[tuple[dict[str, Any], str]]"
+Slots: TypeAlias = "list[tuple[dict[str, Any], str]]"
 
 
 class NarrowCopies:
     """The copies that one forward has computed with, to be put in the parameters' places and taken out again."""
 
-    def __init__(self, places: Places, copies: Sequence[Any]) -> None:
-        self._places = places
+    def __init__(self, slots: Slots, copies: Sequence[Any]) -> None:
+        self._slots = slots
         self._copies = copies
         self._before: list[Any] = []
 
     def put_in(self) -> None:
         """Let the module compute with the copies."""
-        self._before = [owner[key] for owner, key in self._places]
+        self._before = [owner[key] for owner, key in self._slots]
         self._put(self._copies)
 
     def take_out(self) -> None:
@@ -45,7 +45,7 @@ class NarrowCopies:
             self.take_out()
 
     def _put(self, tensors: Sequence[Any]) -> None:
-        for (owner, key), tensor in zip(self._places, tensors, strict=True):
+        for (owner, key), tensor in zip(self._slots, tensors, strict=True):
             owner[key] = tensor
 
 
@@ -56,7 +56,7 @@ class MixedPrecision:
         self._compute = configuration.param_dtype
         self._reduce = configuration.reduce_dtype or configuration.param_dtype
         self._module = module
-        self._places: Places = [
+        self._slots: Slots = [
             (part._parameters, key)
             for name, part in module.named_modules()
             for key, parameter in part._parameters.items()
@@ -80,10 +80,10 @@ class MixedPrecision:
             return self._module(*inputs, **kwargs), copies
 
     def _copies(self) -> NarrowCopies:
-        parameters = [owner[key] for owner, key in self._places]
+        parameters = [owner[key] for owner, key in self._slots]
         distinct = {id(parameter): parameter for parameter in parameters}  # one may be in several places
         narrow = {name: self._narrow(parameter) for name, parameter in distinct.items()}
-        return NarrowCopies(self._places, [narrow[id(parameter)] for parameter in parameters])
+        return NarrowCopies(self._slots, [narrow[id(parameter)] for parameter in parameters])
 
     def _narrow(self, tensor: Any) -> Any:
         return tensor.to(self._compute) if tensor.is_floating_point() else tensor

@@ -19,7 +19,9 @@ def require_same_model(group: ProcessGroup, named_parameters: Sequence[tuple[str
     digest = hashlib.sha256("\n".join(mine).encode()).digest()
     digests = bytearray(len(digest) * group.size())
     group.all_gather_single(digests, bytearray(digest))
-    differing = [rank for rank in range(group.size()) if not digests.startswith(digests[:32], 32 * rank)]
+    differing = [
+        rank for rank in range(group.size()) if not digests.startswith(digests[: len(digest)], len(digest) * rank)
+    ]
     if not differing:
         return
     models: list[Any] = [None] * group.size()

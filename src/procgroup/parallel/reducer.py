@@ -31,7 +31,8 @@ from procgroup.arrays.untraced import untraced
 from procgroup.errors import GroupBroken
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.agreement import Agreement
-from procgroup.parallel.averages import Averages
+from procgroup.parallel.averaged_gradients import AveragedGradients
+from procgroup.parallel.backward_end import BackwardEnd, is_inside_backward
 from procgroup.parallel.backward_optimizers import Steps
 from procgroup.parallel.buckets import Bucket
 from procgroup.parallel.division import Division
@@ -40,7 +41,6 @@ from procgroup.parallel.gradient_hooks import GradientHooks
 from procgroup.parallel.hook_call import HookCall
 from procgroup.parallel.mixed_precision import NarrowCopies
 from procgroup.parallel.place import AT_END, Place
-from procgroup.parallel.rounds import BackwardEnd, is_inside_backward
 from procgroup.parallel.static_graph import StaticGraph
 from procgroup.parallel.training_errors import BackwardFailed
 from procgroup.types import AnyReduceOp, ReduceOp
@@ -76,7 +76,7 @@ class Reducer:
         ]
         self.parameter_ids = frozenset(id(place.parameter) for place in self._places)
         self._division = Division(group, self._places, limits, delayed, leaves_out_unused)
-        self._averages = Averages(group, self._places, self._division)
+        self._averages = AveragedGradients(group, self._places, self._division)
         self._agreement, self._end = Agreement(group, len(self._places)), BackwardEnd()
         self._hook: HookCall | None = None
         self._optimizers = optimizers

@@ -18,7 +18,7 @@ from procgroup.parallel.group_choice import group_of
 from procgroup.stores.prefix import PrefixStore
 
 
-class Agreement:
+class Comparison:
     """Compares the samplers of a group's ranks: the first that each rank makes, the second, and so on."""
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -47,7 +47,7 @@ class Agreement:
             )
 
 
-def world_of(num_replicas: int | None, rank: int | None, group: Any) -> tuple[int, int, Agreement | None]:
+def world_of(num_replicas: int | None, rank: int | None, group: Any) -> tuple[int, int, Comparison | None]:
     """Return how many ranks there are, which of them this is and, where a group says so, what compares them.
 
     What is not given is that of ``group``, by default of the default group or else of torch.distributed's. Raises
@@ -55,7 +55,7 @@ def world_of(num_replicas: int | None, rank: int | None, group: Any) -> tuple[in
     """
     if group is not None and not (num_replicas is None and rank is None):
         raise ValueError("Pass `group`, or `num_replicas` and `rank`, not both.")
-    agreement = None
+    comparison = None
     if num_replicas is None or rank is None:
         chosen = default.slot().group if group is None else group_of(group)
         if chosen is None:
@@ -63,12 +63,12 @@ def world_of(num_replicas: int | None, rank: int | None, group: Any) -> tuple[in
         else:
             size, own = chosen.size(), chosen.rank()
             if num_replicas is None and rank is None:
-                agreement = Agreement(chosen)
+                comparison = Comparison(chosen)
         num_replicas = size if num_replicas is None else num_replicas
         rank = own if rank is None else rank
     if rank >= num_replicas or rank < 0:
         raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
-    return num_replicas, rank, agreement
+    return num_replicas, rank, comparison
 
 
 def _world_of_torch() -> tuple[int, int]:

@@ -48,7 +48,11 @@ def require_group(process_group: Any) -> ProcessGroup:
 def require_wrappable(
     module: Any, named_parameters: Sequence[tuple[str, Any]], device_ids: Any, output_device: Any
 ) -> None:
-    """Raise, as torch does, for a module that has nothing to average, or whose gradients cannot be averaged."""
+    """Refuse a module that has nothing to average, or whose gradients cannot be averaged.
+
+    Raises, as torch does, RuntimeError for lazy parameters and where none requires a gradient, ValueError for devices
+    other than the CPU and for SyncBatchNorm.
+    """
     lazy = torch.nn.parameter.UninitializedParameter
     if any(isinstance(parameter, lazy) for _, parameter in named_parameters):
         raise RuntimeError(

@@ -87,7 +87,10 @@ class OtherDevices:
     def _of_plugin(self, name: str, kind: str, store: Any) -> Any:
         plugin = distributed.Backend._plugins.get(name.upper())
         if plugin is None:
-            raise DistBackendError(f"backend {name!r} for {kind} tensors cannot stand beside procgroup")
+            raise DistBackendError(
+                f"group {self._group.group_name}: backend {name!r} for {kind} tensors cannot stand beside procgroup. "
+                f"Name nccl, procgroup or a backend that a package has registered: 'cpu:procgroup,{kind}:...'."
+            )
         if not plugin.extended_api:
             return plugin.creator_fn(store, self._group.rank(), self._group.size(), self._timeout)
         facts = distributed_c10d._DistributedBackendOptions()

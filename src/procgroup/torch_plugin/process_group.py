@@ -66,7 +66,10 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
             return self
         other = self._other_devices.group_of(device)
         if other is None and not can_stage(device):
-            raise DistBackendError(f"group {self._group_name} has no backend for tensors on {device.type}")
+            raise DistBackendError(
+                f"group {self._group_name} has no backend for tensors on {device.type}. "
+                f"Name one: init_process_group('cpu:{self._name},{device.type}:...')."
+            )
         return self if other is None else other._get_backend(device)
 
     def _elsewhere(self, tensor: Any) -> Any:

@@ -31,6 +31,9 @@ def _other(op: Any) -> AnyReduceOp:
         raise TypeError(f"expected a torch.distributed.ReduceOp, got {op!r} of type {type(op).__name__}")
     state = op.__getstate__()
     if not isinstance(state, tuple):
-        raise TypeError("ReduceOp.PREMUL_SUM needs a factor, and got none")
+        raise TypeError(
+            "ReduceOp.PREMUL_SUM needs a factor, and got none. "
+            "Make it with torch.distributed._make_nccl_premul_sum(factor)."
+        )
     factor = state[1]
     return PremulSum(factor.item() if isinstance(factor, torch.Tensor) else factor)

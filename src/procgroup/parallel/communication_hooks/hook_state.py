@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 from procgroup import types
 from procgroup.api import default
@@ -11,8 +11,6 @@ from procgroup.errors import CollectiveMismatch
 from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.group_choice import group_of
-
-Self = TypeVar("Self", bound="HookState")
 
 
 class HookState:
@@ -22,7 +20,6 @@ class HookState:
     SHARED: ClassVar[tuple[str, ...]] = ()
     # The attributes that are groups, or None.
     GROUPS: ClassVar[tuple[str, ...]] = ("process_group",)
-
     # The attributes that are groups it has made by itself, or None: a copy makes its own.
     OWN_GROUPS: ClassVar[tuple[str, ...]] = ()
 
@@ -49,7 +46,7 @@ class HookState:
             )
         return {**self.__dict__, **groups, **dict.fromkeys(self.OWN_GROUPS), "_is_compared": False}
 
-    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         for name, value in self.__dict__.items():

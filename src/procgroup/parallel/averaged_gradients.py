@@ -12,7 +12,7 @@ from procgroup.parallel.sparse_gradients import average_sparse
 from procgroup.types import AnyReduceOp
 
 
-class Averages:
+class AveragedGradients:
     """What the buckets hold, and what is outside of them, as the parameters' gradients."""
 
     def __init__(self, group: ProcessGroup, places: Sequence[Place], division: Division) -> None:
