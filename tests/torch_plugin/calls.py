@@ -40,7 +40,7 @@ def make(
             with surroundings():
                 function(rank, size)
             became[name] = ""
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             became[name] = traceback.format_exc()
             break  # the ranks may be out of step
     return became

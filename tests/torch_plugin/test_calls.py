@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from world import run
+from world import attempt, run
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -27,6 +27,23 @@ def make_the_calls(rank: int, size: int) -> dict[str, str]:
     became = calls.make(rank, size)
     dist.destroy_process_group()
     return became
+
+
+def sum_sparse_tensors(rank: int, size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from procgroup import torch_plugin
+
+    torch_plugin.register()
+    dist.init_process_group("procgroup")
+    dist.all_reduce(torch.sparse_coo_tensor([[rank]], torch.ones(1), (size,), check_invariants=True))
+    dist.destroy_process_group()
+
+
+def test_sparse_tensors_are_summed_in_silence() -> None:
+    for outcome in attempt(sum_sparse_tensors, 2, torch=True):
+        assert outcome.ok and outcome.output == "", outcome.output + outcome.traceback
 
 
 @pytest.fixture(scope="module")

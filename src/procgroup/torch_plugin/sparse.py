@@ -27,7 +27,7 @@ def all_reduce(group: ProcessGroup, tensor: Any, op: AnyReduceOp, timeout: Timeo
     counts = _counts(group, mine, timeout)
     indices = _gathered(group, mine.indices().t().contiguous(), counts, timeout)
     values = _gathered(group, mine.values().contiguous(), counts, timeout)
-    total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape)
+    total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
     tensor.copy_(total.coalesce())
 
 
