@@ -23,6 +23,7 @@ from procgroup.parallel import DistributedDataParallel  # noqa: E402
 from procgroup.parallel.training_errors import BackwardFailed, GraphChanged, ModelMismatch  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early")]
+both_moments = pytest.mark.parametrize("early", [0, 1 << 40], ids=["beside the backward", "at its end"])
 
 
 def differing(rank: int) -> nn.Module:
@@ -129,9 +130,12 @@ def test_deprecated_arguments_warn_as_torch_does() -> None:
 
 @pytest.mark.parametrize("failing", [(1,), (0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("cap", [0.00001, 25])
+@both_moments
 def test_a_failed_backward_is_dropped_on_all_ranks_and_the_next_step_is_right(
-    failing: tuple[int, ...], cap: float
+    early: int, failing: tuple[int, ...], cap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", early)
+
     def play() -> None:
         ours, alone = wrap(models.Fragile, bucket_cap_mb=cap)
         for step in range(6):
@@ -170,7 +174,7 @@ def test_a_failure_in_a_forward_leaves_everything_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("single", [1, 1 << 20], ids=["large", "small"])
-@pytest.mark.parametrize("early", [0, 1 << 40], ids=["beside the backward", "at its end"])
+@both_moments
 def test_second_derivatives_are_refused_in_words_and_the_next_step_is_right(
     single: int, early: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ Every function takes this rank and the number of ranks, and stands for one test;
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -96,6 +97,12 @@ def all_reduce_combines_by_every_op(rank: int, size: int) -> None:
     scaled = torch.full((2,), rank + 1.0)
     dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
     assert scaled.tolist() == [3.0, 3.0]
+    scaled = torch.full((2,), rank + 1.0)
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(torch.tensor([0.25], device="cpu")))
+    assert scaled.tolist() == [1.5, 1.5]
+    for wrong in ("sum", dist.ReduceOp.PREMUL_SUM):  # which needs a factor
+        with pytest.raises(TypeError):
+            dist.all_reduce(scaled, wrong)
 
 
 @call
@@ -241,6 +248,12 @@ def an_asynchronous_call_has_a_work_and_a_future(rank: int, size: int) -> None:
     assert work.wait(timedelta(seconds=20))
     assert work.is_completed() and work.is_success() and work.exception() is None
     assert work.result() == [tensor]
+    for wait in ("synchronize", "block_current_stream"):
+        if rank == 1:
+            time.sleep(0.1)  # what does not wait for this rank is not over yet
+        work = dist.barrier(async_op=True)
+        getattr(work, wait)()
+        assert work.is_completed() and work.is_success()
     future = dist.all_reduce(tensor, async_op=True).get_future()
     assert future.then(lambda done: done.value()[0] / 2).wait().tolist() == [9.0] * 4
     with pytest.raises(RuntimeError, match="sourceRank"):

@@ -48,12 +48,15 @@ def disagree(rank: int, size: int) -> dict[str, dict[str, str]]:
     from torch.distributed import _functional_collectives as functional
 
     world = dist.group.WORLD
-    groups = [dist.new_group() for _ in range(3)]  # a group that failed stays failed
+    groups = [dist.new_group() for _ in range(4)]  # a group that failed stays failed
     tensor = torch.ones(2 + rank)
+    failed = dist.all_reduce(tensor, group=groups[3], async_op=True)
+    seen(failed.wait)
     found = {
         "blocking": seen(lambda: dist.all_reduce(tensor)),
         "asynchronous": seen(lambda: dist.all_reduce(tensor, group=groups[0], async_op=True).wait()),
         "future": seen(lambda: dist.all_reduce(tensor, group=groups[1], async_op=True).get_future().wait()),
+        "result": seen(failed.result),
         "functional": seen(lambda: functional.all_reduce(tensor, "sum", groups[2]) + 0),
         "later": seen(lambda: dist.all_reduce(torch.ones(1))),
     }
@@ -66,10 +69,10 @@ def test_a_mismatch_is_told_on_every_rank_whichever_way_the_call_was_made() -> N
     for outcome in attempt(disagree, SIZE, torch=True):
         assert outcome.error is None, outcome.traceback
         found = outcome.value
-        for way in ("blocking", "asynchronous", "functional"):
+        for way in ("blocking", "asynchronous", "result", "functional"):
             assert found[way]["kind"] == "CollectiveMismatch", (way, found[way])
         assert found["future"]["kind"] == "RuntimeError"  # torch keeps the text of what a callback raised
-        for way in ("blocking", "asynchronous", "future", "functional"):
+        for way in ("blocking", "asynchronous", "result", "future", "functional"):
             assert "the ranks made different calls" in found[way]["text"], (way, found[way])
             assert all(f"all_reduce(SUM) of {count} float32" in found[way]["text"] for count in (2, 3, 4))
         assert found["later"]["kind"] == "GroupBroken"

@@ -18,22 +18,12 @@ _BY_HASH: dict[int, AnyReduceOp] = {
 
 
 def reduce_op(op: Any) -> AnyReduceOp:
-    """Return procgroup's reduce op for torch's. Raises TypeError for what is none, or lacks its factor."""
+    """Return procgroup's reduce op for torch's ReduceOp. Options objects hold no other: torch sees to it."""
     found = _BY_HASH.get(hash(op))
-    return _other(op) if found is None or op.__class__ is not _TORCH else found
+    return _premul_sum(op) if found is None else found
 
 
-def _other(op: Any) -> AnyReduceOp:
-    """The same for an op that was given by its number, and for PREMUL_SUM, which has a factor."""
-    if isinstance(op, _TORCH.RedOpType):
-        return reduce_op(_TORCH(op))
-    if not isinstance(op, _TORCH):
-        raise TypeError(f"expected a torch.distributed.ReduceOp, got {op!r} of type {type(op).__name__}")
-    state = op.__getstate__()
-    if not isinstance(state, tuple):
-        raise TypeError(
-            "ReduceOp.PREMUL_SUM needs a factor, and got none. "
-            "Make it with torch.distributed._make_nccl_premul_sum(factor)."
-        )
-    factor = state[1]
+def _premul_sum(op: Any) -> PremulSum:
+    """The same for PREMUL_SUM, which always has a factor: torch makes none without."""
+    factor = op.__getstate__()[1]
     return PremulSum(factor.item() if isinstance(factor, torch.Tensor) else factor)
