@@ -172,7 +172,8 @@ void move_through_scratch(Request& request, std::span<const ArrayView> views) {
       if (before) before();
     };
   if (!written.empty())
-    request.after = [written = std::move(written)] {
+    request.after = [written = std::move(written), after = std::move(request.after)] {
+      if (after) after();
       for (const ArrayView::Scratch* scratch : written) scratch->place.unpack(scratch->memory.get());
     };
 }

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "dtype/scale.hpp"
+#include "engine/packing.hpp"
 #include "python_group.hpp"
 
 namespace procgroup {
@@ -61,13 +62,8 @@ void describe_pieces(Descriptor& call, const std::vector<Piece>& pieces) {
     return;
   }
   call.count = 0;
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
-  for (const Piece& piece : pieces) {
-    call.count += piece.count;
-    hash = (hash ^ piece.count) * 0x100000001b3;
-    hash ^= hash >> 32;
-  }
-  call.splits = hash | 1;
+  for (const Piece& piece : pieces) call.count += piece.count;
+  call.splits = hash_of_sizes(pieces);
 }
 
 std::string elements(size_t count, Dtype dtype) { return std::to_string(count) + " " + dtype_name(dtype); }
@@ -103,6 +99,15 @@ void require_parts(const CallSite& site, const ArrayView& whole, const char* nam
 
 Piece piece_of(const ArrayView& view) { return {view.data(), view.count()}; }
 
+// Whether an element of one array lies where an element of another one does.
+bool share_memory(const std::vector<ArrayView>& views) {
+  std::vector<Strided> places;
+  places.reserve(views.size());
+  for (const ArrayView& view : views)
+    if (view.count() != 0) places.push_back(view.place());
+  return any_overlap(places);
+}
+
 }  // namespace
 
 nb::object PythonGroup::broadcast(nb::handle array, int root, bool async_op, double seconds) {
@@ -123,6 +128,29 @@ nb::object PythonGroup::all_reduce(nb::handle array, nb::handle op, bool async_o
   Request request = make(OpKind::kAllReduce, view);
   reduce_with(request, site("all_reduce").reduction(op, view.dtype()));
   return issue(std::move(request), async_op, seconds, view);
+}
+
+nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool async_op, double seconds) {
+  const CallSite site = this->site("all_reduce");
+  std::vector<ArrayView> views;
+  std::vector<ReducedArray> reduced;
+  for (const nb::handle array : arrays) {
+    const ArrayView& view = views.emplace_back(array, Access::kUpdate, ParameterName{"tensor"});
+    const Reduction reduction = site.reduction(ops[reduced.size()], view.dtype());
+    reduced.push_back({piece_of(view), view.dtype(), reduction.op, reduction.factor});
+  }
+  if (only_checks_) return nb::none();
+  nb::list operations;
+  for (const std::vector<size_t>& pack : plan_packs(reduced, share_memory(views))) {
+    auto issued = std::make_shared<Issued>();
+    std::vector<ReducedArray> packed;
+    for (const size_t index : pack) {
+      issued->arrays.push_back(std::move(views[index]));
+      packed.push_back(reduced[index]);
+    }
+    operations.append(issue(all_reduce_of(std::move(packed)), async_op, seconds, std::move(issued)));
+  }
+  return async_op ? nb::object(operations) : nb::none();
 }
 
 nb::object PythonGroup::gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds) {

@@ -170,6 +170,8 @@ void bind_group(nb::module_& module) {
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, ", "array"_a.none(), "root"_a, "op"_a)
       .PROCGROUP_COLLECTIVE(all_reduce, "array: object, op: object, ", "array"_a.none(), "op"_a)
+      .PROCGROUP_VERB(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", ",
+                      "list[Operation] | None", "arrays"_a, "ops"_a)
       .PROCGROUP_COLLECTIVE(gather, "array: object, outputs: " PROCGROUP_ARRAYS " | None, root: int, ",
                             "array"_a.none(), "outputs"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(all_gather, "outputs: " PROCGROUP_ARRAYS ", array: object, ", "outputs"_a.none(),

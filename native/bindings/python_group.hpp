@@ -46,6 +46,8 @@ class PythonGroup {
   nb::object broadcast(nb::handle array, int root, bool async_op, double seconds);
   nb::object reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds);
   nb::object all_reduce(nb::handle array, nb::handle op, bool async_op, double seconds);
+  // A list of operations, or None: see plan_packs.
+  nb::object all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool async_op, double seconds);
   nb::object gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds);
   nb::object all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds);
   nb::object all_gather_single(nb::handle output, nb::handle array, bool async_op, double seconds);

@@ -206,4 +206,20 @@ bool overlap(const Strided& left, const Strided& right) {
   return false;
 }
 
+bool any_overlap(const std::vector<Strided>& arrays) {
+  struct Placed {
+    Extent extent;
+    const Strided* array;
+  };
+  std::vector<Placed> placed;
+  placed.reserve(arrays.size());
+  for (const Strided& array : arrays)
+    if (array.count() != 0) placed.push_back({extent_of(array), &array});
+  std::ranges::sort(placed, {}, [](const Placed& one) { return one.extent.begin; });
+  for (size_t index = 0; index < placed.size(); ++index)
+    for (size_t next = index + 1; next < placed.size() && placed[next].extent.begin < placed[index].extent.end; ++next)
+      if (overlap(*placed[index].array, *placed[next].array)) return true;
+  return false;
+}
+
 }  // namespace procgroup

@@ -25,5 +25,7 @@ struct Strided {
 
 // Whether an element of one shares a byte with an element of the other.
 bool overlap(const Strided& left, const Strided& right);
+// Whether any two of them do.
+bool any_overlap(const std::vector<Strided>& arrays);
 
 }  // namespace procgroup

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -28,6 +29,16 @@ struct Piece {
   void* data = nullptr;
   size_t count = 0;  // elements
 };
+
+// A hash of how many elements each of them has, in this order; never zero.
+inline uint64_t hash_of_sizes(const std::vector<Piece>& pieces) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
+  for (const Piece& piece : pieces) {
+    hash = (hash ^ piece.count) * 0x100000001b3;
+    hash ^= hash >> 32;
+  }
+  return hash | 1;
+}
 
 struct Request {
   Descriptor descriptor;        // group and sequence are filled in when the call starts

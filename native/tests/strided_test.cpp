@@ -183,6 +183,22 @@ void arrays_overlap_when_their_elements_do() {
   CHECK(overlapping > 100 && overlapping < 2900);
 }
 
+void of_many_arrays_any_two_that_overlap_are_found() {
+  std::vector<std::byte> memory(1000);
+  Layouts layouts(memory);
+  int overlapping = 0;
+  for (size_t turn = 0; turn < 2000; ++turn) {
+    std::vector<Strided> arrays(turn % 6);
+    for (Strided& array : arrays) array = layouts.next();
+    bool meet = false;
+    for (size_t left = 0; left < arrays.size(); ++left)
+      for (size_t right = 0; right < left; ++right) meet = meet || overlap(arrays[left], arrays[right]);
+    CHECK(any_overlap(arrays) == meet);
+    overlapping += static_cast<int>(meet);
+  }
+  CHECK(overlapping > 100 && overlapping < 1900);
+}
+
 void columns_of_one_matrix_do_not_overlap() {
   std::vector<std::byte> memory(size_t{100} * 6 * 8);
   const auto column = [&](size_t first, size_t wide) {
@@ -205,5 +221,6 @@ int main() {
   RUN_TEST(an_array_is_contiguous_when_each_element_follows_the_one_before);
   RUN_TEST(elements_that_share_a_byte_are_found);
   RUN_TEST(arrays_overlap_when_their_elements_do);
+  RUN_TEST(of_many_arrays_any_two_that_overlap_are_found);
   RUN_TEST(columns_of_one_matrix_do_not_overlap);
 }

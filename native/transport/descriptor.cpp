@@ -69,7 +69,10 @@ std::string Descriptor::describe() const {
   if (reduces(op)) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
   text += op == OpKind::kAllToAll ? " of " : " of " + std::to_string(count) + " ";
   text += dtype_name(dtype);
-  if (splits != 0) text += " in unequal pieces";
+  // The last digits of the hash tell sizes apart that come to the same.
+  if (splits != 0)
+    text += (op == OpKind::kAllReduce ? " in several arrays, sizes #" : " in unequal pieces, sizes #") +
+            std::to_string(splits % 1'000'000);
   const bool comes = op == OpKind::kBroadcast || op == OpKind::kScatter || op == OpKind::kRecv;
   if (root >= 0) text += (comes ? " from rank " : " to rank ") + std::to_string(root);
   return text;

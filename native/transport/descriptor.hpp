@@ -43,7 +43,8 @@ struct Descriptor {
   // ranks together when they differ (`splits`). all_to_all: zero, because ranks may differ; pieces are compared by
   // pair.
   uint64_t count = 0;
-  uint64_t splits = 0;  // all_gather and reduce_scatter of unequal pieces: hash of their sizes, never zero; else zero
+  // all_gather and reduce_scatter of unequal pieces, all_reduce of several arrays: hash of their sizes, never zero.
+  uint64_t splits = 0;
 
   // A copy of what another rank wrote, and may be writing: every field has a value, if not one that means anything.
   static Descriptor copied_from(const void* written);

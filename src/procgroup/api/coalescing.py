@@ -1,7 +1,7 @@
 """Several collectives as one: the calls that take lists of arrays, and the manager that collects calls.
 
-On the wire they are as many calls as there are arrays, issued one after the other, so every rank must give the
-same number of arrays in the same order.
+Small arrays that are reduced go out together, as one call; everything else as many calls as there are arrays, issued
+one after the other. So every rank must give the same number of arrays in the same order.
 """
 
 from __future__ import annotations

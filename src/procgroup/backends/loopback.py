@@ -60,6 +60,18 @@ class LoopbackBackend:
     ) -> Operation | None:
         return self._reduce_into("all_reduce", array, "tensor", array, "tensor", op, async_op)
 
+    def all_reduce_coalesced(
+        self,
+        arrays: Sequence[Any],
+        ops: Sequence[AnyReduceOp],
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> list[Any] | None:
+        for array, op in zip(arrays, ops, strict=True):
+            self.check("all_reduce", array, op)
+        operations = [self.all_reduce(array, op, async_op) for array, op in zip(arrays, ops, strict=True)]
+        return operations if async_op else None
+
     def gather(
         self,
         array: Any,

@@ -53,7 +53,7 @@ COLLECTIVES = (
     "all_to_all_single",
     "barrier",
 )
-VERBS = (*COLLECTIVES, "send", "recv")
+VERBS = (*COLLECTIVES, "all_reduce_coalesced", "send", "recv")
 """The methods of a Backend that move data."""
 
 
@@ -72,6 +72,12 @@ class Backend(Protocol):
     def reduce(self, array: Any, root: int, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
 
     def all_reduce(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
+
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Any], ops: Sequence[AnyReduceOp], async_op: bool, timeout: float, /
+    ) -> list[Operation] | None:
+        """Reduce each of the arrays with its op, in as few calls as is fast, once all are found good."""
+        ...
 
     def gather(
         self, array: Any, outputs: Sequence[Any] | None, root: int, async_op: bool, timeout: float, /

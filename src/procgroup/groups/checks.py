@@ -74,7 +74,8 @@ def array_list(arrays: Any, size: int, name: str, op: str, rank: int, each: str 
 
 def same_dtype(arrays: Iterable[Any]) -> None:
     """Raise ValueError when the arrays have different dtypes."""
-    dtypes = {str(array.dtype).removeprefix("torch."): None for array in arrays if hasattr(array, "dtype")}
+    found = dict.fromkeys(array.dtype for array in arrays if hasattr(array, "dtype"))  # their names take much longer
+    dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in found)
     if len(dtypes) > 1:
         raise ValueError(f"Invalid usage of tensors with different dtypes: found {' and '.join(dtypes)}.")
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from procgroup import types
 from procgroup.groups import checks
@@ -20,8 +19,7 @@ from procgroup.groups.work import Work
 from procgroup.types import AnyReduceOp, ReduceOp, Timeout
 
 
-@dataclass(frozen=True)
-class QueuedCall:
+class QueuedCall(NamedTuple):
     """One call of a verb, with its arguments up to ``async_op``."""
 
     verb: str
@@ -118,7 +116,7 @@ class JoinedOperation:
 
 
 class CoalescedCalls(GroupCalls):
-    """Calls that take several arrays and are matched across the ranks as so many calls, one after the other."""
+    """Calls that take several arrays. All ranks give as many, in the same order."""
 
     def all_reduce_coalesced(
         self,
@@ -131,7 +129,7 @@ class CoalescedCalls(GroupCalls):
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         seconds = self._seconds if timeout is None else types.seconds(timeout)
-        return self._issue([QueuedCall("all_reduce", (array, op), seconds) for array in arrays], arrays, async_op)
+        return self._reduce_all(arrays, [op] * len(arrays), seconds, async_op)
 
     def all_gather_coalesced(
         self,
@@ -205,13 +203,26 @@ class CoalescedCalls(GroupCalls):
                 "Coalescing manager requires all collectives to be the same type, "
                 f"but got mixed types: {', '.join(sorted(kinds))}"
             )
-        return self._issue(coalescing.queued, [call.arguments[0] for call in coalescing.queued], async_op)
+        results = [call.arguments[0] for call in coalescing.queued]
+        if kinds == {"all_reduce"}:
+            ops = [call.arguments[1] for call in coalescing.queued]
+            return self._reduce_all(results, ops, max(call.timeout for call in coalescing.queued), async_op)
+        return self._issue(coalescing.queued, results, async_op)
+
+    def _reduce_all(
+        self, arrays: Sequence[Any], ops: Sequence[AnyReduceOp], seconds: float, async_op: bool
+    ) -> Work | None:
+        if not ops:
+            return None
+        operations = self._backend.all_reduce_coalesced(arrays, ops, async_op, seconds)
+        return None if operations is None else self._join(operations, "all_reduce", arrays)
 
     def _issue(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Work | None:
         """Issue the calls once all are found good: where one is bad, no other rank has seen any of them."""
         for call in calls if len(calls) > 1 else ():
             self._backend.check(call.verb, *call.arguments)
         operations = [getattr(self._backend, call.verb)(*call.arguments, async_op, call.timeout) for call in calls]
-        if not async_op or not calls:
-            return None
-        return self._work(JoinedOperation(operations), f"{calls[0].verb}_coalesced", results)
+        return self._join(operations, calls[0].verb, results) if async_op and calls else None
+
+    def _join(self, operations: Sequence[Operation], verb: str, results: Sequence[Any]) -> Work:
+        return self._work(JoinedOperation(operations), f"{verb}_coalesced", results)
