@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -227,12 +228,28 @@ def test_a_state_can_be_saved_by_name_and_loaded(make: Any) -> None:
         other = copy.deepcopy(ours)
         restored, _ = make()
         restored.load_state_dict(saved, other)
-        for name, kept in restored.state_dict(other).items():
-            assert bits(kept) == bits(saved[name])
+        loss_of(ours(part(batch(2)))).backward()
+        state.load_state_dict(saved, ours)  # in place of what it has kept since
+        for each, model in ((restored, other), (state, ours)):
+            for name, kept in each.state_dict(model).items():
+                assert bits(kept) == bits(saved[name])
         with pytest.raises(ValueError, match="nowhere"):
             restored.load_state_dict({"nowhere": torch.zeros(3)}, other)
         with pytest.raises(ValueError, match="none"):
             restored.load_state_dict({"module.0.bias": torch.zeros(3)}, other)
+
+    on_ranks(2, play)
+
+
+@both
+def test_a_state_that_was_unpickled_compares_its_settings_again(make: Any) -> None:
+    def play(rank: int) -> None:
+        state, hook = make()
+        averaged(hook, state, torch.ones(8))
+        again = pickle.loads(pickle.dumps(state))
+        again.use_error_feedback = rank == 0
+        with pytest.raises(CollectiveMismatch, match="different settings"):
+            averaged(hook, again, torch.ones(8))
 
     on_ranks(2, play)
 

@@ -71,6 +71,9 @@ def test_slices_and_flattened_meshes_use_the_groups_of_their_root() -> None:
         whole = mesh._flatten("all")
         assert whole.mesh.tolist() == [0, 1, 2, 3] and whole.get_group() is dist.group.WORLD
         assert flat._flatten() is flat
+        before = mesh.get_group("tp")
+        own = mesh["tp"]._flatten("own", backend_override="procgroup").get_group()
+        assert own is not before and dist.get_process_group_ranks(own) == dist.get_process_group_ranks(before)
         with pytest.raises(UserWarning, match="Slicing a flattened dim"):
             mesh["dp_cp"]
         with pytest.raises(ValueError, match="already exists for submesh"):
@@ -107,6 +110,7 @@ def test_equal_meshes_are_equal_and_hash_alike() -> None:
         assert mesh == other and hash(mesh) == hash(other)
         assert mesh["a"] == other["a"] and mesh["a"] != mesh["b"]
         assert mesh != init_device_mesh("cpu", (2, 1)) and mesh != 1
+        assert mesh != init_device_mesh("meta", (2, 1), mesh_dim_names=("a", "b"))
         assert repr(mesh) == "DeviceMesh((a=2, b=1), 'cpu', stride=(1, ()))"
         assert repr(init_device_mesh("cpu", (2,))) == "DeviceMesh((2,), 'cpu', stride=(1,))"
 

@@ -73,6 +73,24 @@ def test_every_option_of_torch_gives_these_gradients(options: dict[str, Any]) ->
     run_ranks(lambda: train(*wrap(models.perceptron, **options)), 3)
 
 
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, [1192]),
+        ({"bucket_cap_mb": 0.0001}, [128, 560, 504]),
+        ({"bucket_cap_mb_list": [0.0001, 1]}, [128, 1064]),
+        ({"bucket_cap_mb": 1, "bucket_cap_mb_list": [0.0003, 0.0001]}, [688, 504]),
+    ],
+    ids=str,
+)
+def test_buckets_are_closed_at_their_caps(options: dict[str, Any], sizes: list[int]) -> None:
+    def play() -> list[int]:
+        ours, _ = wrap(models.perceptron, **options)
+        return [bucket.nbytes for bucket in ours._reducer.buckets]
+
+    assert run_ranks(play, 1) == [sizes]
+
+
 def test_a_large_gradient_is_a_bucket_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", 300)
 
@@ -345,7 +363,7 @@ class Answer:
         self.inner = {"logits": [logits]}
 
 
-@pytest.mark.parametrize("shape", ["dict", "object", "hidden"])
+@pytest.mark.parametrize("shape", ["dict", "set", "object", "hidden"])
 def test_outputs_may_have_any_form(shape: str) -> None:
     class Wrapping(nn.Module):
         def __init__(self) -> None:
@@ -354,10 +372,17 @@ def test_outputs_may_have_any_form(shape: str) -> None:
 
         def forward(self, inputs: Any) -> Any:
             logits = self.layer(inputs)
-            return {"dict": {"a": (1, logits)}, "object": Answer(logits), "hidden": lambda: logits}[shape]
+            forms = {"dict": {"a": (1, logits)}, "set": {logits}, "object": Answer(logits), "hidden": lambda: logits}
+            return forms[shape]
 
     def logits(output: Any) -> Any:
-        return output["a"][1] if shape == "dict" else output.inner["logits"][0] if shape == "object" else output()
+        found = {
+            "dict": lambda: output["a"][1],
+            "set": lambda: next(iter(output)),
+            "object": lambda: output.inner["logits"][0],
+            "hidden": lambda: output(),
+        }
+        return found[shape]()
 
     def play() -> None:
         ours, alone = wrap(Wrapping)
@@ -518,10 +543,14 @@ def test_the_forward_after_one_without_synchronising_leaves_buffers_alone() -> N
 def test_no_sync_inside_of_no_sync_ends_with_the_outer_one() -> None:
     def play() -> None:
         ours, alone = wrap(models.perceptron)
+        mine = copy.deepcopy(alone)
         with ours.no_sync():
             with ours.no_sync():
                 loss_of(ours(part(batch(0)))).backward()
             loss_of(ours(part(batch(1)))).backward()
+            for step in range(2):
+                loss_of(mine(part(batch(step)))).backward()
+            assert_same_gradients(ours, mine, "not averaged yet")
         loss_of(ours(part(batch(2)))).backward()
         for step in range(3):
             loss_of(alone(batch(step))).backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -225,6 +226,27 @@ def test_a_rank_that_ends_is_named_in_the_backward_of_the_others() -> None:
     for rank in (0, 2):
         assert isinstance(errors[rank], dist.PeerLost) and errors[rank].peer == 1
         assert any("4.bias (2,)" in note for note in errors[rank].__notes__)
+
+
+def test_what_ended_the_group_between_two_buckets_is_told() -> None:
+    def play() -> None:
+        ours, _ = wrap(models.perceptron, bucket_cap_mb=0.00001)
+        loss_of(ours(part(batch(0)))).backward()
+
+        def wait_for_the_first_bucket(_gradient: Any) -> None:
+            deadline = time.monotonic() + 20
+            while not any(bucket.pending and bucket.pending.is_completed() for bucket in ours._reducer.buckets):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+
+        if dist.get_rank() == 0:
+            ours.module[0].weight.register_hook(wait_for_the_first_bucket)
+        else:
+            ours.module[4].weight.register_hook(lambda _gradient: dist.all_reduce(torch.ones(99)) and None)
+        with pytest.raises(dist.CollectiveMismatch, match="of 99 float32"):  # rather than GroupBroken
+            loss_of(ours(part(batch(1)))).backward()
+
+    run_ranks(play, 2)
 
 
 def test_a_rank_that_calls_no_backward_is_named_at_the_deadline() -> None:

@@ -97,7 +97,8 @@ def test_ranks_that_end_without_synchronising_go_on_with_the_others() -> None:
     assert first == second
 
 
-def test_unused_and_sparse_parameters_and_hooks_are_answered_too() -> None:
+@pytest.mark.parametrize("by_all", [True, False], ids=["divided by all", "divided by those that train"])
+def test_unused_and_sparse_parameters_are_answered_too(by_all: bool) -> None:
     class Words(models.Branches):
         def __init__(self) -> None:
             super().__init__()
@@ -109,13 +110,14 @@ def test_unused_and_sparse_parameters_and_hooks_are_answered_too() -> None:
     def play() -> None:
         ours, alone = wrap(Words)
         tokens = [torch.tensor([rank, 3, 8]) for rank in range(SIZE)]
-        with ours.join():
+        with ours.join(divide_by_initial_world_size=by_all):
             for step in range(COUNTS[dist.get_rank()]):
                 active = [rank for rank in range(SIZE) if step < COUNTS[rank]]
                 for model in (ours, alone):
                     model.zero_grad()
                 for each in active:
-                    (loss_of(alone(tokens[each], (each + step) % 3)) / SIZE).backward()
+                    part_of_mean = loss_of(alone(tokens[each], (each + step) % 3)) / (SIZE if by_all else len(active))
+                    part_of_mean.backward()
                 loss_of(ours(tokens[dist.get_rank()], (dist.get_rank() + step) % 3)).backward()
                 assert_same_gradients(ours, alone, step)
 
@@ -217,7 +219,7 @@ class Shards(Joinable):
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = list(model.parameters())
-        self.steps, self.ends = 0, []
+        self.steps, self.ends, self.times_left = 0, [], 0
 
     def step(self) -> None:
         Join.notify_join_context(self)
@@ -250,6 +252,9 @@ class ShardsHook(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         self.shards.ends.append(is_last_joiner)
 
+    def leave(self) -> None:
+        self.shards.times_left += 1
+
 
 def test_several_join_together_in_whatever_order_they_are_called() -> None:
     def play() -> tuple[int, list[bool], list[float]]:
@@ -269,6 +274,7 @@ def test_several_join_together_in_whatever_order_they_are_called() -> None:
                 assert_same_gradients(second, second_alone, step)
                 if step % 3:
                     shards.step()
+        assert shards.times_left == 1
         return shards.steps, shards.ends, [value.sum().item() for value in first.state_dict().values()]
 
     results = run_ranks(play, SIZE)

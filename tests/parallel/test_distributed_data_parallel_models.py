@@ -366,6 +366,17 @@ def test_private_names_of_torch_do_what_they_do_there() -> None:
     run_ranks(play, 2)
 
 
+def test_a_graph_cannot_become_static_once_training_has_begun() -> None:
+    def play() -> None:
+        ours, alone = wrap(models.perceptron)
+        train(ours, alone, 2)
+        with pytest.raises(RuntimeError, match="should be called before training loop starts"):
+            ours._set_static_graph()
+        assert not ours.static_graph
+
+    run_ranks(play, 2)
+
+
 @pytest.mark.parametrize(("name", "tolerance"), [("ALLREDUCE", 0.0), ("FP16_COMPRESS", 0.01)])
 def test_built_in_hooks_of_torch_are_taken_by_name(name: str, tolerance: float) -> None:
     def play() -> None:

@@ -146,6 +146,14 @@ def test_the_next_epoch_begins_at_its_beginning() -> None:
     assert len(list(sampler)) == 5 and sampler.state_dict()["position"] == 10
 
 
+def test_indices_that_were_repeated_do_not_count_as_visited_beyond_the_end() -> None:
+    sampler = DistributedSampler(range(10), 4, 0, mode="pad")
+    drawn = iter(sampler)
+    for _ in range(3):
+        next(drawn)
+    assert sampler.state_dict()["position"] == 10
+
+
 def test_a_look_at_the_data_does_not_move_the_place_where_an_epoch_goes_on() -> None:
     sampler = DistributedSampler(range(10), 2, 1, shuffle=False)
     sampler.load_state_dict({**sampler.state_dict(), "position": 4})
@@ -242,6 +250,10 @@ def test_weights_decide_how_often_an_index_is_drawn() -> None:
     assert sorted(once) == [1, 2] and once.num_samples == 2
     first, second = (list(DistributedSampler(range(4), 1, 0, weights=weights, draws=99, seed=seed)) for seed in (0, 1))
     assert first != second
+
+
+def test_weights_may_be_as_small_as_numbers_can_be() -> None:
+    assert set(DistributedSampler(range(2), 1, 0, weights=[5e-324, 0.0], draws=50)) == {0}
 
 
 def test_weights_without_replacement_prefer_the_heavy() -> None:

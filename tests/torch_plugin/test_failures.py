@@ -108,7 +108,7 @@ def test_stock_ddp_names_a_rank_that_is_killed(moment: str) -> None:
         assert float(outcome.value["took"]) < 5.0
 
 
-def wait_in_vain(rank: int, size: int) -> dict[str, str]:
+def wait_in_vain(rank: int, size: int, form: str) -> dict[str, str]:
     dist = join()
     store = dist.group.WORLD.get_group_store()
     if rank == 1:
@@ -119,13 +119,15 @@ def wait_in_vain(rank: int, size: int) -> dict[str, str]:
     options = torch_dist.BarrierOptions()
     options.timeout = timedelta(seconds=1)
     options.asyncOp = False
-    found = seen(lambda: dist.group.WORLD.barrier(opts=options))
+    given = {"opts": options} if form == "options" else {"timeout": timedelta(seconds=1)}
+    found = seen(lambda: dist.group.WORLD.barrier(**given).wait())
     store.set(f"rank {rank} has given up", "")
     return found
 
 
-def test_a_timeout_of_a_call_is_kept_and_names_who_is_late() -> None:
-    outcomes = attempt(wait_in_vain, SIZE, torch=True)
+@pytest.mark.parametrize("form", ["options", "argument"])
+def test_a_timeout_of_a_call_is_kept_and_names_who_is_late(form: str) -> None:
+    outcomes = attempt(wait_in_vain, SIZE, args=(form,), torch=True)
     found = [outcomes[0].value, outcomes[2].value]
     assert {entry["kind"] for entry in found} <= {"CollectiveTimeout", "PeerFailed"}
     assert all("rank 1" in entry["text"] for entry in found)

@@ -122,6 +122,35 @@ def join_with_torch(rank: int, size: int) -> tuple[list[list[float]], int]:
     return model_after, done
 
 
+def divide_in_the_join_of_torch(rank: int, size: int, by_all: bool) -> list[float]:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.join import Join
+
+    from procgroup import torch_plugin
+    from procgroup.parallel import DistributedDataParallel
+
+    torch_plugin.register()
+    dist.init_process_group("procgroup")
+    model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    found = []
+    with Join([model], divide_by_initial_world_size=by_all):
+        for _ in range(1 + 2 * rank):
+            model.zero_grad()
+            model(torch.full((1, 1), rank + 1.0)).sum().backward()
+            found.append(model.module.weight.grad.item())
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize(("by_all", "alone"), [(True, 1.0), (False, 2.0)])
+def test_in_the_join_of_torch_gradients_are_divided_by_all_ranks_or_those_that_train(
+    by_all: bool, alone: float
+) -> None:
+    found = run(divide_in_the_join_of_torch, 2, args=(by_all,), timeout=60, torch=True)
+    assert found == [[1.5], [1.5, alone, alone]]
+
+
 def test_the_join_of_torch_takes_our_models_beside_its_own_joinables() -> None:
     found = run(join_with_torch, 3, timeout=100, torch=True)
     assert [done for _, done in found] == [2, 2, 2]
