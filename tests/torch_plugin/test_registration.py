@@ -134,6 +134,48 @@ sys.exit(main(["run", "--nproc-per-node", "2", "--replace-gloo", {str(installed 
     assert "Rank 1 failed to pass monitoredBarrier" in done.stdout
 
 
+ASKS = """
+import torch, torch.distributed as dist
+from datetime import timedelta
+from torch.distributed import rpc
+dist.init_process_group("gloo", timeout=timedelta(seconds=50))
+rank = dist.get_rank()
+
+tensors = [torch.zeros(2), torch.zeros(2)]
+mine = torch.full((2,), float(rank))
+gathers = [
+    dist.all_gather(tensors, mine, async_op=True),
+    dist.gather(mine, tensors if rank == 0 else None, dst=0, async_op=True),
+]
+for work in gathers:
+    print("future", rank, [tensor.tolist() for tensor in work.get_future().wait()])
+
+backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+print("timeout", rank, backend.options._timeout)
+print("is Gloo", rank, isinstance(backend, dist.distributed_c10d.ProcessGroupGloo))
+
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    print("rpc", rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1)).tolist())
+rpc.shutdown()
+dist.destroy_process_group()
+"""
+
+
+def test_in_gloo_s_place_futures_options_and_rpc_are_as_on_gloo(installed: Path) -> None:
+    (installed / "asks.py").write_text(ASKS)
+    launch = f"""
+import sys
+from procgroup.__main__ import main
+sys.exit(main(["run", "--nproc-per-node", "2", {str(installed / "asks.py")!r}]))
+"""
+    on_gloo = run_program(installed, launch, GLOO_SOCKET_IFNAME="lo")
+    replaced = run_program(installed, launch, PROCGROUP_REPLACE_GLOO="1", GLOO_SOCKET_IFNAME="lo")
+    assert on_gloo.returncode == 0, on_gloo.stderr
+    assert replaced.returncode == 0, replaced.stderr
+    assert sorted(replaced.stdout.splitlines()) == sorted(on_gloo.stdout.splitlines())
+
+
 def test_other_devices_keep_the_backend_that_was_named_for_them(installed: Path) -> None:
     source = """
 import torch, torch.distributed as dist

@@ -111,7 +111,7 @@ class TorchCalls(TorchMessages):
         if not tensor.is_cpu:
             return self._elsewhere(tensor).allgather(output_tensors, input_tensors, opts)
         call = self.group.all_gather(only(output_tensors), tensor, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_tensors)
+        return OVER if call is None else TorchWork(call, self._gathered(output_tensors))
 
     @profiled("all_gather_coalesced", inputs=1)
     def allgather_coalesced(
@@ -161,7 +161,7 @@ class TorchCalls(TorchMessages):
             return self._elsewhere(tensor).gather(output_tensors, input_tensors, opts)
         outputs = only(output_tensors) if output_tensors else None
         call = self.group.gather(tensor, outputs, opts.rootRank, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_tensors)
+        return OVER if call is None else TorchWork(call, self._gathered(output_tensors))
 
     @profiled("gather_single", inputs=1)
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,6 +38,10 @@ class NamedGloo(TorchProcessGroup):
         """Return the backend's name for torch's C++ code too: there is what that takes for its own Gloo."""
         return "gloo"
 
+    def _gathered(self, output_tensors: Any) -> Any:
+        """Return the ranks' tensors as Gloo's futures give them: in one list."""
+        return [tensor for tensors in output_tensors for tensor in tensors]
+
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; otherwise raise what names those who did not, in Gloo's words too."""
         try:
@@ -48,7 +51,14 @@ class NamedGloo(TorchProcessGroup):
             raise
 
 
-class InPlaceOfGloo(NamedGloo):
+class _GlooKind(type(TorchProcessGroup)):  # type: ignore[misc]
+    """Counts torch's own Gloo groups too: torch's RPC makes one for itself, and asks what it is by this class."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return type.__instancecheck__(cls, instance) or isinstance(instance, _Gloo)
+
+
+class InPlaceOfGloo(NamedGloo, metaclass=_GlooKind):
     """What torch up to 2.14 takes for its ProcessGroupGloo."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
@@ -56,7 +66,8 @@ class InPlaceOfGloo(NamedGloo):
         self._place = rank, size
         self._store = store
         self._timeout = timeout
-        self.options = SimpleNamespace(global_ranks_in_group=[], group_name="")
+        self.options = _Gloo._Options()
+        self.options._timeout = timeout
 
     def _set_sequence_number_for_group(self) -> None:
         """Connect with the other ranks: torch calls this once, when it has filled in ``options``."""

@@ -24,9 +24,12 @@ class TorchMessages(TorchFacts):
         if tensor.is_cpu or can_stage(tensor.device):  # the first of several can lie there, which are refused in words
             return StagedCalls(self)
         kind = tensor.device.type
+        if kind == "meta":
+            advice = "It has no elements: make it on the CPU, by torch.empty_like(tensor, device='cpu')."
+        else:
+            advice = f"Pass tensor.cpu(), or name a backend for {kind}: init_process_group('cpu:procgroup,{kind}:NAME')."
         raise DistBackendError(
-            f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. "
-            f"Pass tensor.cpu(), or name a backend for them: init_process_group('cpu:procgroup,{kind}:nccl')."
+            f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. {advice}"
         )
 
     def _elsewhere_at(self, device: Any) -> Any | None:
