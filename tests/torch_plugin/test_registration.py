@@ -152,7 +152,6 @@ for work in gathers:
 
 backend = dist.group.WORLD._get_backend(torch.device("cpu"))
 print("timeout", rank, backend.options._timeout)
-print("is Gloo", rank, isinstance(backend, dist.distributed_c10d.ProcessGroupGloo))
 
 rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
 if rank == 0:

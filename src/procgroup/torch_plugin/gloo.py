@@ -66,8 +66,7 @@ class InPlaceOfGloo(NamedGloo, metaclass=_GlooKind):
         self._place = rank, size
         self._store = store
         self._timeout = timeout
-        self.options = _Gloo._Options()
-        self.options._timeout = timeout
+        self.options = _options(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         """Connect with the other ranks: torch calls this once, when it has filled in ``options``."""
@@ -109,4 +108,13 @@ def replace() -> None:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    return create(options, name="gloo", kind=NamedGloo)
+    group = create(options, name="gloo", kind=NamedGloo)
+    group.options = _options(options.timeout)
+    return group
+
+
+def _options(timeout: timedelta) -> Any:
+    """Return Gloo's own options, which programs ask for the timeout."""
+    options = _Gloo._Options()
+    options._timeout = timeout
+    return options

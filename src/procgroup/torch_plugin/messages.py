@@ -27,7 +27,7 @@ class TorchMessages(TorchFacts):
         if kind == "meta":
             advice = "It has no elements: make it on the CPU, by torch.empty_like(tensor, device='cpu')."
         else:
-            advice = f"Pass tensor.cpu(), or name a backend for {kind}: init_process_group('cpu:procgroup,{kind}:NAME')."
+            advice = f"Pass tensor.cpu(), or name a backend for it: init_process_group('cpu:procgroup,{kind}:NAME')."
         raise DistBackendError(
             f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. {advice}"
         )
