@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <unordered_set>
+#include <vector>
 
 namespace procgroup {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::unordered_set<int> open;
+  std::vector<void (*)()> last_uses;
   // Relaxed: it changes only in a child that has a single thread.
   std::atomic<uint64_t> generation{0};
 };
@@ -30,6 +32,7 @@ Registry& registry() {
 
 void close_all_in_child() {
   Registry& mine = registry();
+  for (const auto use : mine.last_uses) use();
   for (const int number : mine.open) ::close(number);
   mine.open.clear();
   mine.generation.fetch_add(1, std::memory_order_relaxed);
@@ -41,6 +44,11 @@ void close_all_in_child() {
 std::mutex& fork_mutex() { return registry().mutex; }
 
 uint64_t fork_generation() { return registry().generation.load(std::memory_order_relaxed); }
+
+void use_in_forked_child(void (*use)()) {
+  const std::lock_guard lock(fork_mutex());
+  registry().last_uses.push_back(use);
+}
 
 FileDescriptor::FileDescriptor(int number) : number_(number), generation_(fork_generation()) {
   if (number < 0) return;

@@ -18,6 +18,9 @@ std::mutex& fork_mutex();
 // How many forks lie between this process and the one that loaded the library.
 uint64_t fork_generation();
 
+// Have `use` called in every forked child before it closes the descriptors, with fork_mutex() held.
+void use_in_forked_child(void (*use)());
+
 class FileDescriptor {
  public:
   FileDescriptor() = default;

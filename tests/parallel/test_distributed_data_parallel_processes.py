@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -114,6 +115,48 @@ def test_a_rank_that_is_killed_in_its_backward_is_named_within_a_second(transpor
         peer, moment, notes = outcomes[rank].value
         assert peer == 1 and moment - killed < allowance(1.0)
         assert any("weight (300, 300)" in note for note in notes)
+
+
+def use_a_model_in_children(rank: int, size: int) -> list[Any]:
+    import torch
+
+    from procgroup.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    dist.init_process_group(timeout=20)
+    torch.manual_seed(0)
+    ours = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)))
+
+    def use(ours: Any) -> None:
+        for parameter in ours.parameters():
+            parameter.grad += 1
+        for _ in range(2):
+            with pytest.raises(dist.ForkedProcessError):
+                ours(torch.ones(1, 3)).sum().backward()
+        with torch.no_grad():
+            assert ours(torch.ones(1, 3)).isfinite()
+
+    found = []
+    for step in range(4):
+        ours.zero_grad()
+        ours(torch.full((1, 3), rank + 1.0)).sum().backward()
+        children = []
+        for leave in (os._exit, sys.exit):
+            children.append(os.fork())
+            if children[-1] == 0:
+                use(ours)
+                if step % 2:
+                    del ours
+                leave(0)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+        found.append([parameter.grad.tolist() for parameter in ours.parameters()])
+    dist.destroy_process_group()
+    return found
+
+
+def test_what_forked_children_do_with_a_model_changes_no_gradient_of_their_parents() -> None:
+    first, second = run(use_a_model_in_children, 2, timeout=60, torch=True)
+    assert first == second and first == [first[0]] * 4
 
 
 def train_a_scripted_module(rank: int, size: int) -> list[Any]:

@@ -84,9 +84,12 @@ class NativeBackend:
         """
         return self._engine.records()
 
-    def allocate(self, nbytes: int) -> Any | None:
-        """Return writable memory that the other ranks of this host read in place; None where there is none."""
-        return _native.allocate(self._engine, nbytes)
+    def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
+        """Return writable memory that the other ranks of this host read in place; None where there is none.
+
+        A forked child shares it, or, with ``copied_by_fork``, writes into copies of its own.
+        """
+        return _native.allocate(self._engine, nbytes, copied_by_fork)
 
     def shutdown(self) -> None:
         self._flush()

@@ -74,13 +74,14 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, Messages, CallsOf
         """What moves the bytes: "shared memory", "tcp" or "loopback"."""
         return self._backend.transport
 
-    def allocate(self, nbytes: int) -> Any | None:
+    def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
         """Return writable memory that the ranks of this host read in place; None where the backend has none.
 
-        It stays valid for its owner when the group is destroyed. Raises MemoryError when the system refuses it.
+        It stays valid for its owner when the group is destroyed. A forked child shares it, or, with
+        ``copied_by_fork``, writes into copies of its own. Raises MemoryError when the system refuses it.
         """
         allocate = getattr(self._backend, "allocate", None)
-        return None if allocate is None else allocate(nbytes)
+        return None if allocate is None else allocate(nbytes, copied_by_fork=copied_by_fork)
 
     @property
     def timeout(self) -> timedelta:

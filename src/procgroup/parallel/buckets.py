@@ -2,8 +2,8 @@
 
 A bucket of small ones lies in memory that the ranks of one host share, so that averaging it copies nothing in. Its
 gradients are *packed* once, when all of them are there, and from then on live there: each is a view of the bucket. A
-large gradient stays where autograd has put it: to bring it into shared memory by a copy of its own takes longer than to
-let the call bring it there piece by piece.
+forked child, which may add to gradients, has a copy. A large gradient stays where autograd has put it: to bring it into
+shared memory by a copy of its own takes longer than to let the call bring it there piece by piece.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class GradientMemory:
 
     def __init__(self, group: ProcessGroup, nbytes: int) -> None:
         self.nbytes = nbytes
-        memory = group.allocate(nbytes) if nbytes else None
+        memory = group.allocate(nbytes, copied_by_fork=True) if nbytes else None
         self.memory = bytearray(nbytes) if memory is None else memory
 
 

@@ -88,7 +88,7 @@ class ModuleBuffers:
         for size in sizes:
             offsets.append(-(-(offsets[-1] + size) // _ALIGNMENT) * _ALIGNMENT)
         nbytes = max(offsets[-1], 1)
-        memory = self._group.allocate(nbytes) or bytearray(nbytes)
+        memory = self._group.allocate(nbytes, copied_by_fork=True) or bytearray(nbytes)
         with torch.inference_mode(False):  # the memory outlives this forward
             self._memory = torch.frombuffer(memory, dtype=torch.uint8)
             self._views = [
