@@ -54,9 +54,12 @@ class PythonEngine {
     require_not_forked();
     return engine_;
   }
+  bool forked() const { return engine_->forked(); }
+  static nb::object forked_error() {
+    return nb::module_::import_("procgroup.errors").attr("ForkedProcessError")("a process group");
+  }
   void require_not_forked() const {
-    if (!engine_->forked()) return;
-    raise(nb::module_::import_("procgroup.errors").attr("ForkedProcessError")("a process group"));
+    if (forked()) raise(forked_error());
   }
 
   // Set-up: this engine's rank is one of these threads.
@@ -148,6 +151,7 @@ class PythonEngine {
   bool closed_ = false;
 };
 
+// What runs when its process forks goes on in the parent. In the child it is over, with an error.
 class PythonOperation {
  public:
   PythonOperation(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Issued> issued)
@@ -165,9 +169,10 @@ class PythonOperation {
     if (over) raise_failure();
     return over;
   }
-  bool is_completed() const { return issued_->operation->is_over(); }
+  bool is_completed() const { return issued_->operation->is_over() || engine_->forked(); }
   nb::object exception() const {
     const GroupOperation& operation = *issued_->operation;
+    if (!operation.is_over() && engine_->forked()) return PythonEngine::forked_error();
     if (!operation.is_over() || operation.failure() == nullptr) return nb::none();
     return build_exception(*operation.failure(), operation.call(), *issued_->group);
   }

@@ -184,22 +184,30 @@ def use_a_work_in_a_child(rank: int, size: int) -> None:
     array = np.ones(50_000)
     if rank == 0:
         work: Any = dist.all_reduce(array, async_op=True)
+        other: Any = dist.irecv(np.ones(1), 1)
+        future = work.get_future()
 
         def wait_in_the_child() -> None:
-            with pytest.raises(dist.ForkedProcessError):
-                work.wait()
+            for wait in (work.wait, future.wait, future.exception, other.get_future().wait, other.result):
+                with pytest.raises(dist.ForkedProcessError):
+                    wait()
+            assert work.is_completed() and not work.is_success()
+            assert isinstance(work.exception(), dist.ForkedProcessError)
 
         assert in_a_child(wait_in_the_child) == 0
+        assert not work.is_completed()
         dist.send(np.ones(1), 1)
-        work.wait()
+        future.wait()
+        other.wait()
     else:
         dist.recv(np.ones(1), 0)
         dist.all_reduce(array)
+        dist.send(np.ones(1), 0)
     assert (array == size).all()
 
 
 @transports
-def test_a_work_of_the_parent_is_refused_in_a_child(transport: str) -> None:
+def test_a_work_of_the_parent_is_over_with_an_error_in_a_child(transport: str) -> None:
     run(use_a_work_in_a_child, 2, environment=on(transport))
 
 

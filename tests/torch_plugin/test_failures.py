@@ -246,6 +246,44 @@ def test_ctrl_c_ends_a_blocking_call() -> None:
     assert isinstance(outcomes[2].error, procgroup.DistError)
 
 
+def use_groups_in_a_child(rank: int, size: int) -> list[str]:
+    import torch
+
+    dist = join()
+    other = dist.new_group()
+    if rank == 0:
+        work = dist.irecv(torch.ones(1), 1)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            calls = [
+                lambda: dist.all_reduce(torch.ones(1)),
+                lambda: dist.barrier(group=other),
+                dist.new_group,
+                work.wait,
+                work.get_future().wait,
+            ]
+            os.write(writing, "|".join(seen(call)["text"] for call in calls).encode())
+            dist.destroy_process_group()
+            os._exit(7 if work.is_completed() else 8)
+        os.close(writing)
+        found = os.fdopen(reading).read().split("|")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not work.is_completed()
+    dist.barrier(group=other)
+    if rank == 1:
+        dist.send(torch.ones(1), 0)
+    elif rank == 0:
+        work.wait()
+    dist.all_reduce(torch.ones(1))
+    return found if rank == 0 else []
+
+
+def test_a_forked_child_is_refused_at_once_whatever_it_calls_and_its_parent_goes_on() -> None:
+    found = run(use_groups_in_a_child, SIZE, torch=True)[0]
+    assert len(found) == 5 and all("was used in a forked child" in text for text in found), found
+
+
 def abort(rank: int, size: int) -> dict[str, str]:
     import torch
 

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 from collections.abc import Callable
 from typing import Any
 
+from procgroup.errors import ForkedProcessError
+
 
 class Future(concurrent.futures.Future[Any]):
-    """A future with the methods of ``torch.futures.Future`` beside those of ``concurrent.futures.Future``."""
+    """A future with the methods of ``torch.futures.Future`` beside those of ``concurrent.futures.Future``.
+
+    In a forked child nothing completes it: to wait for it there raises ForkedProcessError.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process = os.getpid()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the result once it is there. Raises what made the call fail, TimeoutError after so many seconds."""
+        self._require_own_process()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what made the call fail, or None, once that is known. Raises TimeoutError after so many seconds."""
+        self._require_own_process()
+        return super().exception(timeout)
 
     def wait(self) -> Any:
         """Wait until the result is there and return it. Raises what made the call fail."""
@@ -32,3 +52,7 @@ class Future(concurrent.futures.Future[Any]):
 
         self.add_done_callback(follow)
         return following
+
+    def _require_own_process(self) -> None:
+        if self._process != os.getpid() and not self.done():
+            raise ForkedProcessError("a future of a call")

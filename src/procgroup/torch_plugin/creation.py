@@ -53,15 +53,13 @@ def make(store: Any, rank: int, members: Sequence[int], group_name: str, timeout
 
 
 def _default_group() -> ProcessGroup | None:
-    """Return the group under torch's default group, if that is one of the plug-in's and can be used."""
+    """Return the group under torch's default group, if that is one of the plug-in's."""
     if not distributed_c10d.is_initialized():
         return None
     default = distributed_c10d._get_default_group()
     if not isinstance(default, TorchCalls):
         default = _cpu_backend(default)
-    if isinstance(default, TorchCalls) and default.group.is_usable():
-        return default.group
-    return None
+    return default.group if isinstance(default, TorchCalls) else None
 
 
 def _cpu_backend(group: Any) -> Any:
