@@ -22,6 +22,25 @@ from procgroup.parallel import DistributedDataParallel  # noqa: E402
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early")]
 
 
+def test_gradients_that_were_given_other_data_are_averaged_all_the_same() -> None:
+    def play() -> None:
+        ours, alone = wrap(models.perceptron)
+        for step in range(6):
+            dtype = (torch.float64, torch.float32)[step // 2 % 2]
+            for each in (ours, alone):
+                each.to(dtype)  # gives parameters, and the gradients that they have, other data
+            ours.zero_grad(set_to_none=step % 2 == 0)
+            alone.zero_grad()
+            for each, inputs in ((ours, part(batch(step))), (alone, batch(step))):
+                loss_of(each(inputs.to(dtype))).backward()
+            for mine, theirs in zip(ours.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+            for parameter in ours.parameters():
+                parameter.grad.data = parameter.grad.data / 2
+
+    run_ranks(play, 2)
+
+
 def test_delayed_parameters_come_last() -> None:
     def play() -> None:
         model = models.make(models.perceptron)

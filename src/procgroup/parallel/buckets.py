@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 from procgroup.errors import DistError
@@ -96,14 +97,24 @@ class PackedBucket(Bucket):
         super().__init__(index, places)
         count = sum(place.parameter.numel() for place in places)
         self.buffer = _tensor_over(memory, offset, count, self.places[0].dtype)
-        for place in self.places:
-            # Each is a tensor of its own rather than a view: whoever saves one does not save them all.
-            place.view = place.shaped(_tensor_over(memory, offset, place.parameter.numel(), place.dtype))
-            offset += place.nbytes
+        self._memory = memory
+        self._offsets = list(accumulate((place.nbytes for place in self.places[:-1]), initial=offset))
+        self._addresses = [0] * len(self.places)
+        for index in range(len(self.places)):
+            self._make_view(index)
+
+    def _make_view(self, index: int) -> None:
+        # Each is a tensor of its own rather than a view: whoever saves one does not save them all.
+        place = self.places[index]
+        flat = _tensor_over(self._memory, self._offsets[index], place.parameter.numel(), place.dtype)
+        place.view = place.shaped(flat)
+        self._addresses[index] = place.view.data_ptr()
 
     def collect(self, flags: bytearray) -> None:
         views, gradients = [], []
-        for place in self.places:
+        for index, place in enumerate(self.places):
+            if place.view.data_ptr() != self._addresses[index]:  # it was a gradient, and was given other data
+                self._make_view(index)
             gradient = place.new_gradient()
             if gradient is None:
                 self._fill(place)
