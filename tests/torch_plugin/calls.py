@@ -310,6 +310,8 @@ def coalesced_calls_are_one(rank: int, size: int) -> None:
         for tensor in tensors:
             dist.all_reduce(tensor)
     assert tensors[1].tolist() == [18.0] * 4
+    made = [record["call"] for record in dist.group.WORLD.group._backend.records()]
+    assert made[-2:] == ["all_reduce(SUM) of 5 float32"] * 2
     outputs = [torch.zeros(size), torch.zeros(2 * size)]
     with dist._coalescing_manager(async_ops=True) as manager:
         for output, width in zip(outputs, (1, 2), strict=True):
