@@ -178,4 +178,9 @@ _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULES.items() f
 
 __all__ = [name for name in _MODULE_OF_NAME if name[0] != "_"]
 
-__getattr__, __dir__ = bound_on_first_use(__name__, _MODULE_OF_NAME)
+# What PyTorch builds on its own process groups, which a changed import does not bring.
+_OF_TORCH = frozenset(
+    ["algorithms", "checkpoint", "distributed_c10d", "elastic", "fsdp", "nn", "optim", "pipelining", "rpc", "tensor"]
+)
+
+__getattr__, __dir__ = bound_on_first_use(__name__, _MODULE_OF_NAME, _OF_TORCH)

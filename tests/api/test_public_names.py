@@ -176,6 +176,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = procgroup.all_reduced
 
 
+@pytest.mark.parametrize("name", ["fsdp", "distributed_c10d"])
+def test_a_package_of_torch_alone_is_said_to_be_torch_s(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"torch.distributed.{name} is PyTorch's own.*backend 'procgroup'"):
+        getattr(procgroup, name)
+    assert name not in dir(procgroup)
+
+
 def test_importing_loads_no_array_library_and_no_room() -> None:
     program = (
         "import sys, procgroup; "
