@@ -166,6 +166,34 @@ def test_results_can_be_used_on_the_stream_that_is_current_at_the_wait() -> None
     run(use_streams, 2, torch=True)
 
 
+def receive_before_anything_is_copied_in(rank: int, size: int) -> list[float]:
+    join(piece_bytes=8)
+    from procgroup.torch_plugin.side_streams import SideStreams
+
+    one_is_out = threading.Event()
+    copy = SideStreams.copy
+
+    def late(self: SideStreams, pairs: Any, stream: Any) -> None:
+        if stream is self.into and rank == 0:
+            stream.give(lambda: one_is_out.wait(10))
+        copy(self, pairs, stream)
+        if stream is self.out:
+            stream.give(one_is_out.set)
+            stream.give(lambda: time.sleep(0.05))
+
+    SideStreams.copy = late  # type: ignore[method-assign]
+    turned = stand_in.on_device(torch.arange(6.0).reshape(2, 3) + 10 * rank).t()
+    dist.broadcast(turned, 1)
+    found: list[float] = turned.flatten().tolist()
+    assert not stand_in.unrecorded
+    dist.destroy_process_group()
+    return found
+
+
+def test_what_a_strided_tensor_held_never_comes_after_what_it_receives_in_pieces() -> None:
+    assert run(receive_before_anything_is_copied_in, 2, torch=True) == [[10.0, 13.0, 11.0, 14.0, 12.0, 15.0]] * 2
+
+
 def overlap(rank: int, size: int) -> float:
     """Copy the last piece in only when the first one is out: without overlap this would never end."""
     join(piece_bytes=64)

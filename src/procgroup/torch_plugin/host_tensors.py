@@ -78,9 +78,10 @@ def _pieces(
     tensor, last = arguments[0][0].detach(), []
     flat = tensor
     if not tensor.is_contiguous():
-        with streams.using(streams.into):
+        with streams.using(streams.into if reads else streams.out):  # where it is written first
             flat = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        streams.copy([(flat, tensor)], streams.into)
+        if reads:  # else it would be written on both, in any order
+            streams.copy([(flat, tensor)], streams.into)
         last = [(tensor, flat)] if writes else []
     flat = flat.view(-1)
     hosts = host_like(flat).split(lengths)
