@@ -50,6 +50,7 @@ def test_uneven_inputs_train_to_the_end_as_one_process_would(by_all: bool, cap: 
                     mine.step()
         for one, another in zip(ours.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(one, another)
+            assert (one.grad is None) == (COUNTS[rank] < max(COUNTS)), "what answers drops its gradients"
         # And all go on together.
         whole = batch(9)
         for model, inputs in ((ours, part(whole)), (alone, whole)):
