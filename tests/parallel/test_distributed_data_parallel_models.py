@@ -48,8 +48,24 @@ def adapt(model: Any) -> None:
     model[2] = nn.Sequential(nn.Linear(9, 7).double(), nn.Tanh())
 
 
+def add_where_there_is_none(model: Any) -> None:
+    model[1].scale = nn.Parameter(torch.ones(()))
+
+
+def add_a_part(model: Any) -> None:
+    model[0].adapter = nn.Linear(2, 2)
+
+
 @pytest.mark.parametrize(
-    ("change", "name"), [(unfreeze, "0.weight"), (replace, "0.weight"), (add, "0.scale"), (adapt, "2.0.weight")]
+    ("change", "name"),
+    [
+        (unfreeze, "0.weight"),
+        (replace, "0.weight"),
+        (add, "0.scale"),
+        (add_where_there_is_none, "1.scale"),
+        (add_a_part, "0.adapter.weight"),
+        (adapt, "2.0.weight"),
+    ],
 )
 def test_a_parameter_that_nobody_would_average_is_refused_in_words(change: Any, name: str) -> None:
     def play() -> None:

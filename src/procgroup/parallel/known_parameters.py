@@ -19,7 +19,7 @@ class KnownParameters:
 
     def look_again(self) -> bool:
         """Find parts that were added or replaced; tell whether there are any."""
-        if all(list(parts.values()) == before for parts, before in self._parts):
+        if not any(self._empty) and all(list(parts.values()) == before for parts, before in self._parts):
             return False
         self._look()
         return True
@@ -36,6 +36,8 @@ class KnownParameters:
         named = list(self._module.named_modules())
         self._parts = [(part._modules, list(part._modules.values())) for _, part in named if len(part._modules)]
         self._owners = [(name, part._parameters) for name, part in named if len(part._parameters)]
+        places = [place for _, part in named for place in (part._modules, part._parameters)]
+        self._empty = [place for place in places if not len(place)]  # where a part or a parameter may be added
 
     def _refuse(self, name: str, parameter: Any) -> None:
         # What torch.func.functional_call puts in a parameter's place is none.
