@@ -37,7 +37,7 @@ DTYPES = frozenset(
 """The element types that the native engine knows, by NumPy's names. The float8 types are moved, never reduced."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ArrayView:
     """An array as memory. ``owner`` keeps the memory alive; ``address``, of the first element, is meaningless without.
 
@@ -67,12 +67,11 @@ class ArrayView:
 
     @property
     def is_contiguous(self) -> bool:
-        return self.count == 0 or all(
-            length == 1 or stride == expected
-            for length, stride, expected in zip(
-                self.shape, self.strides, contiguous_strides(self.shape, self.itemsize), strict=True
-            )
-        )
+        expected = contiguous_strides(self.shape, self.itemsize)
+        if self.strides == expected or self.count == 0:
+            return True
+        dimensions = zip(self.shape, self.strides, expected, strict=True)
+        return all(length == 1 or stride == usual for length, stride, usual in dimensions)
 
     def elements(self) -> Any:
         """Return a NumPy array over the same memory, whose elements are raw bytes."""

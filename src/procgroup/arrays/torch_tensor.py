@@ -40,9 +40,9 @@ def view(tensor: Any, writable: bool, name: str) -> ArrayView | None:
 
 
 def _check(torch: Any, tensor: Any, name: str) -> None:
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         raise TypeError(f"`{name}` is a meta tensor, which has no elements. Pass a tensor with memory.")
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise TypeError(
             f"`{name}` lies on {tensor.device}, and this group moves arrays in CPU memory. "
             f"Pass {name}.cpu(), and copy the result back."

@@ -7,6 +7,8 @@ this is the slow path, and the place where the words of a refusal are chosen. Ea
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from typing import Any
 
@@ -47,11 +49,9 @@ def _of_any_library(array: Any, writable: bool, name: str) -> ArrayView:
     for library, module in _LIBRARIES:
         # An array of a library that was never imported cannot exist.
         if library in sys.modules:
-            from importlib import import_module
-
-            seen = import_module(f"procgroup.arrays.{module}").view(array, writable, name)
+            seen: ArrayView | None = _module(module).view(array, writable, name)
             if seen is not None:
-                return seen  # type: ignore[no-any-return]
+                return seen
     try:
         return numpy_array.view(numpy.asarray(memoryview(array)), name)
     except (TypeError, ValueError) as error:
@@ -63,6 +63,11 @@ def _of_any_library(array: Any, writable: bool, name: str) -> ArrayView:
 
 
 _LIBRARIES = (("torch", "torch_tensor"), ("jax", "jax_array"), ("cupy", "cupy_array"))
+
+
+@functools.cache
+def _module(name: str) -> Any:
+    return importlib.import_module(f"procgroup.arrays.{name}")
 
 
 def _overlaps_itself(seen: ArrayView) -> bool:
