@@ -162,6 +162,29 @@ def use_streams(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+def receive_into_a_tensor_in_use(rank: int, size: int) -> None:
+    """What was received comes after what the program has given the device to do with the tensor before."""
+    join()
+    if rank == 0:
+        dist.send(on_device(1.0, 2.0), 1)
+    else:
+        may_go_on = threading.Event()
+        stand_in.current_stream().give(lambda: may_go_on.wait(20))
+        tensor = on_device(5.0, 6.0)
+        work = dist.irecv(tensor, 0)
+        while not work.is_completed():
+            time.sleep(0.001)
+        time.sleep(20 * stand_in.LATEST)  # a copy that does not wait is over by now
+        may_go_on.set()
+        work.wait()
+        assert tensor.tolist() == [1.0, 2.0]
+    dist.destroy_process_group()
+
+
+def test_what_is_received_waits_for_what_the_device_still_does_with_its_tensor() -> None:
+    run(receive_into_a_tensor_in_use, 2, torch=True)
+
+
 def test_results_can_be_used_on_the_stream_that_is_current_at_the_wait() -> None:
     run(use_streams, 2, torch=True)
 
@@ -288,15 +311,18 @@ def test_tensors_of_several_devices_are_refused_before_anything_is_sent() -> Non
 
 def disagree(rank: int, size: int, piece_bytes: int) -> dict[str, Any]:
     join(piece_bytes=piece_bytes)
-    groups = [dist.new_group() for _ in range(3)]
+    groups = [dist.new_group() for _ in range(4)]
+    # Nearly as long: in pieces of 2 the ranks differ in the second one only.
+    nearly = stand_in.on_device(torch.ones(40 + rank))
     tensor = stand_in.on_device(torch.ones(40 * (rank + 1)))
     found = {
+        "nearly": seen(lambda: dist.all_reduce(nearly, group=groups[3])),
         "blocking": seen(lambda: dist.all_reduce(tensor, group=groups[0])),
         "asynchronous": seen(lambda: dist.all_reduce(tensor, group=groups[1], async_op=True).wait()),
         "future": seen(lambda: dist.all_reduce(tensor, group=groups[2], async_op=True).get_future().wait()),
         "later": seen(lambda: dist.all_reduce(on_device(1.0), group=groups[0])),
     }
-    assert tensor.eq(1).all()
+    assert tensor.eq(1).all() and nearly.eq(1).all()
     return found
 
 
@@ -305,9 +331,36 @@ def test_a_mismatch_is_told_on_every_rank_and_nothing_is_written(piece_bytes: in
     for found in run(disagree, 3, args=(piece_bytes,), torch=True):
         assert found["blocking"][0] == found["asynchronous"][0] == "CollectiveMismatch", found
         assert found["future"][0] == "RuntimeError"
-        for way in ("blocking", "asynchronous", "future"):
+        for way in ("nearly", "blocking", "asynchronous", "future"):
             assert "the ranks made different calls" in found[way][1], found
+            assert ("go in pieces; these are the sizes of one" in found[way][1]) == (piece_bytes == PIECES[1])
         assert found["later"][0] == "GroupBroken"
+
+
+def tell_of_the_first_piece_last(rank: int, size: int) -> tuple[str, str, float]:
+    join(piece_bytes=8)
+    from procgroup.torch_plugin.work import TorchWork
+
+    tell, held = TorchWork.on_completion, []
+    store = dist.group.WORLD.get_group_store()
+
+    def hold(self: Any, callback: Any) -> None:
+        if held:
+            tell(self, callback)
+            store.set("two pieces are on their way", "")
+        held.append(callback)
+
+    if rank == 0:
+        TorchWork.on_completion = hold  # type: ignore[method-assign]
+    else:
+        store.wait(["two pieces are on their way"])
+    tensor = stand_in.on_device(torch.ones(40 * (rank + 1)))
+    return seen(lambda: dist.all_reduce(tensor, async_op=True).wait())
+
+
+def test_what_the_first_piece_that_fails_says_is_told() -> None:
+    for kind, text, _ in run(tell_of_the_first_piece_last, 2, torch=True):
+        assert kind == "CollectiveMismatch", text
 
 
 def lose(rank: int, size: int, piece_bytes: int) -> tuple[str, str, float]:

@@ -164,7 +164,7 @@ class StagedCall:
         try:
             error = work.exception()
             if error is not None:
-                raise error
+                raise self._first_of(error)
             with self._lock:
                 self._left -= 1
                 pairs = part.writes + (self._last if self._left == 0 else [])
@@ -176,6 +176,11 @@ class StagedCall:
                     self._end.set_result([])
         except BaseException as error:
             self._fail(error)
+
+    def _first_of(self, error: BaseException) -> BaseException:
+        """Return what the first piece that failed says, which is over, and may be told of after this one."""
+        over = [work.exception() for work in self._works if work.is_completed()]
+        return next((each for each in over if each is not None), error)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
