@@ -10,3 +10,12 @@ def average_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
     torch.set_num_threads(1)
     monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", 0)
+
+
+@pytest.fixture(params=[0, 1 << 40], ids=["beside the backward", "at its end"])
+def average_early_or_late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of tests are small: choose when they are averaged."""
+    import torch
+
+    torch.set_num_threads(1)
+    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", request.param)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -16,6 +17,8 @@ from procgroup.parallel import DistributedDataParallel
 
 PER_RANK = 3
 WIDTH = 6
+
+sizes_of_single_gradients = pytest.mark.parametrize("single", [1, 1 << 20], ids=["large", "small"])
 
 _seeding = threading.Lock()
 
@@ -73,6 +76,20 @@ def mean_of_ranks(alone: nn.Module, losses: Sequence[torch.Tensor]) -> None:
     alone.zero_grad()
     for loss in losses:
         (loss / len(losses)).backward()
+
+
+def train(ours: nn.Module, alone: nn.Module, steps: int = 4) -> None:
+    """Train both and compare the gradients of every step."""
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (ours, alone)]
+    for step in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        whole = batch(step)
+        loss_of(ours(part(whole))).backward()
+        loss_of(alone(whole)).backward()
+        assert_same_gradients(ours, alone, step)
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def perceptron() -> nn.Module:
