@@ -136,6 +136,35 @@ void unpacking_writes_the_elements_and_nothing_else() {
   }
 }
 
+void turned_arrays_of_any_number_of_tiles_are_packed_and_unpacked() {
+  std::mt19937 random(7);
+  for (int turn = 0; turn < 300; ++turn) {
+    const std::array<size_t, 6> sizes{1, 2, 4, 8, 16, 3};
+    const auto bytes = static_cast<ptrdiff_t>(sizes[random() % sizes.size()]);
+    const std::array<ptrdiff_t, 3> lengths{ptrdiff_t(random() % 3 + 1), ptrdiff_t(random() % 50 + 1),
+                                           ptrdiff_t(random() % 50 + 1)};
+    const std::array<ptrdiff_t, 3> strides{lengths[1] * lengths[2] * bytes, lengths[2] * bytes, bytes};
+    std::array<size_t, 3> order{0, 1, 2};
+    std::ranges::shuffle(order, random);
+    std::vector<std::byte> memory(static_cast<size_t>(lengths[0] * strides[0]));
+    Strided array{memory.data(), static_cast<size_t>(bytes), {}, {}};
+    for (const size_t dimension : order) {
+      const bool upwards = random() % 4 == 0;
+      if (upwards) array.base += strides[dimension] * (lengths[dimension] - 1);
+      array.shape.push_back(lengths[dimension]);
+      array.strides.push_back(upwards ? -strides[dimension] : strides[dimension]);
+    }
+    for (std::byte& byte : memory) byte = static_cast<std::byte>(random());
+    const std::vector<std::byte> before = memory;
+    std::vector<std::byte> packed(memory.size());
+    array.pack(packed.data());
+    CHECK(packed == gathered(array));
+    std::ranges::fill(memory, std::byte{0});
+    array.unpack(packed.data());
+    CHECK(memory == before);
+  }
+}
+
 void an_array_is_contiguous_when_each_element_follows_the_one_before() {
   std::vector<std::byte> memory(kMemory);
   Layouts layouts(memory);
@@ -218,6 +247,7 @@ int main() {
   testing::limit_seconds(100);
   RUN_TEST(elements_are_packed_in_c_order_and_unpacked_to_where_they_were);
   RUN_TEST(unpacking_writes_the_elements_and_nothing_else);
+  RUN_TEST(turned_arrays_of_any_number_of_tiles_are_packed_and_unpacked);
   RUN_TEST(an_array_is_contiguous_when_each_element_follows_the_one_before);
   RUN_TEST(elements_that_share_a_byte_are_found);
   RUN_TEST(arrays_overlap_when_their_elements_do);
