@@ -51,13 +51,10 @@ class TorchCalls(TorchMessages):
             return self._elsewhere(tensor).allreduce(tensors, opts)
         combine, limit = reduce_op(opts.reduceOp), opts.timeout
         limit = None if limit.days < 0 else limit
-        try:
-            call = self.group.all_reduce(tensor, combine, opts.asyncOp, limit)
-        except TypeError:
-            if not tensor.is_sparse:
-                raise
+        if tensor.is_sparse:
             sparse.all_reduce(self.group, tensor, combine, limit)
             return over(tensors)
+        call = self.group.all_reduce(tensor, combine, opts.asyncOp, limit)
         return OVER if call is None else TorchWork(call, tensors)
 
     @profiled("all_reduce_coalesced")
