@@ -385,7 +385,7 @@ def test_private_names_of_torch_do_what_they_do_there() -> None:
 def test_a_graph_cannot_become_static_once_training_has_begun() -> None:
     def play() -> None:
         ours, alone = wrap(models.perceptron)
-        train(ours, alone, 2)
+        train(ours, alone, 1)
         with pytest.raises(RuntimeError, match="should be called before training loop starts"):
             ours._set_static_graph()
         assert not ours.static_graph

@@ -44,6 +44,11 @@ class Division:
         if self._arrived is not None and not place.arrivals:
             self._arrived.append(place.index)
 
+    @property
+    def is_learnt(self) -> bool:
+        """Whether the first round is over."""
+        return self._arrived is None
+
     def learn(self, agreement: Agreement) -> None:
         """Take over, after the first round, the order of arrival on rank 0. All ranks call this."""
         if self._arrived is None:

@@ -106,7 +106,7 @@ class Reducer:
 
     def set_static_graph(self) -> None:
         """Expect the same graph in every backward. Raises RuntimeError after the first one."""
-        if not self._watches_all:
+        if self._division.is_learnt:
             raise RuntimeError(
                 "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
                 "constructed."
