@@ -129,9 +129,11 @@ def wait_in_vain(rank: int, size: int, form: str) -> dict[str, str]:
 def test_a_timeout_of_a_call_is_kept_and_names_who_is_late(form: str) -> None:
     outcomes = attempt(wait_in_vain, SIZE, args=(form,), torch=True)
     found = [outcomes[0].value, outcomes[2].value]
-    assert {entry["kind"] for entry in found} <= {"CollectiveTimeout", "PeerFailed"}
-    assert all("rank 1" in entry["text"] for entry in found)
-    assert all(1.0 <= float(entry["took"]) < 10.0 for entry in found)
+    kinds = {entry["kind"] for entry in found}
+    assert kinds <= {"CollectiveTimeout", "PeerFailed"} and "CollectiveTimeout" in kinds, found
+    assert all("rank 1" in entry["text"] and float(entry["took"]) < 10.0 for entry in found), found
+    # One that came later than the other hears from it before its own second is over.
+    assert all(float(entry["took"]) >= 1.0 for entry in found if entry["kind"] == "CollectiveTimeout"), found
 
 
 def never_come(rank: int, size: int, meeting_place: str) -> None:
