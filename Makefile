@@ -20,7 +20,7 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 # Python's random layout of memory is more than ThreadSanitizer of older compilers can take.
 FIXED_LAYOUT := $(shell command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test test-all test-next-torch check sanitize bench develop format clean
+.PHONY: help demo test test-all test-next-torch check sanitize bench develop format wheels clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -43,9 +43,9 @@ test-next-torch: build/wheel/.built  ## Run the tests of the plug-in and of DDP 
 	@if $(MAKE) $(NEXT)/.torch; then $(MAKE) next-torch-tests; \
 		else echo "== torch $(NEXT_TORCH) cannot be installed here: the tests with it are left out"; fi
 
-CHECKS := check-lint check-format check-types check-layers check-native check-words check-stub
+CHECKS := check-lint check-format check-types check-programs check-layers check-native check-words check-stub
 .PHONY: $(CHECKS)
-check:  ## Format, lint, types, layers, and the native module's stub: all of them, then what failed
+check:  ## Format, lint, types (also of examples and documentation), layers, and the native module's stub: all of them, then what failed
 	@$(MAKE) --keep-going $(CHECKS)
 
 $(CHECKS): $(VENV)/.check
@@ -55,6 +55,8 @@ check-format:
 	@$(VENV)/bin/ruff format --quiet --check .
 check-types:
 	@$(VENV)/bin/mypy --no-error-summary
+check-programs:
+	@$(PY) tools/check_programs.py
 check-layers:
 	@$(VENV)/bin/lint-imports --no-logo >build/layers.log || { cat build/layers.log; exit 1; }
 check-native:
@@ -79,8 +81,11 @@ bench: $(VENV)/.test  ## Measure procgroup beside Gloo, MPICH and Open MPI (BENC
 
 develop: $(VENV)/.develop  ## Install for development: Python sources in place, native module rebuilt by make develop
 
+wheels: $(PY)  ## Build the wheels of a release into dist/: x86_64 and aarch64, Python 3.11 and 3.12 to 3.14 (some minutes)
+	@$(PY) tools/build_wheels.py $(WHEELS)
+
 clean:  ## Remove .venv and everything built
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build dist
 
 # --- set-up, each step once ---
 
@@ -134,7 +139,7 @@ $(NEXT)/.torch: $(PY)
 .PHONY: next-torch-tests
 NEXT_PIP := $(NEXT)/bin/python -m pip install --quiet --disable-pip-version-check
 next-torch-tests:
-	@$(NEXT_PIP) build/wheel/*.whl "pytest>=9" pytest-timeout ml_dtypes
+	@$(NEXT_PIP) build/wheel/*.whl "pytest>=9" pytest-timeout psutil ml_dtypes
 	@$(NEXT_PIP) --force-reinstall --no-deps build/wheel/*.whl
 	@echo "== tests of the plug-in and of DistributedDataParallel with torch $(NEXT_TORCH)"
 	@$(NEXT)/bin/python -m pytest tests/torch_plugin \

@@ -2,61 +2,47 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import setup_peers
 
+from procgroup.diagnostics.bench.installed import (
+    StartPeer,
+    gloo_command,
+    mpi_command,
+    procgroup,
+    procgroup_symmetric,
+    procgroup_tcp,
+)
 from procgroup.diagnostics.bench.peer import PeerCommand
 from procgroup.diagnostics.bench.protocol import PeerFailure
 
 HERE = Path(__file__).resolve().parent
 
-# One thread per rank everywhere; and no peer looks for a network.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-
-
-def procgroup(ranks: int) -> PeerCommand:
-    return _procgroup("procgroup", ranks)
-
-
-def procgroup_symmetric(ranks: int) -> PeerCommand:
-    return _procgroup("procgroup-symmetric", ranks, "--symmetric")
-
-
-def procgroup_tcp(ranks: int) -> PeerCommand:
-    command = _procgroup("procgroup-tcp", ranks)
-    return replace(command, environment={**ENVIRONMENT, "PROCGROUP_TRANSPORT": "tcp"})
-
 
 def gloo(ranks: int) -> PeerCommand:
-    python = _python_of("gloo")
-    return PeerCommand("gloo", [python, str(HERE / "peers" / "gloo_peer.py"), "{socket}", str(ranks)], ENVIRONMENT)
+    return _with_sources(gloo_command(_python_of("gloo"), ranks))
 
 
 def mpich(ranks: int) -> PeerCommand:
-    return PeerCommand("mpich", _mpiexec("mpich", ranks, []), ENVIRONMENT)
+    return _mpi("mpich", ranks)
 
 
 def openmpi(ranks: int) -> PeerCommand:
-    # Left alone it binds 2 ranks to cores; here --pin decides that for all peers alike.
-    flags = ["--oversubscribe", "--bind-to", "none"]
-    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return PeerCommand("openmpi", _mpiexec("openmpi", ranks, [*as_root, *flags]), ENVIRONMENT)
+    return _mpi("openmpi", ranks)
 
 
 def limit(ranks: int) -> PeerCommand:
-    return PeerCommand("limit", [str(_built_limit()), "{socket}", str(ranks)], {})
+    return PeerCommand("limit", [str(_built_limit()), "{socket}", str(ranks)], {}, only_float32=True)
 
 
 DEFAULT_PEERS = ("procgroup", "gloo", "mpich", "openmpi", "limit")
-PEERS: dict[str, Callable[[int], PeerCommand]] = {
+PEERS: Mapping[str, StartPeer] = {
     "procgroup": procgroup,
     "gloo": gloo,
     "mpich": mpich,
@@ -67,23 +53,21 @@ PEERS: dict[str, Callable[[int], PeerCommand]] = {
 }
 
 
-def _procgroup(name: str, ranks: int, *flags: str) -> PeerCommand:
-    if importlib.util.find_spec("procgroup.__main__") is None:
-        raise PeerFailure(name, "the installed procgroup has no command line")
-    run = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", str(ranks)]
-    return PeerCommand(name, [*run, str(HERE / "peers" / "procgroup_peer.py"), "{socket}", *flags], ENVIRONMENT)
+def _mpi(name: str, ranks: int) -> PeerCommand:
+    python = _python_of(name)
+    mpiexec = str(Path(python).with_name("mpiexec"))
+    return _with_sources(mpi_command(name, mpiexec, python, ranks, is_open_mpi=name == "openmpi"))
+
+
+def _with_sources(command: PeerCommand) -> PeerCommand:
+    """Let a peer's own environment find the rank's side of the benchmark, which needs procgroup's sources only."""
+    return replace(command, environment={**command.environment, "PYTHONPATH": str(HERE.parent / "src")})
 
 
 def _python_of(name: str) -> str:
     if not setup_peers.set_up(name):
         raise PeerFailure(name, "its environment could not be made")
     return str(setup_peers.PEERS / name / "bin" / "python")
-
-
-def _mpiexec(name: str, ranks: int, flags: list[str]) -> list[str]:
-    python = _python_of(name)
-    mpiexec = str(Path(python).with_name("mpiexec"))
-    return [mpiexec, *flags, "-n", str(ranks), python, str(HERE / "peers" / "mpi_peer.py"), "{socket}"]
 
 
 def _built_limit() -> Path:

@@ -27,6 +27,13 @@ REDUCTIONS = {
     "BOR": [30, 31],
     "BXOR": [30, 30],
 }
+
+
+def all_reduce(op: str) -> Call:
+    """Return the call that reduces x with this op."""
+    return lambda dist, x, y: dist.all_reduce(x, getattr(dist.ReduceOp, op))
+
+
 # Each call, and what it leaves on rank 0 and on rank 1, whose tensors x are [10, 11] and [20, 21] before: in x, or in
 # the four elements of y. None where nothing is promised.
 OPERATIONS: dict[str, tuple[Call, list[int] | None, list[int] | None]] = {
@@ -37,10 +44,7 @@ OPERATIONS: dict[str, tuple[Call, list[int] | None, list[int] | None]] = {
         [10, 11],
     ),
     "broadcast": (lambda dist, x, y: dist.broadcast(x, src=1), [20, 21], [20, 21]),
-    **{
-        f"all_reduce {op}": (lambda dist, x, y, op=op: dist.all_reduce(x, getattr(dist.ReduceOp, op)), both, both)
-        for op, both in REDUCTIONS.items()
-    },
+    **{f"all_reduce {op}": (all_reduce(op), both, both) for op, both in REDUCTIONS.items()},
     "reduce": (lambda dist, x, y: dist.reduce(x, dst=0), [30, 32], None),
     "all_gather": (lambda dist, x, y: dist.all_gather(list(y.chunk(2)), x), [10, 11, 20, 21], [10, 11, 20, 21]),
     "gather": (

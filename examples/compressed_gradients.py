@@ -6,17 +6,15 @@ A communication hook averages the gradients bucket by bucket, while backward sti
 for bfloat16 and float16; one of your own takes a bucket and returns something to wait for.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
 import procgroup as dist
-from procgroup.parallel import DistributedDataParallel, GradBucket
+from procgroup.parallel import DistributedDataParallel, GradBucket, Hook, Waitable
 from procgroup.parallel.communication_hooks import bf16_compress_hook
 
 
-def clip_and_compress(limit: float, bucket: GradBucket) -> object:
+def clip_and_compress(limit: float, bucket: GradBucket) -> Waitable:
     """Shorten the gradients of a bucket that are longer than ``limit`` before they are averaged, in bfloat16."""
     gradients = bucket.buffer()
     short = (gradients * (limit / gradients.norm().clamp(min=limit))).to(torch.bfloat16)
@@ -24,7 +22,7 @@ def clip_and_compress(limit: float, bucket: GradBucket) -> object:
     return work.get_future().then(lambda future: future.value()[0].to(gradients.dtype))
 
 
-def train(state: object, hook: Callable | None) -> float:
+def train(state: object, hook: Hook | None) -> float:
     """Return the loss after some steps, in the mean over the ranks."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)))
@@ -33,6 +31,7 @@ def train(state: object, hook: Callable | None) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     random = torch.Generator().manual_seed(dist.get_rank())
     inputs = torch.randn(256, 20, generator=random)
+    loss = torch.zeros(())
     for _ in range(50):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))

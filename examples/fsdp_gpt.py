@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 TEXT = "142857" * 8
@@ -83,7 +84,8 @@ def shard(model: GPT, mesh: DeviceMesh) -> GPT:
     for block in model.blocks:
         parallelize_module(block, mesh["tensor"], PLAN)
         fully_shard(block, mesh=mesh["data"])
-    return fully_shard(model, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    return model
 
 
 def train(model: nn.Module, part: int, parts: int) -> list[torch.Tensor]:
@@ -108,7 +110,7 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "tensor"))
     model = shard(make_model(), mesh)
-    here = sum(parameter.to_local().numel() for parameter in model.parameters())
+    here = sum(parameter.to_local().numel() for parameter in model.parameters() if isinstance(parameter, DTensor))
     losses = torch.stack(train(model, mesh.get_local_rank("data"), mesh.size(0)))
     dist.all_reduce(losses, op=dist.ReduceOp.AVG)  # ranks along "tensor" have the same loss
 

@@ -8,7 +8,7 @@ goes through in pieces, so that the first half computes a piece while the second
 parameters are those of one process with the whole model and the whole batch.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(BATCH, 8, generator=random), torch.randn(BATCH, 1, generator=random)) for _ in range(STEPS)]
 
 
-def averaging(half: DistributedDataParallel, piece: int) -> object:
+def averaging(half: DistributedDataParallel, piece: int) -> AbstractContextManager[None]:
     """Return a context for the forward of a piece: gradients add up on this rank, and the last averages them all."""
     return nullcontext() if piece == PIECES - 1 else half.no_sync()
 
@@ -59,6 +59,7 @@ def second_stage(half: DistributedDataParallel, targets: torch.Tensor, other: in
         with averaging(half, number):
             loss = nn.functional.mse_loss(half(piece), target) / PIECES
         loss.backward()
+        assert piece.grad is not None
         sent.append(dist.isend(piece.grad, dst=other))
     for work in sent:
         work.wait()

@@ -46,7 +46,7 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
             arrays = {name: file[name] for name in file.files if name != "sampler"}
             found = [(arrays, json.loads(str(file["sampler"])))]
     dist.broadcast_object_list(found)
-    return found[0]  # type: ignore[no-any-return]
+    return found[0]
 
 
 def gradient(arrays: Arrays, images: Any, digits: Any) -> Arrays:

@@ -49,10 +49,10 @@ rows = empty_rows()
 dist.all_gather(rows, row())
 show("all_gather", [tensor.tolist() for tensor in rows])
 
-rows = empty_rows() if rank == 0 else None
-dist.gather(row(), rows, dst=0)
-if rank == 0:
-    show("gather to 0", [tensor.tolist() for tensor in rows])
+gathered = empty_rows() if rank == 0 else None
+dist.gather(row(), gathered, dst=0)
+if gathered is not None:
+    show("gather to 0", [tensor.tolist() for tensor in gathered])
 
 tensor = torch.empty(2)
 dist.scatter(tensor, [torch.full((2,), part + 0.5) for part in range(size)] if rank == 0 else None, src=0)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 import procgroup as dist
 
@@ -23,4 +23,4 @@ def run(rank: int, size: int, meeting_place: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run, args=(2, str(Path(folder, "meet"))), nprocs=2)
+        spawn(run, args=(2, str(Path(folder, "meet"))), nprocs=2)

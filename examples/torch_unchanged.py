@@ -23,11 +23,11 @@ def train() -> list[float]:
     torch.manual_seed(0)
     inputs = torch.randn(200, 4)
     dataset = TensorDataset(inputs, inputs @ torch.tensor([[1.0], [-2.0], [3.0], [0.5]]))
-    sampler = DistributedSampler(dataset)
+    sampler: DistributedSampler[int] = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=20, sampler=sampler)
     model = DistributedDataParallel(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
+    losses, last = [], 0.0
     for epoch in range(5):
         sampler.set_epoch(epoch)
         for batch, targets in loader:
@@ -35,12 +35,15 @@ def train() -> list[float]:
             loss = nn.functional.mse_loss(model(batch), targets)
             loss.backward()
             optimizer.step()
-        losses.append(loss.item())
+            last = loss.item()
+        losses.append(last)
     return losses
 
 
 dist.init_process_group(os.environ.get("BACKEND", "gloo"))
 losses = " ".join(f"{loss:.3g}" for loss in train())
-moved_by = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__module__.split(".")[0]
+world = dist.group.WORLD
+assert world is not None
+moved_by = type(world._get_backend(torch.device("cpu"))).__module__.split(".")[0]
 print(f"rank {dist.get_rank()}: {dist.get_backend()}, moved by {moved_by}: losses {losses}", flush=True)
 dist.destroy_process_group()

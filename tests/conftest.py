@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+import slurm_cluster
+import world
+
 # Ranks outnumber cores in most tests; a thread pool per rank would only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -20,8 +23,16 @@ _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 _JOB = ("TORCHELASTIC_RUN_ID", "PROCGROUP_STORE", "PROCGROUP_MASTER", "PROCGROUP_JOB_KEY", "PROCGROUP_STORE_KEY")
 _AGENT = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT")
 _METHOD = ("PROCGROUP_INIT_METHOD", "TORCH_DISTRIBUTED_INIT_METHOD")
+_LAUNCHERS = ("PET_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MPI_LOCAL", "JOB_COMPLETION_INDEX", "RAY_")
 _COLOURS = ("FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "PYTEST_ADDOPTS")
-for _name in (*_PLACE, *_JOB, *_AGENT, *_METHOD, *_COLOURS, *(name for name in os.environ if name.startswith("PET_"))):
+for _name in (
+    *_PLACE,
+    *_JOB,
+    *_AGENT,
+    *_METHOD,
+    *_COLOURS,
+    *(name for name in os.environ if name.startswith(_LAUNCHERS)),
+):
     os.environ.pop(_name, None)
 
 # Unbuffered, Python writes the words and the end of a line apart, and the lines of ranks that share a file mix.
@@ -63,6 +74,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def sampled() -> bool:
     return SAMPLED
+
+
+@pytest.fixture
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A Slurm of one node; yields the environment of its commands. Skips where there is none, and says why."""
+    if lack := slurm_cluster.lacks():
+        pytest.skip(lack)
+    with slurm_cluster.running(tmp_path_factory.mktemp("slurm"), world.free_port(), world.free_port()) as environment:
+        yield environment
 
 
 @pytest.fixture(autouse=True)

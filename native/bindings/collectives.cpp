@@ -130,6 +130,18 @@ nb::object PythonGroup::all_reduce(nb::handle array, nb::handle op, bool async_o
   return issue(std::move(request), async_op, seconds, view);
 }
 
+namespace {
+
+// What a later call of the list fails for, when an earlier one has ended the group: that one's own failure.
+void raise_first_failure(const nb::list& operations) {
+  for (const nb::handle operation : operations) {
+    const nb::object error = operation.is_none() ? nb::none() : operation.attr("exception")();
+    if (!error.is_none()) raise(error);
+  }
+}
+
+}  // namespace
+
 nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool async_op, double seconds) {
   const CallSite site = this->site("all_reduce");
   std::vector<ArrayView> views;
@@ -148,7 +160,12 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
       issued->arrays.push_back(std::move(views[index]));
       packed.push_back(reduced[index]);
     }
-    operations.append(issue(all_reduce_of(std::move(packed)), async_op, seconds, std::move(issued)));
+    try {
+      operations.append(issue(all_reduce_of(std::move(packed)), async_op, seconds, std::move(issued)));
+    } catch (nb::python_error&) {
+      raise_first_failure(operations);
+      throw;
+    }
   }
   return async_op ? nb::object(operations) : nb::none();
 }

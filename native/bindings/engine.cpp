@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bindings.hpp"
 #include "python_engine.hpp"
 
@@ -22,6 +24,12 @@ void bind_engine(nb::module_& module) {
       .def(
           "set_cores", [](PythonEngine& self, int usable, int ranks) { self.engine()->set_cores(usable, ranks); },
           "usable_cores"_a, "local_ranks"_a)
+      .def(
+          "set_wait_report",
+          [](PythonEngine& self, double seconds) {
+            self.engine()->set_wait_report(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9));
+          },
+          "seconds"_a)
       .def("on_first_watch", &PythonEngine::on_first_watch,
            nb::sig("def on_first_watch(self, start: collections.abc.Callable[[], None]) -> None"))
       .def_prop_ro("arena_descriptor", [](const PythonEngine& self) { return self.engine()->arena_descriptor(); })
@@ -50,6 +58,11 @@ void bind_engine(nb::module_& module) {
       .def("run_completions", &PythonEngine::run_completions, "seconds"_a)
       .def("records", &PythonEngine::records, nb::sig("def records(self) -> list[dict[str, typing.Any]]"))
       .def("flush", &PythonEngine::flush, "seconds"_a)
+      .def(
+          "set_global_ranks",
+          [](PythonEngine& self, std::vector<int> ranks) { self.engine()->set_global_ranks(std::move(ranks)); },
+          "ranks"_a)
+      .def("fail", &PythonEngine::fail, "reason"_a, "at_once"_a)
       .def("abort", [](PythonEngine& self) { self.engine()->abort(); })
       .def("shutdown", &PythonEngine::close);
 

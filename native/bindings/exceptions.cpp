@@ -7,6 +7,34 @@ namespace nb = nanobind;
 
 namespace procgroup {
 
+namespace {
+
+// By the ranks of `missing`.
+nb::dict calls_of_ranks(const Failure& failure) {
+  nb::dict calls;
+  for (size_t index = 0; index < failure.calls.size(); ++index)
+    calls[nb::int_(failure.missing[index])] = failure.calls[index];
+  return calls;
+}
+
+// Whether the call writes to an array of this rank.
+bool writes(const Descriptor& call, int rank) {
+  switch (call.op) {
+    case OpKind::kBarrier:
+    case OpKind::kSend:
+      return false;
+    case OpKind::kBroadcast:
+      return rank != call.root;
+    case OpKind::kReduce:
+    case OpKind::kGather:
+      return rank == call.root;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
 void raise(nb::handle exception) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   throw nb::python_error();
@@ -19,6 +47,8 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
   data["group"] = group.name();
   data["rank"] = group.rank();
   data["size"] = group.size();
+  if (!group.global_ranks().empty()) data["members"] = nb::cast(group.global_ranks());
+  if (writes(call, group.rank())) data["intact"] = !failure.wrote;
   if (call.op == OpKind::kAllToAll && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
   return build_exception(failure, std::move(data));
 }
@@ -38,6 +68,7 @@ nb::object build_exception(const Failure& failure, nb::dict data) {
     case Failure::Kind::kTimeout:
       kind = "timeout";
       data["missing"] = nb::cast(failure.missing);
+      data["calls"] = calls_of_ranks(failure);
       data["seconds"] = failure.seconds;
       break;
     case Failure::Kind::kLost:
@@ -53,10 +84,7 @@ nb::object build_exception(const Failure& failure, nb::dict data) {
       break;
     case Failure::Kind::kDeadlock: {
       kind = "deadlock";
-      nb::dict waits;
-      for (size_t index = 0; index < failure.missing.size(); ++index)
-        waits[nb::int_(failure.missing[index])] = failure.calls[index];
-      data["waits"] = waits;
+      data["waits"] = calls_of_ranks(failure);
       break;
     }
     case Failure::Kind::kBroken:

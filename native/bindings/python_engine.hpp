@@ -126,6 +126,12 @@ class PythonEngine {
     return engine_->flush(seconds);
   }
 
+  void fail(const std::string& reason, bool at_once) {
+    if (engine_->forked()) return;
+    const Unlocked unlocked;
+    engine_->fail(reason, at_once);
+  }
+
   void close() {
     if (engine_->forked()) {
       // Their threads do not exist here; what they were working on must not be touched.

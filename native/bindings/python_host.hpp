@@ -10,6 +10,17 @@
 
 #include "engine/host.hpp"
 
+#ifdef Py_LIMITED_API
+// Every CPython so far exports these, but its stable ABI does not promise them: weak, so that the module is loaded
+// where a later one has none.
+extern "C" {
+[[gnu::weak]] PyInterpreterState* PyInterpreterState_Head(void);
+[[gnu::weak]] PyInterpreterState* PyInterpreterState_Next(PyInterpreterState*);
+[[gnu::weak]] PyThreadState* PyInterpreterState_ThreadHead(PyInterpreterState*);
+[[gnu::weak]] PyThreadState* PyThreadState_Next(PyThreadState*);
+}
+#endif
+
 namespace procgroup {
 
 // Take the interpreter's lock back. While the interpreter ends, Python ends a thread that asks for the lock by
@@ -75,6 +86,10 @@ class PythonHost final : public Host {
     return getitimer(ITIMER_REAL, &alarm) != 0 || alarm.it_value.tv_sec != 0 || alarm.it_value.tv_usec != 0;
   }
   bool others_run() const {
+#ifdef Py_LIMITED_API
+    if (!PyInterpreterState_Head || !PyInterpreterState_Next || !PyInterpreterState_ThreadHead || !PyThreadState_Next)
+      return true;  // nobody can tell: no deadlock is reported, and calls end at their deadlines
+#endif
     for (PyInterpreterState* one = PyInterpreterState_Head(); one != nullptr; one = PyInterpreterState_Next(one))
       for (PyThreadState* thread = PyInterpreterState_ThreadHead(one); thread != nullptr;
            thread = PyThreadState_Next(thread))

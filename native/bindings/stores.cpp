@@ -1,10 +1,12 @@
 // The TCP store's server and client as Python objects. Errors become those of procgroup.errors.
 #include <Python.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "bindings.hpp"
@@ -52,7 +54,7 @@ std::string_view text_of(nb::handle text) {
   return {bytes, static_cast<size_t>(size)};
 }
 
-std::string class_name(nb::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+std::string class_name(nb::handle object) { return nb::cast<std::string>(object.type().attr("__name__")); }
 
 std::string_view key_of(nb::handle key) {
   if (!PyUnicode_Check(key.ptr())) {
@@ -66,7 +68,7 @@ std::string_view key_of(nb::handle key) {
 std::string_view value_of(nb::handle value) {
   std::string_view bytes;
   if (PyBytes_Check(value.ptr())) {
-    bytes = {PyBytes_AS_STRING(value.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(value.ptr()))};
+    bytes = {PyBytes_AsString(value.ptr()), static_cast<size_t>(PyBytes_Size(value.ptr()))};
   } else if (PyUnicode_Check(value.ptr())) {
     bytes = text_of(value);
   } else {
@@ -209,15 +211,21 @@ class StoreClient {
     ask(store::Op::kAppend, head_for(key, bytes), bytes, seconds, "append", key);
   }
   nb::typed<nb::list, nb::bytes> multi_get(Keys keys, double seconds) {
-    const std::string body = ask(store::Op::kMultiGet, fields(keys), {}, seconds, "wait", keys).body;
-    return parsed(body, [](store::BodyReader& reader) {
-      nb::typed<nb::list, nb::bytes> values;
-      while (!reader.at_end()) {
-        const std::string_view value = reader.take_field();
-        values.append(nb::bytes(value.data(), value.size()));
-      }
-      return values;
-    });
+    return values_in(ask(store::Op::kMultiGet, fields(keys), {}, seconds, "wait", keys).body);
+  }
+  // A list of the values of the keys; or, as bytes, the value of `unless` when that comes first.
+  std::variant<nb::typed<nb::list, nb::bytes>, nb::bytes> get_unless(Keys keys, nb::handle unless, double seconds) {
+    const std::string body = field(key_of(unless)) + fields(keys);
+    const store::ServerReply reply = ask(store::Op::kGetUnless, body, {}, seconds, "wait", keys);
+    if (reply.status == store::Status::kUnless) return as_bytes(reply.body);
+    return values_in(reply.body);
+  }
+  void set_on_disconnect(nb::handle key, nb::handle value, double seconds) {
+    const std::string_view bytes = value_of(value);
+    ask(store::Op::kSetOnDisconnect, head_for(key, bytes), bytes, seconds, "set_on_disconnect", key);
+  }
+  void withdraw_on_disconnect(nb::handle key, double seconds) {
+    ask(store::Op::kWithdrawOnDisconnect, field(key_of(key)), {}, seconds, "withdraw_on_disconnect", key);
   }
   void multi_set(Keys keys, Values values, double seconds) {
     std::string head;
@@ -267,6 +275,17 @@ class StoreClient {
     return count;
   }
 
+  static nb::typed<nb::list, nb::bytes> values_in(const std::string& body) {
+    return parsed(body, [](store::BodyReader& reader) {
+      nb::typed<nb::list, nb::bytes> values;
+      while (!reader.at_end()) {
+        const std::string_view value = reader.take_field();
+        values.append(nb::bytes(value.data(), value.size()));
+      }
+      return values;
+    });
+  }
+
   static std::string fields(nb::sequence keys) {
     std::string body;
     const size_t count = checked_count(keys);
@@ -304,7 +323,9 @@ class StoreClient {
       if (op == store::Op::kWorkers) throw;
       raise_timeout(what, keys, seconds);
     }
-    if (reply.status == store::Status::kOk) return reply;
+    if (reply.status == store::Status::kOk || (reply.status == store::Status::kUnless && op == store::Op::kGetUnless)) {
+      return reply;
+    }
     if (reply.status == store::Status::kQueueEmpty) raise("QueueEmptyError", std::string("queue is empty"));
     if (reply.status == store::Status::kTooLarge) {
       raise_limit("a value", number_in<uint64_t>(reply.body), store::kMaxValueBytes);
@@ -326,6 +347,15 @@ class StoreClient {
   std::unique_ptr<store::Client> client_;
 };
 
+// (process id, "address:port") of every connection of another process.
+nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str>> list_guests(const store::Server& server) {
+  nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str>> guests;
+  for (const store::Server::Guest& guest : server.list_guests()) {
+    guests.append(nb::make_tuple(guest.process, guest.address));
+  }
+  return guests;
+}
+
 void start_server(store::Server* place, int listener, std::string job, nb::bytes job_key) {
   new (place) store::Server(listener, {std::move(job), {job_key.c_str(), job_key.size()}});
 }
@@ -346,6 +376,7 @@ void bind_stores(nb::module_& module) {
       .def_prop_ro("running", &store::Server::running)
       .def_prop_ro("guests", &store::Server::guests)
       .def_prop_ro("requests", &store::Server::requests)
+      .def("list_guests", &list_guests)
       .def("stop", &store::Server::stop)
       .def("drain", &store::Server::drain);
 
@@ -365,6 +396,10 @@ void bind_stores(nb::module_& module) {
       .def("list_keys", &StoreClient::list_keys, nb::arg("prefix").none(), nb::arg("seconds"))
       .def("append", &StoreClient::append, nb::arg("key").none(), nb::arg("value").none(), nb::arg("seconds"))
       .def("multi_get", &StoreClient::multi_get, nb::arg("keys"), nb::arg("seconds"))
+      .def("get_unless", &StoreClient::get_unless, nb::arg("keys"), nb::arg("unless").none(), nb::arg("seconds"))
+      .def("set_on_disconnect", &StoreClient::set_on_disconnect, nb::arg("key").none(), nb::arg("value").none(),
+           nb::arg("seconds"))
+      .def("withdraw_on_disconnect", &StoreClient::withdraw_on_disconnect, nb::arg("key").none(), nb::arg("seconds"))
       .def("multi_set", &StoreClient::multi_set, nb::arg("keys"), nb::arg("values"), nb::arg("seconds"))
       .def("queue_push", &StoreClient::queue_push, nb::arg("key").none(), nb::arg("value").none(), nb::arg("seconds"))
       .def("queue_pop", &StoreClient::queue_pop, nb::arg("key").none(), nb::arg("block"), nb::arg("seconds"))

@@ -59,7 +59,7 @@ bool find(Torch& torch) {
 }
 
 bool answers_yes(nb::handle tensor, PyObject* question) {
-  const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), question));
+  const nb::object answer = nb::steal(PyObject_CallMethodObjArgs(tensor.ptr(), question, nullptr));
   if (!answer.is_valid()) throw nb::python_error();
   return answer.ptr() == Py_True;
 }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "dtype/elements.hpp"
+
 namespace procgroup::PROCGROUP_KERNELS {
 namespace {
 
@@ -17,11 +19,13 @@ struct Sum {
   }
 };
 
+// Integers have their accumulator's quotient truncated toward zero: a double by its conversion back to an integer.
 struct Average : Sum {
   template <class T>
   static T finish(T sum, int source_count) {
     return sum / static_cast<float>(source_count);
   }
+  static Int128 finish(Int128 sum, int source_count) { return sum / source_count; }
 };
 
 struct Product : Sum {

@@ -49,6 +49,7 @@ bool supports(ReduceOp op, Dtype dtype) {
     case ReduceOp::kProduct:
       return true;
     case ReduceOp::kAvg:
+      return dtype != Dtype::kBool;
     case ReduceOp::kPremulSum:
       return kind != Kind::kIntegral;
     case ReduceOp::kMin:

@@ -41,16 +41,17 @@ size_t dtype_size(Dtype dtype);
 const char* dtype_name(Dtype dtype);      // NumPy's name: "float32", "bfloat16"
 const char* reduce_op_name(ReduceOp op);  // "SUM"
 
-// Whether `op` means something on `dtype`: AVG on floating point and complex only, MIN and MAX on all but complex, B*
-// on integers and bool only, nothing on float8. PREMUL_SUM is a
-// SUM for every kernel: each rank multiplies its own elements before the call starts (Request::before).
+// Whether `op` means something on `dtype`: AVG on all but bool, MIN and MAX on all but complex, B* on integers and bool
+// only, PREMUL_SUM on floating point and complex only, nothing on float8. PREMUL_SUM is a SUM for every kernel: each
+// rank multiplies its own elements before the call starts (Request::before).
 bool supports(ReduceOp op, Dtype dtype);
 
 // out[i] = sources[0][i] op sources[1][i] op ... for i < count; AVG divides the sum by `source_count`.
 // `out` may be the same address as any source; otherwise out and sources do not overlap.
 // float16 and bfloat16 are accumulated in float32 and rounded once. MIN and MAX: a NaN in any source
 // gives NaN; -0.0 counts as smaller than +0.0. bool: SUM, MAX, BOR are "or"; PRODUCT, MIN, BAND "and".
-// Integer sums and products wrap. Vectorised; the instruction set is chosen at run time.
+// Integer sums and products wrap; AVG of integers is the exact sum (it does not wrap), divided and truncated toward
+// zero. Vectorised; the instruction set is chosen at run time.
 void reduce(Dtype dtype, ReduceOp op, void* out, const void* const* sources, int source_count, size_t count);
 
 }  // namespace procgroup

@@ -25,6 +25,27 @@ struct Plain {
   static T store(T accumulated) { return accumulated; }
 };
 
+// 8- to 32-bit integers whose sum must not wrap, for AVG. Up to 2^21 ranks the sum is exact in a double, and the
+// truncated quotient is right: a mean that is no integer is at least 2^-21 away from one, and rounded by at most 2^-22.
+template <class T>
+struct AsDouble {
+  using Storage = T;
+  using Accumulator = double;
+  static double load(T stored) { return static_cast<double>(stored); }
+  static T store(double mean) { return static_cast<T>(mean); }
+};
+
+__extension__ typedef __int128 Int128;
+
+// The same for 64-bit integers.
+template <class T>
+struct AsInt128 {
+  using Storage = T;
+  using Accumulator = Int128;
+  static Int128 load(T stored) { return stored; }
+  static T store(Int128 mean) { return static_cast<T>(mean); }
+};
+
 inline float float_from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline uint32_t bits_of_float(float value) { return __builtin_bit_cast(uint32_t, value); }
 

@@ -192,10 +192,9 @@ void float16_kernel(void* out, const void* const* sources, int source_count, siz
 
 // One row of the table; the columns are those of ReduceOp. Sums and products of signed integers wrap,
 // so they are those of the unsigned ones.
-#define PROCGROUP_INTEGER_ROW(SIGNED_OR_NOT, UNSIGNED)                          \
-  {kernel<Plain<UNSIGNED>, Sum>,         nullptr,                               \
-   kernel<Plain<UNSIGNED>, Product>,     kernel<Plain<SIGNED_OR_NOT>, Min>,     \
-   kernel<Plain<SIGNED_OR_NOT>, Max>,    bitwise_kernel<And, sizeof(UNSIGNED)>, \
+#define PROCGROUP_INTEGER_ROW(SIGNED_OR_NOT, UNSIGNED, WIDE)                                                          \
+  {kernel<Plain<UNSIGNED>, Sum>,         kernel<WIDE<SIGNED_OR_NOT>, Average>, kernel<Plain<UNSIGNED>, Product>,      \
+   kernel<Plain<SIGNED_OR_NOT>, Min>,    kernel<Plain<SIGNED_OR_NOT>, Max>,    bitwise_kernel<And, sizeof(UNSIGNED)>, \
    bitwise_kernel<Or, sizeof(UNSIGNED)>, bitwise_kernel<Xor, sizeof(UNSIGNED)>}
 
 constexpr Kernel kAnd = bitwise_kernel<And, 1>;
@@ -205,14 +204,14 @@ constexpr uint16_t kBfloat16Infinity = 0x7f80;
 
 constexpr KernelTable kTable = {{
     {kOr, nullptr, kAnd, kAnd, kOr, kAnd, kOr, bitwise_kernel<Xor, 1>},
-    PROCGROUP_INTEGER_ROW(int8_t, uint8_t),
-    PROCGROUP_INTEGER_ROW(uint8_t, uint8_t),
-    PROCGROUP_INTEGER_ROW(int16_t, uint16_t),
-    PROCGROUP_INTEGER_ROW(uint16_t, uint16_t),
-    PROCGROUP_INTEGER_ROW(int32_t, uint32_t),
-    PROCGROUP_INTEGER_ROW(uint32_t, uint32_t),
-    PROCGROUP_INTEGER_ROW(int64_t, uint64_t),
-    PROCGROUP_INTEGER_ROW(uint64_t, uint64_t),
+    PROCGROUP_INTEGER_ROW(int8_t, uint8_t, AsDouble),
+    PROCGROUP_INTEGER_ROW(uint8_t, uint8_t, AsDouble),
+    PROCGROUP_INTEGER_ROW(int16_t, uint16_t, AsDouble),
+    PROCGROUP_INTEGER_ROW(uint16_t, uint16_t, AsDouble),
+    PROCGROUP_INTEGER_ROW(int32_t, uint32_t, AsDouble),
+    PROCGROUP_INTEGER_ROW(uint32_t, uint32_t, AsDouble),
+    PROCGROUP_INTEGER_ROW(int64_t, uint64_t, AsInt128),
+    PROCGROUP_INTEGER_ROW(uint64_t, uint64_t, AsInt128),
     {float16_kernel<Sum>, float16_kernel<Average>, float16_kernel<Product>,
      kernel<Ordered16<kFloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kFloat16Infinity, INT16_MAX>, Max>, nullptr,
      nullptr, nullptr},

@@ -35,7 +35,7 @@ bool Connection::write() {
   } catch (const ChannelClosed& closed) {
     // What the peer had sent before may still be readable; it was published, so it is delivered.
     drain();
-    if (!fault_) fault_ = lost(peer_, describe(closed));
+    if (!fault_) fault_ = loss(describe(closed));
     return true;
   }
 }
@@ -45,7 +45,7 @@ bool Connection::read() {
   try {
     return read_frames();
   } catch (const ChannelClosed& closed) {
-    fault_ = lost(peer_, describe(closed));
+    fault_ = loss(describe(closed));
   } catch (const MalformedFrame& malformed) {
     fault_ = lost(peer_, malformed.reason);
   }
@@ -62,7 +62,7 @@ bool Connection::read_frames() {
   bool moved = false;
   drained_ = false;
   turn_bytes_ = 0;
-  while (turn_bytes_ < kTurnBytes && !paused()) {
+  while (turn_bytes_ < kTurnBytes && !fault_ && !paused()) {
     if (current_.active) {
       if (!read_payload()) break;
     } else if (staged_end_ - staged_begin_ >= sizeof(FrameHeader)) {
@@ -192,8 +192,20 @@ void Connection::end_eager() {
   current_.payload.clear();
   // A receive may have been started while the payload was on its way.
   if (const auto receive = matching_.take_posted(arrival.key, peer_)) return accept(std::move(arrival), receive);
+  if (arrival.key == kExitKey) return take_exit(arrival.payload);
   matching_.keep(std::move(arrival));
 }
+
+// One byte: whether everything with this peer fails now. Then the reason.
+void Connection::take_exit(const std::vector<std::byte>& message) {
+  if (message.empty() || exit_) return;
+  const auto* text = reinterpret_cast<const char*>(message.data()) + 1;
+  exit_ = failed(peer_, readable(text, std::min(message.size() - 1, kReasonBytes)));
+  sudden_ = message[0] != std::byte{0};
+  if (sudden_) fault_ = exit_;
+}
+
+Failure Connection::loss(std::string how) const { return exit_ ? *exit_ : lost(peer_, std::move(how)); }
 
 void Connection::end_data() {
   const auto stream = streams_.find(current_.header.number);

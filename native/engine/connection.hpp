@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "engine/frame.hpp"
 #include "engine/loan.hpp"
@@ -42,6 +44,9 @@ class Connection {
   // Read a piece of what the peer lends; tell whether there was any.
   bool read_lent();
   const Failure* fault() const { return fault_ ? &*fault_ : nullptr; }
+  // What the peer has said of its end, see Messages::post_exit; null when nothing.
+  const Failure* exit_failure() const { return exit_ ? &*exit_ : nullptr; }
+  bool exits_suddenly() const { return sudden_; }
 
   // Messages::send_at_once and Messages::receive_at_once, for this peer.
   bool send_at_once(const FrameHeader& header, const void* data);
@@ -94,6 +99,8 @@ class Connection {
   std::byte* destination();
   void end_frame();
   void end_eager();
+  void take_exit(const std::vector<std::byte>& message);
+  Failure loss(std::string how) const;
   void end_data();
   void on_announce(const FrameHeader& header);
   void on_withdraw(const FrameHeader& header);
@@ -113,6 +120,8 @@ class Connection {
   size_t staged_end_ = 0;
   bool drained_ = false;   // the last read of this turn got less than it asked for
   size_t turn_bytes_ = 0;  // read in this turn
+  std::optional<Failure> exit_;
+  bool sudden_ = false;
   std::optional<Failure> fault_;
   std::optional<Failure> failure_;
 };

@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cstring>
 #include <random>
 #include <system_error>
 
 #include "base/futex.hpp"
+#include "base/standard_error.hpp"
+#include "engine/call_report.hpp"
 #include "engine/fork_guard.hpp"
 #include "engine/loan.hpp"
 #include "transport/ring_channel.hpp"
@@ -27,6 +30,13 @@ size_t ring_capacity(int world_size) {
 
 // How long a rank that leaves tries to hand over what it still has to say, such as why a call failed.
 constexpr double kLastWordsSeconds = 0.2;
+
+// How long a rank whose call has reached its deadline waits to learn what the missing ranks are doing.
+constexpr double kAnswerSeconds = 0.2;
+constexpr int64_t kAnswerSliceNs = 5'000'000;
+
+// Of so many awaited ranks the report of a wait says what they are doing.
+constexpr size_t kDescribedRanks = 4;
 
 // How often what comes is taken before it counts as more than what lay there.
 constexpr int kTurnsToQuiet = 16;
@@ -153,7 +163,36 @@ PeerStatus Engine::peer_status(int peer) const { return peers_[index(peer)]->sta
 
 Failure Engine::loss(int peer_rank) const {
   const Peer& peer = *peers_[index(peer_rank)];
+  if (std::optional<Failure> failure = exit_failure(peer_rank, false)) return *std::move(failure);
   return {.kind = Failure::Kind::kLost, .peer = peer_rank, .pid = peer.pid, .reason = peer.how};
+}
+
+std::optional<Failure> Engine::exit_failure(int peer_rank, bool sudden) const {
+  const Arena* arena = peer_arena(peer_rank);
+  if (arena == nullptr) return std::nullopt;
+  const ArenaHeader& header = arena->header();
+  const Ending ending = header.ending.load(std::memory_order_acquire);
+  if (ending == Ending::kNone || (sudden && ending != Ending::kFails)) return std::nullopt;
+  return Failure{
+      .kind = Failure::Kind::kFailed, .peer = peer_rank, .reason = readable(header.exit_reason, kReasonBytes)};
+}
+
+void Engine::fail(const std::string& reason, bool at_once) {
+  if (forked() || shut_down_ || failed_.exchange(true)) return;
+  if (arena_) {
+    ArenaHeader& header = arena_->header();
+    std::strncpy(header.exit_reason, reason.c_str(), kReasonBytes - 1);
+    header.ending.store(at_once ? Ending::kFails : Ending::kLeaves, std::memory_order_seq_cst);
+  }
+  {
+    const std::lock_guard lock(messages_mutex_);
+    for (int peer = 0; peer < world_size(); ++peer)
+      if (peer != rank() && peer_arena(peer) == nullptr) messages_.post_exit(peer, reason, at_once);
+  }
+  if (!at_once) return;
+  abort();
+  for (const auto& peer : peers_)
+    if (peer->arena) peer->arena->wake();
 }
 
 void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
@@ -170,11 +209,11 @@ void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
 
 void Engine::on_lost(int peer, const std::string& how) { set_status(peer, PeerStatus::kLost, how); }
 
-void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, "its process left in order before this call"); }
+void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, "it left in order before this call"); }
 
 bool Engine::is_quiet() {
   const std::lock_guard lock(messages_mutex_);
-  for (int turn = 0; messages_.pump(); ++turn)
+  for (int turn = 0; pump(); ++turn)
     if (turn == kTurnsToQuiet) return false;
   return messages_.is_quiet();
 }
@@ -195,6 +234,86 @@ void Engine::announce(const std::vector<ShownWait>& circle) {
   if (!uses_sockets_) return;
   const std::lock_guard lock(messages_mutex_);
   waits_.announce(circle);
+}
+
+bool Engine::pump() {
+  const bool moved = messages_.pump();
+  if (waits_.is_asked())
+    waits_.answer([this](uint64_t group) {
+      return describe_calls(recorder_->read(), group, [this](uint64_t identity) { return group_of(identity); });
+    });
+  return moved;
+}
+
+std::vector<std::string> Engine::calls_of(const std::vector<int>& peers, uint64_t group) {
+  if (uses_sockets_) await_answers(peers, group);
+  return known_calls(peers, group);
+}
+
+std::vector<std::string> Engine::known_calls(const std::vector<int>& peers, uint64_t group) {
+  std::vector<std::string> calls;
+  const std::lock_guard lock(messages_mutex_);
+  for (const int peer : peers) {
+    const Arena* arena = peer_arena(peer);
+    calls.push_back(arena != nullptr ? calls_in_memory(*arena, group) : waits_.calls(peer));
+    if (calls.back().empty()) calls.back() = "not answering (it is in no call, or stopped)";
+  }
+  return calls;
+}
+
+std::string Engine::calls_in_memory(const Arena& arena, uint64_t group) const {
+  try {
+    const std::byte* memory = arena.at_line(arena.header().recorder, Recorder::bytes());
+    return describe_calls(Recorder::read(memory), group, [this](uint64_t identity) { return group_of(identity); });
+  } catch (const std::out_of_range&) {
+    return "";
+  }
+}
+
+void Engine::await_answers(const std::vector<int>& peers, uint64_t group) {
+  const Deadline deadline = Deadline::after(kAnswerSeconds);
+  const auto is_answered = [this](int peer) { return peer_arena(peer) != nullptr || !waits_.calls(peer).empty(); };
+  ask_calls(peers, group);
+  while (!deadline.passed()) {
+    {
+      const std::lock_guard lock(messages_mutex_);
+      pump();
+      if (std::ranges::all_of(peers, is_answered)) return;
+    }
+    sleep(deadline.remaining_ns(kAnswerSliceNs), [] { return false; });
+  }
+}
+
+void Engine::ask_calls(const std::vector<int>& peers, uint64_t group) {
+  const std::lock_guard lock(messages_mutex_);
+  for (const int peer : peers) waits_.ask_calls(peer, group);
+}
+
+void Engine::report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group) {
+  std::vector<int> described = call.awaited;
+  if (described.size() > kDescribedRanks) described.resize(kDescribedRanks);
+  if (due == WaitReport::Due::kQuestion && uses_sockets_) ask_calls(described, group);
+  if (due != WaitReport::Due::kLine) return;
+  WaitingCall global = call;
+  global.rank = global_rank(call.rank);
+  for (int& awaited : global.awaited) awaited = global_rank(awaited);
+  write_line(describe_wait(global, known_calls(described, group)));
+}
+
+NamedGroup Engine::group_of(uint64_t identity) const {
+  const std::lock_guard lock(names_mutex_);
+  const auto found = names_.find(identity);
+  return found == names_.end() ? NamedGroup{} : found->second;
+}
+
+void Engine::add_name(uint64_t group, NamedGroup named) {
+  const std::lock_guard lock(names_mutex_);
+  names_.insert_or_assign(group, std::move(named));
+}
+
+void Engine::remove_name(uint64_t group) {
+  const std::lock_guard lock(names_mutex_);
+  names_.erase(group);
 }
 
 void Engine::kick() {
@@ -255,7 +374,7 @@ bool Engine::flush(double seconds) {
   for (;;) {
     {
       const std::lock_guard lock(messages_mutex_);
-      messages_.pump();
+      pump();
       if (messages_.flushed()) return true;
     }
     if (deadline.passed()) return false;

@@ -14,11 +14,13 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "engine/call_report.hpp"
 #include "engine/deadlock.hpp"
 #include "engine/group_heap.hpp"
 #include "engine/introductions.hpp"
@@ -27,6 +29,7 @@
 #include "engine/progress_thread.hpp"
 #include "engine/recorder.hpp"
 #include "engine/wait_exchange.hpp"
+#include "engine/wait_report.hpp"
 #include "engine/waiting.hpp"
 #include "transport/arena.hpp"
 #include "transport/life.hpp"
@@ -74,11 +77,27 @@ class Engine final : public Lounge, public DeadlockSight {
   const PeerMemory* peer_memory(int peer) const { return peers_[index(peer)]->memory.get(); }
   PeerStatus peer_status(int peer) const;
   Failure loss(int peer) const;  // a kLost failure; only when the peer left or is lost
+  // What a peer has said of its end: a kFailed failure, with a world rank. With `sudden`, only when it ends every call.
+  // Not under messages_mutex.
+  std::optional<Failure> exit_failure(int peer, bool sudden) const;
   int64_t peer_pid(int peer) const { return peers_[index(peer)]->pid; }
 
   Messages& messages() { return messages_; }
   std::mutex& messages_mutex() { return messages_mutex_; }
   Introductions& introductions() { return introductions_; }  // under that mutex
+  // Advance every channel, and answer what other ranks have asked this one. Under that mutex.
+  bool pump();
+  // What each of these world ranks is doing, in words that follow "rank 1 is", for a reader who waits in this group:
+  // read in shared memory, else asked for, for at most some 0.2 s. Not under that mutex.
+  std::vector<std::string> calls_of(const std::vector<int>& peers, uint64_t group);
+  // The groups of this rank, by which calls_of names what a rank is in.
+  void add_name(uint64_t group, NamedGroup named);
+  void remove_name(uint64_t group);
+  // Set-up: after how long a call that waits is reported for the first time; 0: never.
+  void set_wait_report(int64_t nanoseconds) { wait_report_ns_ = nanoseconds; }
+  int64_t wait_report_ns() const { return wait_report_ns_; }
+  // Do what is due in the wait of a call in this group. Not under that mutex, and never for long.
+  void report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group);
   bool uses_sockets() const { return uses_sockets_; }
   ProgressThread& progress() { return *progress_; }
   Recorder& recorder() { return *recorder_; }
@@ -109,6 +128,9 @@ class Engine final : public Lounge, public DeadlockSight {
   bool flush(double seconds);
   // Leave in order: say goodbye and let go of everything. Idempotent.
   void shutdown();
+  // This rank ends before its time, for this reason, which the other ranks are given where they wait for it. With
+  // `at_once`, every call in progress fails now, here and on them. The first reason counts.
+  void fail(const std::string& reason, bool at_once);
   // Every operation in progress fails at once, here and (through the groups' states) on the peers.
   void abort() {
     aborted_.store(true, std::memory_order_release);
@@ -118,6 +140,11 @@ class Engine final : public Lounge, public DeadlockSight {
   void announce_news() {
     news_.fetch_add(1, std::memory_order_release);
     kick();
+  }
+  // How the ranks of this world are called in texts and errors, where that is not by their world ranks.
+  void set_global_ranks(std::vector<int> ranks) { global_ranks_ = std::move(ranks); }
+  int global_rank(int world_rank) const {
+    return global_ranks_.empty() ? world_rank : global_ranks_[index(world_rank)];
   }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   bool is_shut_down() const { return shut_down_; }
@@ -144,10 +171,18 @@ class Engine final : public Lounge, public DeadlockSight {
   void on_lost(int peer, const std::string& how);
   void on_left(int peer);
   void set_status(int peer, PeerStatus status, std::string how);
+  NamedGroup group_of(uint64_t identity) const;
+  std::string calls_in_memory(const Arena& arena, uint64_t group) const;
+  void await_answers(const std::vector<int>& peers, uint64_t group);
+  void ask_calls(const std::vector<int>& peers, uint64_t group);
+  std::vector<std::string> known_calls(const std::vector<int>& peers, uint64_t group);
   void sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready);
 
   EngineOptions options_;
+  std::vector<int> global_ranks_;
+  std::atomic<bool> failed_{false};
   WaitPolicy policy_;
+  int64_t wait_report_ns_ = WaitReport::kFirstNs;
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<GroupHeap> heap_;
   std::unique_ptr<const uint64_t> nonce_;  // by which peers know this process's memory, see PeerMemory
@@ -155,6 +190,8 @@ class Engine final : public Lounge, public DeadlockSight {
   std::unique_ptr<WaitBoard> private_board_;
   WaitBoard* board_ = nullptr;  // that one, or in the arena
   std::vector<std::unique_ptr<Peer>> peers_;
+  mutable std::mutex names_mutex_;  // taken last
+  std::map<uint64_t, NamedGroup> names_;
   std::mutex messages_mutex_;
   Messages messages_;
   Introductions introductions_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "transport/descriptor.hpp"
+
 namespace procgroup {
 namespace {
 
@@ -10,8 +12,9 @@ namespace {
 constexpr size_t kListBytes = 140;
 constexpr size_t kShortestRun = 4;
 
-// "1, 2, 5-9": short for a world of any size in which few ranks have come, or few are missing.
-std::string join(const std::vector<int>& ranks) {
+}  // namespace
+
+std::string join_ranks(const std::vector<int>& ranks) {
   std::string text;
   for (size_t begin = 0; begin < ranks.size();) {
     if (text.size() > kListBytes) return text + " and " + std::to_string(ranks.size() - begin) + " more";
@@ -25,9 +28,7 @@ std::string join(const std::vector<int>& ranks) {
   return text;
 }
 
-}  // namespace
-
-std::string Failure::summary() const {
+std::string Failure::summary(const std::vector<int>* global_ranks) const {
   switch (kind) {
     case Kind::kMismatch:
       return "the ranks made different calls";
@@ -36,12 +37,13 @@ std::string Failure::summary() const {
       limit.erase(limit.find_last_not_of('0') + 1);
       if (limit.back() == '.') limit.pop_back();
       return "its time limit of " + limit + " s passed" +
-             (missing.empty() ? "" : " while it waited for rank " + join(missing));
+             (missing.empty() ? "" : " while it waited for rank " + join_ranks(missing)) +
+             (missing.empty() || global_ranks == nullptr || global_ranks->empty() ? "" : " of the group");
     }
     case Kind::kLost:
-      return "lost rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + "): " + reason;
+      return "lost " + rank_name(peer, global_ranks) + " (pid " + std::to_string(pid) + "): " + reason;
     case Kind::kFailed:
-      return "rank " + std::to_string(peer) + " gave up: " + reason;
+      return rank_name(peer, global_ranks) + " failed: " + reason;
     case Kind::kBroken:
       return reason;
     case Kind::kInterrupted:

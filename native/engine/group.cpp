@@ -32,14 +32,15 @@ void Group::run(Request& request, double seconds, Host& host) {
   run_unlocked(request.before, host);
   if (shared_) {
     SharedCall call(*shared_, request);
-    std::optional<Failure> failure = supervise(call, [&] { return awaited(request.descriptor); }, seconds, host);
+    std::optional<Failure> failure =
+        supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, host);
     recording.end(call.failure());
     if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
     return run_unlocked(request.after, host);
   }
   MeshOperation call(engine_, *mesh_, request);
   const auto awaited_now = [this, &call, &request] { return awaited(request.descriptor, call.absent()); };
-  std::optional<Failure> failure = supervise(call, std::cref(awaited_now), seconds, host);
+  std::optional<Failure> failure = supervise(call, request.descriptor, std::cref(awaited_now), seconds, host);
   recording.end(call.failure());
   if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
   run_unlocked(request.after, host);
@@ -203,11 +204,18 @@ void Group::examine_pending() {
     std::optional<Failure> failure = operation->is_over() ? std::nullopt : what_ends(*operation);
     if (failure && (operation->is_looked_at_enough() || operation->advance() == Progress::kWaiting))
       operation->give_up(std::move(*failure));
+    // Receives may be posted long before they are needed: they count once a thread waits for them.
+    const bool is_message = operation->call().op == OpKind::kSend || operation->call().op == OpKind::kRecv;
+    if (!operation->is_over() && (!is_message || operation->is_awaited()))
+      report_wait(operation->wait_report(), *operation, operation->call());
   }
   for (const std::shared_ptr<GroupOperation>& operation : waiting) {
     std::optional<Failure> failure = operation->is_over() ? std::nullopt : what_ends(*operation);
     if (!failure) continue;
-    if (failure->kind == Failure::Kind::kTimeout) failure->missing = missing;
+    if (failure->kind == Failure::Kind::kTimeout) {
+      failure->missing = missing;
+      explain(*failure);
+    }
     operation->give_up(std::move(*failure));
   }
 }
@@ -215,7 +223,9 @@ void Group::examine_pending() {
 std::optional<Failure> Group::what_ends(const GroupOperation& operation) const {
   if (std::optional<Failure> failure = examine(operation)) return failure;
   if (!operation.deadline().passed()) return std::nullopt;
-  return Failure{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};
+  Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};
+  explain(timeout);
+  return timeout;
 }
 
 void Group::number(Descriptor& call) {

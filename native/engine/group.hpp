@@ -62,6 +62,8 @@ class Group final : public Source {
   const std::string& name() const { return options_.name; }
   int rank() const { return options_.rank; }
   int size() const { return static_cast<int>(options_.members.size()); }
+  // By group rank; empty where they are the group ranks.
+  const std::vector<int>& global_ranks() const { return global_ranks_; }
 
   // Shared memory: where this rank's group memory lies in its arena, and where the others' lie.
   uint64_t offset() const { return offset_; }
@@ -133,16 +135,19 @@ class Group final : public Source {
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);
   void finish_turn();
-  std::optional<Failure> supervise(Operation& operation, const std::function<std::optional<Awaited>()>& awaited,
-                                   double seconds, Host& host);
-  std::optional<Failure> drive_watched(Operation& operation, const std::function<std::optional<Awaited>()>& awaited,
-                                       double seconds, Host& host);
+  std::optional<Failure> supervise(Operation& operation, const Descriptor& call,
+                                   const std::function<std::optional<Awaited>()>& awaited, double seconds, Host& host);
+  std::optional<Failure> drive_watched(Operation& operation, const Descriptor& call,
+                                       const std::function<std::optional<Awaited>()>& awaited, double seconds,
+                                       Host& host);
+  void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const;
   std::optional<Awaited> awaited(const Descriptor& call) const;
   std::optional<Awaited> awaited(const Descriptor& call, const std::vector<int>& absent) const;
   std::optional<Failure> examine(const Operation& operation) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing) const;
   Failure stated_failure(int member) const;
   std::optional<Failure> examine_introduction(int member, bool awaited) const;
+  void explain(Failure& failure, bool has_world_ranks = false) const;
   bool break_with(const Failure& failure);  // whether this failure is the one that ended the group
   void end_with(const GroupOperation& call, const Failure& failure);
   std::optional<Failure> broken() const;
@@ -155,6 +160,7 @@ class Group final : public Source {
 
   Engine& engine_;
   GroupOptions options_;
+  std::vector<int> global_ranks_;
   uint64_t offset_ = 0;
   std::vector<const Arena*> arenas_;  // by group rank
   std::optional<SharedState> shared_;
@@ -191,6 +197,7 @@ class GroupOperation : public Operation {
   virtual int source() const { return -1; }  // receives, when over: the sender's group rank
   // Of the thread that examines it: see LastLooks.
   bool is_looked_at_enough() { return last_looks_.are_over(); }
+  WaitReport& wait_report() { return wait_report_; }
 
  protected:
   Group& group_;
@@ -199,6 +206,7 @@ class GroupOperation : public Operation {
 
  private:
   LastLooks last_looks_;
+  WaitReport wait_report_;
 };
 
 }  // namespace procgroup

@@ -17,7 +17,8 @@ Failure as_told(int peer, const Failure& failure, int rank) {
     return {.kind = Failure::Kind::kTimeout, .seconds = failure.seconds, .missing = missing};
   if (failure.kind == Failure::Kind::kLost && failure.peer != rank)
     return {.kind = Failure::Kind::kLost, .peer = failure.peer, .pid = failure.pid, .reason = failure.reason};
-  return {.kind = Failure::Kind::kFailed, .peer = peer, .reason = failure.reason};
+  const bool has_cause = failure.kind == Failure::Kind::kFailed && failure.peer >= 0 && failure.peer != rank;
+  return {.kind = Failure::Kind::kFailed, .peer = has_cause ? failure.peer : peer, .reason = failure.reason};
 }
 
 }  // namespace
@@ -33,7 +34,7 @@ Progress GroupIntroduction::advance() {
     began_ns_ = now_ns();
     engine_.introductions().open(identity_, members_, memory_, call_);
   }
-  const bool moved = engine_.messages().pump();
+  const bool moved = engine_.pump();
   engine_.introductions().collect();
   if (look()) return Progress::kDone;
   return moved ? Progress::kMoved : Progress::kWaiting;
@@ -108,6 +109,7 @@ std::optional<Failure> GroupIntroduction::examine() const {
   if (engine_.aborted()) return Failure{.kind = Failure::Kind::kAborted};
   const std::lock_guard lock(engine_.messages_mutex());
   for (const int member : unheard()) {
+    if (std::optional<Failure> failure = engine_.exit_failure(member, true)) return failure;
     const Failure* silenced = engine_.introductions().silenced(member);
     if (silenced == nullptr) continue;
     Failure failure = *silenced;

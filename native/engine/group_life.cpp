@@ -19,13 +19,13 @@ constexpr const char* kLeftBefore = "it left the group before this call";
 size_t index(int rank) { return static_cast<size_t>(rank); }
 
 // Let the members see in this rank's group memory that it gave up, and why.
-void state_failure(GroupMemory& memory, const Failure& failure) {
+void state_failure(GroupMemory& memory, const Failure& failure, const std::vector<int>* global_ranks = nullptr) {
   const bool lost = failure.kind == Failure::Kind::kLost;
   const bool has_cause = lost || failure.kind == Failure::Kind::kFailed;
   memory.cause = has_cause ? failure.peer : -1;
   memory.was_lost = lost;
   memory.lost_pid = failure.pid;
-  const std::string reason = has_cause ? failure.reason : failure.summary();
+  const std::string reason = has_cause ? failure.reason : failure.summary(global_ranks);
   std::strncpy(memory.reason, reason.c_str(), kReasonBytes - 1);
   memory.state.store(MemberState::kFailed, std::memory_order_seq_cst);
 }
@@ -33,19 +33,28 @@ void state_failure(GroupMemory& memory, const Failure& failure) {
 }  // namespace
 
 Group::Group(Engine& engine, GroupOptions options) : engine_(engine), options_(std::move(options)) {
+  for (const int member : options_.members) global_ranks_.push_back(engine_.global_rank(member));
+  for (int member = 0; member <= size(); ++member) {
+    if (member == size())
+      global_ranks_.clear();
+    else if (global_ranks_[index(member)] != member)
+      break;
+  }
   // An all_to_all shows the sizes of all its pieces in a small area.
   options_.layout.small_bytes = std::max(options_.layout.small_bytes, 2 * Sheet::bytes(size()));
   if (options_.shared) {
     offset_ = engine_.heap().take(GroupLayout::memory_bytes(options_.members.size()));
   } else {
-    mesh_.emplace(engine_.messages(), GroupView{options_.id, options_.rank, options_.members});
+    mesh_.emplace(engine_.messages(), GroupView{options_.id, options_.rank, options_.members, global_ranks_});
   }
+  engine_.add_name(options_.id, {options_.name, global_ranks_});
   engine_.progress().add(this);
 }
 
 Group::~Group() {
   if (engine_.forked()) return;
   leave();
+  engine_.remove_name(options_.id);
   if (options_.shared) retire();
   const std::lock_guard lock(engine_.messages_mutex());
   mesh_.reset();
@@ -104,7 +113,8 @@ void Group::attach(const std::vector<uint64_t>& offsets) {
                               .sources = std::move(sources),
                               .direct_bytes = kDirectBytes,
                               .exchanged_bytes = options_.exchanged_bytes,
-                              .reading = options_.reading});
+                              .reading = options_.reading,
+                              .global_ranks = &global_ranks_});
   shared_->reads_everything = true;
   for (int member = 0; member < size(); ++member) {
     const PeerMemory* peer = member == rank() ? nullptr : engine_.peer_memory(options_.members[index(member)]);
@@ -116,10 +126,21 @@ void Group::attach(const std::vector<uint64_t>& offsets) {
 void Group::introduce(const std::string& call, double seconds, Host& host) {
   introduces_ = true;
   GroupIntroduction operation(engine_, options_.id, options_.members, offset_, call);
-  drive(operation, seconds, engine_.policy(), engine_, host,
-        [&operation](const Operation&) { return operation.examine(); });
+  WaitReport report;
+  drive(operation, seconds, engine_.policy(), engine_, host, [&](const Operation&) {
+    const WaitReport::Due due = report.look(engine_.wait_report_ns());
+    if (due != WaitReport::Due::kNothing)
+      engine_.report_wait(due, {engine_.rank(), call, operation.missing(), report.waited_ns()}, options_.id);
+    return operation.examine();
+  });
   refused_ = operation.refused();
-  if (const Failure* failure = operation.failure()) refuse_to_begin(*failure);
+  if (operation.failure() != nullptr) {
+    Failure failure = *operation.failure();
+    host.unlock();
+    explain(failure, true);
+    host.lock();
+    refuse_to_begin(failure);
+  }
   introduced_ = true;
   if (!options_.shared) return;
   if (const std::optional<Failure> failure = misplaced(operation.offsets())) refuse_to_begin(*failure);
@@ -163,9 +184,11 @@ std::optional<Failure> Group::examine(const Operation& operation) const {
   // A lost rank is the cause of what other ranks report: look for that first.
   for (int member = 0; member < size(); ++member) {
     const int peer = options_.members[static_cast<size_t>(member)];
-    if (!concerns(member) || engine_.peer_status(peer) != PeerStatus::kLost) continue;
-    Failure failure = engine_.loss(peer);
-    failure.peer = member;
+    if (!concerns(member)) continue;
+    std::optional<Failure> failure = engine_.exit_failure(peer, true);
+    if (!failure && engine_.peer_status(peer) == PeerStatus::kLost) failure = engine_.loss(peer);
+    if (!failure) continue;
+    failure->peer = member;
     return failure;
   }
   for (int member = 0; member < size(); ++member)
@@ -189,6 +212,10 @@ std::optional<Failure> Group::examine_member(int member, const std::vector<int>&
   }
   if (!shared_) return examine_introduction(member, awaited);
   if (state != MemberState::kLeft || !awaited) return std::nullopt;
+  if (std::optional<Failure> failure = engine_.exit_failure(peer, false)) {
+    failure->peer = member;
+    return failure;
+  }
   return Failure{.kind = Failure::Kind::kLost,
                  .peer = member,
                  .pid = engine_.peer_arena(peer)->header().pid,
@@ -198,6 +225,11 @@ std::optional<Failure> Group::examine_member(int member, const std::vector<int>&
 // What a member that gave up says about it. What made it give up is passed on, so that all name the same cause.
 Failure Group::stated_failure(int member) const {
   const GroupMemory& memory = shared_->member(member).memory();
+  // An exception of its program ends the calls in which it is, which is no reason of theirs.
+  if (std::optional<Failure> sudden = engine_.exit_failure(options_.members[index(member)], true)) {
+    sudden->peer = member;
+    return *std::move(sudden);
+  }
   Failure failure{.kind = Failure::Kind::kFailed, .peer = member, .reason = readable(memory.reason, kReasonBytes)};
   const int32_t cause = memory.cause;  // read once: that member can write it at any time
   if (cause < 0 || cause >= size() || cause == options_.rank) return failure;
@@ -218,18 +250,35 @@ std::optional<Failure> Group::examine_introduction(int member, bool awaited) con
   if (theirs == nullptr) return std::nullopt;
   if (theirs->ended) return Failure{.kind = Failure::Kind::kFailed, .peer = member, .reason = theirs->ended->reason};
   if (!theirs->left || !awaited) return std::nullopt;
+  if (const Failure* exit = engine_.messages().exit_failure(peer, false)) {
+    Failure failure = *exit;
+    failure.peer = member;
+    return failure;
+  }
   return Failure{.kind = Failure::Kind::kLost, .peer = member, .pid = engine_.peer_pid(peer), .reason = kLeftBefore};
+}
+
+// At a deadline: what the first of the missing ranks are doing.
+void Group::explain(Failure& failure, bool has_world_ranks) const {
+  constexpr size_t kExplained = 8;
+  if (failure.kind != Failure::Kind::kTimeout) return;
+  std::vector<int> peers;
+  for (const int missing : failure.missing) {
+    if (peers.size() == kExplained) break;
+    peers.push_back(has_world_ranks ? missing : options_.members[index(missing)]);
+  }
+  failure.calls = engine_.calls_of(peers, options_.id);
 }
 
 bool Group::break_with(const Failure& failure) {
   {
     const std::lock_guard lock(reason_mutex_);
     if (reason_) return false;
-    reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = failure.summary()};
+    reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = failure.summary(&global_ranks_)};
   }
   over_.store(true, std::memory_order_release);
   if (!shared_) return true;
-  state_failure(shared_->mine().memory(), failure);
+  state_failure(shared_->mine().memory(), failure, &global_ranks_);
   shared_->wake_peers();
   return true;
 }

@@ -32,7 +32,10 @@ void QueuedCall::end(const Failure* failure) {
 std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }
 
 void QueuedCall::give_up(Failure failure) {
-  if (running_) running_->give_up(failure);
+  if (running_) {
+    running_->give_up(failure);
+    failure.wrote = running_->failure() != nullptr && running_->failure()->wrote;
+  }
   end(&failure);
 }
 
@@ -52,7 +55,7 @@ Progress MessageOperation::advance() {
   const std::lock_guard lock(group_.engine_.messages_mutex());
   if (is_over()) return Progress::kDone;
   if (!transfer_) start();
-  const bool moved = transfer_->is_over() ? true : group_.engine_.messages().pump();
+  const bool moved = transfer_->is_over() ? true : group_.engine_.pump();
   if (transfer_->is_over()) {
     conclude();
     return Progress::kDone;
@@ -86,10 +89,12 @@ void MessageOperation::conclude() {
     if (mine.kind == Failure::Kind::kLost) mine.pid = group_.engine_.peer_pid(mine.peer);
     mine.peer = group_.group_rank(mine.peer);
   }
+  mine.wrote = may_have_written();
   if (mine.kind == Failure::Kind::kMismatch && mine.peer >= 0) {
     mine.calls.resize(static_cast<size_t>(group_.size()));
-    mine.calls[static_cast<size_t>(group_.rank())] = call_.describe();
-    mine.calls[static_cast<size_t>(mine.peer)] = mine.reason + " to rank " + std::to_string(group_.rank());
+    mine.calls[static_cast<size_t>(group_.rank())] = call_.describe(&group_.global_ranks());
+    mine.calls[static_cast<size_t>(mine.peer)] =
+        mine.reason + " to " + rank_name(group_.rank(), &group_.global_ranks());
   }
   fail(std::move(mine));
 }
@@ -113,6 +118,7 @@ void MessageOperation::give_up(Failure failure) {
   const std::lock_guard lock(group_.engine_.messages_mutex());
   if (transfer_ && !transfer_->is_over()) group_.engine_.messages().cancel(*transfer_, failure);
   if (is_over()) return;
+  failure.wrote = may_have_written();
   if (recording_) recording_->end(&failure);
   fail(std::move(failure));
 }

@@ -46,6 +46,10 @@ class MessageOperation final : public GroupOperation {
  private:
   void start();
   void conclude();
+  // Whether a message has been matched to this receive, which writes to the caller's array itself.
+  bool may_have_written() const {
+    return request_.op == OpKind::kRecv && !request_.after && transfer_ && transfer_->source >= 0;
+  }
 
   const MessageRequest request_;
   const Descriptor call_;

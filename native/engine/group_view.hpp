@@ -9,8 +9,9 @@ namespace procgroup {
 
 struct GroupView {
   uint64_t id;
-  int rank;                  // ours, in the group
-  std::vector<int> members;  // world ranks, by group rank
+  int rank;                         // ours, in the group
+  std::vector<int> members;         // world ranks, by group rank
+  std::vector<int> global_ranks{};  // for texts, see rank_name
 
   int size() const { return static_cast<int>(members.size()); }
   int world_rank(int rank_in_group) const { return members[static_cast<size_t>(rank_in_group)]; }

@@ -39,24 +39,27 @@ int Group::run_message(const MessageRequest& request, double seconds, Host& host
   if (message_at_once(request)) return request.op == OpKind::kRecv ? request.peer : -1;
   MessageOperation operation(*this, request, seconds);
   require_usable(operation.call());
-  const auto failure = drive_watched(operation, [&] { return operation.awaited(); }, seconds, host);
+  const auto failure = drive_watched(operation, operation.call(), [&] { return operation.awaited(); }, seconds, host);
   if (failure) throw OperationFailed{*failure, operation.call()};
   return operation.source();
 }
 
-std::optional<Failure> Group::supervise(Operation& operation, const std::function<std::optional<Awaited>()>& awaited,
-                                        double seconds, Host& host) {
-  std::optional<Failure> failure = drive_watched(operation, awaited, seconds, host);
+std::optional<Failure> Group::supervise(Operation& operation, const Descriptor& call,
+                                        const std::function<std::optional<Awaited>()>& awaited, double seconds,
+                                        Host& host) {
+  std::optional<Failure> failure = drive_watched(operation, call, awaited, seconds, host);
   if (failure) break_with(*failure);
   return failure;
 }
 
 // Advance the operation until it is over; what made it fail. A deadlock is the cause of what else the ranks in it see.
-std::optional<Failure> Group::drive_watched(Operation& operation,
+std::optional<Failure> Group::drive_watched(Operation& operation, const Descriptor& call,
                                             const std::function<std::optional<Awaited>()>& awaited, double seconds,
                                             Host& host) {
   DeadlockWatch watch(engine_, seconds, engine_.suspicious_ns());
+  WaitReport report;
   const auto look = [&](const Operation& running) {
+    report_wait(report, running, call);
     std::optional<Failure> failure = examine(running);
     if (failure && failure->kind == Failure::Kind::kLost) return failure;
     std::optional<Failure> deadlock = watch.examine(awaited, [&] { return host.alone(); });
@@ -65,8 +68,22 @@ std::optional<Failure> Group::drive_watched(Operation& operation,
   drive(operation, seconds, engine_.policy(), engine_, host, std::cref(look));  // by reference: no allocation
   if (operation.failure() == nullptr) return std::nullopt;
   std::optional<Failure> deadlock = watch.told();
-  if (!deadlock) deadlock = *operation.failure();
-  return deadlock;
+  if (deadlock) return deadlock;
+  Failure failure = *operation.failure();
+  host.unlock();
+  explain(failure);
+  host.lock();
+  return failure;
+}
+
+void Group::report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const {
+  const WaitReport::Due due = report.look(engine_.wait_report_ns());
+  if (due == WaitReport::Due::kNothing) return;
+  std::vector<int> awaited;
+  for (const int member : operation.missing()) awaited.push_back(options_.members[static_cast<size_t>(member)]);
+  const std::string name =
+      std::string(op_name(call.op)) + " #" + std::to_string(call.sequence) + " on group " + options_.name;
+  engine_.report_wait(due, {engine_.rank(), name, std::move(awaited), report.waited_ns()}, options_.id);
 }
 
 // Over shared memory, the members that have not announced this collective: without the line of each, no member

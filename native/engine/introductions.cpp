@@ -72,7 +72,8 @@ void Introductions::close(uint64_t identity, const Failure* failure, bool tell) 
     notice.seconds = failure->seconds;
     notice.peer = failure->peer;
     notice.pid = failure->pid;
-    const bool in_words = failure->kind == Failure::Kind::kLost || failure->kind == Failure::Kind::kMismatch;
+    const bool in_words = failure->kind == Failure::Kind::kLost || failure->kind == Failure::Kind::kFailed ||
+                          failure->kind == Failure::Kind::kMismatch;
     post(found->second, notice, in_words ? failure->reason : failure->summary(), failure->missing);
   } else if (tell) {
     post(found->second, notice, "", {});

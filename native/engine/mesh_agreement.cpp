@@ -135,7 +135,7 @@ void MeshAgreement::compare_pairs() {
   PairCounts counts;
   failure_ = counts.read(
       request_.descriptor, group_.size(), [&](int from, int to) { return given(from, to); },
-      [&](int from, int to) { return expected(from, to); });
+      [&](int from, int to) { return expected(from, to); }, &group_.global_ranks);
   if (failure_ && failure_->peer >= 0) failure_->peer = group_.world_rank(failure_->peer);
 }
 
@@ -148,7 +148,8 @@ void MeshAgreement::report_mismatch() {
   failure_->kind = Failure::Kind::kMismatch;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const bool seen = seen_[static_cast<size_t>(rank)];
-    failure_->calls.push_back(seen ? Descriptor::copied_from(record(rank)).describe() : "nothing yet");
+    failure_->calls.push_back(seen ? Descriptor::copied_from(record(rank)).describe(&group_.global_ranks)
+                                   : "nothing yet");
   }
 }
 

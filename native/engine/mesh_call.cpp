@@ -49,10 +49,12 @@ Progress MeshCall::advance() {
   if (is_over()) return Progress::kDone;
   const Failure* failure = run_ ? run_->failure() : agreement_->failure();
   // A rank that is gone may have said why in a later call than this one, which it has made well.
-  const bool is_loss = failure != nullptr && failure->kind == Failure::Kind::kLost;
-  const uint64_t latest = is_loss ? std::numeric_limits<uint64_t>::max() : call().sequence;
+  const bool is_gone =
+      failure != nullptr && (failure->kind == Failure::Kind::kLost || failure->kind == Failure::Kind::kFailed);
+  const uint64_t latest = is_gone ? std::numeric_limits<uint64_t>::max() : call().sequence;
   if ((failure != nullptr || progress == Progress::kWaiting) && heard_notice(latest)) return Progress::kDone;
-  if (failure != nullptr) return fail_for(translated(*failure));
+  if (failure != nullptr)
+    return fail_for(translated(failure->kind == Failure::Kind::kLost ? cause_of(*failure) : *failure));
   return progress == Progress::kDone ? succeed() : progress;
 }
 
@@ -151,6 +153,15 @@ void MeshCall::start_run() {
                plan_mesh(call().op, wanted));
 }
 
+// A member that ended with an exception is why another one has left.
+Failure MeshCall::cause_of(const Failure& loss) const {
+  for (const int member : state_.group.members) {
+    if (member == state_.group.world_rank(rank())) continue;
+    if (const Failure* exit = state_.messages.exit_failure(member, true)) return *exit;
+  }
+  return loss;
+}
+
 // The failure of a transfer has a world rank. And a message that its receive refused is none that a correct peer sends.
 Failure MeshCall::translated(Failure failure) const {
   if (failure.peer >= 0) failure.peer = state_.group.group_rank(failure.peer);
@@ -165,8 +176,10 @@ Failure MeshCall::translated(Failure failure) const {
 bool MeshCall::heard_notice(uint64_t sequence) {
   const Failure* heard = state_.notices.heard(sequence);
   if (heard == nullptr) return false;
+  Failure failure = *heard;
+  failure.wrote = may_have_written();
   release();
-  fail(*heard);
+  fail(std::move(failure));
   return true;
 }
 
@@ -179,6 +192,7 @@ Progress MeshCall::succeed() {
 Progress MeshCall::fail_for(Failure failure) {
   if (failure.kind != Failure::Kind::kMismatch && phase_ != Phase::kStart)
     state_.notices.tell(call().sequence, failure);
+  failure.wrote = may_have_written();
   release();
   fail(std::move(failure));
   return Progress::kDone;

@@ -69,7 +69,9 @@ class MeshCall final : public Operation {
   void take_pieces();
   void reduce_all();
   void start_run();
+  Failure cause_of(const Failure& loss) const;
   Failure translated(Failure failure) const;
+  bool may_have_written() const { return phase_ == Phase::kRun && !request_.after; }
   bool heard_notice(uint64_t sequence);
   Progress succeed();
   Progress fail_for(Failure failure);

@@ -23,7 +23,7 @@ class MeshOperation final : public Operation {
 
   Progress advance() override {
     const std::lock_guard lock(engine_.messages_mutex());
-    const bool moved = engine_.messages().pump();
+    const bool moved = engine_.pump();
     const Progress progress = call_->advance();
     if (progress == Progress::kDone) conclude();
     return progress == Progress::kWaiting && moved ? Progress::kMoved : progress;

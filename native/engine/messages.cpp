@@ -1,6 +1,7 @@
 #include "engine/messages.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -122,6 +123,18 @@ void Messages::post(int peer, MessageKey key, std::vector<std::byte> message) {
   auto transfer = std::make_shared<SendTransfer>(peer, key, message.data(), message.size());
   transfer->kept = std::move(message);  // its bytes stay where they are
   state_->send(transfer);
+}
+
+void Messages::post_exit(int peer, const std::string& reason, bool at_once) {
+  std::vector<std::byte> message(1 + std::min(reason.size(), kReasonBytes - 1));
+  message[0] = std::byte{at_once};
+  std::memcpy(message.data() + 1, reason.data(), message.size() - 1);
+  post(peer, kExitKey, std::move(message));
+}
+
+const Failure* Messages::exit_failure(int peer, bool sudden) const {
+  const Connection& connection = state_->with(peer);
+  return sudden && !connection.exits_suddenly() ? nullptr : connection.exit_failure();
 }
 
 std::shared_ptr<Transfer> Messages::receive(int peer, MessageKey key, void* data, size_t capacity,

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "dtype/dtype.hpp"
@@ -36,6 +37,9 @@ struct MessageKey {
   uint64_t tag;  // users' tags are below 2^63; the engine's own have the highest bit set
   bool operator==(const MessageKey&) const = default;
 };
+
+// Of the message in which a rank says why it ends. No group has the identity 0.
+inline constexpr MessageKey kExitKey{0, uint64_t{1} << 63 | 2};
 
 // What the elements of a message are: a Dtype's number plus one, or nothing but bytes. Both sides must agree.
 using ElementType = uint16_t;
@@ -84,6 +88,11 @@ class Messages {
   AtOnce receive_at_once(int peer, MessageKey key, void* data, size_t bytes, ElementType type);
   // Send a message of which Messages keeps the bytes itself, and for which nobody waits.
   void post(int peer, MessageKey key, std::vector<std::byte> message);
+  // Say to a peer why this rank ends, after all that was sent before. With `at_once` every transfer with this rank
+  // fails there now, for that reason; else those for which the end of the connection comes too early.
+  void post_exit(int peer, const std::string& reason, bool at_once);
+  // What a peer has said so; null when nothing. With `sudden`, only what was said with `at_once`.
+  const Failure* exit_failure(int peer, bool sudden) const;
   // Hand every message under this key to the listener, and keep none: a peer may send them at any time, and they need
   // no room here. There is one such key. Until the listener is null.
   void listen(MessageKey key, Listener listener);

@@ -66,7 +66,7 @@ void Notices::tell(uint64_t sequence, const Failure& failure) {
   notice.pid = failure.pid;
   notice.peer = failure.peer;
   notice.kind = failure.kind;
-  const std::string reason = has_cause(failure.kind) ? failure.reason : failure.summary();
+  const std::string reason = has_cause(failure.kind) ? failure.reason : failure.summary(&group_.global_ranks);
   std::memcpy(notice.reason, reason.data(), std::min(reason.size(), sizeof notice.reason));
   const auto* bytes = reinterpret_cast<const std::byte*>(&notice);
   for (const int peer : others_) messages_.post(peer, key_, std::vector<std::byte>(bytes, bytes + sizeof notice));

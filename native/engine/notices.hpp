@@ -33,7 +33,7 @@ class Notices {
     int64_t pid;
     int32_t peer;  // kLost, kFailed: the group rank
     Failure::Kind kind;
-    char reason[243];
+    char reason[499];
   };
 
   void listen();

@@ -31,6 +31,21 @@ class Operation {
   // Whether any member's end ends this; a message depends on its peer alone.
   virtual bool depends_on_all() const { return true; }
 
+  // A thread that waits for the end of this operation, until the end of the scope.
+  class Waiter {
+   public:
+    explicit Waiter(Operation& operation) : operation_(operation) {
+      operation_.waiters_.fetch_add(1, std::memory_order_relaxed);
+    }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+    ~Waiter() { operation_.waiters_.fetch_sub(1, std::memory_order_relaxed); }
+
+   private:
+    Operation& operation_;
+  };
+  bool is_awaited() const { return waiters_.load(std::memory_order_relaxed) > 0; }
+
   bool is_over() const { return over_.load(std::memory_order_acquire); }
   const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
 
@@ -46,6 +61,7 @@ class Operation {
  private:
   std::optional<Failure> failure_;
   std::atomic<bool> over_{false};
+  std::atomic<int> waiters_{0};
 };
 
 }  // namespace procgroup

@@ -17,13 +17,13 @@ uint64_t PairCounts::given_before(int from, int end) const {
 
 Failure PairCounts::mismatch(const Descriptor& call, int from, int to, uint64_t given, uint64_t expected) const {
   const std::string dtype = dtype_name(call.dtype);
-  const std::string giver = "rank " + std::to_string(from);
-  const std::string taker = "rank " + std::to_string(to);
+  const std::string giver = rank_name(from, global_ranks_);
+  const std::string taker = rank_name(to, global_ranks_);
   const std::string gives = std::to_string(given) + " " + dtype;
   const std::string expects = std::to_string(expected) + " " + dtype;
   Failure failure{.kind = Failure::Kind::kMismatch};
   failure.reason = giver + " gives " + gives + " to " + taker + ", which expects " + expects + " from it";
-  failure.calls.assign(size_, call.describe());
+  failure.calls.assign(size_, call.describe(global_ranks_));
   failure.calls[static_cast<size_t>(from)] += ", " + gives + " to " + taker;
   failure.calls[static_cast<size_t>(to)] += ", " + expects + " from " + giver;
   return failure;
@@ -35,7 +35,7 @@ std::optional<Failure> PairCounts::excess(const Descriptor& call) const {
     return Failure{.kind = Failure::Kind::kFailed,
                    .peer = rank,
                    .reason = std::string("it announced that it ") + verb + " " + std::to_string(count) + " " +
-                             dtype_name(call.dtype) + " " + preposition + " rank " + std::to_string(peer) +
+                             dtype_name(call.dtype) + " " + preposition + " " + rank_name(peer, global_ranks_) +
                              ", expected less than 2^63 bytes " + preposition + " all ranks together"};
   };
   for (int rank = 0; rank < static_cast<int>(size_); ++rank) {

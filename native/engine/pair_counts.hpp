@@ -20,7 +20,9 @@ class PairCounts {
   // Read `given(from, to)` and `expected(from, to)`, in elements, for all pairs. Returns the first fault, which is the
   // same on all ranks; its ranks are group ranks.
   template <class Given, class Expected>
-  std::optional<Failure> read(const Descriptor& call, int size, Given given, Expected expected) {
+  std::optional<Failure> read(const Descriptor& call, int size, Given given, Expected expected,
+                              const std::vector<int>* global_ranks = nullptr) {
+    global_ranks_ = global_ranks;
     size_ = static_cast<size_t>(size);
     counts_.clear();
     for (int from = 0; from < size; ++from) {
@@ -45,6 +47,7 @@ class PairCounts {
   Failure mismatch(const Descriptor& call, int from, int to, uint64_t given, uint64_t expected) const;
   std::optional<Failure> excess(const Descriptor& call) const;
 
+  const std::vector<int>* global_ranks_ = nullptr;  // for texts, see rank_name
   size_t size_ = 0;
   std::vector<uint64_t> counts_;
 };

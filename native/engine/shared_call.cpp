@@ -73,6 +73,7 @@ Progress SharedCall::execute() {
 
 void SharedCall::give_up(Failure failure) {
   end_loan(state_, request_.descriptor.sequence);
+  failure.wrote = phase_ == Phase::kExecute && !request_.after;
   fail(std::move(failure));
 }
 
@@ -139,7 +140,7 @@ void SharedCall::report_mismatch() {
   for (int rank = 0; rank < state_.size(); ++rank) {
     const bool arrived = state_.has_announced(rank, sequence);
     const Descriptor& shown = state_.member(rank).descriptor(sequence);
-    failure.calls.push_back(arrived ? Descriptor::copied_from(&shown).describe() : "nothing yet");
+    failure.calls.push_back(arrived ? Descriptor::copied_from(&shown).describe(state_.global_ranks) : "nothing yet");
   }
   give_up(std::move(failure));
 }
@@ -154,7 +155,8 @@ void SharedCall::compare_pairs() {
   const auto expected = [&](int from, int to) -> uint64_t {
     return to == state_.rank ? request_.outputs[static_cast<size_t>(from)].count : sheet(to).output(from).count;
   };
-  if (auto fault = state_.counts.read(call, state_.size(), given, expected)) give_up(std::move(*fault));
+  if (auto fault = state_.counts.read(call, state_.size(), given, expected, state_.global_ranks))
+    give_up(std::move(*fault));
 }
 
 void SharedCall::finish_at_once() {

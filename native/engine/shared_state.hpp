@@ -125,6 +125,7 @@ struct SharedState {
   Deposits deposited{};
   bool streams = false;              // whether the results of the call in hand are written past the caches
   std::vector<std::byte> scratch{};  // for arrays that are read and then combined
+  const std::vector<int>* global_ranks = nullptr;  // for texts, see rank_name
 
   int size() const { return static_cast<int>(members.size()); }
   GroupMemoryView& mine() { return members[static_cast<size_t>(rank)]; }

@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <utility>
+
+#include "base/clock.hpp"
 
 namespace procgroup {
 namespace {
 
 constexpr MessageKey kKey{0, uint64_t{1} << 63 | 1};  // no group has the identity 0
 
-enum class Kind : uint32_t { kAsks, kShows, kOver, kVerdict };
+enum class Kind : uint32_t { kAsks, kShows, kOver, kVerdict, kAsksCalls, kCalls };
 
 bool is_circle(const std::vector<ShownWait>& waits) {
   for (size_t index = 0; index < waits.size(); ++index)
@@ -19,7 +22,8 @@ bool is_circle(const std::vector<ShownWait>& waits) {
 
 }  // namespace
 
-// As they travel: a head, and then `waits` waits.
+// As they travel: a head, and then `waits` waits; of kCalls as many bytes of text. kAsksCalls has its group in
+// `confirmed`.
 struct WaitExchange::Head {
   Kind kind;
   uint32_t waits;
@@ -93,6 +97,39 @@ void WaitExchange::announce(const std::vector<ShownWait>& circle) {
     if (copies_[static_cast<size_t>(wait.rank)]) post(wait.rank, head, waits);
 }
 
+void WaitExchange::ask_calls(int peer, uint64_t group) {
+  Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  if (copy == nullptr) return;
+  const int64_t now = now_ns();
+  if (copy->asked_ns != 0 && copy->asked_group == group && now - copy->asked_ns < kFreshNs) return;
+  copy->asked_ns = now;
+  copy->asked_group = group;
+  copy->calls.clear();
+  post(peer, {.kind = Kind::kAsksCalls, .waits = 0, .confirmed = group}, {});
+}
+
+const std::string& WaitExchange::calls(int peer) const {
+  static const std::string kNone;
+  const Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  return copy == nullptr ? kNone : copy->calls;
+}
+
+void WaitExchange::answer(const std::function<std::string(uint64_t group)>& describe) {
+  const int64_t now = now_ns();
+  for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
+    Copy* copy = copies_[static_cast<size_t>(peer)].get();
+    if (copy == nullptr || !copy->question || now - copy->answered_ns < kAnswerNs) continue;
+    const std::string text = describe(*std::exchange(copy->question, std::nullopt)).substr(0, kCallsBytes);
+    --questions_;
+    copy->answered_ns = now;
+    const Head head{.kind = Kind::kCalls, .waits = static_cast<uint32_t>(text.size()), .confirmed = 0};
+    std::vector<std::byte> message(sizeof head + text.size());
+    std::memcpy(message.data(), &head, sizeof head);
+    std::memcpy(message.data() + sizeof head, text.data(), text.size());
+    messages_.post(peer, kKey, std::move(message));
+  }
+}
+
 void WaitExchange::post(int peer, const Head& head, const std::vector<Wait>& waits) {
   const size_t bytes = waits.size() * sizeof(Wait);
   std::vector<std::byte> message(sizeof head + bytes);
@@ -106,6 +143,7 @@ void WaitExchange::take(int peer, const std::vector<std::byte>& message) {
   Head head;
   if (copy == nullptr || message.size() < sizeof head) return;
   std::memcpy(&head, message.data(), sizeof head);
+  if (head.kind == Kind::kCalls) return take_text(*copy, head, message);
   if (head.waits > WaitBoard::kMembers || message.size() != sizeof head + head.waits * sizeof(Wait)) return;
   std::vector<ShownWait> waits;
   for (size_t index = 0; index < head.waits; ++index) {
@@ -128,7 +166,19 @@ void WaitExchange::take(int peer, const std::vector<std::byte>& message) {
       return;
     case Kind::kVerdict:
       if (is_circle(waits)) copy->board.announce(waits);
+      return;
+    case Kind::kAsksCalls:
+      if (!copy->question) ++questions_;
+      copy->question = head.confirmed;
+      return;
+    case Kind::kCalls:
+      return;
   }
+}
+
+void WaitExchange::take_text(Copy& copy, const Head& head, const std::vector<std::byte>& message) {
+  if (head.waits > kCallsBytes || message.size() != sizeof head + head.waits) return;
+  copy.calls = readable(reinterpret_cast<const char*>(message.data() + sizeof head), head.waits);
 }
 
 }  // namespace procgroup

@@ -109,6 +109,7 @@ bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy&
     }
   if (progress == Progress::kDone) return true;
   const Unlocked unlocked(host);
+  const Operation::Waiter waiter(operation);
   Patience patience(policy);
   Slice slice;
   while ((progress = operation.help()) != Progress::kDone) {

@@ -1,5 +1,7 @@
 #include "store/handshake.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 namespace procgroup::store {
@@ -37,6 +39,7 @@ Hello make_hello(const Identity& mine, uint64_t client, uint32_t flags) {
   hello.client[1] = static_cast<uint32_t>(client >> 32);
   fill_random(hello.nonce, sizeof hello.nonce);
   set_job(hello.job, mine.job);
+  hello.process = static_cast<uint32_t>(getpid());
   return hello;
 }
 

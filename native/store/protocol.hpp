@@ -43,7 +43,7 @@ namespace procgroup::store {
 static_assert(std::endian::native == std::endian::little, "the store's protocol is written for little-endian machines");
 
 inline constexpr std::string_view kMagic{"PGSTORE1\r\n\r\n", 12};
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 
 inline constexpr size_t kMaxKeyBytes = 64 * 1024;
 inline constexpr size_t kMaxValueBytes = size_t{1} << 30;
@@ -52,6 +52,8 @@ inline constexpr size_t kMaxKeysPerRequest = 65'536;
 inline constexpr size_t kMaxConnections = 65'536;
 // Requests of one connection that wait at a time; with one reply more, this bounds its output.
 inline constexpr size_t kMaxWaitsPerConnection = 64;
+// Keys that one connection may have set when it ends.
+inline constexpr size_t kMaxKeysOnDisconnect = 64;
 inline constexpr double kHandshakeSeconds = 10;
 
 enum class Op : uint8_t {
@@ -73,6 +75,9 @@ enum class Op : uint8_t {
   kBarrier,      // key, u64 world size        -> (waits)
   kWorkers,      // u64 how many               -> u64 joined (waits; its kCancelled says how many, too)
   kCancel,       // u32 request                   no reply of its own
+  kGetUnless,    // key, keys                  -> values of the keys; or, with kUnless, that of the first key (waits)
+  kSetOnDisconnect,       // key, value        -> (when this connection ends: set the key, unless it has a value)
+  kWithdrawOnDisconnect,  // key               -> (do not)
 };
 
 enum class Status : uint8_t {
@@ -81,6 +86,7 @@ enum class Status : uint8_t {
   kQueueEmpty,
   kError,     // body: text
   kTooLarge,  // body: u64 size that the value would have had
+  kUnless,    // body: the value that ended the wait
 };
 
 enum class Admission : uint32_t { kWelcome, kOtherVersion, kOtherJob, kKeyNeeded, kWrongKey, kFull };
@@ -97,8 +103,8 @@ struct Hello {
   uint32_t flags;
   uint32_t client[2];  // random; the connections of one client share it
   uint8_t nonce[32];
-  char job[64];  // name of the job, or zeros for "not told"
-  uint32_t zero;
+  char job[64];      // name of the job, or zeros for "not told"
+  uint32_t process;  // the client's process id, for messages
 };
 static_assert(sizeof(Hello) == 128);
 

@@ -50,6 +50,30 @@ void Server::stop() {
   thread_.reset();
 }
 
+std::vector<Server::Guest> Server::list_guests() const {
+  const std::lock_guard lock(shared_->list_mutex);
+  std::vector<Guest> guests;
+  for (const auto& [connection, guest] : shared_->list) guests.push_back(guest);
+  return guests;
+}
+
+void Server::Shared::add_guest(uint64_t connection, Guest guest) {
+  const std::lock_guard lock(list_mutex);
+  list.emplace(connection, std::move(guest));
+  guests.fetch_add(1, std::memory_order_release);
+}
+
+void Server::Shared::remove_guest(uint64_t connection) {
+  const std::lock_guard lock(list_mutex);
+  if (list.erase(connection) > 0) guests.fetch_sub(1, std::memory_order_release);
+}
+
+void Server::Shared::remove_guests() {
+  const std::lock_guard lock(list_mutex);
+  list.clear();
+  guests.store(0, std::memory_order_release);
+}
+
 void Server::drain() {
   if (!thread_ || generation_ != fork_generation()) return;
   shared_->draining.store(true, std::memory_order_release);

@@ -6,8 +6,12 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "store/handshake.hpp"
 
@@ -29,6 +33,12 @@ class Server {
   bool running() const { return shared_->running.load(std::memory_order_acquire); }
   // Connected clients' connections, without those of this process.
   int guests() const { return shared_->guests.load(std::memory_order_acquire); }
+  struct Guest {
+    uint32_t process;     // as its client gave it
+    std::string address;  // "address:port"
+  };
+  // Those connections.
+  std::vector<Guest> list_guests() const;
   uint64_t requests() const { return shared_->requests.load(std::memory_order_relaxed); }
 
  private:
@@ -42,6 +52,12 @@ class Server {
     std::atomic<uint64_t> requests{0};
     std::atomic<bool> stopping{false};
     std::atomic<bool> draining{false};
+
+    void add_guest(uint64_t connection, Guest guest);
+    void remove_guest(uint64_t connection);
+    void remove_guests();
+    std::mutex list_mutex;
+    std::map<uint64_t, Guest> list;  // under list_mutex; by connection, as many as `guests`
   };
 
   void wake();

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <system_error>
 
 namespace procgroup::store {
@@ -82,7 +83,7 @@ void Server::Loop::run() {
   }
   listener_.reset();
   connections_.clear();
-  shared_.guests.store(0, std::memory_order_release);
+  shared_.remove_guests();
   shared_.running.store(false, std::memory_order_release);
 }
 
@@ -165,14 +166,18 @@ void Server::Loop::doom(Connection& connection) {
 }
 
 void Server::Loop::bury_the_doomed() {
-  for (const uint64_t id : doomed_) {
+  // What is set because a connection has ended is sent to others, of which more may turn out to be broken.
+  for (size_t i = 0; i < doomed_.size(); ++i) {
+    const uint64_t id = doomed_[i];
     const auto found = connections_.find(id);
     const Connection& connection = *found->second;
-    table_.forget(id);
-    if (connection.state == Connection::State::kOpen && !(connection.hello.flags & kHost)) {
-      shared_.guests.fetch_sub(1, std::memory_order_release);
-    }
+    if (connection.state == Connection::State::kOpen && !(connection.hello.flags & kHost)) shared_.remove_guest(id);
     connections_.erase(found);
+    try {
+      table_.forget(id);
+    } catch (const std::bad_alloc&) {
+      log("cannot set what was to be set when a connection ends: there is no memory left");
+    }
   }
   doomed_.clear();
 }

@@ -99,7 +99,7 @@ size_t Server::Loop::use_proof(Connection& connection, std::string_view input) {
 
 void Server::Loop::open(Connection& connection) {
   connection.state = Connection::State::kOpen;
-  if (!(connection.hello.flags & kHost)) shared_.guests.fetch_add(1, std::memory_order_release);
+  if (!(connection.hello.flags & kHost)) shared_.add_guest(connection.id, {connection.hello.process, connection.peer});
   if (connection.hello.flags & kJoins) table_.join(client_of(connection.hello));
 }
 

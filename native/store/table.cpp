@@ -88,6 +88,19 @@ void Table::run(Ticket ticket, Op op, std::string_view bytes) {
       return barrier(ticket, body);
     case Op::kWorkers:
       return workers(ticket, body);
+    case Op::kGetUnless:
+      return get_unless(ticket, body);
+    case Op::kSetOnDisconnect:
+      return set_on_disconnect(ticket, body);
+    case Op::kWithdrawOnDisconnect: {
+      const std::string key(body.take_key());
+      body.finish();
+      if (const auto found = on_disconnect_.find(ticket.connection); found != on_disconnect_.end()) {
+        found->second.erase(key);
+        if (found->second.empty()) on_disconnect_.erase(found);
+      }
+      return reply(ticket);
+    }
     case Op::kCancel: {
       const auto request = body.take<uint32_t>();
       body.finish();
@@ -209,7 +222,7 @@ void Table::barrier(Ticket ticket, BodyReader& body) {
                             std::to_string(waits_.at(line.front()).count) + ", this call said " +
                             std::to_string(world_size));
   }
-  Wait wait{Op::kBarrier, {key}, 0, world_size, {}};
+  Wait wait{Op::kBarrier, {key}, 0, world_size, {}, {}};
   wait.place = line.insert(line.end(), ticket);
   waits_.emplace(ticket, std::move(wait));
   if (line.size() < world_size) return;
@@ -224,10 +237,32 @@ void Table::barrier(Ticket ticket, BodyReader& body) {
 void Table::workers(Ticket ticket, BodyReader& body) {
   const auto count = body.take<uint64_t>();
   body.finish();
-  Wait wait{Op::kWorkers, {}, 0, count, {}};
+  Wait wait{Op::kWorkers, {}, 0, count, {}, {}};
   wait.place = workers_line_.insert(workers_line_.end(), ticket);
   waits_.emplace(ticket, std::move(wait));
   wake_workers();
+}
+
+void Table::get_unless(Ticket ticket, BodyReader& body) {
+  std::string unless(body.take_key());
+  Wait wait{Op::kGetUnless, take_keys(body), 0, 0, {}, std::move(unless)};
+  if (satisfied(wait)) return answer_wait(ticket, wait);
+  if (const Entry* entry = find(wait.unless); entry && entry->value) {
+    return deliver_(ticket, Answer{Status::kUnless, {}, {entry->value}});
+  }
+  stand_in_line(waits_.emplace(ticket, std::move(wait)).first);
+}
+
+void Table::set_on_disconnect(Ticket ticket, BodyReader& body) {
+  const std::string key(body.take_key());
+  Value value = take_value(body);
+  body.finish();
+  std::map<std::string, Value>& keys = on_disconnect_[ticket.connection];
+  if (keys.size() >= kMaxKeysOnDisconnect && !keys.contains(key)) {
+    return fail(ticket, "set_on_disconnect: this connection has " + std::to_string(keys.size()) + " keys already");
+  }
+  keys[key] = std::move(value);
+  reply(ticket);
 }
 
 void Table::join(uint64_t client) {
@@ -270,7 +305,7 @@ bool Table::satisfied(Wait& wait) {
 }
 
 void Table::wait_for_keys(Ticket ticket, Op op, std::vector<std::string> keys) {
-  Wait wait{op, std::move(keys), 0, 0, {}};
+  Wait wait{op, std::move(keys), 0, 0, {}, {}};
   if (satisfied(wait)) return answer_wait(ticket, wait);
   stand_in_line(waits_.emplace(ticket, std::move(wait)).first);
 }
@@ -282,11 +317,17 @@ std::list<Ticket>& Table::line_of(const Wait& wait) {
 }
 
 void Table::stand_in_line(Waits::iterator wait) {
+  if (wait->second.op == Op::kGetUnless) unless_[wait->second.unless].insert(wait->first);
   std::list<Ticket>& line = line_of(wait->second);
   wait->second.place = line.insert(line.end(), wait->first);
 }
 
 void Table::leave_line(Waits::iterator wait) {
+  if (wait->second.op == Op::kGetUnless) {
+    const auto ended_by = unless_.find(wait->second.unless);
+    ended_by->second.erase(wait->first);
+    if (ended_by->second.empty()) unless_.erase(ended_by);
+  }
   std::list<Ticket>& line = line_of(wait->second);
   line.erase(wait->second.place);
   if (!line.empty() || wait->second.op == Op::kWorkers) return;
@@ -310,13 +351,14 @@ void Table::answer_wait(Ticket ticket, Wait& wait) {
       answer.values.push_back(find(key)->value);
       total += 4 + answer.values.back()->size();
     }
-    answer.fields = wait.op == Op::kMultiGet;
+    answer.fields = wait.op == Op::kMultiGet || wait.op == Op::kGetUnless;
     if (total > kMaxFrameBytes) return deliver_(ticket, too_large(total));
   }
   deliver_(ticket, std::move(answer));
 }
 
 void Table::wake(const std::string& key) {
+  if (!unless_.empty()) end_waits_unless(key);
   const auto found = lines_.find(key);
   if (found == lines_.end()) return;
   // Requests leave this line and may enter it again, behind those that are still to be looked at.
@@ -335,6 +377,27 @@ void Table::wake(const std::string& key) {
   }
 }
 
+// A request that also waits for this key, as its last one, is answered with its values instead.
+void Table::end_waits_unless(const std::string& key) {
+  const auto found = unless_.find(key);
+  const Entry* entry = find(key);
+  if (found == unless_.end() || !entry || !entry->value) return;
+  const Value value = entry->value;
+  const std::vector<Ticket> ended(found->second.begin(), found->second.end());
+  for (const Ticket ticket : ended) {
+    const auto wait = waits_.find(ticket);
+    leave_line(wait);
+    if (satisfied(wait->second)) {
+      Wait done = std::move(wait->second);
+      waits_.erase(wait);
+      answer_wait(ticket, done);
+      continue;
+    }
+    waits_.erase(wait);
+    deliver_(ticket, Answer{Status::kUnless, {}, {value}});
+  }
+}
+
 void Table::cancel(Ticket ticket) {
   const auto wait = waits_.find(ticket);
   if (wait == waits_.end()) return;
@@ -349,6 +412,13 @@ void Table::forget(uint64_t connection) {
   while (wait != waits_.end() && wait->first.connection == connection) {
     leave_line(wait);
     wait = waits_.erase(wait);
+  }
+  const auto found = on_disconnect_.find(connection);
+  if (found == on_disconnect_.end()) return;
+  const std::map<std::string, Value> keys = std::move(found->second);
+  on_disconnect_.erase(found);
+  for (const auto& [key, value] : keys) {
+    if (const Entry* entry = find(key); !entry || !entry->value) set(key, value);
   }
 }
 

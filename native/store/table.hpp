@@ -2,7 +2,8 @@
 //
 // A waiting request stands in exactly one line: that of the first of its keys that is missing. When
 // that key appears, the request moves on to its next missing key, or is answered. Lines are
-// first come, first served, which makes queue_pop fair.
+// first come, first served, which makes queue_pop fair. A request that another key ends as well
+// (kGetUnless) is also registered under that key; when all of its own keys are there, they count.
 #pragma once
 
 #include <deque>
@@ -10,6 +11,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -46,7 +48,7 @@ class Table {
   void run(Ticket ticket, Op op, std::string_view body);
   // Answer kCancelled to that request if it is still waiting.
   void cancel(Ticket ticket);
-  // Its waiting requests are over, unanswered.
+  // Its waiting requests are over, unanswered; then the keys are set that were to be set when it ends.
   void forget(uint64_t connection);
   // A worker has arrived.
   void join(uint64_t client);
@@ -59,6 +61,7 @@ class Table {
     size_t next = 0;                // keys before this one have been seen
     uint64_t count = 0;             // kBarrier: world size; kWorkers: how many
     std::list<Ticket>::iterator place;
+    std::string unless;  // kGetUnless: the key that ends it
   };
   using Waits = std::map<Ticket, Wait>;
   struct Entry {
@@ -78,6 +81,8 @@ class Table {
   void queue_pop(Ticket ticket, BodyReader& body);
   void barrier(Ticket ticket, BodyReader& body);
   void workers(Ticket ticket, BodyReader& body);
+  void get_unless(Ticket ticket, BodyReader& body);
+  void set_on_disconnect(Ticket ticket, BodyReader& body);
 
   Entry* find(const std::string& key);
   bool ready(const Wait& wait, const std::string& key);
@@ -87,6 +92,7 @@ class Table {
   void leave_line(Waits::iterator wait);
   void answer_wait(Ticket ticket, Wait& wait);
   void wake(const std::string& key);
+  void end_waits_unless(const std::string& key);
   void wake_workers();
   std::list<Ticket>& line_of(const Wait& wait);
   void reply(Ticket ticket, std::string text = {}) { deliver_(ticket, Answer{Status::kOk, std::move(text), {}}); }
@@ -96,6 +102,9 @@ class Table {
   std::unordered_map<std::string, Entry> entries_;
   std::unordered_map<std::string, std::list<Ticket>> lines_;     // by the key that is missing
   std::unordered_map<std::string, std::list<Ticket>> barriers_;  // by the barrier's key
+  std::unordered_map<std::string, std::set<Ticket>> unless_;     // waits by the key that ends them
+  // By connection: what to set when it ends.
+  std::unordered_map<uint64_t, std::map<std::string, Value>> on_disconnect_;
   std::list<Ticket> workers_line_;
   std::unordered_set<uint64_t> workers_;
   Waits waits_;

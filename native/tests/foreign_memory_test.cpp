@@ -131,7 +131,7 @@ void a_group_whose_memory_is_misplaced_is_not_made() {
       check(failed.failure.reason.starts_with("a peer named shared memory"), failed.failure.reason.c_str(), 0);
     }
     check(memory.memory().state.load() == MemberState::kFailed, "expected to tell it", 0);
-    check(std::strstr(memory.memory().reason, "rank 1 gave up") != nullptr, memory.memory().reason, 0);
+    check(std::strstr(memory.memory().reason, "rank 1 failed") != nullptr, memory.memory().reason, 0);
   }
 }
 

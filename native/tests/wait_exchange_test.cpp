@@ -165,7 +165,7 @@ void engines_find_circles_of_receives_and_collectives() {
     Request request = request_for(OpKind::kAllReduce, data);
     const std::string heard =
         group.rank() == 1 ? told_in_receive(group, 0) : told([&](Host& host) { group.run(request, 60, host); });
-    const std::string expected = group.rank() == 2 ? "rank 0 gave up: " + circle : circle;
+    const std::string expected = group.rank() == 2 ? "rank 0 failed: " + circle : circle;
     check(heard == expected, heard.c_str(), group.rank());
   });
 }

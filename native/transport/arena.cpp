@@ -16,7 +16,7 @@ namespace procgroup {
 namespace {
 
 constexpr uint64_t kMagic = 0x3150554f52474350;  // "PCGROUP1"
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 // Address space, not memory: pages exist once allocate() has reserved them.
 constexpr uint64_t kReach = uint64_t{8} << 30;
 
@@ -81,7 +81,10 @@ Arena Arena::attach(FileDescriptor descriptor) {
   const int seals = fcntl(descriptor.get(), F_GET_SEALS);
   if (static_cast<uint64_t>(status.st_size) != kReach || seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     throw std::runtime_error("a peer sent a descriptor that is not an arena");
-  Arena arena(std::move(descriptor), map(descriptor.get(), kReach), kReach);
+  // Mapped first: a compiler may evaluate arguments in any order, and clang moves the descriptor away before it is
+  // read.
+  std::byte* base = map(descriptor.get(), kReach);
+  Arena arena(std::move(descriptor), base, kReach);
   const ArenaHeader& header = arena.header();
   if (header.magic != kMagic || header.version != kVersion)
     throw std::runtime_error("a peer's arena has another version; run one version of procgroup on all ranks");

@@ -24,6 +24,15 @@ namespace procgroup {
 inline constexpr uint64_t kArenaPage = 4096;
 inline constexpr uint64_t kArenaLine = 64;
 
+inline constexpr size_t kReasonBytes = 512;
+
+// Whether a rank has said that it ends, and how.
+enum class Ending : uint32_t {
+  kNone,
+  kLeaves,  // after what it has issued; `exit_reason` counts for those who wait for it afterwards
+  kFails,   // at once: every call in which it takes part fails
+};
+
 // First in every arena. Peers write `doorbell`, to wake, and in group memory that they have left: all else is its
 // owner's.
 struct ArenaHeader {
@@ -40,6 +49,9 @@ struct ArenaHeader {
   uint64_t nonce;          // lies at this address of the owner's own memory too: see PeerMemory
   uint64_t nonce_address;
   alignas(64) LifeWord life;
+  // Why this rank ends before its time: an exception of its program. `ending` is release-stored after it.
+  alignas(64) std::atomic<Ending> ending;
+  char exit_reason[kReasonBytes];
   // The one futex of this process's waiters: whoever changes something that a sleeper may wait for adds
   // one and wakes. `sleepers` tells whether that is worth a system call.
   alignas(64) std::atomic<uint32_t> doorbell;

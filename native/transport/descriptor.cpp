@@ -60,7 +60,14 @@ uint64_t Descriptor::fingerprint() const {
   return mix(mix(mix(mix(mix(0x70726f6367726f75, group), sequence), kinds), count), splits);
 }
 
-std::string Descriptor::describe() const {
+std::string rank_name(int rank, const std::vector<int>* global_ranks) {
+  const std::string name = "rank " + std::to_string(rank);
+  if (global_ranks == nullptr || rank < 0 || static_cast<size_t>(rank) >= global_ranks->size()) return name;
+  const int global = (*global_ranks)[static_cast<size_t>(rank)];
+  return global == rank ? name : "rank " + std::to_string(global) + " (" + name + " of the group)";
+}
+
+std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
   const bool known =
       op <= OpKind::kRecv && static_cast<int>(dtype) < kDtypes && static_cast<int>(reduce_op) < kReduceOps;
   if (!known) return "a call that this version does not know";
@@ -74,7 +81,7 @@ std::string Descriptor::describe() const {
     text += (op == OpKind::kAllReduce ? " in several arrays, sizes #" : " in unequal pieces, sizes #") +
             std::to_string(splits % 1'000'000);
   const bool comes = op == OpKind::kBroadcast || op == OpKind::kScatter || op == OpKind::kRecv;
-  if (root >= 0) text += (comes ? " from rank " : " to rank ") + std::to_string(root);
+  if (root >= 0) text += (comes ? " from " : " to ") + rank_name(root, global_ranks);
   return text;
 }
 

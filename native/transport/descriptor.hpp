@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "dtype/dtype.hpp"
 
@@ -29,6 +30,10 @@ constexpr bool has_input_pieces(OpKind op) {
   return op == OpKind::kScatter || op == OpKind::kReduceScatter || op == OpKind::kAllToAll;
 }
 
+// For people: "rank 1", or where the group's ranks have other numbers in the job: "rank 3 (rank 1 of the group)".
+// `global_ranks` maps group ranks to global ones; null or empty: they are the same.
+std::string rank_name(int rank, const std::vector<int>* global_ranks);
+
 struct Descriptor {
   uint64_t group = 0;
   uint64_t sequence = 0;
@@ -53,7 +58,7 @@ struct Descriptor {
   // Equal on all ranks exactly when they made the same call (up to a 64-bit hash).
   uint64_t fingerprint() const;
   // For people: "all_reduce(SUM) of 1000 float32". Safe for what another rank wrote: it may name what does not exist.
-  std::string describe() const;
+  std::string describe(const std::vector<int>* global_ranks = nullptr) const;
 };
 
 }  // namespace procgroup

@@ -52,8 +52,6 @@ enum class MemberState : uint32_t {
   kFailed,  // gave up; `reason` and the fields before it say why
 };
 
-inline constexpr size_t kReasonBytes = 320;
-
 struct GroupMemory {
   CallLine lines[2];
   alignas(64) Descriptor descriptors[2];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,6 +18,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "run": Command("procgroup.launch.run", "start a program as N ranks on this host and end them together"),
+    "bench": Command(
+        "procgroup.diagnostics.bench.command", "measure procgroup here, beside Gloo and MPI where installed"
+    ),
     "launch": Command("procgroup.launch.launch", "the same by the old contract: each rank gets --local-rank=N"),
 }
 
@@ -24,14 +28,14 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status. Only the module of that command is imported."""
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "help"):
         print(_help())
         return 0
-    if name == "--version":
+    if name in ("-V", "--version"):
         print(f"procgroup {_version()}")
         return 0
     if name not in COMMANDS:
-        print(f"procgroup: there is no command {name!r}; the commands are: {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"procgroup: {_unknown(name, rest)}", file=sys.stderr)
         return 2
     try:
         status: int = importlib.import_module(COMMANDS[name].module).main(rest)
@@ -45,6 +49,18 @@ def run() -> int:
     return main(["run", *sys.argv[1:]])
 
 
+def _unknown(name: str, rest: Sequence[str]) -> str:
+    """Return what to say of a command that does not exist: the closest one, or the whole line with "run"."""
+    import difflib
+
+    said = f"there is no command {name!r}"
+    if name.startswith("-") or name.endswith(".py"):
+        return f"{said}; did you mean: procgroup run {shlex.join([name, *rest])}"
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    advice = f"did you mean {close[0]!r}? " if close else ""
+    return f"{said}; {advice}the commands are: {', '.join(COMMANDS)}"
+
+
 def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
@@ -56,7 +72,15 @@ def _version() -> str:
 
 def _help() -> str:
     lines = [f"  {name:<8} {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(["usage: procgroup COMMAND ...", "", *lines, "", "procgroup COMMAND --help tells more."])
+    return "\n".join(
+        [
+            "usage: procgroup COMMAND ...",
+            "",
+            *lines,
+            "",
+            "procgroup COMMAND --help tells more; procgroup --version names the version.",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -50,6 +50,13 @@ def _transport(text: str) -> str:
     return text
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("expected a number of seconds, or 0 for never")
+    return seconds
+
+
 def _debug_level(text: str) -> str:
     if text.upper() not in ("OFF", "INFO", "DETAIL"):
         raise ValueError("expected OFF, INFO or DETAIL")
@@ -86,6 +93,12 @@ PROCGROUP_STORE_KEY = Variable[str](
 )
 PROCGROUP_TRANSPORT = Variable[str](
     "PROCGROUP_TRANSPORT", _transport, "auto", "auto, shm (fail without shared memory) or tcp (never use it)."
+)
+PROCGROUP_WAIT_REPORT_SECONDS = Variable[float](
+    "PROCGROUP_WAIT_REPORT_SECONDS",
+    _seconds,
+    10.0,
+    "After how many seconds a rank says for whom its call waits, and once a minute from then on; 0: never.",
 )
 PROCGROUP_REPLACE_GLOO = Variable[bool](
     "PROCGROUP_REPLACE_GLOO",

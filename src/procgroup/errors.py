@@ -25,6 +25,7 @@
         │   ├── StoreLost              the store's server is gone
         │   └── StoreLimitError        a key or value is larger than the store takes
         └── RendezvousError            while ranks find each other
+            ├── IncompleteEnvironment  env:// lacks variables; says what started this process, and what to write
             ├── RendezvousTimeout      some ranks never came; names them
             └── RendezvousConflict     two ranks claim one place, or disagree on the world size
 
@@ -59,7 +60,10 @@ class OperationError(DistBackendError):
     """One call on a process group failed on this rank.
 
     Attributes: ``op`` (name of the operation), ``sequence`` (its number in the group), ``group``
-    (the group's name), ``rank`` and ``size`` (this rank in the group, and how many there are).
+    (the group's name), ``rank`` and ``size`` (this rank in the group, and how many there are), ``members`` (the global
+    rank of each group rank) and ``global_rank`` (this rank's). Texts name global ranks, and group ranks where those are
+    others. ``intact`` tells whether the array that this call writes is as it was: False when it may be half done, None
+    for calls that write none, and where that is not known.
     """
 
     def __init__(
@@ -71,14 +75,19 @@ class OperationError(DistBackendError):
         group: str,
         rank: int,
         size: int,
+        members: Sequence[int] | None = None,
+        intact: bool | None = None,
         advice: str = "",
     ) -> None:
         self.op = op
+        self.intact = intact
         self.sequence = sequence
         self.group = group
         self.rank = rank
         self.size = size
-        text = f"{op} #{sequence} on group {group} (rank {rank} of {size}): {happened}"
+        self.members: tuple[int, ...] = tuple(range(size) if members is None else members)
+        self.global_rank: int = self.members[rank]
+        text = f"{op} #{sequence} on group {group} ({_place(rank, size, self.members)}): {happened}"
         super().__init__(f"{text}. {advice}" if advice else text)
 
 
@@ -90,27 +99,29 @@ class CollectiveMismatch(OperationError):
     """
 
     def __init__(self, *, calls: Mapping[int, str], pair: str = "", **call: Any) -> None:
-        self.calls = dict(calls)
+        self.calls: dict[int, str] = dict(calls)
         self.pair = pair
-        mine = self.calls[call["rank"]]
         verb = "has" if call["op"] in _HOLDERS else "called"
-        others = "; ".join(f"rank {rank} {verb} {text}" for rank, text in sorted(self.calls.items()) if text != mine)
         if call["op"] in ("send", "recv"):
-            happened = f"the message is not what was expected; expected {mine}, got: {others}"
+            what = "the message is not what was expected"
             advice = "Send and receive the same dtype and count; no array was changed."
         elif call["op"] in ("new_group", "split_group"):
-            happened = f"the ranks make different groups; expected {mine} on every member, got: {others}"
+            what = "the ranks make different groups"
             advice = "Pass the same ranks on every member, and make groups in the same order; no group was made."
         elif call["op"] in _HOLDERS:
-            what, advice = _HOLDERS[call["op"]]
-            happened = f"the ranks have different {what}; expected {mine} on every rank, got: {others}"
+            holding, advice = _HOLDERS[call["op"]]
+            what = f"the ranks have different {holding}"
         elif pair:
-            happened = f"the ranks do not agree on the size of a piece: {pair}"
+            what = "the ranks do not agree on the size of a piece"
             advice = "Let each rank's input split for a rank be that rank's output split for it; no array was changed."
         else:
-            happened = f"the ranks made different calls; expected {mine} on every rank, got: {others}"
+            what = "the ranks made different calls"
             advice = "Make the same call with the same op, dtype, count and root on every rank; no array was changed."
-        super().__init__(happened, advice=advice, **call)
+        mine = self.calls[call["rank"]]
+        others = [f"{_name(rank, call)} {verb} {text}" for rank, text in sorted(self.calls.items()) if text != mine]
+        super().__init__(
+            f"{what}: " + (pair or ", ".join([f"this rank {verb} {mine}", *others])), advice=advice, **call
+        )
 
 
 # What the ranks have to have in common before these calls: its name, and the advice where they have not.
@@ -130,17 +141,31 @@ _HOLDERS = {
 class CollectiveTimeout(OperationError):
     """The deadline passed before every rank arrived. ``missing`` lists the ranks, ``seconds`` the limit.
 
+    ``global_missing`` has their global ranks. ``calls`` maps the first of the missing ranks to what each was doing
+    then, as far as this rank could see: "in recv of 4 float64 from rank 0 (call #3)", "in no call for 12 s".
     For a call that still waited for an earlier one they are those that the earlier one waits for. ``missing`` is empty
     for a receive from any rank, and where the earlier call is another thread's.
     """
 
-    def __init__(self, *, missing: Sequence[int], seconds: float, **call: Any) -> None:
-        self.missing = tuple(missing)
+    def __init__(
+        self,
+        *,
+        missing: Sequence[int],
+        seconds: float,
+        calls: Mapping[int, str] | None = None,
+        **call: Any,
+    ) -> None:
+        self.missing: tuple[int, ...] = tuple(missing)
+        self.global_missing: tuple[int, ...] = tuple(_global(rank, call) for rank in self.missing)
         self.seconds = seconds
-        awaited = _ranks(self.missing) if self.missing else "a message from any rank, or for an earlier call to end"
+        self.calls: dict[int, str] = dict(calls or {})
+        awaited = _names(self.missing, call)
+        if not self.missing:
+            awaited = "a message from any rank, or for an earlier call to end"
+        doing = "; ".join(f"{_name(rank, call)} is {text}" for rank, text in self.calls.items())
         super().__init__(
-            f"not complete after {seconds:g} s; still waiting for {awaited}",
-            advice="See what those ranks are doing, or pass a longer timeout than that.",
+            f"not complete after {seconds:g} s; still waiting for {awaited}{': ' if doing else ''}{doing}",
+            advice=f"{_state_of_array(call)}See what those ranks are doing, or pass a longer timeout than that.",
             **call,
         )
 
@@ -148,11 +173,11 @@ class CollectiveTimeout(OperationError):
 class Deadlock(OperationError):
     """Ranks wait for each other in a circle, so that none of them could ever go on.
 
-    ``waits`` maps the global rank of each of them to what it is in: "recv from 1".
+    ``waits`` maps the global rank of each of them to what it is in: "recv from 1". All ranks in it are global ranks.
     """
 
     def __init__(self, *, waits: Mapping[int, str], **call: Any) -> None:
-        self.waits = dict(waits)
+        self.waits: dict[int, str] = dict(waits)
         super().__init__(
             "deadlock: " + ", ".join(f"rank {rank} in {wait}" for rank, wait in self.waits.items()),
             advice="Let one of these ranks make its other call first, or use isend and irecv.",
@@ -161,29 +186,37 @@ class Deadlock(OperationError):
 
 
 class PeerLost(OperationError):
-    """The process of a rank ended. ``peer`` is its rank in the group, ``pid`` its process, ``how`` what is known."""
+    """A rank has ended: its process, or its part in the group.
+
+    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``pid`` its process, ``how`` what is known.
+    """
 
     def __init__(self, *, peer: int, pid: int, how: str, **call: Any) -> None:
         self.peer = peer
+        self.global_peer: int = _global(peer, call)
         self.pid = pid
         self.how = how
         super().__init__(
-            f"lost rank {peer} (pid {pid}): {how}",
-            advice="An array that this call was writing in place may be half done. "
-            "Look at that rank's own output for the cause.",
+            f"lost {_name(peer, call)} (pid {pid}): {how}",
+            advice=f"{_state_of_array(call)}Look at that rank's own output for the cause.",
             **call,
         )
 
 
 class PeerFailed(OperationError):
-    """A rank left this call with an error of its own. ``peer`` is its rank, ``reason`` what it said."""
+    """A rank left this call with an error of its own, or its program ended with an exception.
+
+    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``reason`` what it said: of an exception its
+    type, text and line.
+    """
 
     def __init__(self, *, peer: int, reason: str, **call: Any) -> None:
         self.peer = peer
+        self.global_peer: int = _global(peer, call)
         self.reason = reason
         super().__init__(
-            f"rank {peer} gave up: {reason}",
-            advice=f"Look at rank {peer}'s own error for the cause.",
+            f"{_name(peer, call)} failed: {reason}",
+            advice=f"{_state_of_array(call)}Look at rank {self.global_peer}'s own error for the cause.",
             **call,
         )
 
@@ -203,19 +236,32 @@ class GroupBroken(OperationError):
 class ObjectError(DistBackendError):
     """An object could not be moved; the ranks are in step, and the group can still be used.
 
-    Attributes: ``op``, ``group``, ``rank``, ``size``, ``source`` (the group rank whose object it is) and ``reason``.
+    Attributes: ``op``, ``group``, ``rank``, ``size``, ``members``, ``source`` (the group rank whose object it is),
+    ``global_source`` and ``reason``.
     """
 
     def __init__(
-        self, happened: str, *, op: str, group: str, rank: int, size: int, source: int, reason: str, advice: str
+        self,
+        happened: str,
+        *,
+        op: str,
+        group: str,
+        rank: int,
+        size: int,
+        source: int,
+        reason: str,
+        advice: str,
+        members: Sequence[int] | None = None,
     ) -> None:
         self.op = op
         self.group = group
         self.rank = rank
         self.size = size
+        self.members: tuple[int, ...] = tuple(range(size) if members is None else members)
         self.source = source
+        self.global_source: int = self.members[source]
         self.reason = reason
-        super().__init__(f"{op} on group {group} (rank {rank} of {size}): {happened}: {reason}. {advice}")
+        super().__init__(f"{op} on group {group} ({_place(rank, size, self.members)}): {happened}: {reason}. {advice}")
 
 
 class PicklingFailed(ObjectError):
@@ -223,9 +269,9 @@ class PicklingFailed(ObjectError):
 
     def __init__(self, *, source: int, **call: Any) -> None:
         super().__init__(
-            f"rank {source} could not pickle its object",
+            f"{_name(source, call)} could not pickle its object",
             source=source,
-            advice=f"No object was received; look at rank {source}'s own error.",
+            advice=f"No object was received; look at rank {_global(source, call)}'s own error.",
             **call,
         )
 
@@ -236,7 +282,7 @@ class UnpicklingFailed(ObjectError):
     def __init__(self, *, source: int, kind: str, **call: Any) -> None:
         self.kind = kind
         super().__init__(
-            f"cannot unpickle the {kind} of rank {source}",
+            f"cannot unpickle the {kind} of {_name(source, call)}",
             source=source,
             advice="Make its type importable on this rank, or send plain data.",
             **call,
@@ -295,7 +341,7 @@ class StoreTimeout(DistStoreError):
     """
 
     def __init__(self, *, keys: Sequence[str], seconds: float, what: str = "wait") -> None:
-        self.keys = tuple(keys)
+        self.keys: tuple[str, ...] = tuple(keys)
         self.seconds = seconds
         self.what = what
         names = ", ".join(f"/{key}" for key in self.keys) if what == "wait" else ", ".join(self.keys)
@@ -325,12 +371,31 @@ class RendezvousError(DistError):
     """The ranks could not find each other."""
 
 
+class IncompleteEnvironment(RendezvousError, ValueError):
+    """The environment does not say which rank this is, or where the ranks meet.
+
+    ``missing`` lists the variables that env:// lacks, ``found`` maps the others to what the environment or an argument
+    says, ``launcher`` names the launcher that was detected, or is "".
+    """
+
+    def __init__(self, *, missing: Sequence[str], found: Mapping[str, str], launcher: str, advice: str) -> None:
+        self.missing: tuple[str, ...] = tuple(missing)
+        self.found: dict[str, str] = dict(found)
+        self.launcher = launcher
+        also = f" (also missing: {', '.join(self.missing[1:])})" if self.missing[1:] else ""
+        shown = ", ".join(f"{name}={value}" for name, value in self.found.items())
+        super().__init__(
+            "Error initializing procgroup using env:// rendezvous: environment variable "
+            f"{self.missing[0]} expected, but not set{also}; set are: {shown or 'none of them'}. {advice}"
+        )
+
+
 class RendezvousTimeout(RendezvousError):
     """Some ranks never came. ``missing`` lists them; ``joined`` maps the others to where they joined from."""
 
     def __init__(self, *, missing: Sequence[int], joined: Mapping[int, str], size: int, seconds: float) -> None:
-        self.missing = tuple(missing)
-        self.joined = dict(joined)
+        self.missing: tuple[int, ...] = tuple(missing)
+        self.joined: dict[int, str] = dict(joined)
         self.size = size
         self.seconds = seconds
         where = ", ".join(f"{rank}@{place}" for rank, place in sorted(self.joined.items())) or "none"
@@ -342,6 +407,39 @@ class RendezvousTimeout(RendezvousError):
 
 class RendezvousConflict(RendezvousError):
     """Two processes claim one rank, or the ranks disagree on the world size."""
+
+
+def _global(rank: int, call: Mapping[str, Any]) -> int:
+    """Return the global rank of a group rank of the group that a call was made on."""
+    members = call.get("members")
+    return rank if members is None else int(members[rank])
+
+
+def _name(rank: int, call: Mapping[str, Any]) -> str:
+    """Return "rank 1", or "rank 3 (rank 1 of group 2)" where the two differ."""
+    found = _global(rank, call)
+    return f"rank {found}" if found == rank else f"rank {found} (rank {rank} of group {call['group']})"
+
+
+def _names(ranks: Sequence[int], call: Mapping[str, Any]) -> str:
+    """Return "ranks 1, 2", or "ranks 3, 5 (ranks 1, 2 of group 2)" where they differ."""
+    if not ranks:
+        return ""
+    found = [_global(rank, call) for rank in ranks]
+    return _ranks(found) + ("" if found == list(ranks) else f" ({_ranks(ranks)} of group {call['group']})")
+
+
+def _place(rank: int, size: int, members: Sequence[int] | None) -> str:
+    """Return "rank 0 of 2", and the global rank where that is another one."""
+    found = rank if members is None else members[rank]
+    return f"rank {rank} of {size}" if found == rank else f"rank {rank} of {size}; global rank {found}"
+
+
+def _state_of_array(call: Mapping[str, Any]) -> str:
+    intact = call.get("intact")
+    if intact is None:
+        return ""
+    return "No array was changed. " if intact else "The array that this call writes may be half done. "
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What is to be done when this process ends, also where multiprocessing has started it.
+"""What is to be done when this process ends, also where multiprocessing has started it; how long it may wait then.
 
 Before Python 3.13 a process that multiprocessing forks runs no atexit functions, and since then only those that it has
 registered itself. It runs multiprocessing's own finalizers always.
@@ -9,12 +9,30 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+SILENT_SECONDS = 2.0
+"""How long a wait for other ranks at the end may last before it says for whom."""
+
+FAILED_SECONDS = 2.0
+"""How long such a wait lasts at most when a group has failed on this process."""
+
 _functions: dict[Callable[[], None], int] = {}
+# What sys.last_value was before: an exception of the process that forked this one, or of a prompt.
+_earlier: list[BaseException | None] = [None]
+_noted: list[BaseException] = []
+# The last exception that ended a thread, and when.
+_of_thread: list[tuple[BaseException, float]] = []
+# An exception that ended a thread so long before the process's end is what the process ends with.
+_THREAD_SECONDS = 10.0
 _registered_in = 0
 """The process that will run them. A forked child has the variable too, but not always the registration."""
+
+
+_has_failed = False
+_has_failed_to_start = False
 
 
 def at_process_end(function: Callable[[], None], priority: int) -> None:
@@ -24,6 +42,7 @@ def at_process_end(function: Callable[[], None], priority: int) -> None:
     if _registered_in == os.getpid():
         return
     _registered_in = os.getpid()
+    _earlier[:] = [getattr(sys, "last_value", None)]
     atexit.unregister(_run)
     atexit.register(_run)
     # A child of multiprocessing has imported it.
@@ -34,10 +53,87 @@ def at_process_end(function: Callable[[], None], priority: int) -> None:
         Finalize(None, _run, exitpriority=0)
 
 
+def note_failure(*, starting: bool = False) -> None:
+    """Keep in mind that a group failed on this process, so that its end need not wait long for the others.
+
+    ``starting`` says that the others read why in the store, which this process may host.
+    """
+    global _has_failed, _has_failed_to_start
+    _has_failed = True
+    _has_failed_to_start = _has_failed_to_start or starting
+
+
+def forget_failure() -> None:
+    """Forget it: the ranks have come together again."""
+    global _has_failed, _has_failed_to_start
+    _has_failed = _has_failed_to_start = False
+
+
+def has_failed() -> bool:
+    """Return whether a group has failed on this process since the ranks came together."""
+    return _has_failed
+
+
+def has_failed_to_start() -> bool:
+    """Return whether the last start of a group failed on this process."""
+    return _has_failed_to_start
+
+
+def wait_for_others(is_over: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> None:
+    """Wait until ``is_over()``, for at most ``limit`` seconds, or 2 s when a group has failed on this process.
+
+    After 2 s one line on stderr shows what is waited for, which ``awaited()`` returns. ``pause`` is slept between
+    two looks.
+    """
+    started = time.monotonic()
+    if has_failed():
+        limit = min(limit, FAILED_SECONDS)
+    is_silent = limit > FAILED_SECONDS
+    while not is_over():
+        waited = time.monotonic() - started
+        if waited >= limit:
+            return
+        if is_silent and waited >= SILENT_SECONDS:
+            is_silent = False
+            print(f"procgroup: {awaited()}, for at most {limit - waited:.0f} s more", file=sys.stderr, flush=True)
+        time.sleep(pause)
+
+
+def note_exception(error: BaseException) -> None:
+    """Say that this process is about to end with an exception, where it was caught for a report of its own."""
+    _noted[:] = [error]
+
+
+def note_thread_exception(error: BaseException) -> None:
+    """Say that an exception has ended a thread, which is not the main one."""
+    _of_thread[:] = [(error, time.monotonic())]
+
+
+def ending_exception() -> BaseException | None:
+    """Return the exception that ends this process, as far as can be known.
+
+    sys.exit is none, whatever its status, because Python does not show the status at the end of a program; in a process
+    of multiprocessing, sys.exit with an error's status while an exception is handled stands for that.
+    """
+    raised = _noted[0] if _noted else sys.exc_info()[1]
+    if raised is None and not hasattr(sys, "ps1"):
+        last = getattr(sys, "last_value", None)
+        raised = None if last is _earlier[0] else last
+    if isinstance(raised, SystemExit):
+        raised = raised.__context__ if raised.code not in (0, None) else None
+    return None if isinstance(raised, SystemExit) else raised
+
+
+def thread_exception() -> BaseException | None:
+    """Return the exception that has ended a thread just now: a program's main part may have run there."""
+    if not _of_thread or time.monotonic() - _of_thread[0][1] > _THREAD_SECONDS:
+        return None
+    return _of_thread[0][0]
+
+
 def ends_with_an_exception() -> bool:
     """Return whether what ends this process is an exception, as far as can be known; sys.exit is none."""
-    raised = getattr(sys, "last_value", None) or sys.exc_info()[1]
-    return raised is not None and not isinstance(raised, SystemExit)
+    return ending_exception() is not None
 
 
 def _run() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from numbers import Complex, Real
+from typing import TYPE_CHECKING, Any, Protocol
 
 Timeout = timedelta | float | int
 """A length of time: a ``timedelta``, or a number of seconds."""
@@ -17,12 +18,28 @@ DEFAULT_STORE_TIMEOUT = timedelta(minutes=5)
 """How long a store's waiting operations may take when nobody says otherwise."""
 
 
+class SupportsDLPack(Protocol):
+    """An object with DLPack: an array of PyTorch, JAX, CuPy or NumPy."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # type checkers know it everywhere; collections.abc has it from Python 3.12 on
+
+    Array = SupportsDLPack | Buffer
+else:
+    Array = Any
+"""An array of any library: an object with DLPack or the buffer protocol."""
+
+
 class ReduceOp(IntEnum):
     """How the elements of the ranks are combined. The numbers are those of the native engine.
 
-    ``AVG`` divides the sum by the number of ranks and exists for floating-point and complex arrays
-    only; ``BAND``, ``BOR`` and ``BXOR`` exist for integers and bool only. ``PREMUL_SUM(factor)`` multiplies this
-    rank's elements by its factor first, and exists where ``AVG`` does.
+    ``AVG`` divides the sum by the number of ranks and exists for all but bool; of integers the sum does not
+    overflow, and the quotient is truncated toward zero. ``BAND``, ``BOR`` and ``BXOR`` exist for integers and bool
+    only. ``PREMUL_SUM(factor)`` multiplies this rank's elements by its factor first, and exists for floating-point
+    and complex arrays only.
     """
 
     SUM = 0

@@ -142,9 +142,4 @@ def test_alone_too_nothing_is_done_of_a_bad_block() -> None:
     with pytest.raises((TypeError, ValueError)), dist._coalescing_manager():
         dist.all_gather_single(output, np.ones(2))
         dist.all_gather_single(output, np.ones(3))
-    ops = [dist.P2POp(dist.isend, np.ones(1), 0), dist.P2POp(dist.irecv, read_only(1), 0)]
-    with pytest.raises((TypeError, ValueError)):
-        dist.batch_isend_irecv(ops)
     assert doubled.tolist() == [1, 1] and output.tolist() == [0, 0]
-    with pytest.raises(dist.CollectiveTimeout):
-        dist.group.WORLD.recv(np.zeros(1), 0, timeout=0.05)  # type: ignore[union-attr]

@@ -77,21 +77,6 @@ def test_all_ops_of_a_batch_are_of_one_group() -> None:
         dist.batch_isend_irecv(ops)
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_batch_to_oneself_returns_a_work_for_each_op_in_its_place() -> None:
-    arrays = [np.zeros(2), np.zeros(3)]
-    ops = [
-        dist.P2POp(dist.isend, np.full(2, 1.0), 0),
-        dist.P2POp(dist.irecv, arrays[0], 0),
-        dist.P2POp(dist.isend, np.full(3, 2.0), 0, tag=1),
-        dist.P2POp(dist.irecv, arrays[1], 0, tag=1),
-    ]
-    works = dist.batch_isend_irecv(ops)
-    assert [work.wait() for work in works] == [True] * 4
-    assert [work.op for work in works] == ["send", "recv", "send", "recv"]
-    assert (arrays[0] == 1).all() and (arrays[1] == 2).all()
-
-
 def wait_for_all(ops: list[dist.P2POp]) -> None:
     for work in dist.batch_isend_irecv(ops):
         assert work.wait()

@@ -92,7 +92,7 @@ def test_long_lists_of_ranks_are_read_as_they_are_written() -> None:
     assert monitoring._ranks("1, 2, 5-8, 10", 16) == (1, 2, 5, 6, 7, 8, 10)
     assert monitoring._ranks("0-9", 4) == (0, 1, 2, 3)  # a peer wrote it
     for text, ranks in (("rank 3", "3"), ("rank 1, 3, 5 and 7 more", "1, 3, 5"), ("rank 0-99", "0-99")):
-        found = monitoring._GAVE_UP.search(f"its time limit of 0.5 s passed while it waited for {text}")
+        found = monitoring._TIMED_OUT.search(f"its time limit of 0.5 s passed while it waited for {text}")
         assert found is not None and (found[1], found[2]) == ("0.5", ranks)
 
 

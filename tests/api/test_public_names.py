@@ -33,6 +33,7 @@ _NAMES = """
     GroupDestroyed
     GroupMember
     HashStore
+    IncompleteEnvironment
     ObjectError
     OperationError
     P2POp
@@ -132,6 +133,11 @@ _NAMES = """
     zeros
 """
 NAMES = _NAMES.split()
+LAZY_PACKAGES = ["procgroup", "procgroup.stores", "procgroup.parallel", "procgroup.parallel.communication_hooks"]
+PUBLIC_PACKAGES = {
+    "procgroup": ["device_mesh", "functional", "parallel", "testing"],
+    "procgroup.parallel": ["communication_hooks"],
+}
 
 _NAMES_AS_IN_TORCH = """
     P2POp _all_gather_base _coalescing_manager _reduce_scatter_base all_gather all_gather_coalesced
@@ -153,27 +159,51 @@ def test_the_public_names_are_these() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(procgroup, name) is not None
-    assert name in dir(procgroup)
 
 
-@pytest.mark.parametrize("package", ["", ".stores", ".parallel", ".parallel.communication_hooks"])
+def test_dir_is_the_public_names_and_packages_also_after_use() -> None:
+    program = (
+        "from importlib import import_module\n"
+        f"modules = [import_module(name) for name in {LAZY_PACKAGES}]\n"
+        "[getattr(module, name) for module in modules for name in dir(module)]\n"
+        "for module in modules: print(*dir(module))"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    public = [sorted({*import_module(name).__all__, *PUBLIC_PACKAGES.get(name, ())}) for name in LAZY_PACKAGES]
+    assert [line.split() for line in shown.stdout.splitlines()] == public
+
+
+@pytest.mark.parametrize("package", LAZY_PACKAGES)
 def test_a_type_checker_sees_the_same_names_from_the_same_modules(package: str) -> None:
-    module: Any = import_module(f"procgroup{package}")
-    tree = ast.parse(Path(module.__file__).read_text())
+    module: Any = import_module(package)
+    stub = ast.parse(Path(module.__file__).with_suffix(".pyi").read_text())
     seen = {
-        alias.asname or alias.name: statement.module
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If)
-        for statement in block.body
+        alias.asname: statement.module
+        for statement in stub.body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    assert seen == {name: f"{module.__name__}.{room}" for name, room in module._MODULE_OF_NAME.items()}
+    names = {name: f"{package}.{owner}" for name, owner in module._MODULE_OF_NAME.items()}
+    assert seen == names | dict.fromkeys(PUBLIC_PACKAGES.get(package, ()), package)
+
+
+@pytest.mark.parametrize("package", [*LAZY_PACKAGES, "procgroup.functional", "procgroup.testing"])
+def test_an_editor_completes_every_public_name(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jedi = pytest.importorskip("jedi")
+    # Jedi cannot follow the import hook of an editable installation: let it find the package by its path alone.
+    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if isinstance(finder, type)])
+    source = Path(procgroup.__file__).parents[1]
+    project = jedi.Project(source, sys_path=[str(source), *sys.path])
+    script = jedi.Script(f"import {package}\n{package}.", project=project, environment=jedi.InterpreterEnvironment())
+    completed = {completion.name for completion in script.complete()}
+    public = {*import_module(package).__all__, *PUBLIC_PACKAGES.get(package, ())}
+    assert sorted(public - completed) == []
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'procgroup' has no attribute 'all_reduced'"):
+    with pytest.raises(AttributeError, match="module 'procgroup' has no attribute 'all_reduced'") as caught:
         _ = procgroup.all_reduced
+    assert (caught.value.name, caught.value.obj) == ("all_reduced", procgroup), "Python suggests names from these"
 
 
 @pytest.mark.parametrize("name", ["fsdp", "distributed_c10d"])

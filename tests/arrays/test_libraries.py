@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from procgroup.arrays import dlpack
+from procgroup.arrays import dlpack, making
 from procgroup.arrays.view import view
 from procgroup.errors import ArgumentError
 
@@ -169,3 +171,13 @@ def test_the_dtypes_of_ml_dtypes_are_known_by_their_names(name: str) -> None:
     seen = view(values, writable=True)
     assert (seen.dtype, seen.address) == (name, values.ctypes.data)
     assert seen.numbers().dtype == values.dtype
+
+
+@pytest.mark.parametrize("library", ["numpy.ma", "torch", "jax", "cupy"])
+def test_a_library_that_another_thread_is_importing_has_no_arrays_yet(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, ModuleType(library))
+    values = np.arange(3.0)
+    assert view(values).shape == view(memoryview(values)).shape == (3,)
+    assert making.library_of(values) == "numpy"

@@ -138,5 +138,5 @@ def test_what_is_not_an_array_is_a_type_error_that_names_the_type(value: object)
 
 
 def test_a_list_is_told_of_asarray() -> None:
-    with pytest.raises(TypeError, match=r"Pass numpy.asarray\(tensor\)"):
+    with pytest.raises(TypeError, match=r"numpy.array\(tensor\)"):
         view([1, 2])

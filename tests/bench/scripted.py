@@ -8,9 +8,8 @@ from pathlib import Path
 from procgroup.diagnostics.bench.peer import PeerCommand
 
 HERE = Path(__file__).resolve().parent
-RANK_LOOP = HERE.parent.parent / "benchmarks" / "peers"
 
 
 def scripted_command(name: str, ranks: int, behaviour: str) -> PeerCommand:
     arguments = [sys.executable, str(HERE / "scripted_peer.py"), "{socket}", str(ranks), behaviour]
-    return PeerCommand(name, arguments, {"PYTHONPATH": str(RANK_LOOP)})
+    return PeerCommand(name, arguments, {})

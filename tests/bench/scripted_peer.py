@@ -10,7 +10,8 @@ import sys
 import time
 
 import numpy as np
-from rank_loop import Buffers, Call, Driver, serve
+
+from procgroup.diagnostics.bench.rank_loop import Buffers, Call, Driver, serve
 
 
 def all_reduce(buffers: Buffers) -> Call:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bench.scripted import HERE, RANK_LOOP, scripted_command
+from bench.scripted import HERE, scripted_command
 
 from procgroup.diagnostics.bench.peer import Peer, PeerCommand
 from procgroup.diagnostics.bench.protocol import PeerFailure, parse_times
@@ -153,7 +153,7 @@ def test_peers_that_wait_use_no_processor_time(directory: Path) -> None:
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_runs_on_when_the_driver_is_killed(directory: Path, signal_number: signal.Signals) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(RANK_LOOP), *filter(None, sys.path)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment["TMPDIR"] = str(directory)
     driver = subprocess.Popen(
         [sys.executable, str(HERE / "driver_of_scripted_peers.py")],

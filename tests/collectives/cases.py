@@ -62,10 +62,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_supported(op: ReduceOp, dtype: str) -> bool:
-    """AVG is for floats only, the bitwise ops for everything else; PREMUL_SUM needs a factor."""
+    """AVG is for all but bool, the bitwise ops for all but floats; PREMUL_SUM needs a factor."""
     if op == ReduceOp.PREMUL_SUM:
         return False
-    return dtype in FLOATS if op == ReduceOp.AVG else op not in BITWISE or dtype not in FLOATS
+    return dtype != "bool" if op == ReduceOp.AVG else op not in BITWISE or dtype not in FLOATS
 
 
 SUPPORTED = [(dtype, op) for dtype in DTYPES for op in OPS if is_supported(op, dtype)]
@@ -144,10 +144,19 @@ def combined(case: Case, inputs: Sequence[Array]) -> Array:
 
 def _combined_exactly(op: ReduceOp, inputs: Sequence[Array]) -> Array:
     with np.errstate(all="ignore"):
+        if op == ReduceOp.AVG and inputs[0].dtype.kind in "iu":
+            return _truncated_mean(inputs)
         if op == ReduceOp.AVG:
             total = reduce(np.add, inputs)
             return np.asarray(total / total.dtype.type(len(inputs)))
         return np.asarray(reduce(_FUNCTIONS[op], inputs))
+
+
+def _truncated_mean(inputs: Sequence[Array]) -> Array:
+    """Return the mean of integers whose sum does not overflow, truncated toward zero."""
+    wide = object if inputs[0].dtype.itemsize == 8 else np.int64
+    total = reduce(np.add, [array.astype(wide) for array in inputs])
+    return np.asarray(np.sign(total) * (abs(total) // len(inputs))).astype(inputs[0].dtype)
 
 
 def _minimum(left: Array, right: Array) -> Array:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from collectives.cases import REDUCING, SIZES, TRANSPORTS, Case, choose
+from collectives.cases import INTEGERS, REDUCING, SIZES, TRANSPORTS, Case, choose
 from collectives.playing import all_right, play
 
 from procgroup.types import ReduceOp
@@ -68,3 +68,15 @@ def test_integers_wrap_around(transport: str, dtype: str) -> None:
         for count in (3, 9000)
     ]
     play_all(cases, 3, transport)
+
+
+@transports
+@pytest.mark.parametrize("size", [2, 3, 5, 7])
+def test_means_of_integers_do_not_overflow_and_are_truncated_toward_zero(transport: str, size: int) -> None:
+    cases = [
+        Case(verb, dtype, count, ReduceOp.AVG, root=size - 1, seed=count)
+        for dtype in INTEGERS
+        for count in (3, 9000, 70_000)
+        for verb in ("all_reduce", "reduce")
+    ]
+    play_all(cases, size, transport)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import permutations, product
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from collectives.cases import DTYPES, SIZES, TRANSPORTS, counts, numpy_dtype
 
 import procgroup as dist
+from procgroup.testing import run_ranks
 from world import run
 
 pytestmark = pytest.mark.timeout(60)
@@ -307,3 +309,28 @@ def receive_behind_a_flood(rank: int, size: int) -> None:
 @transports
 def test_a_message_is_received_from_behind_any_number_of_others(transport: str) -> None:
     run(receive_behind_a_flood, 2, timeout=50, environment=on(transport))
+
+
+def a_receive_that_is_waiting() -> None:
+    target = np.zeros(2)
+    if dist.get_rank() == 0:
+        work = dist.irecv(target)
+        assert work is not None
+        future = work.get_future()
+        assert not work.is_completed()
+        assert not future.done()
+        with pytest.raises(RuntimeError, match="recv on group 0 .* is not over yet"):
+            work.result()
+        with pytest.raises(dist.WaitTimeout, match=r"not complete after waiting 0.05 s. The call goes on"):
+            work.wait(0.05)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        dist.send(np.ones(2), 0)
+        return
+    assert work.wait(timedelta(seconds=20))
+    assert work.source_rank() == 1
+    assert (future.result(timeout=1)[0] == 1).all()
+
+
+def test_the_work_of_a_receive_that_is_waiting_says_so() -> None:
+    run_ranks(a_receive_that_is_waiting, 2)

@@ -1,4 +1,4 @@
-"""The examples of docs/operations: what a page's Python block prints on each rank, and what the page says it prints.
+"""The examples of docs/operations and docs/guide/mpi4py.md: what they print on each rank, and what the pages show.
 
 All pages with the same number of ranks are played one after the other by one world, because to start a launcher for
 each would take longer than all else in these tests.
@@ -14,10 +14,11 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from documentation.programs import ROOT, blocks
+
 FOLDER = ROOT / "docs" / "operations"
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"\$ (?:procgroup run --nproc-per-node (\d+)|python) \w+\.py\n")
+FOR_MPI4PY = ROOT / "docs" / "guide" / "mpi4py.md"
+COMMAND = re.compile(r"\$ (?:procgroup run (?:--nproc-per-node|-n) (\d+)|python) \w+\.py\n")
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,16 @@ class Example:
 
 def examples() -> list[Example]:
     """Return the examples of all pages."""
-    return [example for page in sorted(FOLDER.glob("*.md")) for example in _of_page(page)]
+    return [example for page in [*sorted(FOLDER.glob("*.md")), FOR_MPI4PY] for example in _of_page(page)]
 
 
 def _of_page(page: Path) -> list[Example]:
     found, program = [], ""
-    for language, text in BLOCK.findall(page.read_text()):
-        if language == "python":
-            program = text
-        elif command := COMMAND.match(text):
-            lines = tuple(text.strip().splitlines()[1:])
+    for block in blocks(page):
+        if block.language == "python":
+            program = block.text
+        elif command := COMMAND.match(block.text):
+            lines = tuple(block.text.strip().splitlines()[1:])
             found.append(Example(page.name, program, int(command[1] or 0), lines))
     return found
 

@@ -2,8 +2,9 @@
 
 A Python block that opens with a comment ``# name.py`` becomes that file; another is run as a program. In a
 console block each line that starts with ``$`` is a command; the lines under it must be lines of its output, in
-any order, where ``...`` stands for anything. ``make`` commands are only checked to be targets of the Makefile.
-What needs a library or a command that procgroup itself does not is run where it is installed.
+any order, where ``...`` stands for anything. ``make`` commands are only checked to be targets of the Makefile, and
+``pip`` is not started. A bash block with a comment ``# name`` becomes that file. What needs a library or a command that
+procgroup itself does not is run where it is installed, and what needs a cluster or several hosts by tests of its own.
 """
 
 from __future__ import annotations
@@ -12,33 +13,30 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import world
+from documentation.operation_pages import FOR_MPI4PY
+from documentation.programs import ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guide/*.md")])
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    for match in BLOCK.finditer(page.read_text()):
-        yield match[1], match[2]
+_NOT_OURS = ("torchrun", "taskset")
+_NOT_STARTED = ("pip ", "sbatch ")
 
 
 def is_installed(program: str) -> bool:
-    """Tell whether all of torch and mpi4py that a program imports is there."""
-    return all(find_spec(name) for name in re.findall(r"^(?:import|from) (torch|mpi4py)\b", program, re.MULTILINE))
+    """Tell whether all of torch, jax and mpi4py that a program imports is there."""
+    return all(find_spec(name) for name in re.findall(r"^(?:import|from) (torch|jax|mpi4py)\b", program, re.MULTILINE))
 
 
 def can_run(command: str, directory: Path) -> bool:
     """Tell whether a command is there, and the libraries of the programs that it starts."""
     programs = [directory / name for name in re.findall(r"\b\w+\.py\b", command)]
-    is_there = command.split()[0] != "torchrun" or shutil.which("torchrun") is not None
+    name = command.split()[0]
+    is_there = name not in _NOT_OURS or shutil.which(name, path=f"{directory}/bin:{os.environ['PATH']}") is not None
     return is_there and all(is_installed(program.read_text()) for program in programs if program.exists())
 
 
@@ -55,6 +53,8 @@ def run_python(text: str, directory: Path) -> None:
 def run_console(text: str, directory: Path) -> None:
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, *expected = part.strip().splitlines()
+        if command.startswith(_NOT_STARTED):
+            continue
         if command.startswith("make "):
             assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
             continue
@@ -72,9 +72,12 @@ def check_output(command: str, expected: list[str], directory: Path) -> None:
 
 
 def provide_commands(directory: Path) -> None:
-    """Put this interpreter's python and procgroup on the path of the commands."""
+    """Put this interpreter's python, procgroup and, with PyTorch, torchrun on the path of the commands."""
     (directory / "bin").mkdir()
-    for name, arguments in {"python": "", "procgroup": "-m procgroup"}.items():
+    commands = {"python": "", "procgroup": "-m procgroup"}
+    if find_spec("torch"):
+        commands["torchrun"] = "-m torch.distributed.run"
+    for name, arguments in commands.items():
         file = directory / "bin" / name
         file.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         file.chmod(0o755)
@@ -89,15 +92,18 @@ def provide_entry_point(directory: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+# Many programs, which test_operation_pages.py plays in one world, because each start of the launcher takes a second.
+@pytest.mark.parametrize("page", [page for page in PAGES if page != FOR_MPI4PY], ids=lambda page: page.name)
 def test_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     provide_commands(tmp_path)
     provide_entry_point(tmp_path)
-    for language, text in blocks(page):
-        if language == "python":
-            run_python(text, tmp_path)
-        elif language == "console":
-            run_console(text, tmp_path)
+    for block in blocks(page):
+        if block.language == "python":
+            run_python(block.text, tmp_path)
+        elif block.language == "console":
+            run_console(block.text, tmp_path)
+        elif name := re.search(r"^# ([\w.]+)$", block.text, re.MULTILINE):
+            (tmp_path / name[1]).write_text(block.text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -108,4 +114,4 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_are_of_a_kind_that_is_executed(page: Path) -> None:
-    assert {language for language, _ in blocks(page)} <= {"python", "console"}
+    assert {block.language for block in blocks(page)} <= {"python", "console", "bash"}

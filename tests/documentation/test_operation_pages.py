@@ -9,8 +9,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from documentation.operation_pages import BLOCK, FOLDER, ROOT, Example, examples, play
 
+from documentation.operation_pages import FOLDER, Example, examples, play
+from documentation.programs import ROOT, blocks
 from world import free_port, run, run_command
 
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "index.md")
@@ -60,7 +61,7 @@ def test_each_page_has_its_picture_an_example_and_a_place_in_the_index(page: Pat
     assert f"({page.stem}.svg)" in text and (FOLDER / f"{page.stem}.svg").exists()
     title = re.search(r"<title>(.*?)</title>", (FOLDER / f"{page.stem}.svg").read_text())
     assert title and f"![{title[1].replace('&#x27;', chr(39))}]" in text, "the picture's text is its title"
-    assert {"python", "console"} == {language for language, _ in BLOCK.findall(text)}
+    assert {"python", "console"} == {block.language for block in blocks(page)}
     assert f"({page.name})" in (FOLDER / "index.md").read_text()
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"

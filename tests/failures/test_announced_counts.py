@@ -70,7 +70,7 @@ def call(rank: int, size: int, path: str) -> None:
         return
     store.wait(["forged"])
     began = time.monotonic()
-    with pytest.raises(dist.PeerFailed, match=f"rank 1 gave up: it announced that it gives {FORGED} float64") as caught:
+    with pytest.raises(dist.PeerFailed, match=f"rank 1 failed: it announced that it gives {FORGED} float64") as caught:
         dist.all_to_all(outputs, inputs)
     assert caught.value.peer == 1 and time.monotonic() - began < 10
     assert not any(output.any() for output in outputs)

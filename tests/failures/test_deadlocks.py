@@ -99,7 +99,7 @@ def test_longer_circles_and_collectives_name_all_their_members_and_nobody_else(t
         assert found[0]["waits"] == {0: "recv from 1", 1: "recv from 2", 2: "recv from 0"}
     for found in outcomes[:2]:
         assert found[1]["waits"] == {0: "all_reduce #1 without 1", 1: "recv from 0"}
-    assert "rank 0 gave up: deadlock" in outcomes[2][1], "who waits for a rank in the circle hears that it gave up"
+    assert "rank 0 failed: deadlock" in outcomes[2][1], "who waits for a rank in the circle hears that it gave up"
 
 
 LONG = 2.5

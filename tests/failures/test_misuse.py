@@ -66,7 +66,7 @@ MISUSES: dict[str, Misuse] = {
     "records": (lambda: dist.all_reduce(np.zeros(2, "i4,f8")), TypeError, "dtype"),
     "another byte order": (lambda: dist.all_reduce(np.ones(4, ">f8")), ValueError, "byte order"),
     "long double": (lambda: dist.all_reduce(np.ones(4, np.longdouble)), TypeError, "float128|longdouble"),
-    "AVG of integers": (lambda: dist.all_reduce(np.ones(4, int), ReduceOp.AVG), (TypeError, ValueError), "AVG"),
+    "AVG of bools": (lambda: dist.all_reduce(np.ones(4, bool), ReduceOp.AVG), (TypeError, ValueError), "AVG"),
     "BAND of floats": (lambda: dist.all_reduce(ones(4), ReduceOp.BAND), (TypeError, ValueError), "BAND"),
     "BXOR of floats": (lambda: dist.reduce(ones(4), 0, ReduceOp.BXOR), (TypeError, ValueError), "BXOR"),
     "op as text": (lambda: dist.all_reduce(ones(4), "sum"), TypeError, "op"),

@@ -128,7 +128,46 @@ def test_the_others_are_told_when_one_ranks_deadline_passes(transport: str) -> N
     assert outcomes[0].value[0] == "CollectiveTimeout"
     name, peer, text = outcomes[2].value
     assert (name, peer) == ("PeerFailed", 0)
-    assert f"rank 0 gave up: its time limit of 0.5 s passed while it waited for rank {ABSENT}" in text
+    assert f"rank 0 failed: its time limit of 0.5 s passed while it waited for rank {ABSENT}" in text
+
+
+def wait_for_ranks_that_do_other_things(rank: int, size: int) -> Any:
+    dist.init_process_group(timeout=30)
+    pair = dist.new_group([0, 1])
+    dist.barrier()
+    go = np.zeros(1)
+    if rank == 1:
+        dist.irecv(np.zeros(4), 2, tag=7)
+        dist.recv(go, 0)
+    elif rank == 2:
+        time.sleep(60)
+    elif rank == 3:
+        dist.recv(np.zeros(4, np.float32), 0, tag=5)
+    time.sleep(0.5)  # the others are in their calls by now
+    with pytest.raises(dist.CollectiveTimeout) as caught:
+        dist.all_reduce(np.ones(5), group=pair, timeout=0.3)
+    of_pair = caught.value.calls
+    with pytest.raises(dist.CollectiveTimeout) as caught:
+        dist.all_reduce(np.ones(5), timeout=0.3)
+    print("over", flush=True)
+    return caught.value.missing, caught.value.calls, str(caught.value), of_pair
+
+
+@transports
+def test_a_timeout_says_what_each_missing_rank_is_doing(transport: str) -> None:
+    with start(wait_for_ranks_that_do_other_things, 4, environment=on(transport)) as world:
+        world.wait_for_output(0, "over", 20)
+        for rank in range(1, 4):
+            world.kill(rank)
+        missing, calls, text, calls_of_pair = world.wait(10)[0].value
+    assert missing == (1, 2, 3)
+    assert calls[1] == ("in recv of 4 float64 from rank 2 (call #1) and recv of 1 float64 from rank 0 (call #2)"), calls
+    unseen = calls[2] == "not answering (it is in no call, or stopped)"
+    assert unseen if transport == "tcp" else calls[2].startswith("in no call for "), calls
+    assert calls[3] == "in recv of 4 float32 from rank 0 (call #1)", calls
+    assert "still waiting for ranks 1, 2, 3: rank 1 is in recv of 4 float64 from rank 2 (call #1)" in text
+    assert f"; rank 3 is {calls[3]}. " in text
+    assert "recv of 1 float64 from rank 0 (call #2 on group 0)" in calls_of_pair[1], calls_of_pair
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan"), "5", True, None])

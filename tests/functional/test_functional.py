@@ -53,9 +53,9 @@ def play_numpy(rank: int, size: int) -> None:
     assert swapped[0].tolist() == [[10 * r + rank] for r in range(size)] and swapped[1].shape == (size, 0)
     assert functional.broadcast([np.full(3, rank)], size - 1)[0].tolist() == [size - 1] * 3
     for call in (functional.reduce_scatter, functional.all_to_all):
-        with pytest.raises(dist.ArgumentError, match=f"leaf 0 has shape \\({size + 1},\\); expected a first dimension"):
+        with pytest.raises(dist.ArgumentError, match=f"tree has shape \\({size + 1},\\); expected a first dimension"):
             call(np.zeros(size + 1))
-    with pytest.raises(TypeError, match="`leaf 1`"):
+    with pytest.raises(TypeError, match=r"`tree\[1\]`"):
         functional.all_reduce([np.zeros(1), "text"])
     outside: Any = dist.GroupMember.NON_GROUP_MEMBER
     with pytest.raises(ValueError, match="Invalid process group specified: -100"):
@@ -73,10 +73,10 @@ def play_bad_second_dtype(rank: int, size: int) -> None:
     good = {"a": np.full((size, 2), 1.0), "b": np.full(size, 2)}
     short = {"a": np.full((size, 2), 1.0), "b": np.full(size + 1, 2)}
     calls: list[tuple[Any, Any, type[Exception], str]] = [
-        (functional.reduce_scatter, short, dist.ArgumentError, "leaf 1 has shape"),
-        (functional.all_to_all, short, dist.ArgumentError, "leaf 1 has shape"),
-        (lambda tree: functional.all_reduce(tree, dist.ReduceOp.AVG), good, RuntimeError, "int64"),
-        (lambda tree: functional.reduce_scatter(tree, dist.ReduceOp.AVG), good, RuntimeError, "int64"),
+        (functional.reduce_scatter, short, dist.ArgumentError, r"tree\['b'\] has shape"),
+        (functional.all_to_all, short, dist.ArgumentError, r"tree\['b'\] has shape"),
+        (lambda tree: functional.all_reduce(tree, dist.ReduceOp.PREMUL_SUM(0.5)), good, RuntimeError, "int64"),
+        (lambda tree: functional.reduce_scatter(tree, dist.ReduceOp.PREMUL_SUM(0.5)), good, RuntimeError, "int64"),
     ]
     for call, bad, error, text in calls:
         if rank == 0:
@@ -141,3 +141,70 @@ def test_nodes_that_jax_knows_are_trees() -> None:
     leaves, rebuild = flatten([Box({"a": 1}), 2])
     assert leaves == [1, 2] and rebuild(iter([3, 4]))[0].inside == {"a": 3}
     assert "jax" in sys.modules
+
+
+def play_numbers(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=30)
+    op = dist.ReduceOp
+    ranks = sum(range(size))
+    for given, chosen, expected in (
+        (rank + 1, op.SUM, ranks + size),
+        (rank + 1, op.AVG, (ranks + size) / size),
+        (rank, op.MAX, size - 1),
+        (-rank, op.MIN, 1 - size),
+        (10**18, op.PRODUCT, 10 ** (18 * size)),
+        (2**63 - 1, op.SUM, size * (2**63 - 1)),
+        (rank, op.BOR, 1 if size == 2 else 3 if size > 2 else 0),
+        (True, op.SUM, True if size == 1 else size),
+        (rank == 0, op.BAND, size == 1),
+        (0.5, op.SUM, size * 0.5),
+        (1.5 + 0.5j, op.SUM, size * (1.5 + 0.5j)),
+        (np.float32(0.5), op.SUM, np.float32(size * 0.5)),
+        (np.int8(3), op.MAX, np.int8(3)),
+    ):
+        result = functional.all_reduce(given, chosen)
+        assert (result, type(result)) == (expected, type(expected)), (given, chosen, result)
+    tree = functional.all_reduce({"n": 1, "array": np.ones(2, np.int64), "loss": 0.25, "flag": True})
+    assert tree["n"] == size and tree["array"].tolist() == [size] * 2 and tree["loss"] == size / 4
+    assert functional.all_gather(rank) == list(range(size)) and functional.all_gather(rank / 2)[-1] == (size - 1) / 2
+    assert functional.all_gather(np.float32(rank)).tolist() == list(range(size))
+    assert functional.broadcast(rank + 7, size - 1) == size + 6 and functional.broadcast(True) is True
+    assert functional.sendrecv(rank, dst=(rank + 1) % size, src=(rank - 1) % size) == (rank - 1) % size
+
+    # Refused before anything is sent, so that the next call finds all ranks in step.
+    with pytest.raises(dist.ArgumentError, match=r"`tree` is an integer of 65 bits; expected at most 64"):
+        functional.all_reduce(2**63)
+    with pytest.raises(TypeError, match=r"PREMUL_SUM\(2\) does not exist for Python's integers; pass a float"):
+        functional.all_reduce(1, op.PREMUL_SUM(2))
+    with pytest.raises(dist.ArgumentError, match=r"functional.reduce_scatter: tree has shape \(\); expected a first"):
+        functional.reduce_scatter(1)
+    assert functional.all_reduce(1.0, op.PREMUL_SUM(2)) == 2.0 * size
+    if size > 1:
+        with pytest.raises(dist.CollectiveMismatch):
+            functional.all_reduce(1 if rank == 0 else 1.0)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_numbers_come_back_as_numbers(size: int) -> None:
+    run(play_numbers, size)
+
+
+def play_ring(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=30)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for count in (1, 1000, 1_000_000):  # larger than what a send takes without its receive
+        given = {"a": np.full(count, rank), "b": [np.full((2, 2), rank + 0.5)]}
+        got = functional.sendrecv(given, dst=after, src=before)
+        assert (got["a"] == before).all() and (got["b"][0] == before + 0.5).all() and (given["a"] == rank).all()
+    assert functional.sendrecv(np.array([rank]), rank, rank).tolist() == [rank]
+    if size > 1:
+        with pytest.raises(dist.ArgumentError, match="as both destination and source, or as neither"):
+            functional.sendrecv(np.zeros(1), rank, before)
+    functional.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_arrays_go_around_a_ring(size: int) -> None:
+    run(play_ring, size)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def group() -> ProcessGroup:
-    backend: Any = LoopbackBackend(name="gloo", group_name="7", timeout=1.0)
+    backend: Any = LoopbackBackend(name="gloo", group_name="7")
     return ProcessGroup(
         backend,
         HashStore(),

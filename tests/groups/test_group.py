@@ -13,11 +13,12 @@ from procgroup.groups.backend import VERBS
 from procgroup.groups.ended import EndedBackend
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.hash import HashStore
+from procgroup.testing import connected_groups
 
 
 def group_of(*members: int) -> ProcessGroup:
     return ProcessGroup(
-        LoopbackBackend(name="gloo", group_name="7", timeout=1.0),
+        LoopbackBackend(name="gloo", group_name="7"),
         HashStore(),
         rank=0,
         members=members,
@@ -41,14 +42,15 @@ def test_a_rank_that_is_no_member_is_refused() -> None:
         group.global_rank(2)
 
 
-def test_a_receive_says_which_global_rank_the_message_came_from() -> None:
-    group = group_of(5)
-    work = group.irecv(np.zeros(1))
-    group.send(np.ones(1), 0, async_op=True)
-    assert work.wait()
-    assert work.source_rank() == 5
-    assert repr(work) == "<Work recv on group 7 (rank 0 of 1): complete>"
-    assert repr(group) == "<ProcessGroup 7: rank 0 of 1, loopback>"
+def test_a_receive_says_which_rank_the_message_came_from() -> None:
+    with connected_groups(2, transport="shm") as (first, second):
+        work = first.irecv(np.zeros(1))
+        second.send(np.ones(1), 0)
+        assert work.wait()
+        assert work.source_rank() == 1
+        assert repr(work) == f"<Work recv on group {first.group_name} (rank 0 of 2): complete>"
+        assert repr(first) == f"<ProcessGroup {first.group_name}: rank 0 of 2, shared memory>"
+    assert repr(group_of(5)) == "<ProcessGroup 7: rank 0 of 1, loopback>"
 
 
 def test_shutdown_is_idempotent_and_later_calls_raise() -> None:
@@ -75,18 +77,18 @@ def test_a_forked_copy_says_what_happened() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_of_a_group_that_has_ended_raises(verb: str) -> None:
-    ended = EndedBackend(LoopbackBackend(name="gloo", group_name="7", timeout=1.0), GroupDestroyed, "7")
+    ended = EndedBackend(LoopbackBackend(name="gloo", group_name="7"), GroupDestroyed, "7")
     with pytest.raises(GroupDestroyed):
         getattr(ended, verb)()
 
 
 def test_aborting_ends_a_receive() -> None:
-    group = group_of(0)
-    work = group.irecv(np.zeros(1))
-    future = work.get_future()
-    group.abort()
-    assert "the group was aborted" in str(work.exception())
-    assert future.exception(timeout=1) is work.exception()
-    assert (work.is_completed(), work.is_success()) == (True, False)
-    with pytest.raises(RuntimeError, match="the group was aborted"):
-        work.result()
+    with connected_groups(2) as groups:
+        work = groups[0].irecv(np.zeros(1), 1)
+        future = work.get_future()
+        groups[0].abort()
+        assert "aborted" in str(future.exception(timeout=5))
+        assert "aborted" in str(work.exception())
+        assert (work.is_completed(), work.is_success()) == (True, False)
+        with pytest.raises(RuntimeError, match="aborted"):
+            work.result()

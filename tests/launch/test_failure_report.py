@@ -189,3 +189,18 @@ def test_the_rank_that_a_process_group_writes_before_a_traceback_is_left_out() -
     found = failure(2, 1.0, "noise\n" + prefixed)
     assert found.evidence == traceback("procgroup.errors.PeerLost: rank 0")
     assert found.is_secondary
+
+
+MISMATCH = """
+import numpy as np
+import procgroup as dist
+dist.init_process_group()
+dist.all_reduce(np.ones(4 + dist.get_rank()))
+"""
+
+
+def test_a_mismatch_is_reported_once_beside_what_each_rank_says(launcher: Any) -> None:
+    done = launcher.run(MISMATCH, "--nproc-per-node", "2")
+    assert done.stderr.count("the ranks made different calls") == 3, "of each rank, and of the report"
+    assert "[rank0]" not in done.stderr and "[rank 0] Traceback" in done.stderr
+    assert "failed after that: the same CollectiveMismatch" in done.stderr

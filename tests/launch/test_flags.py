@@ -29,6 +29,35 @@ def test_both_spellings_and_both_forms_are_read(flag: str, equals: bool) -> None
     assert flags.parse("run", [*given, "a.py", "--x"]).nproc_per_node == 3
 
 
+@pytest.mark.parametrize("given", [["-n", "3"], ["-n3"], ["-n=3"], ["-np", "3"]])
+def test_the_number_of_ranks_has_short_flags(given: list[str]) -> None:
+    options = flags.parse("run", [*given, "a.py", "-n", "9"])
+    assert (options.nproc_per_node, options.script_arguments) == (3, ["-n", "9"])
+
+
+@pytest.mark.torch
+def test_the_short_flags_are_none_of_torchrun_s() -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    assert not {"-n", "-np"} & set(run.get_args_parser()._option_string_actions)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("--nproc_per_nod=4", "did you mean --nproc-per-node?"),
+        ("--nproc", "did you mean --nproc-per-node?"),
+        ("--logdir", "did you mean --log-dir?"),
+        ("-N", "did you mean -n or -np?"),
+        ("--xyz", "procgroup run --help lists the flags."),
+    ],
+)
+def test_a_misspelt_flag_is_named_with_the_closest_one(
+    given: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, given, "a.py")
+    assert f"there is no flag {given.partition('=')[0]}: {advice}" in said
+
+
 def test_one_node_may_be_described_as_torchrun_has_it() -> None:
     line = "--nproc_per_node=2 --nnodes=1 --node_rank=0 --master_addr=127.0.0.1 --master_port=29500 a.py b"
     options = flags.parse("run", line.split())
@@ -97,7 +126,7 @@ def test_flags_that_are_not_there_yet_are_refused_by_name_with_the_reason(
         ("--signals-to-handle SIGFOO a.py", "got 'SIGFOO'"),
         ("--signals-to-handle SIGKILL a.py", "SIGKILL cannot be passed on"),
         ("-m --no-python a", "exclude each other"),
-        ("--no-such-flag a.py", "unrecognized arguments: --no-such-flag"),
+        ("--no-such-flag a.py", "there is no flag --no-such-flag"),
         ("--nproc 2 a.py", "--nproc"),
         ("", "script"),
     ],
@@ -155,7 +184,7 @@ def test_help_and_version_end_well(arguments: list[str]) -> None:
 def test_an_unknown_command_is_named_with_those_that_exist() -> None:
     done = run_command([sys.executable, "-m", "procgroup", "walk"])
     assert done.returncode == 2
-    assert "no command 'walk'; the commands are: run, launch" in done.stderr
+    assert "no command 'walk'; the commands are: run, bench, launch" in done.stderr
 
 
 def test_help_of_run_is_quick_and_loads_no_array_library() -> None:

@@ -224,11 +224,27 @@ def test_an_interrupt_is_shortened_to_one_line_and_nothing_else_is() -> None:
     assert filter_.feed(endless) == endless
 
 
+def test_a_prefix_of_the_ranks_own_is_not_said_twice() -> None:
+    sink = Sink(os.open(os.devnull, os.O_WRONLY))
+    lines = LinePrefixer("[rank 1] ", sink, own_prefix="[rank1]: ")
+    lines.feed(b"[rank1]: Traceback (most recent call last):\n[rank1]:   File\nmine [rank1]: \n[rank2]: other\n")
+    lines.feed(b"[rank1]: Value")
+    lines.feed(b"Error\n")
+    assert bytes(sink._pending).splitlines() == [
+        b"[rank 1] Traceback (most recent call last):",
+        b"[rank 1]   File",
+        b"[rank 1] mine [rank1]: ",
+        b"[rank 1] [rank2]: other",
+        b"[rank 1] ValueError",
+    ]
+    os.close(sink.descriptor)
+
+
 def test_a_log_on_a_full_disk_ends_the_log_and_not_the_job() -> None:
     read_end, write_end = os.pipe()
     shown = os.open(os.devnull, os.O_WRONLY)
     sink = Sink(shown)
-    stream = Stream(read_end, "[rank 0] ", sink, Path("/dev/full"))
+    stream = Stream(read_end, 0, sink, Path("/dev/full"))
     for text in (b"one\n", b"two\n"):
         os.write(write_end, text)
         assert stream.read_some()

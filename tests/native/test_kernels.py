@@ -32,8 +32,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_supported(op: ReduceOp, name: str) -> bool:
-    if op in (ReduceOp.AVG, ReduceOp.PREMUL_SUM):
+    if op == ReduceOp.PREMUL_SUM:
         return name in FLOATS + COMPLEX
+    if op == ReduceOp.AVG:
+        return name != "bool"
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         return name not in COMPLEX
     return op not in BITWISE or name not in FLOATS + COMPLEX
@@ -83,6 +85,8 @@ FOLDS: dict[ReduceOp, Any] = {
 
 def expected(name: str, op: ReduceOp, sources: Sequence[Array]) -> Array:
     """Fold from the lowest rank up; the 16-bit floats in float32, rounded once at the end."""
+    if op == ReduceOp.AVG and name in INTEGERS:
+        return truncated_mean(sources)
     accumulated = [source.astype(np.float32) if name in HALVES else source for source in sources]
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         floating, integer = (minimum, np.minimum) if op == ReduceOp.MIN else (maximum, np.maximum)
@@ -97,6 +101,13 @@ def expected(name: str, op: ReduceOp, sources: Sequence[Array]) -> Array:
             parts = result.view(f"f{result.itemsize // 2}") if name in COMPLEX else result
             result = (parts / parts.dtype.type(len(sources))).view(result.dtype)
         return np.asarray(result).astype(numpy_dtype(name))
+
+
+def truncated_mean(sources: Sequence[Array]) -> Array:
+    """Return the mean in Python's integers, which do not overflow, truncated toward zero."""
+    totals = [sum(values) for values in zip(*(source.tolist() for source in sources), strict=True)]
+    means = [abs(total) // len(sources) * (-1 if total < 0 else 1) for total in totals]
+    return np.array(means, sources[0].dtype)
 
 
 def as_bytes(array: Array) -> Array:
@@ -234,6 +245,23 @@ def test_integer_sums_and_products_wrap(name: str, instruction_set: str) -> None
     largest, smallest = np.full(70, np.iinfo(dtype).max, dtype), np.iinfo(dtype).min
     assert (reduced(name, ReduceOp.SUM, [largest, np.ones_like(largest)]) == smallest).all()
     assert (reduced(name, ReduceOp.PRODUCT, [largest, largest]) == 1).all()
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_the_mean_of_integers_does_not_overflow_and_is_truncated_toward_zero(name: str, instruction_set: str) -> None:
+    dtype = numpy_dtype(name)
+    smallest, largest = np.iinfo(dtype).min, np.iinfo(dtype).max
+    edges = [smallest, smallest + 1, largest, largest - 1, 0, 1, 2, 3, 5, 7]
+    edges += [] if smallest == 0 else [-1, -2, -3, -5, -7]
+    random = np.random.default_rng(12)
+    for source_count in range(1, 9):
+        for extreme in (smallest, largest):
+            everywhere = [np.full(37, extreme, dtype) for _ in range(source_count)]
+            assert (reduced(name, ReduceOp.AVG, everywhere) == extreme).all()
+        sources = [random.choice(np.array(edges, dtype), 999) for _ in range(source_count)]
+        assert_same(reduced(name, ReduceOp.AVG, sources), truncated_mean(sources))
+    if smallest < 0:
+        assert reduced(name, ReduceOp.AVG, [np.array([-7, 7], dtype), np.zeros(2, dtype)]).tolist() == [-3, 3]
 
 
 @pytest.mark.skipif(len(_native.instruction_sets()) < 2, reason="this processor has the baseline only")

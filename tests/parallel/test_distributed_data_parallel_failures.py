@@ -224,7 +224,7 @@ def test_a_rank_that_ends_is_named_in_the_backward_of_the_others() -> None:
     errors = caught.value.errors
     assert isinstance(errors[1], LookupError)
     for rank in (0, 2):
-        assert isinstance(errors[rank], dist.PeerLost) and errors[rank].peer == 1
+        assert isinstance(errors[rank], dist.PeerFailed) and errors[rank].peer == 1
         assert any("4.bias (2,)" in note for note in errors[rank].__notes__)
 
 

@@ -212,7 +212,7 @@ def test_an_error_inside_of_join_is_raised_at_once() -> None:
 
     with pytest.raises(RanksFailed) as caught:
         run_ranks(play, 2)
-    assert isinstance(caught.value.errors[1], LookupError) and isinstance(caught.value.errors[0], dist.PeerLost)
+    assert isinstance(caught.value.errors[1], LookupError) and isinstance(caught.value.errors[0], dist.PeerFailed)
 
 
 class Shards(Joinable):

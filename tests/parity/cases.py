@@ -90,7 +90,7 @@ def is_defined(op: str, dtype: str) -> bool:
     if dtype in COMPLEX:
         return op in ("SUM", "AVG", "PRODUCT")
     if op == "AVG":
-        return dtype in FLOATS
+        return dtype != "bool"
     return op in ("SUM", "PRODUCT", "MIN", "MAX") or dtype not in FLOATS
 
 
@@ -155,6 +155,9 @@ def combined(case: Case, inputs: Sequence[Array]) -> Array:
     if not is_defined(case.op, case.dtype):
         return inputs[0]
     dtype = inputs[0].dtype
+    if case.op == "AVG" and case.dtype in INTEGERS:  # the sum does not overflow, and the quotient is truncated
+        exact = reduce(np.add, [array.astype(object) for array in inputs])
+        return np.asarray(np.sign(exact) * (abs(exact) // len(inputs))).astype(dtype)
     wide = [array.astype(np.float32) if case.dtype in ("float16", "bfloat16") else array for array in inputs]
     with np.errstate(all="ignore"):
         if case.values == "zeros":  # the negative zero is the smaller one

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 import world
+from procgroup import __main__
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    "target", ["demo", "test", "test-all", "test-next-torch", "check", "sanitize", "bench", "develop", "help"]
+    "target", ["demo", "test", "test-all", "test-next-torch", "check", "sanitize", "bench", "develop", "wheels", "help"]
 )
 def test_make_help_lists_the_target(target: str) -> None:
     done = world.run_command(["make", "help"], directory=ROOT)
@@ -41,3 +43,38 @@ def test_a_line_with_a_forbidden_word_is_named(tmp_path: Path) -> None:
     (tmp_path / "tools" / "check_words.py").write_text((ROOT / "tools" / "check_words.py").read_text())
     done = world.run_command(["python3", "tools/check_words.py"], directory=tmp_path)
     assert (done.returncode, done.stdout.split(": ")[:2]) == (1, ["src/procgroup/names.py:2", "getfqdn"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        (["rum", "-n", "2", "a.py"], "there is no command 'rum'; did you mean 'run'? the commands are: run"),
+        (["-n", "2", "a.py"], "there is no command '-n'; did you mean: procgroup run -n 2 a.py"),
+        (["a.py", "two words"], "there is no command 'a.py'; did you mean: procgroup run a.py 'two words'"),
+        (["xyz"], "there is no command 'xyz'; the commands are: run"),
+    ],
+)
+def test_a_misspelt_command_is_answered_with_what_was_meant(
+    typed: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert __main__.main(typed) == 2
+    assert answer in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("typed", [[], ["help"], ["--help"], ["-h"]])
+def test_the_help_lists_the_commands(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(typed) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name} " in shown for name in __main__.COMMANDS)
+
+
+@pytest.mark.parametrize("typed", ["--version", "-V"])
+def test_the_version_is_the_installed_one(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main([typed]) == 0
+    assert capsys.readouterr().out.startswith("procgroup ")
+
+
+def test_python_in_front_of_the_script_is_refused_in_words(tmp_path: Path) -> None:
+    done = world.run_command([sys.executable, "-m", "procgroup", "run", "python", "a.py"], directory=tmp_path)
+    assert done.returncode == 2
+    assert "give the script without python" in done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from procgroup.errors import DistNetworkError, RendezvousConflict, RendezvousTimeout, StoreLost
+from procgroup.errors import DistNetworkError, PeerLost, RendezvousConflict, RendezvousTimeout
 from procgroup.rendezvous.handlers import rendezvous
 from procgroup.rendezvous.join import join
 from world import attempt, free_port, run, run_command, start
@@ -183,7 +183,9 @@ def test_when_the_host_of_the_store_dies_the_others_learn_it_at_once(tmp_path: A
         wait_until_claimed(url, [0, 1], 3)
         world.kill(0)
         outcomes = world.wait(10)
-    assert isinstance(outcomes[1].error, StoreLost), outcomes
+    error = outcomes[1].error
+    assert isinstance(error, PeerLost) and error.peer == 0 and error.pid == world.pids[0], outcomes
+    assert "which hosts the store, ended" in str(error)
 
 
 def test_a_missing_rank_is_named_on_all_sides_after_the_timeout(tmp_path: Any) -> None:

@@ -535,3 +535,47 @@ def test_all_stores_agree_on_every_sequence_of_calls(
     finally:
         for store in stores:
             store.close()
+
+
+# --- a key that ends a wait ---
+
+
+def test_get_unless_returns_the_values_or_what_ends_the_wait(store: Store) -> None:
+    store.multi_set(["a", "b"], ["1", "2"])
+    assert store.get_unless(["a", "b"], "lost", 5) == [b"1", b"2"]
+    timer = after(0.1, lambda: store.set("lost", "why"))
+    assert store.get_unless(["a", "missing"], "lost", 10) == b"why"
+    timer.join()
+    assert store.get_unless(["b", "a"], "lost", 5) == [b"2", b"1"], "values that are there come first"
+
+
+def test_get_unless_ends_when_the_last_key_comes_or_at_the_timeout(store: Store) -> None:
+    timer = after(0.1, lambda: store.set("late", "value"))
+    assert store.get_unless(["late"], "lost", 10) == [b"value"]
+    timer.join()
+    with pytest.raises(StoreTimeout) as caught:
+        store.get_unless(["late", "never"], "lost", 0.1)
+    assert caught.value.seconds == 0.1
+    assert store.check(["lost"]) is False
+
+
+class WithoutGetUnless(HashStore):
+    """A store as a program may write it: with the methods that every store has to have."""
+
+    get_unless = Store.get_unless
+
+
+def test_get_unless_works_on_a_store_that_does_not_have_its_own() -> None:
+    store = WithoutGetUnless()
+    timer = after(0.1, lambda: store.set("lost", "why"))
+    assert store.get_unless(["missing"], "lost", 10) == b"why"
+    timer.join()
+    with pytest.raises(StoreTimeout):
+        store.get_unless(["missing"], "never", 0.1)
+
+
+def test_with_timeout_is_a_view_of_the_same_keys(store: Store) -> None:
+    view = store.with_timeout(0.1)
+    view.set("key", "value")
+    assert store.get("key") == b"value"
+    assert store.timeout == timedelta(seconds=300)

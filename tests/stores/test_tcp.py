@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import multiprocessing
 import os
 import secrets
+import signal
 import socket
 import struct
 import subprocess
@@ -14,11 +16,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from procgroup import _native
-from procgroup.errors import DistNetworkError, DistStoreError, StoreLost
+from procgroup.errors import DistNetworkError, DistStoreError, StoreLost, StoreTimeout
 from procgroup.stores import TCPStore
 from procgroup.stores.tcp import StoreServer
 from world import free_port
@@ -42,7 +45,7 @@ def raw(server: StoreServer) -> socket.socket:
 
 
 def hello(flags: int = 0) -> bytes:
-    return b"PGSTORE1\r\n\r\n" + struct.pack("<II", 1, flags) + bytes(8) + bytes(32) + bytes(64) + bytes(4)
+    return b"PGSTORE1\r\n\r\n" + struct.pack("<II", 2, flags) + bytes(8) + bytes(32) + bytes(64) + bytes(4)
 
 
 def opened(server: StoreServer) -> socket.socket:
@@ -276,7 +279,7 @@ def test_a_reply_that_makes_no_sense_is_an_error_of_the_store(verb: str, status:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(128, socket.MSG_WAITALL)
-                connection.sendall(b"PGSTORE1\r\n\r\n" + struct.pack("<II", 1, 0) + bytes(128))
+                connection.sendall(b"PGSTORE1\r\n\r\n" + struct.pack("<II", 2, 0) + bytes(128))
                 length, _, number = struct.unpack("<IB3xI", connection.recv(12, socket.MSG_WAITALL))
                 connection.recv(length, socket.MSG_WAITALL)
                 connection.sendall(struct.pack("<IB3xI", len(body), status, number) + body)
@@ -443,3 +446,66 @@ def test_only_a_tcp_store_loads_the_native_module() -> None:
     )
     check = text + "assert not {'procgroup._native', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=20).returncode == 0
+
+
+# --- the end of a connection ---
+
+
+def register_and_wait(port: int, key: str, ready: Any) -> None:
+    """In a process of its own: let the store set a key when this process ends."""
+    store = TCPStore("127.0.0.1", port, timeout=10)
+    registered = store.set_on_disconnect(key, "ended")
+    assert registered is not None
+    if os.fork() == 0:  # a child that lives on does not hide the end
+        ready.send(os.getpid())
+        time.sleep(60)
+    time.sleep(60)
+
+
+def test_a_key_is_set_when_the_process_is_killed_also_where_a_forked_child_lives_on(server: StoreServer) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=register_and_wait, args=(server.port, "key", theirs))
+    process.start()
+    child = ours.recv()
+    store = client_of(server)
+    assert store.check(["key"]) is False
+    process.kill()
+    started = time.monotonic()
+    assert store.get_unless(["missing"], "key", 10) == b"ended"
+    assert time.monotonic() - started < 1
+    os.kill(child, signal.SIGKILL)
+    process.join()
+    store.close()
+
+
+def test_a_key_that_was_withdrawn_or_is_there_is_not_set(server: StoreServer) -> None:
+    store, other = client_of(server), client_of(server)
+    withdrawn, late, closed = (other.set_on_disconnect(key, "ended") for key in ("withdrawn", "late", "closed"))
+    store.set("late", "first")
+    withdrawn.withdraw()
+    late.close()
+    closed.close()
+    assert store.get("closed", 5) == b"ended"
+    assert store.get("late") == b"first"
+    assert store.check(["withdrawn"]) is False
+
+
+def test_requests_that_time_out_do_not_pass_for_the_end_of_the_process(server: StoreServer) -> None:
+    store = client_of(server)
+    registered = store.set_on_disconnect("key", "ended")
+    for _ in range(3):
+        with pytest.raises(StoreTimeout):
+            store.get("missing", 0.01)
+    store.close()
+    other = client_of(server)
+    assert other.check(["key"]) is False
+    registered.withdraw()
+    assert other.check(["key"]) is False
+
+
+def test_a_server_names_its_guests(server: StoreServer) -> None:
+    store = client_of(server)
+    assert server.list_guests() == [f"process {os.getpid()} at 127.0.0.1"]
+    server.name_users({os.getpid(): "rank 3 (here)"})
+    assert server.list_guests() == ["rank 3 (here)"]
+    store.close()

@@ -45,6 +45,15 @@ def all_reduce_combines_by_every_op(rank: int, size: int) -> None:
     mean = torch.full((2,), rank + 1.0)
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     assert mean.tolist() == [2.0, 2.0]
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        counts = torch.tensor([rank, rank + 1, torch.iinfo(dtype).max], dtype=dtype)
+        dist.all_reduce(counts, dist.ReduceOp.AVG)
+        assert counts.tolist() == [1, 2, torch.iinfo(dtype).max], dtype
+    below = torch.tensor([-7 if rank == 0 else 0])
+    dist.all_reduce(below, dist.ReduceOp.AVG)  # -7 / 3, truncated toward zero
+    assert below.tolist() == [-2]
+    with pytest.raises(ValueError, match="AVG is not defined for bool"):
+        dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG)
     scaled = torch.full((2,), rank + 1.0)
     dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
     assert scaled.tolist() == [3.0, 3.0]

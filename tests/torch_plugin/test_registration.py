@@ -98,6 +98,34 @@ def test_replace_gloo_puts_procgroup_in_gloo_s_place(installed: Path) -> None:
     assert done.stdout == "gloo torch.distributed.distributed_c10d [1.0, 1.0]\n", done.stderr
 
 
+FORKED = """
+import os, sys, torch, torch.distributed as dist
+before = set(sys.modules)
+child = os.fork()
+dist.init_process_group("gloo", init_method="file://{store}", rank=int(child == 0), world_size=2)
+dist.all_reduce(torch.ones(2))
+dist.destroy_process_group()
+if child == 0:
+    os._exit(0)
+print({name for name in set(sys.modules) - before if name.startswith("procgroup")})
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_ranks_that_are_forked_find_what_stands_for_gloo_loaded(installed: Path) -> None:
+    source = FORKED.replace("{store}", str(installed / "store"))
+    done = run_program(installed, source, PROCGROUP_REPLACE_GLOO="1")
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+
+
+def test_a_group_of_the_plug_in_loads_nothing_that_only_errors_need(installed: Path) -> None:
+    shown = "\nimport sys; print(set(sys.modules))"
+    done = run_program(installed, USE.format(backend="procgroup") + shown)
+    assert done.returncode == 0, done.stderr
+    only_for_errors = {"procgroup.cluster.task_launcher", "procgroup.rendezvous.start_advice"}
+    assert not only_for_errors & eval(done.stdout.splitlines()[-1])
+
+
 UNCHANGED = """
 import time, torch, torch.distributed as dist
 from datetime import timedelta

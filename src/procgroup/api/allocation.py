@@ -10,10 +10,29 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from procgroup.api.default import SLOT
 from procgroup.arrays import making
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+@overload
+def empty(
+    shape: int | Sequence[int], dtype: Any = None, *, library: Literal["numpy"] | None = None
+) -> NDArray[Any]: ...
+
+
+@overload
+def empty(shape: int | Sequence[int], dtype: Any = None, *, like: T, library: None = None) -> T: ...
+
+
+@overload
+def empty(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any: ...
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any:
@@ -31,9 +50,39 @@ def empty(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, li
     return making.over(bytearray(nbytes) if memory is None else memory, lengths, name, library)
 
 
+@overload
+def zeros(
+    shape: int | Sequence[int], dtype: Any = None, *, library: Literal["numpy"] | None = None
+) -> NDArray[Any]: ...
+
+
+@overload
+def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: T, library: None = None) -> T: ...
+
+
+@overload
+def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any: ...
+
+
 def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any:
     """Return a new array of zeros in shared memory. See ``empty``."""
     return empty(shape, dtype, like=like, library=library)  # fresh memory reads as zero
+
+
+@overload
+def full(
+    shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, library: Literal["numpy"] | None = None
+) -> NDArray[Any]: ...
+
+
+@overload
+def full(shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, like: T, library: None = None) -> T: ...
+
+
+@overload
+def full(
+    shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, like: Any = None, library: str | None = None
+) -> Any: ...
 
 
 def full(

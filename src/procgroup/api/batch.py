@@ -15,6 +15,7 @@ from procgroup.api.roots import group_rank_of
 from procgroup.groups import checks
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
+from procgroup.types import Array
 
 
 class P2POp:
@@ -27,8 +28,8 @@ class P2POp:
 
     def __init__(
         self,
-        op: Callable[..., Any],
-        tensor: Any,
+        op: Callable[..., Work],
+        tensor: Array,
         peer: int | None = None,
         group: ProcessGroup | None = None,
         tag: int = 0,
@@ -41,14 +42,14 @@ class P2POp:
         _check_array(tensor)
         if is_foreign(group):
             raise ValueError(f"Global rank {peer} is not part of group {group}, which this rank is not in either.")
-        self.op = op
-        self.tensor = tensor
-        self.group = resolve(group)
-        self.group_peer = checks.group_rank(
+        self.op: Callable[..., Work] = op
+        self.tensor: Array = tensor
+        self.group: ProcessGroup = resolve(group)
+        self.group_peer: int = checks.group_rank(
             group_rank_of(self.group, peer, group_peer), self.group.size(), self.group.group_name
         )
-        self.peer = self.group.global_rank(self.group_peer)
-        self.tag = checks.tag(tag)
+        self.peer: int = self.group.global_rank(self.group_peer)
+        self.tag: int = checks.tag(tag)
 
     def __repr__(self) -> str:
         mine, other = self.group.rank(), self.group_peer
@@ -87,9 +88,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
 def _start(one: P2POp) -> Work:
     if one.op is irecv:
         return one.group.irecv(one.tensor, one.group_peer, one.tag)
-    work = one.group.send(one.tensor, one.group_peer, one.tag, True)
-    assert work is not None, "an asynchronous send returns a Work"
-    return work
+    return one.group.send(one.tensor, one.group_peer, one.tag, True)
 
 
 def _check_array(tensor: Any) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, overload
 
 from procgroup.api.membership import choose, resolve
 from procgroup.groups import checks
 from procgroup.groups.future import Future
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import AnyReduceOp, ReduceOp, Timeout
+from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
 
 _WILL_BE_DEPRECATED = (
     "`torch.distributed.{}` will be deprecated. If you must use it, please revisit our documentation later at "
@@ -24,8 +24,38 @@ _WILL_BE_DEPRECATED = (
 )
 
 
+@overload
 def all_reduce_coalesced(
-    tensors: Sequence[Any] | Any,
+    tensors: Sequence[Array] | Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def all_reduce_coalesced(
+    tensors: Sequence[Array] | Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Future: ...
+
+
+@overload
+def all_reduce_coalesced(
+    tensors: Sequence[Array] | Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Future | None: ...
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Array] | Array,
     op: AnyReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -40,14 +70,44 @@ def all_reduce_coalesced(
     chosen = choose(group, "all_reduce_coalesced")
     if chosen is None:
         return None
-    arrays = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    arrays: Sequence[Any] = tensors if isinstance(tensors, (list, tuple)) else [tensors]
     checks.same_dtype(arrays)
     return _future(chosen.all_reduce_coalesced(arrays, op, async_op, timeout), async_op)
 
 
+@overload
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Any]],
-    input_tensor_list: Sequence[Any],
+    output_tensor_lists: Sequence[Sequence[Array]],
+    input_tensor_list: Sequence[Array],
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Array]],
+    input_tensor_list: Sequence[Array],
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Future: ...
+
+
+@overload
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Array]],
+    input_tensor_list: Sequence[Array],
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Future | None: ...
+
+
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Array]],
+    input_tensor_list: Sequence[Array],
     group: ProcessGroup | None = None,
     async_op: bool = False,
     timeout: Timeout | None = None,

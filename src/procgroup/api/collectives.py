@@ -9,18 +9,48 @@ seconds; None means the group's own. A rank that is not in the group is warned, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, overload
 
 from procgroup.api.default import SLOT
 from procgroup.api.membership import choose
 from procgroup.api.roots import group_rank_of
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import AnyReduceOp, ReduceOp, Timeout
+from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
+
+
+@overload
+def all_reduce(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def all_reduce(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def all_reduce(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
 
 
 def all_reduce(
-    tensor: Any,
+    tensor: Array,
     op: AnyReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -40,8 +70,44 @@ def all_reduce(
     return chosen.all_reduce(tensor, op, async_op, timeout)
 
 
+@overload
 def reduce(
-    tensor: Any,
+    tensor: Array,
+    dst: int | None = None,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def reduce(
+    tensor: Array,
+    dst: int | None = None,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def reduce(
+    tensor: Array,
+    dst: int | None = None,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def reduce(
+    tensor: Array,
     dst: int | None = None,
     op: AnyReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
@@ -56,8 +122,41 @@ def reduce(
     return chosen.reduce(tensor, group_rank_of(chosen, dst, group_dst), op, async_op, timeout)
 
 
+@overload
 def broadcast(
-    tensor: Any,
+    tensor: Array,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def broadcast(
+    tensor: Array,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def broadcast(
+    tensor: Array,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def broadcast(
+    tensor: Array,
     src: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -69,6 +168,33 @@ def broadcast(
     if chosen is None:
         return None
     return chosen.broadcast(tensor, group_rank_of(chosen, src, group_src), async_op, timeout)
+
+
+@overload
+def barrier(
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def barrier(
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    device_ids: Sequence[int] | None = None,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def barrier(
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    device_ids: Sequence[int] | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
 
 
 def barrier(

@@ -18,7 +18,7 @@ class Slot:
 
     def __init__(self) -> None:
         self.group: ProcessGroup | None = None
-        self.was_used = False
+        self.was_used: bool = False
 
 
 PROCESS_SLOT = Slot()

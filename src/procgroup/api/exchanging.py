@@ -6,17 +6,47 @@ Ranks, ``async_op``, ``timeout`` and foreign groups are as in ``collectives``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, overload
 
 from procgroup.api.membership import choose
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import Timeout
+from procgroup.types import Array, Timeout
+
+
+@overload
+def all_to_all(
+    output_tensor_list: Sequence[Array],
+    input_tensor_list: Sequence[Array],
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def all_to_all(
+    output_tensor_list: Sequence[Array],
+    input_tensor_list: Sequence[Array],
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def all_to_all(
+    output_tensor_list: Sequence[Array],
+    input_tensor_list: Sequence[Array],
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
 
 
 def all_to_all(
-    output_tensor_list: Sequence[Any],
-    input_tensor_list: Sequence[Any],
+    output_tensor_list: Sequence[Array],
+    input_tensor_list: Sequence[Array],
     group: ProcessGroup | None = None,
     async_op: bool = False,
     timeout: Timeout | None = None,
@@ -33,9 +63,45 @@ def all_to_all(
     return chosen.all_to_all(output_tensor_list, input_tensor_list, async_op, timeout)
 
 
+@overload
 def all_to_all_single(
-    output: Any,
-    input: Any,  # noqa: A002 - torch.distributed's name
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def all_to_all_single(
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def all_to_all_single(
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def all_to_all_single(
+    output: Array,
+    input: Array,  # noqa: A002 - torch.distributed's name
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: ProcessGroup | None = None,

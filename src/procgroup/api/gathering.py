@@ -6,18 +6,54 @@ Ranks, ``async_op``, ``timeout`` and foreign groups are as in ``collectives``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, overload
 
 from procgroup.api.membership import choose
 from procgroup.api.roots import root_or_first
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import Timeout
+from procgroup.types import Array, Timeout
+
+
+@overload
+def gather(
+    tensor: Array,
+    gather_list: Sequence[Array] | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def gather(
+    tensor: Array,
+    gather_list: Sequence[Array] | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def gather(
+    tensor: Array,
+    gather_list: Sequence[Array] | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
 
 
 def gather(
-    tensor: Any,
-    gather_list: Sequence[Any] | None = None,
+    tensor: Array,
+    gather_list: Sequence[Array] | None = None,
     dst: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -36,9 +72,39 @@ def gather(
     return chosen.gather(tensor, gather_list, root_or_first(chosen, dst, group_dst), async_op, timeout)
 
 
+@overload
 def all_gather(
-    tensor_list: Sequence[Any],
-    tensor: Any,
+    tensor_list: Sequence[Array],
+    tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def all_gather(
+    tensor_list: Sequence[Array],
+    tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def all_gather(
+    tensor_list: Sequence[Array],
+    tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def all_gather(
+    tensor_list: Sequence[Array],
+    tensor: Array,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     timeout: Timeout | None = None,
@@ -55,9 +121,39 @@ def all_gather(
     return chosen.all_gather(tensor_list, tensor, async_op, timeout)
 
 
+@overload
 def all_gather_single(
-    output_tensor: Any,
-    input_tensor: Any,
+    output_tensor: Array,
+    input_tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def all_gather_single(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def all_gather_single(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def all_gather_single(
+    output_tensor: Array,
+    input_tensor: Array,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     timeout: Timeout | None = None,

@@ -44,7 +44,7 @@ def new_group(
     device_id: Any = None,
     sort_ranks: bool = True,
     deterministic: str | None = None,
-) -> ProcessGroup | int:
+) -> ProcessGroup:
     """Make a group of these global ranks (None: all), sorted unless ``sort_ranks`` is False; return when all have.
 
     Return GroupMember.NON_GROUP_MEMBER when this rank is not among them. ``use_local_synchronization`` names the
@@ -82,7 +82,7 @@ def new_subgroups(
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int]]:
+) -> tuple[ProcessGroup, list[ProcessGroup]]:
     """Cut a group into groups of ``group_size`` consecutive ranks; return (the one of this rank, all of them).
 
     ``group_size`` is by default the number of accelerators of this host. Raises ValueError without any, and unless
@@ -103,7 +103,9 @@ def new_subgroups(
         raise ValueError(f"The world size ({world_size}) must be divisible by 'group_size={group_size}'")
     ranks = get_process_group_ranks(group)
     lists = [ranks[start : start + group_size] for start in range(0, len(ranks), group_size)]
-    return new_subgroups_by_enumeration(lists, timeout, backend, pg_options, group_desc)
+    mine, made = new_subgroups_by_enumeration(lists, timeout, backend, pg_options, group_desc)
+    assert mine is not None, "every rank of the group is in one of the lists"
+    return mine, made
 
 
 def new_subgroups_by_enumeration(
@@ -112,7 +114,7 @@ def new_subgroups_by_enumeration(
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-) -> tuple[ProcessGroup | int | None, list[ProcessGroup | int]]:
+) -> tuple[ProcessGroup | None, list[ProcessGroup]]:
     """Make a group of each list of global ranks; return (the one of this rank or None, all of them).
 
     Groups that this rank is not in are NON_GROUP_MEMBER. Raises ValueError for no lists and for lists that overlap.

@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup import environ
+from procgroup import environ, process_end
 from procgroup.api import default, excepthook, leaving
 from procgroup.api.membership import is_foreign, resolve
 from procgroup.api.options import Timeouts, read_deterministic, read_timeouts
 from procgroup.backends import registry
+from procgroup.groups.backend import Backend
 from procgroup.groups.group import ProcessGroup
 from procgroup.rendezvous import hosting, place
 from procgroup.rendezvous.handlers import rendezvous
@@ -66,10 +67,11 @@ def init_process_group(
         if own:
             hosting.let_go(found)
         raise
+    process_end.forget_failure()
     slot.was_used = True
     leaving.watch(slot.group, found if own else None)
     if slot is default.PROCESS_SLOT:
-        excepthook.install(rank)
+        excepthook.install(rank, leaving.fail_all)
 
 
 def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: str, timeout: Timeout) -> ProcessGroup:
@@ -80,7 +82,7 @@ def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: s
     """
     timeouts = read_timeouts(timeout, None)
     size = len(members)
-    world = _join(store, rank, size, timeouts, time.monotonic())
+    world = _join(store, rank, size, timeouts, time.monotonic(), group_name)
     made = _make_group(registry.parse("procgroup"), store, rank, members, timeouts, world, group_name)
     leaving.watch(made, None)
     return made
@@ -99,6 +101,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
             raise AssertionError("Process group cannot be None")
         return
     chosen = resolve(group)
+    chosen.await_others()
     leaving.leave(chosen)
     if chosen is slot.group:
         slot.group = None
@@ -133,11 +136,13 @@ def _default_init_method() -> str:
     return environ.PROCGROUP_INIT_METHOD.get() or environ.TORCH_DISTRIBUTED_INIT_METHOD.get() or "env://"
 
 
-def _join(store: Store, rank: int, world_size: int, timeouts: Timeouts, started: float) -> World | None:
+def _join(
+    store: Store, rank: int, world_size: int, timeouts: Timeouts, started: float, group_name: str = GROUP_NAME
+) -> World | None:
     registry.check_engine(world_size)
     if world_size == 1:
         return None
-    return join(store, rank, world_size, timeouts.rendezvous, started=started)
+    return join(store, rank, world_size, timeouts.rendezvous, group=group_name, started=started)
 
 
 def _make_group(
@@ -153,15 +158,7 @@ def _make_group(
 
     group_store = PrefixStore(f"default_pg/{world.round if world else 0}", store)
     group_store.set_timeout(timeouts.calls)
-    backend = registry.create(
-        config,
-        group_store,
-        rank,
-        len(members),
-        group_name=group_name,
-        timeout=timeouts.calls.total_seconds(),
-        data_key=_data_key(world) if world else None,
-    )
+    backend = _make_backend(config, timeouts.calls.total_seconds(), world, group_name, members)
     return ProcessGroup(
         backend,
         group_store,
@@ -172,6 +169,27 @@ def _make_group(
         backend_config=str(config),
         group_desc="default_pg",
     )
+
+
+def _make_backend(
+    config: registry.BackendConfig, timeout: float, world: World | None, group_name: str, members: Sequence[int]
+) -> Backend:
+    if world is None:
+        return registry.create_alone(config, group_name=group_name)
+    try:
+        backend = registry.create(
+            config,
+            world.start_up,
+            group_name=group_name,
+            timeout=timeout,
+            data_key=_data_key(world),
+            global_ranks=members,
+        )
+    except BaseException as error:
+        world.start_up.give_up(error)
+        raise
+    world.start_up.leave()
+    return backend
 
 
 def _data_key(world: World) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from procgroup.api import default
 from procgroup.groups.group import ProcessGroup
@@ -24,7 +24,8 @@ class group(metaclass=_World):  # noqa: N801 - torch.distributed's name
 class GroupMember(metaclass=_World):
     """``GroupMember.NON_GROUP_MEMBER`` stands for a group that this rank is not in."""
 
-    NON_GROUP_MEMBER = -100
+    # A number, as in torch; a group to type checkers, so that programs can compare and pass on what new_group returns.
+    NON_GROUP_MEMBER: ClassVar[ProcessGroup] = cast(Any, -100)
 
 
 def resolve(given: Any) -> ProcessGroup:
@@ -51,7 +52,8 @@ def choose(given: Any, op: str) -> ProcessGroup | None:
 
 def is_foreign(given: Any) -> bool:
     """Tell whether ``group=given`` stands for a group that this rank is not in."""
-    return isinstance(given, int) and given == GroupMember.NON_GROUP_MEMBER
+    non_member: object = GroupMember.NON_GROUP_MEMBER
+    return isinstance(given, int) and given == non_member
 
 
 def _warn_foreign(op: str) -> None:

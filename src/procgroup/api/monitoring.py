@@ -9,8 +9,10 @@ from procgroup.errors import CollectiveTimeout, OperationError, PeerFailed
 from procgroup.groups.group import ProcessGroup
 from procgroup.types import Timeout
 
-# What a rank that gives up at its deadline tells the others, see native/engine/failure.cpp.
-_GAVE_UP = re.compile(r"time limit of (\S+) s passed while it waited for rank ([\d, -]+)(?: and \d+ more)?$")
+# What a rank whose deadline passes tells the others, see native/engine/failure.cpp.
+_TIMED_OUT = re.compile(
+    r"time limit of (\S+) s passed while it waited for rank ([\d, -]+)(?: and \d+ more)?(?: of the group)?$"
+)
 
 
 def monitored_barrier(
@@ -31,7 +33,7 @@ def monitored_barrier(
     except CollectiveTimeout as error:
         raise _timed_out(error, error.missing, error.seconds) from None
     except PeerFailed as error:
-        found = _GAVE_UP.search(error.reason)
+        found = _TIMED_OUT.search(error.reason)
         if found is None:
             raise
         raise _timed_out(error, _ranks(found[2], error.size), float(found[1])) from None
@@ -46,6 +48,8 @@ def _timed_out(error: OperationError, missing: tuple[int, ...], seconds: float) 
         group=error.group,
         rank=error.rank,
         size=error.size,
+        members=error.members,
+        calls=getattr(error, "calls", None),
     )
 
 

@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Literal, overload
 
 from procgroup.api.gathering import all_gather_single
 from procgroup.api.scattering import reduce_scatter_single
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import AnyReduceOp, ReduceOp, Timeout
+from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
+
+
+@overload
+def all_gather_into_tensor(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def all_gather_into_tensor(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def all_gather_into_tensor(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
 
 
 def all_gather_into_tensor(
-    output_tensor: Any,
-    input_tensor: Any,
+    output_tensor: Array,
+    input_tensor: Array,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     timeout: Timeout | None = None,
@@ -24,9 +54,39 @@ def all_gather_into_tensor(
     return all_gather_single(output_tensor, input_tensor, group, async_op, timeout)
 
 
+@overload
 def _all_gather_base(
-    output_tensor: Any,
-    input_tensor: Any,
+    output_tensor: Array,
+    input_tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def _all_gather_base(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def _all_gather_base(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def _all_gather_base(
+    output_tensor: Array,
+    input_tensor: Array,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     timeout: Timeout | None = None,
@@ -36,9 +96,42 @@ def _all_gather_base(
     return all_gather_single(output_tensor, input_tensor, group, async_op, timeout)
 
 
+@overload
 def reduce_scatter_tensor(
-    output: Any,
-    input: Any,  # noqa: A002 - torch.distributed's name
+    output: Array,
+    input: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def reduce_scatter_tensor(
+    output: Array,
+    input: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def reduce_scatter_tensor(
+    output: Array,
+    input: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def reduce_scatter_tensor(
+    output: Array,
+    input: Array,  # noqa: A002 - torch.distributed's name
     op: AnyReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -49,9 +142,42 @@ def reduce_scatter_tensor(
     return reduce_scatter_single(output, input, op, group, async_op, timeout)
 
 
+@overload
 def _reduce_scatter_base(
-    output: Any,
-    input: Any,  # noqa: A002 - torch.distributed's name
+    output: Array,
+    input: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def _reduce_scatter_base(
+    output: Array,
+    input: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def _reduce_scatter_base(
+    output: Array,
+    input: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def _reduce_scatter_base(
+    output: Array,
+    input: Array,  # noqa: A002 - torch.distributed's name
     op: AnyReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -80,7 +206,7 @@ class _ReduceOpNames:
         return value
 
 
-reduce_op = _ReduceOpNames()
+reduce_op: _ReduceOpNames = _ReduceOpNames()
 """``reduce_op.SUM`` is ``ReduceOp.SUM``."""
 
 

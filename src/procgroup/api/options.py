@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from procgroup import types
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
@@ -15,8 +14,7 @@ default_pg_timeout = DEFAULT_TIMEOUT
 _NAMES = ("timeout", "init_method_timeout", "deterministic")
 
 
-@dataclass(frozen=True)
-class Timeouts:
+class Timeouts(NamedTuple):
     """How long a group's calls may take, and how long the ranks may take to find each other."""
 
     calls: timedelta

@@ -5,18 +5,18 @@ Messages between two ranks with one tag arrive in the order in which they were s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 from procgroup.api.default import SLOT
 from procgroup.api.membership import choose
 from procgroup.api.roots import group_rank_of
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import Timeout
+from procgroup.types import Array, Timeout
 
 
 def send(
-    tensor: Any,
+    tensor: Array,
     dst: int | None = None,
     group: ProcessGroup | None = None,
     tag: int = 0,
@@ -36,22 +36,25 @@ def send(
 
 
 def isend(
-    tensor: Any,
+    tensor: Array,
     dst: int | None = None,
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_dst: int | None = None,
     timeout: Timeout | None = None,
-) -> Work | None:
-    """Start to send an array, which is not to be changed before the Work's ``wait`` returns."""
+) -> Work:
+    """Start to send an array, which is not to be changed before the Work's ``wait`` returns.
+
+    A rank that is not in the group is warned, and gets None.
+    """
     chosen = choose(group, "isend")
     if chosen is None:
-        return None
+        return cast(Work, None)
     return chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, True, timeout)
 
 
 def recv(
-    tensor: Any,
+    tensor: Array,
     src: int | None = None,
     group: ProcessGroup | None = None,
     tag: int = 0,
@@ -74,17 +77,20 @@ def recv(
 
 
 def irecv(
-    tensor: Any,
+    tensor: Array,
     src: int | None = None,
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
     timeout: Timeout | None = None,
-) -> Work | None:
-    """Start to receive an array into ``tensor``, which is not to be used before the Work's ``wait`` returns."""
+) -> Work:
+    """Start to receive an array into ``tensor``, which is not to be used before the Work's ``wait`` returns.
+
+    A rank that is not in the group is warned, and gets None.
+    """
     chosen = choose(group, "irecv")
     if chosen is None:
-        return None
+        return cast(Work, None)
     return chosen.irecv(tensor, _source(chosen, src, group_src), tag, timeout)
 
 

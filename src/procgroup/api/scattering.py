@@ -6,18 +6,54 @@ Ranks, ``async_op``, ``timeout`` and foreign groups are as in ``collectives``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, overload
 
 from procgroup.api.membership import choose
 from procgroup.api.roots import root_or_first
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import AnyReduceOp, ReduceOp, Timeout
+from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
+
+
+@overload
+def scatter(
+    tensor: Array,
+    scatter_list: Sequence[Array] | None = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def scatter(
+    tensor: Array,
+    scatter_list: Sequence[Array] | None = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def scatter(
+    tensor: Array,
+    scatter_list: Sequence[Array] | None = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
 
 
 def scatter(
-    tensor: Any,
-    scatter_list: Sequence[Any] | None = None,
+    tensor: Array,
+    scatter_list: Sequence[Array] | None = None,
     src: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -36,9 +72,42 @@ def scatter(
     return chosen.scatter(tensor, scatter_list, root_or_first(chosen, src, group_src), async_op, timeout)
 
 
+@overload
 def reduce_scatter(
-    output: Any,
-    input_list: Sequence[Any],
+    output: Array,
+    input_list: Sequence[Array],
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def reduce_scatter(
+    output: Array,
+    input_list: Sequence[Array],
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def reduce_scatter(
+    output: Array,
+    input_list: Sequence[Array],
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def reduce_scatter(
+    output: Array,
+    input_list: Sequence[Array],
     op: AnyReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -56,9 +125,42 @@ def reduce_scatter(
     return chosen.reduce_scatter(output, input_list, op, async_op, timeout)
 
 
+@overload
 def reduce_scatter_single(
-    output: Any,
-    input: Any,  # noqa: A002 - torch.distributed's name
+    output: Array,
+    input: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def reduce_scatter_single(
+    output: Array,
+    input: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def reduce_scatter_single(
+    output: Array,
+    input: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def reduce_scatter_single(
+    output: Array,
+    input: Array,  # noqa: A002 - torch.distributed's name
     op: AnyReduceOp = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,

@@ -10,7 +10,8 @@ from procgroup.arrays.array_view import ArrayView
 
 def view(array: Any, writable: bool, name: str) -> ArrayView | None:
     """Refuse a CuPy array; None for anything else."""
-    if not isinstance(array, sys.modules["cupy"].ndarray):
+    known: Any = getattr(sys.modules["cupy"], "ndarray", ())  # not there yet while another thread imports CuPy
+    if not isinstance(array, known):
         return None
     raise TypeError(
         f"`{name}` lies on CUDA device {array.device.id}, and this group moves arrays in CPU memory. "

@@ -13,12 +13,13 @@ from procgroup.errors import ArgumentError
 def view(array: Any, writable: bool, name: str) -> ArrayView | None:
     """Describe a JAX array to be read; None for anything else."""
     jax = sys.modules["jax"]
-    if not isinstance(array, jax.Array):
+    known: Any = getattr(jax, "Array", ())  # not there yet while another thread imports JAX
+    if not isinstance(array, known):
         return None
     if isinstance(array, jax.core.Tracer):
         raise TypeError(
-            f"`{name}` is being traced by JAX, and has no elements yet. Communicate outside of jax.jit, "
-            f"or through jax.pure_callback."
+            f"`{name}` is being traced by JAX, and has no elements yet. Inside of jax.jit and JAX's other "
+            f"transformations, call the functions of procgroup.functional."
         )
     if writable:
         raise ArgumentError(

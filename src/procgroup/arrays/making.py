@@ -16,8 +16,7 @@ LIBRARIES = ("numpy", "torch")
 def library_of(array: Any) -> str:
     """Return which library's arrays an array is to be answered with: "numpy", "torch" or "jax"."""
     for library, base in (("torch", "Tensor"), ("jax", "Array")):
-        module = sys.modules.get(library)
-        if module is not None and isinstance(array, getattr(module, base)):
+        if isinstance(array, getattr(sys.modules.get(library), base, ())):
             return library
     return "numpy"
 

@@ -12,8 +12,8 @@ from procgroup.errors import ArgumentError
 
 def view(array: Any, name: str) -> ArrayView:
     """Describe a NumPy array. Raises TypeError for a masked one, ArgumentError for one in another byte order."""
-    masked = sys.modules.get("numpy.ma")
-    if masked is not None and isinstance(array, masked.MaskedArray):
+    # While another thread imports a library, the library is in sys.modules and has no classes, nor arrays, yet.
+    if isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise TypeError(
             f"`{name}` is a masked array, and a mask is not sent. Pass {name}.filled(value), or the elements and the "
             f"mask in two calls: {name}.data and numpy.ma.getmaskarray({name})."

@@ -17,7 +17,8 @@ def view(tensor: Any, writable: bool, name: str) -> ArrayView | None:
     it. A conjugate or negative view is resolved into a copy to be read, and refused to be written.
     """
     torch = sys.modules["torch"]
-    if not isinstance(tensor, torch.Tensor):
+    known: Any = getattr(torch, "Tensor", ())  # not there yet while another thread imports torch
+    if not isinstance(tensor, known):
         return None
     _check(torch, tensor, name)
     if tensor.is_conj() or tensor.is_neg():

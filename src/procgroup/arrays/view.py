@@ -32,7 +32,7 @@ def view(array: Any, writable: bool = False, name: str = "tensor") -> ArrayView:
             f"`{name}` has dtype {seen.dtype}, which cannot be sent; expected one of {', '.join(sorted(DTYPES))}."
         )
     if writable and seen.readonly:
-        raise ArgumentError(f"`{name}` is read-only, and this call writes into it. Pass a writable copy of it.")
+        raise ArgumentError(f"`{name}` is read-only, and this call writes into it. {_writable_copy(array, name)}")
     if writable and not seen.is_contiguous and _overlaps_itself(seen):
         raise ArgumentError(
             f"`{name}` has several elements in one place, as broadcast views have, and this call writes into it: "
@@ -88,11 +88,24 @@ def _overlaps_itself(seen: ArrayView) -> bool:
     return bool((numpy.diff(numpy.sort(offsets.ravel())) < seen.itemsize).any())
 
 
+def _writable_copy(array: Any, name: str) -> str:
+    """Say how to make an array that this call can write into; it gets the result."""
+    import numpy
+
+    if isinstance(array, numpy.generic):
+        return f"Pass an array of it, numpy.array({name}), which then has the result: a NumPy scalar never changes."
+    if isinstance(array, numpy.ndarray):
+        return f"Pass a writable copy, {name}.copy()."
+    if isinstance(array, bytes):
+        return f"Pass a writable copy, bytearray({name})."
+    return f"Pass a writable copy, numpy.array({name})."
+
+
 def _not_an_array(array: Any, name: str) -> str:
     text = (
         f"Invalid function argument. Expected parameter `{name}` to be a numpy.ndarray, a torch.Tensor "
         f"or another object with DLPack or the buffer protocol but got {type(array)} instead."
     )
-    if isinstance(array, (list, tuple, int, float)):
-        return f"{text} Pass numpy.asarray({name})."
+    if isinstance(array, (list, tuple, int, float, complex)):
+        return f"{text} Pass an array of it, numpy.array({name}); where the call writes, that has the result."
     return text

@@ -10,6 +10,10 @@
 ``key`` is the job's data key, which both read from the store. Each proof covers both nonces (so neither
 can be replayed) and both ranks (so a proof for one pair is worthless for another). HMAC is RFC 2104 with
 SHA-256. All messages have fixed sizes, so nothing a stranger sends is ever allocated or parsed.
+
+The functions here are generators over sockets that do not block: each yields the selector events
+(EVENT_READ or EVENT_WRITE) for which its socket must be ready before it can go on, and returns its result.
+So one thread can drive any number of handshakes at once.
 """
 
 from __future__ import annotations
@@ -18,9 +22,15 @@ import hmac
 import secrets
 import socket
 import struct
-import time
+from collections.abc import Generator
+from selectors import EVENT_READ, EVENT_WRITE
+from typing import TypeVar
 
 from procgroup.errors import DistNetworkError
+
+T = TypeVar("T")
+Steps = Generator[int, None, T]
+"""A part of a handshake that yields what its socket must be ready for next."""
 
 _HELLO = struct.Struct("!8sI32s")
 _MAGIC = b"procgrp1"
@@ -29,47 +39,59 @@ _PROOF_BYTES = 32
 
 
 class Refused(DistNetworkError):
-    """The other side is not a rank of this job, or went away before it had shown that."""
+    """The other side is not a rank of this job, or cannot be reached."""
 
 
-def connect_to(connection: socket.socket, rank: int, peer: int, key: bytes) -> None:
+class CutShort(Refused):
+    """The other side closed the connection in the middle of the handshake; another attempt may succeed."""
+
+
+def connect_to(connection: socket.socket, rank: int, peer: int, key: bytes) -> Steps[None]:
     """Prove to ``peer`` that this is ``rank``, and make it prove the same; raises Refused."""
     ours = secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(_HELLO.pack(_MAGIC, rank, ours))
-    reply = receive_exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
+    yield from send_all(connection, _HELLO.pack(_MAGIC, rank, ours))
+    reply = yield from receive_exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
     theirs, proof = reply[:_NONCE_BYTES], reply[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(key, b"accept", ours, theirs, rank, peer)):
         raise Refused(f"rank {rank}: the process that answers for rank {peer} does not hold this job's key")
-    connection.sendall(_proof(key, b"connect", ours, theirs, rank, peer))
+    yield from send_all(connection, _proof(key, b"connect", ours, theirs, rank, peer))
 
 
-def accept_from(connection: socket.socket, rank: int, key: bytes) -> int:
+def accept_from(connection: socket.socket, rank: int, key: bytes) -> Steps[int]:
     """Make whoever connected prove to be a rank of this job; return which. Raises Refused."""
-    magic, peer, theirs = _HELLO.unpack(receive_exactly(connection, _HELLO.size))
+    magic, peer, theirs = _HELLO.unpack((yield from receive_exactly(connection, _HELLO.size)))
     if magic != _MAGIC:
         raise Refused(f"rank {rank}: a connection that does not speak this protocol")
     ours = secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(ours + _proof(key, b"accept", theirs, ours, peer, rank))
-    proof = receive_exactly(connection, _PROOF_BYTES)
+    yield from send_all(connection, ours + _proof(key, b"accept", theirs, ours, peer, rank))
+    proof = yield from receive_exactly(connection, _PROOF_BYTES)
     if not hmac.compare_digest(proof, _proof(key, b"connect", theirs, ours, peer, rank)):
         raise Refused(f"rank {rank}: a connection that does not hold this job's key")
     return int(peer)
 
 
-def receive_exactly(connection: socket.socket, count: int) -> bytes:
-    """Read ``count`` bytes; raises Refused when the other side ends before."""
+def send_all(connection: socket.socket, data: bytes) -> Steps[None]:
+    """Send all of ``data``."""
+    while data:
+        try:
+            data = data[connection.send(data) :]
+        except BlockingIOError:
+            yield EVENT_WRITE
+
+
+def receive_exactly(connection: socket.socket, count: int) -> Steps[bytes]:
+    """Read ``count`` bytes; raises CutShort when the other side ends before."""
     received = bytearray()
     while len(received) < count:
-        piece = connection.recv(count - len(received))
-        if not piece:
-            raise Refused("the other side closed the connection during the handshake")
-        received += piece
+        try:
+            chunk = connection.recv(count - len(received))
+        except BlockingIOError:
+            yield EVENT_READ
+            continue
+        if not chunk:
+            raise CutShort("the other side closed the connection during the handshake")
+        received += chunk
     return bytes(received)
-
-
-def remaining(deadline: float) -> float:
-    """Seconds until a ``time.monotonic()`` deadline, at least a moment so that a socket stays usable."""
-    return max(deadline - time.monotonic(), 0.001)
 
 
 def _proof(key: bytes, role: bytes, connector: bytes, acceptor: bytes, connecting: int, accepting: int) -> bytes:

@@ -1,23 +1,24 @@
-"""The backend of a world of 1: every collective is over at once, and messages go to oneself.
+"""The backend of a world of 1: every collective is over at once, and there is nobody to exchange messages with.
 
-It checks what the native backend checks, so that a program that works alone works on many ranks.
+It checks what the native backend checks, so that a program that works alone works on many ranks. Messages to and from
+oneself are refused as they are there: a blocking receive would wait for itself.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from procgroup.arrays.array_view import ArrayView
 from procgroup.arrays.view import view
-from procgroup.backends.mailbox import Done, Mailbox
 from procgroup.errors import ArgumentError
 from procgroup.groups.backend import Operation
 from procgroup.types import AnyReduceOp, PremulSum, ReduceOp
 
 _NOT_FOR_FLOATS = frozenset(("BAND", "BOR", "BXOR"))
-_FOR_FLOATS_ONLY = frozenset(("AVG", "PREMUL_SUM"))
+_NOT_FOR_INTEGERS = frozenset(("PREMUL_SUM",))
+_NOT_FOR_BOOL = _NOT_FOR_INTEGERS | {"AVG"}
 _FOR_COMPLEX = frozenset(("SUM", "AVG", "PRODUCT", "PREMUL_SUM"))
 
 
@@ -26,14 +27,11 @@ class LoopbackBackend:
 
     transport = "loopback"
 
-    def __init__(self, *, name: str, group_name: str, timeout: float, identity: int = 0) -> None:
+    def __init__(self, *, name: str, group_name: str, identity: int = 0) -> None:
         self.name = name
         self.identity = identity
         self._subgroups = itertools.count(1)
         self._group_name = group_name
-        self._timeout = timeout
-        self._sequence = 0
-        self._mailbox = Mailbox(self._receive)
 
     def reduce_in_rank_order(self) -> None:
         """Do nothing: there is one rank."""
@@ -42,7 +40,7 @@ class LoopbackBackend:
         self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
     ) -> LoopbackBackend:
         identity = self.identity << 20 | next(self._subgroups)
-        return LoopbackBackend(name=name, group_name=group_name, timeout=timeout, identity=identity)
+        return LoopbackBackend(name=name, group_name=group_name, identity=identity)
 
     def broadcast(
         self, array: Any, root: int, async_op: bool = False, timeout: float | None = None
@@ -142,28 +140,31 @@ class LoopbackBackend:
 
     def send(
         self, array: Any, destination: int, tag: int, async_op: bool = False, timeout: float | None = None
-    ) -> Operation | None:
-        source = view(array)
-        return self._over(async_op, lambda: self._mailbox.send(source, tag))
+    ) -> NoReturn:
+        view(array)
+        _refuse_oneself("destination")
 
-    def recv(
-        self, array: Any, source: int, tag: int, async_op: bool = False, timeout: float | None = None
-    ) -> Operation | int:
-        receive = self._mailbox.post(view(array, writable=True), tag)
-        if async_op:
-            return receive
-        self._mailbox.wait(receive, tag, self._timeout if timeout is None else timeout)
-        return receive.source
+    def recv(self, array: Any, source: int, tag: int, async_op: bool = False, timeout: float | None = None) -> NoReturn:
+        view(array, writable=True)
+        if source < 0:
+            raise ValueError(
+                f"Invalid source rank: group {self._group_name} has one rank, so no other rank could send what `recv` "
+                "from any rank waits for. Receive in a group of two ranks or more."
+            )
+        _refuse_oneself("source")
 
     def check(self, verb: str, *arguments: Any) -> None:
-        checks = _Checks(name=self.name, group_name=self._group_name, timeout=self._timeout)
+        checks = _Checks(name=self.name, group_name=self._group_name)
         getattr(checks, verb)(*arguments)
 
-    def shutdown(self) -> None:
-        self._mailbox.end("the group was destroyed")
+    def shutdown(self, reason: str = "", flush: float = 0.0) -> None:
+        """Do nothing: nothing is ever pending."""
+
+    def fail(self, reason: str, at_once: bool) -> None:
+        """Do nothing: there is no other rank."""
 
     def abort(self) -> None:
-        self._mailbox.end("the group was aborted")
+        """Do nothing: nothing is ever pending."""
 
     def _copy(self, array: Any, array_name: str, output: Any, output_name: str, async_op: bool) -> Operation | None:
         source = view(array, name=array_name)
@@ -180,26 +181,39 @@ class LoopbackBackend:
         _check_reduction(verb, source.dtype, op)
         return self._over(async_op, lambda: _reduce(source, target, op))
 
-    def _receive(self) -> dict[str, Any]:
-        return {"op": "recv", "sequence": self._sequence, "group": self._group_name, "rank": 0, "size": 1}
-
     def _over(self, async_op: bool, move: Callable[[], None] = lambda: None) -> Operation | None:
         """Move what a call moves, now that its arguments are checked."""
         move()
-        self._sequence += 1
         return Done() if async_op else None
 
 
 class _Checks(LoopbackBackend):
     """The same verbs, which check their arguments and do nothing else."""
 
-    def recv(
-        self, array: Any, source: int, tag: int, async_op: bool = False, timeout: float | None = None
-    ) -> Operation | int:
-        view(array, writable=True)
-        return source
-
     def _over(self, async_op: bool, move: Callable[[], None] = lambda: None) -> None: ...
+
+
+class Done:
+    """An operation that was over before it was returned."""
+
+    source = -1
+
+    def wait(self, timeout: float | None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def on_completion(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
+def _refuse_oneself(side: str) -> NoReturn:
+    """Raise what the native backend raises."""
+    raise ValueError(f"Invalid {side} rank: {side} rank should not be the same as the rank of the current process.")
 
 
 def _reduce(source: ArrayView, target: ArrayView, op: AnyReduceOp) -> None:
@@ -232,7 +246,8 @@ def _check_reduction(verb: str, dtype: str, op: AnyReduceOp) -> None:
     if "complex" in dtype and name not in _FOR_COMPLEX:
         raise ValueError(f"{where} {verb} does not support ReduceOp.{name} on complex tensors")
     floating = "float" in dtype or "complex" in dtype
-    if name in (_NOT_FOR_FLOATS if floating else _FOR_FLOATS_ONLY):
+    refused = _NOT_FOR_FLOATS if floating else _NOT_FOR_BOOL if dtype == "bool" else _NOT_FOR_INTEGERS
+    if name in refused:
         raise ArgumentError(
             f"{where} ReduceOp.{name} is not defined for {dtype} arrays; use another op or convert the array"
         )

@@ -7,24 +7,22 @@ a call needs happens.
 from __future__ import annotations
 
 import hashlib
-import secrets
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from procgroup import _native, environ
-from procgroup.backends.mesh import Connection, Mesh, address_facing
-from procgroup.backends.native_subgroup import Subgroups, bind_verbs, world_identity
+from procgroup.backends.connecting import Connection
+from procgroup.backends.mesh import Mesh
+from procgroup.backends.native_subgroup import Subgroups, bind_verbs, calls_in_progress, world_identity
+from procgroup.backends.route import route_to
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError
-from procgroup.groups.backend import Backend
-from procgroup.stores.store import Store
+from procgroup.groups.backend import FLUSH_SECONDS, Backend
+from procgroup.process_end import note_failure, wait_for_others
+from procgroup.stores.start_up import StartUp
 
-# How long a rank that leaves waits for what it has issued: for its asynchronous calls, and for receivers
-# of large messages. Peers that are lost or have left are not waited for.
-_FLUSH_SECONDS = 30.0
 _FLUSH_SLICE_SECONDS = 0.01
 # How long leaving waits for callbacks that are running.
 _CALLBACK_SECONDS = 1.0
@@ -35,8 +33,9 @@ _CONNECT_SECONDS = 120.0
 class NativeBackend:
     """One process group's engine on this rank.
 
-    Creating it connects all ranks of the group through ``store`` and returns when every rank has; it
-    raises DistNetworkError or StoreTimeout when that takes longer than ``timeout`` or 120 seconds.
+    Creating it connects all ranks of the group through a store and returns when every rank has. Raises PeerLost or
+    PeerFailed when another rank is gone meanwhile, CollectiveTimeout that names the ranks that are missing after
+    ``timeout`` or 120 seconds, DistNetworkError when the ranks cannot connect.
     """
 
     transport: str
@@ -44,28 +43,30 @@ class NativeBackend:
 
     def __init__(
         self,
-        store: Store,
-        rank: int,
-        size: int,
+        start_up: StartUp,
         *,
         name: str = "procgroup",
         group_name: str = "default",
         timeout: float = 1800.0,
-        data_key: bytes | None = None,
-        ranks_are_threads: bool = False,
+        data_key: bytes,
+        global_ranks: Sequence[int] | None = None,
     ) -> None:
         self.name = name
         self._completions: threading.Thread | None = None
         wanted = environ.PROCGROUP_TRANSPORT.get()
-        limit = min(timeout, _CONNECT_SECONDS)
-        mesh = Mesh(store, rank, size, _data_key(store, rank, data_key, limit), time.monotonic() + limit)
-        self._engine = _native.Engine(rank, size, ranks_are_threads, wanted != "tcp")
-        self._engine.set_cores(usable_cores(), size)
+        start_up.continue_until(min(timeout, _CONNECT_SECONDS))
+        mesh = Mesh(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
+        self._engine = _native.Engine(mesh.rank, mesh.size, False, wanted != "tcp")
+        self._cores = usable_cores()
+        self._engine.set_cores(self._cores, mesh.size)
+        self._engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
+        if global_ranks is not None:
+            self._engine.set_global_ranks(list(global_ranks))
         self._engine.on_first_watch(self._start_completions)
         self._group = self._make_group(mesh, group_name, wanted)
         # The verbs of the Backend protocol, without a Python frame in between.
         bind_verbs(self, self._group)
-        self._subgroups = Subgroups(self._engine, self.transport, group_name)
+        self._subgroups = Subgroups(self._engine, self.transport, group_name, global_ranks)
 
     def make_subgroup(self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float) -> Backend:
         return self._subgroups.make(
@@ -91,24 +92,33 @@ class NativeBackend:
         """
         return _native.allocate(self._engine, nbytes, copied_by_fork)
 
-    def shutdown(self) -> None:
-        self._flush()
+    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+        self._flush(flush)
+        if reason:
+            self._engine.fail(reason, False)
+        if self._group.is_broken:
+            note_failure()
         self._group.leave()
         self._engine.shutdown()
         if self._completions is not None and self._completions is not threading.current_thread():
             self._completions.join(_CALLBACK_SECONDS)
 
     def abort(self) -> None:
+        note_failure()
         self._engine.abort()  # what is in progress
         self._group.abort()  # what comes later
 
-    def _flush(self) -> None:
+    def fail(self, reason: str, at_once: bool) -> None:
+        self._engine.fail(reason, at_once)
+
+    def _flush(self, seconds: float) -> None:
         """Let issued calls end and hand over what was sent; in short slices, so that Ctrl-C is heard."""
-        deadline = time.monotonic() + _FLUSH_SECONDS
-        while not self._group.is_broken and time.monotonic() < deadline:
-            if self._engine.flush(_FLUSH_SLICE_SECONDS) and self._group.is_idle:
-                return
-            time.sleep(_FLUSH_SLICE_SECONDS)
+        wait_for_others(
+            lambda: self._group.is_broken or (self._engine.flush(_FLUSH_SLICE_SECONDS) and self._group.is_idle),
+            seconds,
+            lambda: f"rank {self._engine.rank} leaves its groups and waits for {calls_in_progress(self._engine)}",
+            pause=_FLUSH_SLICE_SECONDS,
+        )
 
     def _make_group(self, mesh: Mesh, group_name: str, wanted: str) -> _native.Group:
         members = list(range(mesh.size))
@@ -126,7 +136,7 @@ class NativeBackend:
             if mesh.rank == 0:
                 print(f"procgroup: the ranks do not share memory, using TCP ({problem})", file=sys.stderr, flush=True)
         self.transport = "tcp"
-        for connection in mesh.connect_sockets(address_facing(mesh.store)):
+        for connection in mesh.connect_sockets(route_to(mesh.store)):
             self._engine.attach_socket(connection.peer, connection.socket.detach(), connection.pid)
         return _native.Group(self._engine, identity, group_name, members, mesh.rank, False)
 
@@ -150,7 +160,7 @@ class NativeBackend:
             raise DistBackendError(
                 f"rank {mesh.rank} of {mesh.size}: the ranks could not map each other's memory: {problem}"
             )
-        self._engine.set_cores(_cores_together(mesh.cores), mesh.size)
+        self._engine.set_cores(_cores_together(self._cores, mesh.cores), mesh.size)
         self.transport = "shared memory"
         return None
 
@@ -184,18 +194,8 @@ class NativeBackend:
             self._completions.start()
 
 
-def _data_key(store: Store, rank: int, given: bytes | None, limit: float) -> bytes:
-    """The key that data connections prove: derived from the job's, or a random one that rank 0 hands out."""
-    if given is not None:
-        return hashlib.sha256(b"procgroup data key\0" + given).digest()
-    if rank == 0:
-        store.set("data_key", secrets.token_bytes(32))
-    return store.get("data_key", limit)
-
-
-def _cores_together(cores: dict[int, list[int]]) -> int:
+def _cores_together(own: int, cores: dict[int, list[int]]) -> int:
     """How many cores the ranks of one host can keep busy together: each may be bound to others."""
-    own = usable_cores()
     if own < cores_by_affinity():
         return own
     return len(set().union(*cores.values()))

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
 from procgroup import _native
-from procgroup.backends.loopback import LoopbackBackend
-from procgroup.errors import CollectiveMismatch
-from procgroup.groups.backend import VERBS, Backend
+from procgroup.errors import CollectiveMismatch, OperationError
+from procgroup.groups.backend import FLUSH_SECONDS, VERBS, Backend
+from procgroup.process_end import note_failure, wait_for_others
 
-# How long a rank that leaves a group waits for what it has issued there.
-_IDLE_SECONDS = 30.0
 _IDLE_SLICE_SECONDS = 0.01
+_MAX_CALLS = 8
 
 
 def identity_of(parent: int, members: Sequence[int], count: int) -> int:
@@ -46,11 +44,22 @@ def bind_verbs(backend: Any, group: _native.Group) -> None:
     vars(backend)["check"] = check
 
 
+def calls_in_progress(engine: _native.Engine) -> str:
+    """Return which calls of this rank have not ended, for a message."""
+    calls = [
+        f"{call['call']} (#{call['sequence']})" for call in engine.records() if call["state"] in ("queued", "started")
+    ]
+    return ", ".join(calls[-_MAX_CALLS:]) or "receivers of what it sent"
+
+
 class Subgroups:
     """Makes the groups of one engine. Threads may make groups side by side."""
 
-    def __init__(self, engine: _native.Engine, transport: str, world_name: str) -> None:
+    def __init__(
+        self, engine: _native.Engine, transport: str, world_name: str, global_ranks: Sequence[int] | None = None
+    ) -> None:
         self._engine = engine
+        self._global_ranks = global_ranks
         self._transport = transport
         self._world_name = world_name
         self.in_rank_order = False
@@ -70,7 +79,9 @@ class Subgroups:
         """
         number, count, identity = self._identify(parent, members)
         if len(members) == 1:
-            return LoopbackBackend(name=name, group_name=group_name, timeout=timeout, identity=identity)
+            from procgroup.backends.loopback import LoopbackBackend  # few programs make a group of one rank
+
+            return LoopbackBackend(name=name, group_name=group_name, identity=identity)
         rank = members.index(self._engine.rank)
         shared = self._transport != "tcp"
         group = _native.Group(self._engine, identity, group_name, list(members), rank, shared)
@@ -81,16 +92,14 @@ class Subgroups:
             with self._lock:
                 self._refused.update(group.refused)
             raise
+        except OperationError:
+            note_failure()
+            raise
         if self.in_rank_order:
             group.reduce_in_rank_order()
         self._keep(group)
         # The verbs are the native engine's own methods, whose stub names no parameters.
         return cast(Backend, NativeSubgroup(self, self._engine, group, identity, members, name, self._transport))
-
-    def leave_at_once(self) -> None:
-        """Leave every group without waiting for what was issued there."""
-        for group in self._groups:
-            group.leave()
 
     def forget(self, group: _native.Group) -> None:
         """Let go of a group that was left."""
@@ -124,6 +133,7 @@ class Subgroups:
             "group": self._world_name,
             "rank": self._engine.rank,
             "size": self._engine.world_size,
+            "members": self._global_ranks,
         }
 
 
@@ -160,13 +170,22 @@ class NativeSubgroup:
         """Return the last calls of this rank, in whatever group; see NativeBackend.records."""
         return self._engine.records()
 
-    def shutdown(self) -> None:
-        """Let what was issued end, for at most 30 s, and leave this group; the others go on."""
-        deadline = time.monotonic() + _IDLE_SECONDS
-        while not (self._group.is_broken or self._group.is_idle) and time.monotonic() < deadline:
-            time.sleep(_IDLE_SLICE_SECONDS)
+    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+        """Let what was issued end, for at most ``flush`` seconds, and leave this group; the others go on."""
+        wait_for_others(
+            lambda: self._group.is_broken or self._group.is_idle,
+            flush,
+            lambda: f"rank {self._engine.rank} leaves a group and waits for {calls_in_progress(self._engine)}",
+            pause=_IDLE_SLICE_SECONDS,
+        )
+        if self._group.is_broken:
+            note_failure()
         self._group.leave()
         self._subgroups.forget(self._group)
 
     def abort(self) -> None:
+        note_failure()
         self._group.abort()
+
+    def fail(self, reason: str, at_once: bool) -> None:
+        self._engine.fail(reason, at_once)

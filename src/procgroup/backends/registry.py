@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
 
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import Backend
-from procgroup.stores.store import Store
+from procgroup.stores.start_up import StartUp
 
 DEFAULT = "gloo"
 """What None means. Programs that ask for Gloo get procgroup's own CPU transport under that name."""
@@ -18,8 +17,7 @@ _KNOWN = ("gloo", "procgroup", "nccl", "mpi", "ucc", "xccl")
 _DEFAULT_FOR_DEVICE = {"cpu": "gloo", "cuda": "nccl"}
 
 
-@dataclass(frozen=True)
-class BackendConfig:
+class BackendConfig(NamedTuple):
     """What was asked for: a name for each kind of device. ``name`` is what get_backend returns."""
 
     name: str
@@ -107,24 +105,32 @@ def check_engine(size: int) -> None:
 
 def create(
     config: BackendConfig,
-    store: Store,
-    rank: int,
-    size: int,
+    start_up: StartUp,
     *,
     group_name: str,
     timeout: float,
-    data_key: bytes | None,
+    data_key: bytes,
+    global_ranks: Sequence[int] | None = None,
 ) -> Backend:
-    """Make the backend of one group: loopback for one rank, the native one otherwise."""
-    if size == 1:
-        from procgroup.backends.loopback import LoopbackBackend
-
-        return LoopbackBackend(name=config.name, group_name=group_name, timeout=timeout)
-    check_engine(size)
+    """Make the backend of a group of several ranks, which have joined."""
     from procgroup.backends.native import NativeBackend
 
     # The verbs are the native engine's own methods, whose stub names no parameters.
     return cast(
         Backend,
-        NativeBackend(store, rank, size, name=config.name, group_name=group_name, timeout=timeout, data_key=data_key),
+        NativeBackend(
+            start_up,
+            name=config.name,
+            group_name=group_name,
+            timeout=timeout,
+            data_key=data_key,
+            global_ranks=global_ranks,
+        ),
     )
+
+
+def create_alone(config: BackendConfig, *, group_name: str) -> Backend:
+    """Make the backend of a group of one rank."""
+    from procgroup.backends.loopback import LoopbackBackend
+
+    return LoopbackBackend(name=config.name, group_name=group_name)

@@ -51,12 +51,6 @@ class ThreadBackend(NativeBackend):
         """
         self._threads.add_this()
 
-    def leave_at_once(self) -> None:
-        """Leave without waiting for what was sent: this rank has failed, and the others are to learn of it now."""
-        self._subgroups.leave_at_once()
-        self._group.leave()
-        self._engine.shutdown()
-
 
 def connect_threads(
     size: int, *, name: str = "procgroup", group_name: str = "default", transport: str | None = None
@@ -88,6 +82,7 @@ def _make_engines(size: int, shared: bool) -> list[_native.Engine]:
     engines = [_native.Engine(rank, size, True, shared) for rank in range(size)]
     for engine in engines:
         engine.set_cores(usable_cores(), size)
+        engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
     return engines
 
 

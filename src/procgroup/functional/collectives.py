@@ -1,133 +1,129 @@
-"""The functions themselves: flatten, fuse by dtype, check all, call once per dtype, take apart.
+"""The functions themselves.
 
-All raise TypeError for a leaf that is no array, ValueError for a group that this rank is not in, because there is
-nothing to return, and CollectiveMismatch on every rank when dtypes or sizes differ between the ranks.
+All raise TypeError for a leaf that is neither an array nor a number, ValueError for a group that this rank is not in,
+because there is nothing to return, and CollectiveMismatch on every rank when dtypes or sizes differ between the ranks.
+
+While JAX traces a function, for jit, grad or vmap, a call becomes a part of what is traced (``tracing``, ``traced``).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from procgroup.api.membership import resolve
-from procgroup.api.roots import root_or_first
+from procgroup.api.roots import group_rank_of, root_or_first
 from procgroup.errors import ArgumentError
-from procgroup.functional.fusing import Bundle, Leaf, Leaves
+from procgroup.functional import tracing
+from procgroup.functional.calls import perform
+from procgroup.functional.fusing import Leaves
+from procgroup.functional.operations import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Operation,
+    ReduceScatter,
+    SendRecv,
+)
 from procgroup.groups import checks
 from procgroup.groups.group import ProcessGroup
 from procgroup.types import AnyReduceOp, ReduceOp
 
-
-@dataclass(frozen=True)
-class _Call:
-    """The call for the leaves of one dtype. ``result`` may be ``given`` itself; ``leading`` comes before its shapes."""
-
-    verb: str
-    arguments: tuple[Any, ...]
-    given: Bundle
-    result: Bundle
-    leading: tuple[int, ...] = ()
+T = TypeVar("T")
+Number = TypeVar("Number", bool, int, float, complex)
 
 
-def all_reduce(tree: Any, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None) -> Any:
-    """Return each array combined, element by element, with those of the other ranks; bit-identical on all ranks."""
-    return combine(Leaves(tree), checks.reduce_op(op), resolve(group))
+def all_reduce(tree: T, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None) -> T:
+    """Return each array combined, element by element, with those of the other ranks; bit-identical on all ranks.
+
+    Python's integers are combined by Python's own operators: they do not overflow, and their AVG is a float.
+    """
+    return _perform(tree, AllReduce(checks.reduce_op(op)), resolve(group))
 
 
-def broadcast(
-    tree: Any, src: int | None = None, group: ProcessGroup | None = None, group_src: int | None = None
-) -> Any:
+def broadcast(tree: T, src: int | None = None, group: ProcessGroup | None = None, group_src: int | None = None) -> T:
     """Return the arrays of rank ``src``, by default 0. The other ranks pass arrays of the same shapes and dtypes."""
     chosen = resolve(group)
-    return copy(Leaves(tree), root_or_first(chosen, src, group_src), chosen)
+    root = checks.group_rank(root_or_first(chosen, src, group_src), chosen.size(), chosen.group_name)
+    return _perform(tree, Broadcast(root), chosen)
 
 
-def combine(leaves: Leaves, op: AnyReduceOp, group: ProcessGroup) -> Any:
-    """Return the tree of ``leaves`` with each array combined with those of the other ranks."""
-
-    def prepare(same: list[Leaf]) -> _Call:
-        bundle = Bundle(same, [leaf.seen.shape for leaf in same], 1)
-        return _Call("all_reduce", (bundle.array, op), bundle, bundle)
-
-    return _for_each_dtype(leaves, group, prepare)
-
-
-def copy(leaves: Leaves, root: int, group: ProcessGroup) -> Any:
-    """Return the tree of ``leaves`` with the arrays of group rank ``root``."""
-    root = checks.group_rank(root, group.size(), group.group_name)
-
-    def prepare(same: list[Leaf]) -> _Call:
-        bundle = Bundle(same, [leaf.seen.shape for leaf in same], 1)
-        return _Call("broadcast", (bundle.array, root), bundle, bundle)
-
-    return _for_each_dtype(leaves, group, prepare)
-
-
+@overload
+def all_gather(tree: Number, group: ProcessGroup | None = None) -> list[Number]: ...
+@overload
+def all_gather(tree: T, group: ProcessGroup | None = None) -> T: ...
 def all_gather(tree: Any, group: ProcessGroup | None = None) -> Any:
-    """Return, for each array, those of all ranks, stacked along a new first dimension in group-rank order."""
-    chosen = resolve(group)
+    """Return, for each array, those of all ranks, stacked along a new first dimension in group-rank order.
 
-    def prepare(leaves: list[Leaf]) -> _Call:
-        shapes = [leaf.seen.shape for leaf in leaves]
-        given, result = Bundle(leaves, shapes, 1), Bundle(leaves, shapes, chosen.size())
-        return _Call("all_gather_single", (result.array, given.array), given, result, (chosen.size(),))
-
-    return _for_each_dtype(Leaves(tree), chosen, prepare)
+    For a Python number it is the list of those of all ranks.
+    """
+    return _perform(tree, AllGather(), resolve(group))
 
 
-def reduce_scatter(tree: Any, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None) -> Any:
+def reduce_scatter(tree: T, op: AnyReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None) -> T:
     """Return, for each array, element ``[rank]`` of the ranks' combined arrays.
 
     The first dimension has one element per rank; the result does not have it. Raises ArgumentError for another length.
     """
-    chosen = resolve(group)
-    op = checks.reduce_op(op)
-
-    def prepare(leaves: list[Leaf]) -> _Call:
-        shapes = _shapes_per_rank(leaves, chosen.size(), "reduce_scatter")
-        given, result = Bundle(leaves, shapes, chosen.size()), Bundle(leaves, shapes, 1)
-        return _Call("reduce_scatter_single", (result.array, given.array, op), given, result)
-
-    return _for_each_dtype(Leaves(tree), chosen, prepare)
+    return _perform(tree, ReduceScatter(checks.reduce_op(op)), resolve(group))
 
 
-def all_to_all(tree: Any, group: ProcessGroup | None = None) -> Any:
+def all_to_all(tree: T, group: ProcessGroup | None = None) -> T:
     """Return, for each array, in place ``[r]`` what rank ``r`` has in the place of this rank.
 
     The first dimension has one element per rank, also in the result. Raises ArgumentError for another length.
     """
+    return _perform(tree, AllToAll(), resolve(group))
+
+
+def sendrecv(
+    tree: T,
+    dst: int | None = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    group_dst: int | None = None,
+    group_src: int | None = None,
+) -> T:
+    """Send the arrays to one rank and return those that another one sends, which have the same shapes and dtypes.
+
+    ``dst`` and ``src`` are global ranks, ``group_dst`` and ``group_src`` group ranks. Both calls are in progress at
+    once, so ranks may exchange in a ring. A rank may exchange with itself; raises ArgumentError for one that would only
+    send to itself, or only receive from itself.
+    """
     chosen = resolve(group)
-
-    def prepare(leaves: list[Leaf]) -> _Call:
-        shapes = _shapes_per_rank(leaves, chosen.size(), "all_to_all")
-        given, result = Bundle(leaves, shapes, chosen.size()), Bundle(leaves, shapes, chosen.size())
-        return _Call("all_to_all_single", (result.array, given.array, None, None), given, result, (chosen.size(),))
-
-    return _for_each_dtype(Leaves(tree), chosen, prepare)
-
-
-def _for_each_dtype(leaves: Leaves, group: ProcessGroup, prepare: Callable[[list[Leaf]], _Call]) -> Any:
-    """Make the calls once all are found good: where one is bad, no other rank has seen any of them."""
-    calls = deque(prepare(same) for same in leaves.by_dtype())
-    for call in calls if len(calls) > 1 else ():
-        group.check_collective(call.verb, *call.arguments)
-    results: list[Any] = [None] * len(leaves.all)
-    while calls:  # what was given is let go before the next dtype's is copied
-        call = calls.popleft()
-        call.given.fill()
-        getattr(group, call.verb)(*call.arguments)
-        for index, array in call.result.take(call.leading):
-            results[index] = array
-    return leaves.rebuild(iter(results))
+    destination = checks.group_rank(group_rank_of(chosen, dst, group_dst), chosen.size(), chosen.group_name)
+    source = checks.group_rank(group_rank_of(chosen, src, group_src), chosen.size(), chosen.group_name)
+    if chosen.rank() in (destination, source) and destination != source:
+        raise ArgumentError(
+            f"functional.sendrecv on group {chosen.group_name} (rank {chosen.rank()} of {chosen.size()}): expected "
+            f"group rank {chosen.rank()} as both destination and source, or as neither, got destination {destination} "
+            f"and source {source}."
+        )
+    return _perform(tree, SendRecv(destination, source), chosen)
 
 
-def _shapes_per_rank(leaves: Sequence[Leaf], size: int, op: str) -> list[tuple[int, ...]]:
-    for leaf in leaves:
-        if leaf.seen.shape[:1] != (size,):
-            raise ArgumentError(
-                f"functional.{op}: {leaf.name} has shape {leaf.seen.shape}; expected a first dimension "
-                f"of {size}, one element per rank."
-            )
-    return [leaf.seen.shape[1:] for leaf in leaves]
+def barrier(group: ProcessGroup | None = None) -> None:
+    """Wait until all ranks of the group call this. Inside of jax.jit, later calls of this module come after it."""
+    chosen = resolve(group)
+    if tracing.is_active():
+        tracing.barrier(chosen)
+    else:
+        chosen.barrier()
+
+
+def combine(leaves: Leaves, op: AnyReduceOp, group: ProcessGroup) -> Any:
+    """Return the tree of ``leaves`` with each array combined with those of the other ranks."""
+    return perform(leaves, AllReduce(op), group)
+
+
+def copy(leaves: Leaves, root: int, group: ProcessGroup) -> Any:
+    """Return the tree of ``leaves`` with the arrays of group rank ``root``."""
+    return perform(leaves, Broadcast(root), group)
+
+
+def _perform(tree: T, operation: Operation, group: ProcessGroup) -> T:
+    if tracing.is_active():
+        traced: T = tracing.perform(tree, operation, group)
+        return traced
+    result: T = perform(Leaves(tree), operation, group)
+    return result

@@ -16,36 +16,69 @@ from typing import Any
 from procgroup.arrays import making
 from procgroup.arrays.array_view import ArrayView
 from procgroup.arrays.view import view
-from procgroup.functional.trees import flatten
+from procgroup.functional import numbers
+from procgroup.functional.trees import Rebuild, flatten, paths
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a tree: what it is, where it stands among the leaves, and what errors call it."""
+    """One array or number of a tree: what it is, where it stands among the leaves, and what errors call it.
+
+    ``library`` is the array's, or one of those that ``numbers`` has for numbers.
+    """
 
     index: int
-    name: str
+    name: str | LeafName
     library: str
     seen: ArrayView
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether it is a Python integer or bool, whose results are computed by Python."""
+        return self.library == numbers.PYTHON and self.seen.dtype in ("int64", "bool")
+
+
+class LeafName:
+    """How one writes a leaf of a tree; found only when an error asks for it."""
+
+    def __init__(self, tree: Any, index: int) -> None:
+        self._tree = tree
+        self._index = index
+
+    def __str__(self) -> str:
+        return f"tree{paths(self._tree)[self._index]}"
+
+
+def _seen(array: Any, name: str | LeafName) -> ArrayView:
+    try:
+        return view(array)
+    except (TypeError, ValueError):
+        return view(array, name=str(name))  # the same error, with the leaf's name
+
 
 class Leaves:
-    """The arrays of a tree, each looked at once. ``rebuild`` makes the same tree of new arrays."""
+    """The arrays and numbers of a tree, each looked at once. ``rebuild`` makes the same tree of new ones."""
 
     def __init__(self, tree: Any, names: Sequence[str] | None = None) -> None:
-        """``names`` are what errors call the leaves. Raises TypeError for a leaf that is not an array."""
-        arrays, self.rebuild = flatten(tree)
+        """``names`` are what errors call the leaves, by default how one writes them: "tree['layers'][0]".
+
+        Raises TypeError for a leaf that is neither an array nor a number.
+        """
+        self.rebuild: Rebuild
+        values, self.rebuild = flatten(tree)
         self.all: list[Leaf] = []
-        for index, array in enumerate(arrays):
-            name = f"leaf {index}" if names is None else names[index]
-            self.all.append(Leaf(index, name, making.library_of(array), view(array, name=name)))
+        for index, value in enumerate(values):
+            name = LeafName(tree, index) if names is None else names[index]
+            library = numbers.kind_of(value)
+            array = value if library is None else numbers.as_array(value, name)
+            self.all.append(Leaf(index, name, library or making.library_of(array), _seen(array, name)))
 
     def by_dtype(self) -> list[list[Leaf]]:
-        """Group the leaves by dtype; the groups come in the order of the dtypes' names, which all ranks share."""
-        found: dict[str, list[Leaf]] = {}
+        """Group the leaves by dtype, Python's integers apart from arrays; all ranks share the order of the groups."""
+        found: dict[tuple[str, bool], list[Leaf]] = {}
         for leaf in self.all:
-            found.setdefault(leaf.seen.dtype, []).append(leaf)
-        return [found[dtype] for dtype in sorted(found)]
+            found.setdefault((leaf.seen.dtype, leaf.is_integer), []).append(leaf)
+        return [found[key] for key in sorted(found)]
 
 
 class Bundle:
@@ -64,7 +97,7 @@ class Bundle:
         self._memory = numpy.empty(rows * self._width * self._itemsize, numpy.uint8)
         # The library of the first leaf knows the dtype; NumPy alone may not.
         library = "torch" if leaves[0].library == "torch" else "numpy"
-        self.array = making.over(self._memory, (rows * self._width,), self._dtype, library)
+        self.array: Any = making.over(self._memory, (rows * self._width,), self._dtype, library)
 
     def fill(self) -> None:
         """Copy the leaves in; a leaf of several rows has them as its first dimension."""
@@ -77,8 +110,18 @@ class Bundle:
         for leaf, part, shape in zip(self._leaves, self._parts(), self._shapes, strict=True):
             alone = len(self._leaves) == 1 or self._rows == 1
             memory = part.reshape(-1) if alone else part.copy().reshape(-1)
-            found.append((leaf.index, making.over(memory, (*leading, *shape), self._dtype, leaf.library)))
+            library = "numpy" if leaf.library in numbers.KINDS else leaf.library
+            array = making.over(memory, (*leading, *shape), self._dtype, library)
+            found.append((leaf.index, numbers.as_given(array, leaf.library)))
         return found
+
+    def copy_from(self, other: Bundle) -> None:
+        """Copy all elements of a bundle that is as large."""
+        self._memory[...] = other._memory
+
+    def clear(self) -> None:
+        """Set all elements to zero."""
+        self._memory[...] = 0
 
     def _parts(self) -> list[Any]:
         elements = self._memory.view(f"V{self._itemsize}").reshape(self._rows, self._width)

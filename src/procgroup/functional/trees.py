@@ -75,11 +75,11 @@ def _like_sequence(tree: Sequence[Any], values: list[Any]) -> Any:
 
 def _known_to_jax(tree: Any) -> _Node | None:
     """Return the level below a node that was registered with JAX; None for leaves."""
-    jax = sys.modules.get("jax")
-    if jax is None or hasattr(tree, "dtype"):
+    trees = getattr(sys.modules.get("jax"), "tree_util", None)  # None too while another thread imports JAX
+    if trees is None or hasattr(tree, "dtype"):
         return None
-    children, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
-    if jax.tree_util.treedef_is_leaf(structure):
+    children, structure = trees.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    if trees.treedef_is_leaf(structure):
         return None
-    names = [jax.tree_util.keystr(path) for path, _ in children]
+    names = [trees.keystr(path) for path, _ in children]
     return _Node(names, [child for _, child in children], structure.unflatten)

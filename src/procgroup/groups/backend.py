@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from procgroup.types import AnyReduceOp
 
+FLUSH_SECONDS = 30.0
+"""How long a rank that leaves in order lets what it has issued end. Ranks that are gone are not waited for."""
+
 
 class Operation(Protocol):
     """One call that was issued and may still be running."""
@@ -159,8 +162,15 @@ class Backend(Protocol):
         """
         ...
 
-    def shutdown(self) -> None:
-        """Leave in order: flush what was sent, say goodbye, free everything. Idempotent, never raises."""
+    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+        """Leave: let what was issued end for at most ``flush`` seconds, free everything. Idempotent, never raises.
+
+        With a ``reason``, the exception for which this rank leaves, ranks that wait for it raise PeerFailed with that.
+        """
+        ...
+
+    def fail(self, reason: str, at_once: bool) -> None:
+        """Give the other ranks the exception for which this rank ends; with ``at_once`` their calls fail now."""
         ...
 
     def abort(self) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast, overload
 
 from procgroup import types
+from procgroup.errors import GroupBroken
 from procgroup.groups import checks
 from procgroup.groups.backend import Backend, Operation
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.work import Work
-from procgroup.types import AnyReduceOp, ReduceOp, Timeout
+from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
 
 
 class QueuedCall(NamedTuple):
@@ -34,14 +35,14 @@ class CoalescingBackend:
         self.backend = backend
         self.queued: list[QueuedCall] = []
 
-    def all_reduce(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float) -> Operation | None:
+    def all_reduce(self, array: Array, op: AnyReduceOp, async_op: bool, timeout: float) -> Operation | None:
         return self._queue(async_op, QueuedCall("all_reduce", (array, op), timeout))
 
-    def all_gather_single(self, output: Any, array: Any, async_op: bool, timeout: float) -> Operation | None:
+    def all_gather_single(self, output: Array, array: Array, async_op: bool, timeout: float) -> Operation | None:
         return self._queue(async_op, QueuedCall("all_gather_single", (output, array), timeout))
 
     def reduce_scatter_single(
-        self, output: Any, array: Any, op: AnyReduceOp, async_op: bool, timeout: float
+        self, output: Array, array: Array, op: AnyReduceOp, async_op: bool, timeout: float
     ) -> Operation | None:
         return self._queue(async_op, QueuedCall("reduce_scatter_single", (output, array, op), timeout))
 
@@ -118,9 +119,36 @@ class JoinedOperation:
 class CoalescedCalls(GroupCalls):
     """Calls that take several arrays. All ranks give as many, in the same order."""
 
+    @overload
     def all_reduce_coalesced(
         self,
-        arrays: Sequence[Any],
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def all_reduce_coalesced(
+        self,
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def all_reduce_coalesced(
+        self,
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = ...,
+        timeout: Timeout | None = None,
+    ) -> Work | None: ...
+
+    def all_reduce_coalesced(
+        self,
+        arrays: Sequence[Array],
         op: AnyReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -131,10 +159,37 @@ class CoalescedCalls(GroupCalls):
         seconds = self._seconds if timeout is None else types.seconds(timeout)
         return self._reduce_all(arrays, [op] * len(arrays), seconds, async_op)
 
+    @overload
     def all_gather_coalesced(
         self,
-        output_lists: Sequence[Sequence[Any]],
-        arrays: Sequence[Any],
+        output_lists: Sequence[Sequence[Array]],
+        arrays: Sequence[Array],
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Array]],
+        arrays: Sequence[Array],
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Array]],
+        arrays: Sequence[Array],
+        async_op: bool = ...,
+        timeout: Timeout | None = None,
+    ) -> Work | None: ...
+
+    def all_gather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Array]],
+        arrays: Sequence[Array],
         async_op: bool = False,
         timeout: Timeout | None = None,
     ) -> Work | None:
@@ -150,10 +205,33 @@ class CoalescedCalls(GroupCalls):
         ]
         return self._issue(calls, [array for outputs in output_lists for array in outputs], async_op)
 
+    @overload
     def all_gather_single_coalesced(
         self,
-        outputs: Sequence[Any],
-        arrays: Sequence[Any],
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def all_gather_single_coalesced(
+        self,
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Array], arrays: Sequence[Array], async_op: bool = ..., timeout: Timeout | None = None
+    ) -> Work | None: ...
+
+    def all_gather_single_coalesced(
+        self,
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
         async_op: bool = False,
         timeout: Timeout | None = None,
     ) -> Work | None:
@@ -163,10 +241,40 @@ class CoalescedCalls(GroupCalls):
         pairs = zip(outputs, arrays, strict=True)
         return self._issue([QueuedCall("all_gather_single", pair, seconds) for pair in pairs], outputs, async_op)
 
+    @overload
     def reduce_scatter_single_coalesced(
         self,
-        outputs: Sequence[Any],
-        arrays: Sequence[Any],
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = ...,
+        timeout: Timeout | None = None,
+    ) -> Work | None: ...
+
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
         op: AnyReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -195,6 +303,15 @@ class CoalescedCalls(GroupCalls):
         if self._backend is coalescing:  # otherwise the group has ended meanwhile
             self._backend = coalescing.backend
 
+    @overload
+    def issue_queued(self, coalescing: CoalescingBackend, async_op: Literal[False] = False) -> None: ...
+
+    @overload
+    def issue_queued(self, coalescing: CoalescingBackend, async_op: Literal[True] = ...) -> Work: ...
+
+    @overload
+    def issue_queued(self, coalescing: CoalescingBackend, async_op: bool = ...) -> Work | None: ...
+
     def issue_queued(self, coalescing: CoalescingBackend, async_op: bool = False) -> Work | None:
         """Issue what was queued. Raises RuntimeError when the calls are of different kinds."""
         kinds = {call.verb for call in coalescing.queued}
@@ -210,7 +327,7 @@ class CoalescedCalls(GroupCalls):
         return self._issue(coalescing.queued, results, async_op)
 
     def _reduce_all(
-        self, arrays: Sequence[Any], ops: Sequence[AnyReduceOp], seconds: float, async_op: bool
+        self, arrays: Sequence[Array], ops: Sequence[AnyReduceOp], seconds: float, async_op: bool
     ) -> Work | None:
         if not ops:
             return None
@@ -221,7 +338,15 @@ class CoalescedCalls(GroupCalls):
         """Issue the calls once all are found good: where one is bad, no other rank has seen any of them."""
         for call in calls if len(calls) > 1 else ():
             self._backend.check(call.verb, *call.arguments)
-        operations = [getattr(self._backend, call.verb)(*call.arguments, async_op, call.timeout) for call in calls]
+        operations: list[Any] = []
+        for call in calls:
+            try:
+                operations.append(getattr(self._backend, call.verb)(*call.arguments, async_op, call.timeout))
+            except GroupBroken:
+                first = JoinedOperation([operation for operation in operations if operation is not None]).exception()
+                if first is None:
+                    raise
+                raise first from None  # what ended the group
         return self._join(operations, calls[0].verb, results) if async_op and calls else None
 
     def _join(self, operations: Sequence[Operation], verb: str, results: Sequence[Any]) -> Work:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 from procgroup import types
 from procgroup.groups import checks
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.work import Work
-from procgroup.types import AnyReduceOp, ReduceOp, Timeout
+from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
 
 
 class Collectives(GroupCalls):
@@ -19,8 +19,31 @@ class Collectives(GroupCalls):
     or seconds; None: the group's own. ``root`` is a group rank.
     """
 
+    @overload
     def all_reduce(
-        self, array: Any, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
+        self,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def all_reduce(
+        self,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def all_reduce(
+        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = ..., timeout: Timeout | None = None
+    ) -> Work | None: ...
+
+    def all_reduce(
+        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
     ) -> Work | None:
         """Combine the arrays of all ranks, element by element, into every rank's array."""
         if op.__class__ is not ReduceOp:
@@ -30,9 +53,39 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "all_reduce", (array,))
 
+    @overload
     def reduce(
         self,
-        array: Any,
+        array: Array,
+        root: int,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def reduce(
+        self,
+        array: Array,
+        root: int,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def reduce(
+        self,
+        array: Array,
+        root: int,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = ...,
+        timeout: Timeout | None = None,
+    ) -> Work | None: ...
+
+    def reduce(
+        self,
+        array: Array,
         root: int,
         op: AnyReduceOp = ReduceOp.SUM,
         async_op: bool = False,
@@ -47,7 +100,22 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "reduce", (array,))
 
-    def broadcast(self, array: Any, root: int, async_op: bool = False, timeout: Timeout | None = None) -> Work | None:
+    @overload
+    def broadcast(
+        self, array: Array, root: int, async_op: Literal[False] = False, timeout: Timeout | None = None
+    ) -> None: ...
+
+    @overload
+    def broadcast(
+        self, array: Array, root: int, async_op: Literal[True] = ..., timeout: Timeout | None = None
+    ) -> Work: ...
+
+    @overload
+    def broadcast(
+        self, array: Array, root: int, async_op: bool = ..., timeout: Timeout | None = None
+    ) -> Work | None: ...
+
+    def broadcast(self, array: Array, root: int, async_op: bool = False, timeout: Timeout | None = None) -> Work | None:
         """Copy the array of ``root`` into every rank's array."""
         root = checks.group_rank(root, self._size, self.group_name)
         operation = self._backend.broadcast(
@@ -55,10 +123,40 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "broadcast", (array,))
 
+    @overload
     def gather(
         self,
-        array: Any,
-        outputs: Sequence[Any] | None,
+        array: Array,
+        outputs: Sequence[Array] | None,
+        root: int,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def gather(
+        self,
+        array: Array,
+        outputs: Sequence[Array] | None,
+        root: int,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def gather(
+        self,
+        array: Array,
+        outputs: Sequence[Array] | None,
+        root: int,
+        async_op: bool = ...,
+        timeout: Timeout | None = None,
+    ) -> Work | None: ...
+
+    def gather(
+        self,
+        array: Array,
+        outputs: Sequence[Array] | None,
         root: int,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -71,8 +169,23 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "gather", outputs or ())
 
+    @overload
     def all_gather(
-        self, outputs: Sequence[Any], array: Any, async_op: bool = False, timeout: Timeout | None = None
+        self, outputs: Sequence[Array], array: Array, async_op: Literal[False] = False, timeout: Timeout | None = None
+    ) -> None: ...
+
+    @overload
+    def all_gather(
+        self, outputs: Sequence[Array], array: Array, async_op: Literal[True] = ..., timeout: Timeout | None = None
+    ) -> Work: ...
+
+    @overload
+    def all_gather(
+        self, outputs: Sequence[Array], array: Array, async_op: bool = ..., timeout: Timeout | None = None
+    ) -> Work | None: ...
+
+    def all_gather(
+        self, outputs: Sequence[Array], array: Array, async_op: bool = False, timeout: Timeout | None = None
     ) -> Work | None:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on every rank."""
         outputs = checks.array_list(outputs, self._size, "tensor_list", "all_gather", self._rank)
@@ -81,8 +194,23 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "all_gather", outputs)
 
+    @overload
     def all_gather_single(
-        self, output: Any, array: Any, async_op: bool = False, timeout: Timeout | None = None
+        self, output: Array, array: Array, async_op: Literal[False] = False, timeout: Timeout | None = None
+    ) -> None: ...
+
+    @overload
+    def all_gather_single(
+        self, output: Array, array: Array, async_op: Literal[True] = ..., timeout: Timeout | None = None
+    ) -> Work: ...
+
+    @overload
+    def all_gather_single(
+        self, output: Array, array: Array, async_op: bool = ..., timeout: Timeout | None = None
+    ) -> Work | None: ...
+
+    def all_gather_single(
+        self, output: Array, array: Array, async_op: bool = False, timeout: Timeout | None = None
     ) -> Work | None:
         """Copy the arrays of all ranks, one after the other, into every rank's ``output``."""
         operation = self._backend.all_gather_single(
@@ -90,10 +218,40 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "all_gather_single", (output,))
 
+    @overload
     def scatter(
         self,
-        array: Any,
-        inputs: Sequence[Any] | None,
+        array: Array,
+        inputs: Sequence[Array] | None,
+        root: int,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def scatter(
+        self,
+        array: Array,
+        inputs: Sequence[Array] | None,
+        root: int,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def scatter(
+        self,
+        array: Array,
+        inputs: Sequence[Array] | None,
+        root: int,
+        async_op: bool = ...,
+        timeout: Timeout | None = None,
+    ) -> Work | None: ...
+
+    def scatter(
+        self,
+        array: Array,
+        inputs: Sequence[Array] | None,
         root: int,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -106,10 +264,40 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "scatter", (array,))
 
+    @overload
     def reduce_scatter(
         self,
-        output: Any,
-        inputs: Sequence[Any],
+        output: Array,
+        inputs: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: Array,
+        inputs: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: Array,
+        inputs: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = ...,
+        timeout: Timeout | None = None,
+    ) -> Work | None: ...
+
+    def reduce_scatter(
+        self,
+        output: Array,
+        inputs: Sequence[Array],
         op: AnyReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -123,10 +311,40 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "reduce_scatter", (output,))
 
+    @overload
     def reduce_scatter_single(
         self,
-        output: Any,
-        array: Any,
+        output: Array,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def reduce_scatter_single(
+        self,
+        output: Array,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def reduce_scatter_single(
+        self,
+        output: Array,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = ...,
+        timeout: Timeout | None = None,
+    ) -> Work | None: ...
+
+    def reduce_scatter_single(
+        self,
+        output: Array,
+        array: Array,
         op: AnyReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -139,8 +357,31 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "reduce_scatter_single", (output,))
 
+    @overload
     def all_to_all(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool = False, timeout: Timeout | None = None
+        self,
+        outputs: Sequence[Array],
+        inputs: Sequence[Array],
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def all_to_all(
+        self,
+        outputs: Sequence[Array],
+        inputs: Sequence[Array],
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def all_to_all(
+        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = ..., timeout: Timeout | None = None
+    ) -> Work | None: ...
+
+    def all_to_all(
+        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = False, timeout: Timeout | None = None
     ) -> Work | None:
         """Send ``inputs[r]`` to each rank ``r``, and receive into ``outputs[r]`` what rank ``r`` sends here."""
         outputs = checks.array_list(outputs, self._size, "output_tensor_list", "all_to_all", self._rank)
@@ -150,10 +391,43 @@ class Collectives(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "all_to_all", outputs)
 
+    @overload
     def all_to_all_single(
         self,
-        output: Any,
-        array: Any,
+        output: Array,
+        array: Array,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def all_to_all_single(
+        self,
+        output: Array,
+        array: Array,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def all_to_all_single(
+        self,
+        output: Array,
+        array: Array,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        async_op: bool = ...,
+        timeout: Timeout | None = None,
+    ) -> Work | None: ...
+
+    def all_to_all_single(
+        self,
+        output: Array,
+        array: Array,
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
         async_op: bool = False,
@@ -172,6 +446,15 @@ class Collectives(GroupCalls):
             self._seconds if timeout is None else types.seconds(timeout),
         )
         return operation if operation is None else self._work(operation, "all_to_all_single", (output,))
+
+    @overload
+    def barrier(self, async_op: Literal[False] = False, timeout: Timeout | None = None) -> None: ...
+
+    @overload
+    def barrier(self, async_op: Literal[True] = ..., timeout: Timeout | None = None) -> Work: ...
+
+    @overload
+    def barrier(self, async_op: bool = ..., timeout: Timeout | None = None) -> Work | None: ...
 
     def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Work | None:
         """Wait until every rank has come here."""

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from procgroup.errors import DistBackendError
-from procgroup.groups.backend import VERBS, Backend
+from procgroup.groups.backend import FLUSH_SECONDS, VERBS, Backend
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.coalescing import CoalescingBackend
 from procgroup.groups.ended import EndedBackend
@@ -37,7 +37,7 @@ class DeferringBackend:
 
     def __init__(self, backend: Backend, where: str) -> None:
         self.backend = backend
-        self.is_aborted = False
+        self.is_aborted: bool = False
         self._where = where
         self._changed = threading.Condition()
         self._deferred: deque[Issue] = deque()
@@ -61,10 +61,13 @@ class DeferringBackend:
                 self._is_running = True
                 threading.Thread(target=self._work, name="procgroup-deferred", daemon=True).start()
 
-    def shutdown(self) -> None:
-        """Issue what is deferred, then leave in order."""
-        self._until_all_are_issued()
-        self.backend.shutdown()
+    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+        """Issue what is deferred, then leave; without time for it, what is deferred fails."""
+        if flush > 0:
+            self._until_all_are_issued()
+        else:
+            self.is_aborted = True
+        self.backend.shutdown(reason, flush)
 
     def abort(self) -> None:
         """Make every call fail at once: those that are deferred, too, which look at ``is_aborted``."""

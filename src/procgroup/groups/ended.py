@@ -16,9 +16,9 @@ class EndedBackend:
     """A backend whose every verb raises one error, made anew each time. ``shutdown`` and ``abort`` do nothing."""
 
     def __init__(self, former: Backend, error: type[DistError], argument: str, *, keep: bool = False) -> None:
-        self.name = former.name
-        self.transport = former.transport
-        self.identity = former.identity
+        self.name: str = former.name
+        self.transport: str = former.transport
+        self.identity: int = former.identity
         self._error = error
         self._argument = argument
         # A forked child must not run the destructor of what its parent uses.
@@ -33,6 +33,8 @@ class EndedBackend:
 
     def reduce_in_rank_order(self) -> None: ...
 
-    def shutdown(self) -> None: ...
+    def shutdown(self, reason: str = "", flush: float = 0.0) -> None: ...
+
+    def fail(self, reason: str, at_once: bool) -> None: ...
 
     def abort(self) -> None: ...

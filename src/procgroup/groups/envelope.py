@@ -93,9 +93,9 @@ class Parcel:
         self.pickled: list[Pickled] = [pickle_object(value) for value in objects]
         self._buffers = [buffer for one in self.pickled for buffer in (one.stream, *one.buffers)]
         sizes = [buffer.nbytes for buffer in self._buffers]
-        self.segments = cut(sizes, together)
-        self.letter = _write_letter(self.pickled, sizes)
-        self.payload_size = sum(segment.size for segment in self.segments)
+        self.segments: list[Segment] = cut(sizes, together)
+        self.letter: bytes = _write_letter(self.pickled, sizes)
+        self.payload_size: int = sum(segment.size for segment in self.segments)
         self._staging: Bytes = np.empty(0, np.uint8)
 
     def parts(self, index: int) -> Parts:
@@ -177,8 +177,9 @@ class Arrival:
 
     def __init__(self, block: Block, letter: bytes, together: bool = False) -> None:
         """Read the letter. Raises MalformedEnvelope when it does not say what the block announces."""
+        self.items: list[tuple[str, int]]
         self.items, self._sizes = _read_letter(letter, block.count)
-        self.segments = cut(self._sizes, together)
+        self.segments: list[Segment] = cut(self._sizes, together)
         if sum(segment.size for segment in self.segments) != block.payload_size:
             raise MalformedEnvelope(f"the buffers do not add up to the {block.payload_size} bytes that were announced")
         self._places: list[Bytes] = []

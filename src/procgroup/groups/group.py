@@ -9,7 +9,8 @@ from typing import Any
 from procgroup import types
 from procgroup.errors import ForkedProcessError, GroupDestroyed
 from procgroup.groups import checks, slabs
-from procgroup.groups.backend import Backend
+from procgroup.groups.awaiting import AwaitingCalls
+from procgroup.groups.backend import FLUSH_SECONDS, Backend
 from procgroup.groups.coalescing import CoalescedCalls
 from procgroup.groups.collectives import Collectives
 from procgroup.groups.deferring import DeferredCalls
@@ -21,7 +22,7 @@ from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
 
-class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, Messages, CallsOfParts):
+class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Messages, CallsOfParts):
     """The ranks that talk to each other. Ranks in its methods are group ranks; ``members`` maps them to global ranks,
     ``group_ranks`` back.
 
@@ -46,9 +47,9 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, Messages, CallsOf
         self._rank = rank
         self._size = len(members)
         self._seconds = timeout.total_seconds()
-        self.members = tuple(members)
+        self.members: tuple[int, ...] = tuple(members)
         self.group_name = group_name
-        self.group_ranks = {member: rank for rank, member in enumerate(members)}
+        self.group_ranks: dict[int, int] = {member: rank for rank, member in enumerate(members)}
         self.store = store
         self.group_desc = group_desc
         self.backend_config = backend_config
@@ -137,9 +138,13 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, Messages, CallsOf
             group_desc=group_desc,
         )
 
-    def shutdown(self) -> None:
-        """Leave in order and free everything; later calls raise. Idempotent, never raises."""
-        self._backend.shutdown()
+    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+        """Leave and free everything; later calls raise. Idempotent, never raises.
+
+        What was issued is given ``flush`` seconds to end. With a ``reason``, the exception for which this rank leaves,
+        ranks that wait for it raise PeerFailed with that.
+        """
+        self._backend.shutdown(reason, flush)
         slabs.let_go()
         if not isinstance(self._backend, EndedBackend):
             self._backend = EndedBackend(self._backend, GroupDestroyed, self.group_name)
@@ -147,6 +152,10 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, Messages, CallsOf
     def abort(self) -> None:
         """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
         self._backend.abort()
+
+    def fail(self, reason: str, at_once: bool) -> None:
+        """Give the other ranks the exception for which this rank ends; with ``at_once`` their calls fail now."""
+        self._backend.fail(reason, at_once)
 
     def mark_forked(self) -> None:
         """Turn this copy of the group, in a forked child, into one whose calls raise."""

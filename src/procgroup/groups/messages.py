@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, overload
 
 from procgroup import types
 from procgroup.groups import checks
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.work import Work
-from procgroup.types import Timeout
+from procgroup.types import Array, Timeout
 
 
 class Messages(GroupCalls):
     """Messages between two ranks with one tag arrive in the order in which they were sent."""
 
+    @overload
     def send(
-        self, array: Any, destination: int, tag: int = 0, async_op: bool = False, timeout: Timeout | None = None
+        self,
+        array: Array,
+        destination: int,
+        tag: int = 0,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def send(
+        self,
+        array: Array,
+        destination: int,
+        tag: int = 0,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def send(
+        self, array: Array, destination: int, tag: int = 0, async_op: bool = ..., timeout: Timeout | None = None
+    ) -> Work | None: ...
+
+    def send(
+        self, array: Array, destination: int, tag: int = 0, async_op: bool = False, timeout: Timeout | None = None
     ) -> Work | None:
         """Send an array to group rank ``destination``, which receives it with the same ``tag``."""
         # The checks stand here too, in short: a small message takes less time than a call of a Python function or two.
@@ -32,7 +57,7 @@ class Messages(GroupCalls):
         )
         return operation if operation is None else self._work(operation, "send", (array,))
 
-    def recv(self, array: Any, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> int:
+    def recv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> int:
         """Receive an array from group rank ``source``, or from any rank with None; return the sender's group rank."""
         if source.__class__ is not int or not 0 <= source < self._size:
             source = self._source(source)
@@ -42,7 +67,7 @@ class Messages(GroupCalls):
             array, source, tag, False, self._seconds if timeout is None else types.seconds(timeout)
         )
 
-    def irecv(self, array: Any, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> Work:
+    def irecv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Timeout | None = None) -> Work:
         """Start to receive an array from group rank ``source``, or from any rank with None."""
         operation = self._backend.recv(
             array,
@@ -54,7 +79,7 @@ class Messages(GroupCalls):
         assert not isinstance(operation, int)
         return Work(operation, "recv", (array,), where=self._where(), members=self.members)
 
-    def check_message(self, verb: str, array: Any, peer: int, tag: int) -> None:
+    def check_message(self, verb: str, array: Array, peer: int, tag: int) -> None:
         """Raise what a ``send`` or a ``recv`` would raise for these arguments; nothing is issued."""
         self._backend.check(verb, array, self._source(peer), checks.tag(tag))
 

@@ -56,7 +56,7 @@ class ObjectCall:
         self.root = root
         self.safe = safe
         # What every rank gets moves in the group's collectives, and so from where it lies.
-        self.together = group.takes_parts and kind in (Kind.ALL_GATHER, Kind.BROADCAST)
+        self.together: bool = group.takes_parts and kind in (Kind.ALL_GATHER, Kind.BROADCAST)
         self._deadline = time.monotonic() + seconds
 
     @property
@@ -145,7 +145,13 @@ class ObjectCall:
     def where(self) -> dict[str, Any]:
         """Return what errors tell of a call: its name, group and ranks."""
         group = self.group
-        return {"op": NAMES[self.kind], "group": group.group_name, "rank": group.rank(), "size": group.size()}
+        return {
+            "op": NAMES[self.kind],
+            "group": group.group_name,
+            "rank": group.rank(),
+            "size": group.size(),
+            "members": group.members,
+        }
 
     def _refusal(self, error: BaseException) -> Block:
         return Block(self.kind, self.root, 0, f"{type(error).__name__}: {error}")

@@ -155,9 +155,9 @@ class _RebuildTensor(_Rebuilder):
         return torch.from_numpy(memory).view(kind).reshape(shape).requires_grad_(bool(requires_grad))
 
 
-rebuild_scalar = _RebuildScalar()
-rebuild_dtype = _RebuildDtype()
-rebuild_tensor = _RebuildTensor()
+rebuild_scalar: _RebuildScalar = _RebuildScalar()
+rebuild_dtype: _RebuildDtype = _RebuildDtype()
+rebuild_tensor: _RebuildTensor = _RebuildTensor()
 _REBUILDERS: Mapping[str, _Rebuilder] = {
     rebuilder.name: rebuilder for rebuilder in (rebuild_scalar, rebuild_dtype, rebuild_tensor)
 }

@@ -25,7 +25,7 @@ class Work:
         where: str,
         members: Sequence[int] | None = None,
     ) -> None:
-        self.op = op
+        self.op: str = op
         self._operation = operation
         self._arrays = list(arrays)
         self._where = where

@@ -7,6 +7,7 @@ ignored, and never an unknown argument.
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -61,7 +62,9 @@ def parse(program: str, arguments: Sequence[str], *, old_contract: bool = False)
         variable = launcher_flag(flag)
         if flag.startswith("--") and variable.is_set():
             parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(_unknown_flag(parser, unknown[0]))
     if options.module and options.no_python:
         parser.error("--module and --no-python exclude each other: without Python there are no modules")
     if old_contract and options.no_python and not options.use_env:
@@ -91,7 +94,15 @@ def _parser(program: str, old_contract: bool) -> argparse.ArgumentParser:
 
 
 def _add_size_flags(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "--nproc-per-node", _process_count, "1", "ranks to start: a number, cpu, gpu, or auto", "N")
+    _add(
+        parser,
+        "--nproc-per-node",
+        _process_count,
+        "1",
+        "ranks to start: a number, cpu, gpu, or auto",
+        "N",
+        short=("-n", "-np"),
+    )
     _add(parser, "--nnodes", _one_node, "1", "1, the only number yet", "N")
     _add(parser, "--node-rank", _only_zero, "0", "0, the only node", "N")
     _add(parser, "--max-restarts", _only_zero, "0", "0, the only number yet", "N")
@@ -124,7 +135,7 @@ def _add_behaviour_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_program_flags(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "--module", bool, False, "run a module, as python -m does", short="-m")
+    _add(parser, "--module", bool, False, "run a module, as python -m does", short=("-m",))
     _add(parser, "--no-python", bool, False, "run the program itself, without the Python interpreter")
 
 
@@ -135,10 +146,10 @@ def _add(
     default: str | bool | None,
     text: str,
     metavar: str | None = None,
-    short: str | None = None,
+    short: Sequence[str] = (),
 ) -> None:
-    """Add one flag in both spellings, with its PET_ variable as default."""
-    spellings = [short, *_spellings(flag)] if short else _spellings(flag)
+    """Add one flag in both spellings and in short ones, with its PET_ variable as default."""
+    spellings = [*short, *_spellings(flag)]
     set_by = launcher_flag(flag).get()
     if kind is bool:
         parser.add_argument(*spellings, action="store_true", default=_truth(parser, flag, set_by), help=text)
@@ -149,6 +160,18 @@ def _add(
 def _spellings(flag: str) -> list[str]:
     underscored = "--" + flag[2:].replace("-", "_")
     return [flag] if not flag.startswith("--") or underscored == flag else [flag, underscored]
+
+
+def _unknown_flag(parser: argparse.ArgumentParser, given: str) -> str:
+    """Return what to say of a flag that does not exist, with the closest of those that the help shows."""
+    import difflib  # needed for this sentence only
+
+    name = given.partition("=")[0]
+    meant = name.replace("_", "-").lower()
+    known = sorted(flag for flag in set(re.findall(r"(?<!\S)--?[a-z][\w-]*", parser.format_help())) if "_" not in flag)
+    close = [flag for flag in known if flag.startswith(meant)] or difflib.get_close_matches(meant, known, n=1)
+    advice = f"did you mean {' or '.join(close)}?" if close else f"{parser.prog} --help lists the flags."
+    return f"there is no flag {name}: {advice} Flags of the script follow the script's name."
 
 
 def _truth(parser: argparse.ArgumentParser, flag: str, text: str) -> bool:

@@ -23,14 +23,14 @@ class HostedStore:
         self, host: str = "127.0.0.1", master_port: int = 0, job_key: str = "", job: str | None = None
     ) -> None:
         self.host = host
-        self.job_key = job_key or os.urandom(32).hex()
+        self.job_key: str = job_key or os.urandom(32).hex()
         self._master_port = ReservedPort(host, master_port)
         try:
             self._server = StoreServer(host, 0, job_key=self.job_key, job=job)
         except BaseException:
             self._master_port.close()
             raise
-        self.port = self._server.port
+        self.port: int = self._server.port
 
     def environment(self, key: Variable[str] = PROCGROUP_JOB_KEY) -> dict[str, str]:
         """Return the variables that lead a rank to this store; ``key`` is the one that holds the secret."""

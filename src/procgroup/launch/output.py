@@ -31,7 +31,7 @@ class Sink:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.broken = False
+        self.broken: bool = False
         self._pending = bytearray()
         self._live_owner: LinePrefixer | None = None
         self._terminal = _is_terminal(descriptor)
@@ -77,9 +77,11 @@ class Sink:
 class LinePrefixer:
     """Turns what one rank writes on one stream into prefixed lines on a sink."""
 
-    def __init__(self, prefix: str, sink: Sink) -> None:
+    def __init__(self, prefix: str, sink: Sink, own_prefix: str = "") -> None:
+        """``own_prefix`` is what the rank itself puts before some lines, which would say the same twice."""
         self.sink = sink
         self._prefix = prefix.encode()
+        self._own_prefix = re.compile(b"^" + re.escape(own_prefix.encode()), re.MULTILINE) if own_prefix else None
         self._partial = bytearray()
         # Of a live line: whether one is shown, and whether its cursor stands behind a carriage return.
         self._live = False
@@ -110,6 +112,8 @@ class LinePrefixer:
         self._live = self._returned = False
 
     def _show_lines(self, text: bytes) -> None:
+        if self._own_prefix is not None:
+            text = self._own_prefix.sub(b"", text)
         body = self._redrawn(text[:-1]).replace(b"\n", b"\n" + self._prefix)
         self.sink.put_lines(self, self._opening(text) + body + b"\n")
         self._live = self._returned = False

@@ -34,8 +34,8 @@ class ProcessContext:
     def __init__(
         self, processes: Sequence[BaseProcess], reports: Sequence[Connection], store: HostedStore | None = None
     ) -> None:
-        self.processes = list(processes)
-        self.sentinels = {process.sentinel: index for index, process in enumerate(processes)}
+        self.processes: list[BaseProcess] = list(processes)
+        self.sentinels: dict[int, int] = {process.sentinel: index for index, process in enumerate(processes)}
         self._reports = list(reports)
         self._records: dict[int, Record] = {}
         self._store = store

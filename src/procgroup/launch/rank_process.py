@@ -36,14 +36,15 @@ class Ending:
 class Stream:
     """One stream of a rank: read from a pipe, shown by prefixed lines, and, when asked for, kept in a file."""
 
-    def __init__(self, descriptor: int, prefix: str, sink: Sink, log: Path | None) -> None:
+    def __init__(self, descriptor: int, rank: int, sink: Sink, log: Path | None) -> None:
         self.descriptor = descriptor
-        self.open = True
+        self.open: bool = True
         self.sink = sink
-        self.tail = bytearray()
+        self.tail: bytearray = bytearray()
         self.traceback_time: float | None = None
-        self.interrupts = InterruptFilter()
-        self._lines = LinePrefixer(prefix, sink)
+        self.interrupts: InterruptFilter = InterruptFilter()
+        # Torch and procgroup prefix the lines of an uncaught exception with the latter.
+        self._lines = LinePrefixer(f"[rank {rank}] ", sink, own_prefix=f"[rank{rank}]: ")
         self._log: BinaryIO | None = log.open("wb", buffering=0) if log else None
         os.set_blocking(descriptor, False)
 
@@ -119,9 +120,8 @@ class RankProcess:
         guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         out, err = os.pipe(), os.pipe()
         logs = [log_directory and log_directory / name for name in ("stdout.log", "stderr.log")]
-        self.streams = [
-            Stream(pipe[0], f"[rank {rank}] ", sink, log)
-            for pipe, sink, log in zip((out, err), sinks, logs, strict=True)
+        self.streams: list[Stream] = [
+            Stream(pipe[0], rank, sink, log) for pipe, sink, log in zip((out, err), sinks, logs, strict=True)
         ]
         try:
             self._process = subprocess.Popen(
@@ -135,7 +135,7 @@ class RankProcess:
         finally:
             os.close(out[1])
             os.close(err[1])
-        self.pid = self._process.pid
+        self.pid: int = self._process.pid
 
     @property
     def stderr(self) -> Stream:

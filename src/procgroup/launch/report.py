@@ -30,6 +30,8 @@ _CHAINS = (
     "\nThe above exception was the direct cause of the following exception:\n\n",
 )
 _EXCEPTION_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?(?P<name>[A-Za-z_]\w*)(?:: .*)?$")
+# Errors of which all ranks of a call have one each, in the same words but for the order of the ranks.
+_SHARED = frozenset({"CollectiveMismatch", "Deadlock"})
 _SECONDARY = frozenset({"PeerLost", "PeerFailed", "GroupBroken", "StoreLost"})
 
 
@@ -75,10 +77,15 @@ class Failure:
         return after_frames or (named[-1] if named and "Error" in named[-1] else "")
 
     @property
+    def exception_name(self) -> str:
+        """The name of the uncaught exception's class, without its module; empty without one."""
+        match = _EXCEPTION_LINE.match(self.exception)
+        return match["name"] if match else ""
+
+    @property
     def is_secondary(self) -> bool:
         """Whether the rank failed because another rank or the store did."""
-        match = _EXCEPTION_LINE.match(self.exception)
-        return match is not None and match["name"] in _SECONDARY
+        return self.exception_name in _SECONDARY
 
     @property
     def reason(self) -> str:
@@ -112,14 +119,25 @@ def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[i
     """
     first = first_failure(failures)
     others = sorted((failure for failure in failures if failure is not first), key=lambda failure: failure.time)
-    lines = [f"rank {failure.rank} (pid {failure.pid}) failed after that: {failure.reason}\n" for failure in others]
+    lines = [
+        f"rank {failure.rank} (pid {failure.pid}) failed after that: {_reason_after(failure, first)}\n"
+        for failure in others
+    ]
     if ended:
         lines.append(f"{_ranks(ended, 'was', 'were')} ended by the launcher\n")
     if left and first.is_secondary:
         lines.append(f"{_ranks(left, 'had', 'had')} ended with exit status 0\n")
-    lines.append(f"rank {first.rank} ({host}, pid {first.pid}) failed first: {first.reason}\n")
     evidence = first.evidence
+    is_said_below = TRACEBACK_HEADER in evidence and first.exception_name in _SHARED  # in many words
+    reason = first.exception_name if is_said_below else first.reason
+    lines.append(f"rank {first.rank} ({host}, pid {first.pid}) failed first: {reason}\n")
     return "".join(lines) + (evidence if not evidence or evidence.endswith("\n") else evidence + "\n")
+
+
+def _reason_after(failure: Failure, first: Failure) -> str:
+    """Return why a rank failed after the first one, but not what the report says below anyway."""
+    name = failure.exception_name
+    return f"the same {name}" if name == first.exception_name and name in _SHARED else failure.reason
 
 
 def _last_traceback(text: str) -> str:

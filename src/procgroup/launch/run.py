@@ -62,6 +62,8 @@ def _command(options: argparse.Namespace) -> list[str]:
     if shutil.which(interpreter) is None:
         options.parser.error(f"PYTHON_EXEC={interpreter!r} is no program that can be executed")
     if not options.module:
+        if not Path(options.script).exists() and Path(options.script).name in ("python", "python3"):
+            options.parser.error("give the script without python: the ranks run it with this interpreter")
         if not Path(options.script).exists():
             options.parser.error(f"there is no script {options.script!r} in {Path.cwd()}")
         return [interpreter, "-u", options.script]

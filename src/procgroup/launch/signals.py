@@ -26,6 +26,7 @@ class SignalInbox:
         self._numbers = [number for number in numbers if not _kept_ignored(number)]
         self._received: list[signal.Signals] = []
         self._earlier: dict[signal.Signals, Any] = {}
+        self.descriptor: int
         self.descriptor, self._write_end = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._write_end, False)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Literal, overload
 
 from procgroup.environ import MASTER_ADDR, MASTER_PORT, PROCGROUP_JOB_KEY, PROCGROUP_STORE_KEY, Variable
 from procgroup.launch.die_with_parent import die_with_parent, die_with_writer
@@ -32,6 +32,7 @@ from procgroup.launch.spawn_errors import (
     ProcessRaisedException,
     Record,
 )
+from procgroup.process_end import note_exception
 
 __all__ = [
     "ProcessContext",
@@ -42,6 +43,39 @@ __all__ = [
     "spawn",
     "start_processes",
 ]
+
+
+@overload
+def spawn(
+    fn: Callable[..., object],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: Literal[True] = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> None: ...
+
+
+@overload
+def spawn(
+    fn: Callable[..., object],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: Literal[False] = ...,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> SpawnContext: ...
+
+
+@overload
+def spawn(
+    fn: Callable[..., object],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: bool = ...,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> SpawnContext | None: ...
 
 
 def spawn(
@@ -62,6 +96,39 @@ def spawn(
     loopback interface, and the children's environment leads to it.
     """
     return start_processes(fn, args, nprocs, join, daemon, start_method)
+
+
+@overload
+def start_processes(
+    fn: Callable[..., object],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: Literal[True] = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> None: ...
+
+
+@overload
+def start_processes(
+    fn: Callable[..., object],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: Literal[False] = ...,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> SpawnContext: ...
+
+
+@overload
+def start_processes(
+    fn: Callable[..., object],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: bool = ...,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> SpawnContext | None: ...
 
 
 def start_processes(
@@ -139,6 +206,7 @@ def _run(
     except SystemExit:
         raise
     except BaseException as error:
+        note_exception(error)
         Record.of(error).send(report)
         raise SystemExit(1) from None
 

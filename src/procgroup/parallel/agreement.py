@@ -19,7 +19,7 @@ class Agreement:
         self._nothing = bytes(3 * count + group.size())
         self._all_used = b"\1" * count
         # Indexed by parameter: used from 0, late from `count`, otherwise than in a static graph from 2 * `count`.
-        self.flags = bytearray(self._nothing)
+        self.flags: bytearray = bytearray(self._nothing)
         self._agreed = bytes(self._nothing)
 
     def mark_late(self, index: int) -> None:

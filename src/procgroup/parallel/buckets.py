@@ -28,15 +28,15 @@ class Bucket(ABC):
 
     def __init__(self, index: int, places: Sequence[Place]) -> None:
         self.index = index
-        self.places = list(places)
-        self.nbytes = sum(place.nbytes for place in places)
+        self.places: list[Place] = list(places)
+        self.nbytes: int = sum(place.nbytes for place in places)
         for place in places:
             place.bucket = self
         self.buffer: Any = None
-        self.missing = 0
+        self.missing: int = 0
         # Packed while the backward goes on: then the parameters have no gradients, so that what comes is apart.
-        self.is_early = False
-        self.is_packed = False
+        self.is_early: bool = False
+        self.is_packed: bool = False
         self.pending: Any = None
         self.reset()
 
@@ -96,7 +96,7 @@ class PackedBucket(Bucket):
     def __init__(self, index: int, places: Sequence[Place], memory: Any, offset: int) -> None:
         super().__init__(index, places)
         count = sum(place.parameter.numel() for place in places)
-        self.buffer = _tensor_over(memory, offset, count, self.places[0].dtype)
+        self.buffer: Any = _tensor_over(memory, offset, count, self.places[0].dtype)
         self._memory = memory
         self._offsets = list(accumulate((place.nbytes for place in self.places[:-1]), initial=offset))
         self._addresses = [0] * len(self.places)
@@ -162,7 +162,7 @@ class SingleBucket(Bucket):
         else:
             flags[place.index] = 1
             self._gradient = gradient if place.has_layout(gradient) else place.copy_of(gradient)
-        self.buffer = place.flat(self._gradient)
+        self.buffer: Any = place.flat(self._gradient)
 
     def add(self, place: Place, gradient: Any) -> None:
         self._gradient.add_(gradient)
@@ -209,7 +209,7 @@ class GradientMemory:
     def __init__(self, group: ProcessGroup, nbytes: int) -> None:
         self.nbytes = nbytes
         memory = group.allocate(nbytes, copied_by_fork=True) if nbytes else None
-        self.memory = bytearray(nbytes) if memory is None else memory
+        self.memory: Any = bytearray(nbytes) if memory is None else memory
 
 
 def _tensor_over(memory: Any, offset: int, count: int, dtype: Any) -> Any:

@@ -84,9 +84,9 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module, JoinableModel):  # 
         forward_sync_buffers: bool | None = None,
     ) -> None:
         super().__init__()
-        self.process_group = choose_group(process_group, device_mesh)
+        self.process_group: Any = choose_group(process_group, device_mesh)
         self._group = require_group(self.process_group)
-        self.parameters_to_ignore = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.parameters_to_ignore: frozenset[str] = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = self._named(module)
         require_wrappable(module, named, device_ids, output_device)
         self._delayed = delayed_names(delay_all_reduce_named_params, param_to_hook_all_reduce, module)
@@ -95,15 +95,17 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module, JoinableModel):  # 
         self.forward_sync_buffers, init_sync_buffers = buffer_choices(broadcast_buffers, forward_sync_buffers)
         self.module = module
         self.dim = dim
-        self.device, self.device_type = torch.device("cpu"), "cpu"
-        self.device_ids = self.output_device = None
+        self.device: torch.device = torch.device("cpu")
+        self.device_type: str = "cpu"
+        self.device_ids: None = None
+        self.output_device: None = None
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.mixed_precision = mixed_precision
-        self.require_backward_grad_sync = True
-        self.require_forward_param_sync = True
+        self.require_backward_grad_sync: bool = True
+        self.require_forward_param_sync: bool = True
         self._limits = bucket_limits(bucket_cap_mb, bucket_cap_mb_list)
         self._communication_hook: tuple[Any, Hook] | None = None
         self._optimizers: list[Steps] = []
@@ -192,7 +194,7 @@ class DistributedDataParallel(PrivateNames, torch.nn.Module, JoinableModel):  # 
 
     @broadcast_buffers.setter
     def broadcast_buffers(self, value: bool) -> None:
-        self.forward_sync_buffers = value
+        self.forward_sync_buffers: bool = value
 
     def _copy_from(self, root: int) -> None:
         """Copy the parameters and buffers of a rank to all, which go on together."""

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.sampler_orders import WeightedOrder, digest_of, is_dataset, order_of, seeded, tell_epoch
 from procgroup.parallel.sampler_pass import MODES, Pass, count_dealt, deal, deal_stream, is_read_by_workers
 from procgroup.parallel.sampler_world import world_of
 
+Index = TypeVar("Index", covariant=True)
 
-class DistributedSampler:
+
+class Dataset(Protocol):
+    """Something with ``[index]``; a list, an array, a ``torch.utils.data.Dataset``."""
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+class DistributedSampler(Generic[Index]):
     """Deals indices out to the ranks: torch.utils.data.DistributedSampler's order, with PyTorch and without it.
 
     ``dataset`` is something with a length and ``[index]``, whose indices are dealt out; or a sampler or another
@@ -23,6 +31,40 @@ class DistributedSampler:
     Attributes, as in torch: ``dataset``, ``num_replicas``, ``rank``, ``epoch``, ``shuffle``, ``seed``, ``drop_last``,
     ``num_samples`` (of this rank in a whole epoch), ``total_size`` (of all ranks); and ``mode``.
     """
+
+    @overload
+    def __init__(
+        self: DistributedSampler[int],
+        dataset: Dataset,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        mode: str | None = None,
+        weights: Any = None,
+        draws: int | None = None,
+        replacement: bool = True,
+        group: ProcessGroup | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        dataset: Iterable[Index],
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        mode: str | None = None,
+        weights: Any = None,
+        draws: int | None = None,
+        replacement: bool = True,
+        group: ProcessGroup | None = None,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -48,13 +90,15 @@ class DistributedSampler:
 
         Raises ValueError for arguments that do not fit together, and where no world is known.
         """
+        self.num_replicas: int
+        self.rank: int
         self.num_replicas, self.rank, self._comparison = world_of(num_replicas, rank, group)
-        self.dataset = dataset
-        self.mode = _mode(mode, drop_last)
-        self.drop_last = self.mode == "drop"
+        self.dataset: Any = dataset
+        self.mode: str = _mode(mode, drop_last)
+        self.drop_last: bool = self.mode == "drop"
         self.seed = seed
-        self.epoch = 0
-        self.shuffle = is_dataset(dataset) if shuffle is None else bool(shuffle)
+        self.epoch: int = 0
+        self.shuffle: bool = is_dataset(dataset) if shuffle is None else bool(shuffle)
         if weights is None and not (draws is None and replacement):
             raise ValueError("`draws` and `replacement` are for `weights`, which were not given.")
         weighted = None if weights is None else WeightedOrder(weights, seed, draws, replacement)
@@ -69,7 +113,7 @@ class DistributedSampler:
         self._is_read_by_workers = False
         self._has_warned_of_workers = False
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Index]:
         """Begin a pass over the epoch, where a loaded state says or else at its beginning.
 
         Raises CollectiveMismatch when another rank of the group visits something else in this epoch, ValueError when

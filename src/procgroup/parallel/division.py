@@ -36,7 +36,7 @@ class Division:
         self._arrived: list[int] | None = []
         self._order: list[int] | None = None
         self.buckets: list[Bucket] = []
-        self.outside = [place for place in places if place.is_sparse]
+        self.outside: list[Place] = [place for place in places if place.is_sparse]
         self._make([place.index for place in places if not place.is_sparse][::-1])
 
     def note(self, place: Place) -> None:

@@ -96,7 +96,7 @@ class Roll:
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self.active = list(range(group.size()))
+        self.active: list[int] = list(range(group.size()))
 
     def call(self, code: int) -> bytes:
         """Say where this rank is; return where each one is. Ranks at JOINED are no longer active, unless all are."""
@@ -130,7 +130,7 @@ class Join:
         if any(group is not groups[0] for group in groups):
             raise ValueError("Using join context manager with multiple process groups")
         self.throws = throw_on_early_termination
-        self.roll = Roll(groups[0])
+        self.roll: Roll = Roll(groups[0])
         self._rank = groups[0].rank()
         self._joinables = list(joinables) if enable else []
         self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]

@@ -25,7 +25,7 @@ def require_same_model(group: ProcessGroup, named_parameters: Sequence[tuple[str
     if not differing:
         return
     models: list[Any] = [None] * group.size()
-    all_gather_object(models, mine, group)
+    all_gather_object(models, mine, group, safe=True)
     expected, got = _first_difference(models[0], models[differing[0]])
     raise ModelMismatch(expected=expected, got=got, rank=differing[0], ranks=differing)
 

@@ -34,21 +34,21 @@ class Place:
     )
 
     def __init__(self, index: int, name: str, parameter: Any, dtype: Any, is_sparse: bool) -> None:
-        self.index = index
-        self.name = name
-        self.parameter = parameter
+        self.index: int = index
+        self.name: str = name
+        self.parameter: Any = parameter
         # In which the gradient is averaged.
-        self.dtype = dtype
-        self.shape = tuple(parameter.shape)
-        self.is_dense = _fills_its_memory(parameter)
+        self.dtype: Any = dtype
+        self.shape: tuple[Any, ...] = tuple(parameter.shape)
+        self.is_dense: bool = _fills_its_memory(parameter)
         # Whether its gradients are of torch's sparse layout.
-        self.is_sparse = is_sparse
+        self.is_sparse: bool = is_sparse
         self.bucket: Bucket | None = None
         self.view: Any = None
-        self.arrivals = 0
+        self.arrivals: int = 0
         # How many times autograd adds to the gradient in one backward: 0 when it is not waited for, AT_END when that
         # is not known before the backward is over.
-        self.awaited = 1
+        self.awaited: int = 1
         self._left: Any = None
         self._version = 0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 try:
     import torch as torch
-except ImportError as error:  # everything else in procgroup works without it
+except ImportError as _error:  # everything else in procgroup works without it
     raise ImportError(
         "procgroup.parallel.DistributedDataParallel wraps PyTorch's modules, and PyTorch is not installed. "
         "Install it with: pip install torch"
-    ) from error
+    ) from _error

@@ -74,7 +74,7 @@ class Reducer:
             Place(index, name, parameter, gradient_dtype(parameter), is_sparse=name in sparse)
             for index, (name, parameter) in enumerate(named_parameters)
         ]
-        self.parameter_ids = frozenset(id(place.parameter) for place in self._places)
+        self.parameter_ids: frozenset[int] = frozenset(id(place.parameter) for place in self._places)
         self._division = Division(group, self._places, limits, delayed, leaves_out_unused)
         self._averages = AveragedGradients(group, self._places, self._division)
         self._agreement, self._end = Agreement(group, len(self._places)), BackwardEnd()

@@ -118,7 +118,9 @@ class SamplerOrder(Order):
         self._sampler = sampler
         self._seed = seed
         self._shuffle = shuffle
-        self.is_shuffled = shuffle or hasattr(sampler, "set_epoch") or _torch_generator_holder(sampler) is not None
+        self.is_shuffled: bool = (
+            shuffle or hasattr(sampler, "set_epoch") or _torch_generator_holder(sampler) is not None
+        )
 
     def __len__(self) -> int:
         return len(self._sampler)

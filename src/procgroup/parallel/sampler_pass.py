@@ -63,11 +63,11 @@ class Pass:
     def __init__(self, epoch: int, start: int, replicas: int, order: str | None) -> None:
         self.epoch = epoch
         self.order = order
-        self.drawn = 0
+        self.drawn: int = 0
         self.used = 0
         self.start = start
         self._replicas = replicas
-        self.is_exhausted = False
+        self.is_exhausted: bool = False
         self._length: int | None = None
         self._total: int | None = None
 

@@ -44,6 +44,7 @@ class Comparison:
                 group=group.group_name,
                 rank=group.rank(),
                 size=group.size(),
+                members=group.members,
             )
 
 

@@ -41,5 +41,5 @@ class StaticGraph:
             if place.arrivals != then
         ]
         found: list[Any] = [None] * group.size()
-        all_gather_object(found, changes, group)
+        all_gather_object(found, changes, group, safe=True)
         return GraphChanged(uses=dict(enumerate(found)))

@@ -18,7 +18,7 @@ class ModelMismatch(DistError):
         self.expected = expected
         self.got = got
         self.rank = rank
-        self.ranks = tuple(ranks)
+        self.ranks: tuple[int, ...] = tuple(ranks)
         super().__init__(
             f"DistributedDataParallel: the ranks have different models; {name_ranks(ranks)} differ"
             f"{'s' if len(ranks) == 1 else ''} from rank 0. The first difference: rank 0 has {expected}, "
@@ -33,7 +33,7 @@ class BackwardFailed(DistError):
     """
 
     def __init__(self, *, ranks: Sequence[int]) -> None:
-        self.ranks = tuple(ranks)
+        self.ranks: tuple[int, ...] = tuple(ranks)
         super().__init__(
             f"DistributedDataParallel: backward failed on {name_ranks(ranks)}, so the gradients of this step were "
             f"dropped on every rank. Look at the error there; the next step can go on."
@@ -47,7 +47,9 @@ class GraphChanged(DistError):
     """
 
     def __init__(self, *, uses: Mapping[int, Sequence[tuple[str, tuple[int, ...], int, int]]]) -> None:
-        self.uses = {rank: list(changes) for rank, changes in uses.items() if changes}
+        self.uses: dict[int, list[tuple[str, tuple[int, ...], int, int]]] = {
+            rank: list(changes) for rank, changes in uses.items() if changes
+        }
         said = "; ".join(
             f"rank {rank}: "
             + ", ".join(f"{name} {shape} {then} times, now {now}" for name, shape, then, now in changes)
@@ -63,7 +65,7 @@ class InputsExhausted(DistError):
     """In join(throw_on_early_termination=True), ``ranks`` have no more inputs; all ranks raise it at the same step."""
 
     def __init__(self, *, ranks: Sequence[int]) -> None:
-        self.ranks = tuple(ranks)
+        self.ranks: tuple[int, ...] = tuple(ranks)
         super().__init__(
             "Detected at least one rank that exhausted inputs. Throwing across all ranks. "
             f"The inputs of {name_ranks(ranks)} are at their end; every rank stops at this step."
@@ -74,7 +76,7 @@ class RanksApart(DistError):
     """In join(), ranks do not call the model in the same way. ``places`` maps ranks to where they are."""
 
     def __init__(self, *, places: Mapping[int, str]) -> None:
-        self.places = dict(places)
+        self.places: dict[int, str] = dict(places)
         super().__init__(
             "DistributedDataParallel: the ranks do not call the model in the same way ("
             + ", ".join(f"rank {rank} is {place}" for rank, place in sorted(self.places.items()))

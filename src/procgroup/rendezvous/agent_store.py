@@ -101,6 +101,7 @@ class _Meeting:
                     f"in the store of torchrun's agent at {self.agent}: {error}"
                 ) from error
             store.set_timeout(self.limit)
+            hosting.note_rank_0_hosts(store)
             return store
 
     def _read(self, agents: Any) -> tuple[Endpoint, str]:

@@ -6,10 +6,12 @@ the launcher already does (PROCGROUP_STORE), or torchrun's agent has a store of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 from procgroup import environ
+from procgroup.errors import IncompleteEnvironment
 from procgroup.rendezvous import hosting, place
 from procgroup.stores.store import Store
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
@@ -25,14 +27,14 @@ _NEEDED: tuple[environ.Variable[Any], ...] = (
 def env_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:
     """Yield (store, rank, world size) from the environment; the URL's query wins over it.
 
-    A world of 1 needs no address and touches no network. Raises ValueError that names a missing variable.
+    A world of 1 needs no address and touches no network. Raises IncompleteEnvironment, a ValueError, when
+    variables are missing: it names them, the launcher that was detected, and what to write.
     """
     rank, world_size = place.from_query(url)
-    given = {environ.RANK.name: rank, environ.WORLD_SIZE.name: world_size}
     rank = environ.RANK.get() if rank is None else rank
     world_size = environ.WORLD_SIZE.get() if world_size is None else world_size
     if rank is None or world_size is None:
-        raise ValueError(_missing(given))
+        raise _missing(rank, world_size)
     place.check(rank, world_size)
     if world_size == 1:
         from procgroup.stores.hash import HashStore
@@ -41,7 +43,7 @@ def env_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> It
         return
     host, port = environ.MASTER_ADDR.get(), environ.MASTER_PORT.get()
     if not host or port is None:
-        raise ValueError(_missing(given))
+        raise _missing(rank, world_size)
     if environ.TORCHELASTIC_USE_AGENT_STORE.get():
         from procgroup.rendezvous import agent_store
 
@@ -51,14 +53,19 @@ def env_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> It
     yield store, rank, world_size
 
 
-def _missing(given: dict[str, int | None]) -> str:
-    missing = [variable.name for variable in _NEEDED if given.get(variable.name) is None and not variable.is_set()]
-    shown = [f"{variable.name}={variable.get()}" for variable in _NEEDED if variable.is_set()]
-    also = f" (also missing: {', '.join(missing[1:])})" if missing[1:] else ""
-    return (
-        "Error initializing procgroup using env:// rendezvous: "
-        f"environment variable {missing[0]} expected, but not set{also}; "
-        f"set are: {', '.join(shown) or 'none of them'}. "
-        "Start the ranks with `procgroup run --nproc-per-node N script.py`, which sets them all, or set them, or pass "
-        "rank=, world_size= and init_method='tcp://host:port'."
+def _missing(rank: int | None, world_size: int | None) -> IncompleteEnvironment:
+    # Needed for the error only, and importing them would make every start of a group slower.
+    from procgroup.cluster import task_launcher
+    from procgroup.rendezvous import start_advice
+
+    found = {variable.name: os.environ[variable.name] for variable in _NEEDED if variable.is_set()}
+    for variable, passed in ((environ.RANK, rank), (environ.WORLD_SIZE, world_size)):
+        if passed is not None and variable.name not in found:
+            found[variable.name] = str(passed)
+    task = task_launcher.detect()
+    return IncompleteEnvironment(
+        missing=[variable.name for variable in _NEEDED if variable.name not in found],
+        found=found,
+        launcher=task.launcher.name if task is not None else "",
+        advice=start_advice.advice(task, found),
     )

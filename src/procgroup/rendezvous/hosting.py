@@ -11,10 +11,16 @@ Everything about TCPStore is imported when it is needed: a world of 1 does witho
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 import threading
+import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from procgroup import environ, types
+from procgroup.errors import DistError
+from procgroup.stores.members import Member, read_member
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
@@ -23,6 +29,11 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _hosted: dict[tuple[int, str, int], TCPStore] = {}
+_of_rank_0: weakref.WeakSet[Store] = weakref.WeakSet()
+"""Stores of this process whose server is in the process of rank 0."""
+
+_HOST_KEY = "rendezvous/host"
+_HOST_SECONDS = 5.0
 
 
 def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
@@ -40,7 +51,24 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
             os.environ[environ.PROCGROUP_JOB_KEY.name] = environ.PROCGROUP_STORE_KEY.get()
     elif rank == 0:
         return host_store(host, port, limit)
-    return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+    store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+    if launcher_s is None:
+        note_rank_0_hosts(store)
+    return store
+
+
+def note_rank_0_hosts(store: Store) -> None:
+    """Keep in mind that this store ends with the process of rank 0."""
+    _of_rank_0.add(store)
+
+
+def host_of(store: Store) -> Member | None:
+    """Return the rank whose process hosts a store that open_store returned; None where no rank does."""
+    if store not in _of_rank_0:
+        return None
+    with suppress(DistError):
+        return read_member(store.get(_HOST_KEY, _HOST_SECONDS).decode(errors="replace"))
+    return None
 
 
 def let_go(store: Store) -> None:
@@ -58,7 +86,9 @@ def host_store(host: str, port: int, limit: float) -> TCPStore:
     with _lock:
         place = (os.getpid(), host, port)
         if place not in _hosted:
-            _hosted[place] = TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
+            store = TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
+            store.set(_HOST_KEY, Member(0, 0, socket.gethostname(), os.getpid(), secrets.token_hex(8), True).line())
+            _hosted[place] = store
         return _hosted[place]
 
 

@@ -9,15 +9,17 @@ members, or what went wrong.
 
     rank r                                   keys below "rendezvous/"
     1  read the current round                round            -> n
-    2  claim my rank in it                   n/rank/r         compare_set: first come, first served
-    3  agree on the world size               n/world_size     compare_set
-    4  write myself into the list            n/members        append
-    5  count myself                          n/count          add; the last one writes the verdict
-    6  wait for the verdict                  n/verdict        get
+    2  have my end made known                n/lost           set_on_disconnect (stores/start_up.py)
+    3  claim my rank in it                   n/rank/r         compare_set: first come, first served
+    4  agree on the world size               n/world_size     compare_set
+    5  write myself into the list            n/members        append
+    6  count myself                          n/count          add; the last one writes the verdict
+    7  wait for the verdict                  n/verdict        get_unless n/lost
 
-That is six requests for each rank, however many there are. A second process with rank r loses step 2, a
-rank with another world size loses step 3, a rank that gives up (timeout, Ctrl-C) leaves: each writes the
-verdict, so that all ranks raise the same error at once. Rank 0 wakes every 5 s to say who is missing.
+That is seven requests for each rank, however many there are. A second process with rank r loses step 3, a
+rank with another world size loses step 4, a rank that gives up (timeout, Ctrl-C) leaves, a rank is lost: in each case
+a verdict is written, so that all ranks raise the same error at once. Every 5 s the lowest rank that has come says who
+is missing.
 A claim that an ended round holds is no conflict: its rank goes on to the next round.
 """
 
@@ -31,35 +33,41 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from procgroup import types
 from procgroup.errors import (
     DistError,
+    PeerFailed,
+    PeerLost,
     RendezvousConflict,
     RendezvousError,
     RendezvousTimeout,
     StoreTimeout,
 )
-from procgroup.rendezvous.members import Member, read_members
+from procgroup.rendezvous import hosting
+from procgroup.stores.members import Member, read_members
+from procgroup.stores.start_up import StartUp
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
 REPORT_SECONDS = 5.0
-"""How often rank 0 says who is missing."""
+"""How often the lowest rank that has come says who is missing."""
 
 _LEAVE_SECONDS = 0.2
 _READ_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class World:
-    """What all ranks of a complete round know: its number in the store, its members, and a secret that they share."""
+class World(NamedTuple):
+    """What all ranks of a complete round know: its number in the store, its members, and a secret that they share.
+
+    ``start_up`` is this rank's part in what follows; whoever joins ends it with ``leave`` or ``give_up``.
+    """
 
     round: int
     members: tuple[Member, ...]
     key: bytes
+    start_up: StartUp
 
 
 def join(
@@ -68,41 +76,50 @@ def join(
     world_size: int,
     timeout: Timeout,
     *,
+    group: str = "0",
     started: float | None = None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> World:
     """Come together with the other ranks through ``store``; return when all are there.
 
     Raises RendezvousConflict when two processes claim one rank or the world sizes differ, RendezvousTimeout
-    when ranks are missing after ``timeout`` (timedelta or seconds), RendezvousError when another rank left.
-    All ranks that are there raise it, and may join again. ``started`` is the time.monotonic() that ``timeout``
-    counts from; ``say`` prints rank 0's reports.
+    when ranks are missing after ``timeout`` (timedelta or seconds), RendezvousError when another rank left,
+    PeerLost when its process ended. All ranks that are there raise it, and may join again. ``group`` is the group's
+    name for errors, ``started`` the time.monotonic() that ``timeout`` counts from; ``say`` prints this rank's reports.
     """
-    me = Member(rank, world_size, socket.gethostname(), os.getpid(), secrets.token_hex(8))
-    return _Joining(store, me, types.seconds(timeout), time.monotonic() if started is None else started, say).run()
+    me = Member(rank, world_size, socket.gethostname(), os.getpid(), secrets.token_hex(8), store.is_hosted_here())
+    limit = types.seconds(timeout)
+    deadline = (time.monotonic() if started is None else started) + limit
+    host = hosting.host_of(store)
+    start_up = StartUp(store, me, group=group, limit=limit, deadline=deadline, host=host)
+    return _Joining(store, start_up, say).run()
 
 
 class _Joining:
-    def __init__(self, store: Store, me: Member, limit: float, started: float, say: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, start_up: StartUp, say: Callable[[str], None]) -> None:
         self.store = store
-        self.me = me
-        self.limit = limit
+        self.start_up = start_up
+        self.me = start_up.me
+        self.limit = start_up.limit
         self.say = say
-        self.deadline = started + limit
+        self.deadline = start_up.deadline
         self.round = -1
 
     def run(self) -> World:
         try:
-            self._claim()
-            self._agree_on_world_size()
-            self.store.append(self._key("members"), self.me.line())
-            if self.store.add(self._key("count"), 1) == self.me.size:
-                self._complete()
-            return self._read(self._await_verdict())
-        except RendezvousError:
+            with self.start_up.naming_ranks():
+                self._claim()
+                self._agree_on_world_size()
+                self.store.append(self._key("members"), self.me.line())
+                if self.store.add(self._key("count"), 1) == self.me.size:
+                    self._complete()
+                return self._read(self._await_verdict())
+        except (RendezvousError, PeerLost, PeerFailed):
+            self.start_up.drop()
             raise
         except BaseException as error:
             self._leave(error)
+            self.start_up.drop()
             raise
 
     def _claim(self) -> None:
@@ -110,6 +127,7 @@ class _Joining:
         self.round = self.store.add("rendezvous/round", 0)
         while True:
             mine = self.me.line()
+            self.start_up.enter(f"rendezvous/{self.round}")
             holder = self.store.compare_set(self._key(f"rank/{self.me.rank}"), "", mine).decode(errors="replace")
             if holder == mine:
                 return
@@ -134,10 +152,7 @@ class _Joining:
             raise RendezvousConflict(text)
 
     def _complete(self) -> None:
-        members = self._members()
-        self._decide(
-            {"kind": "complete", "members": [member.line() for member in members], "key": secrets.token_hex(32)}
-        )
+        self._decide(_complete_verdict(self._members()))
 
     def _decide(self, verdict: dict[str, Any]) -> bytes:
         """Write the verdict unless there is one; return the one that counts."""
@@ -152,16 +167,21 @@ class _Joining:
     def _await_verdict(self) -> bytes:
         while True:
             left = self.deadline - time.monotonic()
-            slice_seconds = min(left, REPORT_SECONDS) if self.me.rank == 0 else left
             try:
-                return self.store.get(self._key("verdict"), timeout=max(slice_seconds, 0.001))
+                return self.start_up.await_key("verdict", min(left, REPORT_SECONDS))
             except StoreTimeout:
                 if time.monotonic() >= self.deadline:
                     return self._time_out()
+            except (PeerLost, PeerFailed) as error:
+                return self._decide({"kind": "lost", "text": str(error)})
             self._report()
 
     def _report(self) -> None:
         joined = {member.rank: member.host for member in self._members()}
+        if self.me.rank != min(joined, default=-1):
+            return  # one report is enough: that of rank 0, unless it is among the missing
+        if len(joined) == self.me.size:
+            self._complete()  # the rank that was to do that has ended or is stopped
         missing = [str(rank) for rank in range(self.me.size) if rank not in joined]
         if missing:
             ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {' '.join(missing)}"
@@ -169,8 +189,11 @@ class _Joining:
             self.say(f"waiting for {ranks} of {self.me.size} (joined: {where})")
 
     def _time_out(self) -> bytes:
-        joined = {member.rank: member.host for member in self._members()}
+        members = self._members()
+        joined = {member.rank: member.host for member in members}
         missing = [rank for rank in range(self.me.size) if rank not in joined]
+        if not missing:
+            return self._decide(_complete_verdict(members))
         return self._decide(
             {
                 "kind": "timeout",
@@ -186,26 +209,41 @@ class _Joining:
         if self.round < 0:
             return
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        before = self.store.timeout
         with contextlib.suppress(DistError, OSError):
-            self.store.set_timeout(_LEAVE_SECONDS)
+            self.store = self.store.with_timeout(_LEAVE_SECONDS)
             self._decide({"kind": "left", "text": f"rank {self.me.rank} ({self.me.process()}) left: {reason}"})
-        with contextlib.suppress(DistError, OSError):
-            self.store.set_timeout(before)
 
     def _read(self, verdict: bytes) -> World:
         data = json.loads(verdict)
         if data["kind"] == "complete":
             members = tuple(sorted(read_members("".join(data["members"])), key=lambda member: member.rank))
-            return World(self.round, members, bytes.fromhex(data["key"]))
+            self.start_up.know(members)
+            return World(self.round, members, bytes.fromhex(data["key"]), self.start_up)
         if data["kind"] == "timeout":
-            raise RendezvousTimeout(
+            error = RendezvousTimeout(
                 missing=data["missing"], joined=dict(data["joined"]), size=data["size"], seconds=data["seconds"]
             )
+            self._note_round_before(error)
+            raise error
+        if data["kind"] == "lost":
+            self.start_up.raise_if_lost()
         raise (RendezvousConflict if data["kind"] == "conflict" else RendezvousError)(data["text"])
+
+    def _note_round_before(self, error: RendezvousTimeout) -> None:
+        """Say how the round before ended: a rank that comes when it has failed waits here for ranks that are gone."""
+        key = f"rendezvous/{self.round - 1}/verdict"
+        with contextlib.suppress(DistError, ValueError):
+            store = self.store.with_timeout(_LEAVE_SECONDS)
+            text = json.loads(store.get(key)).get("text") if store.check([key]) else None
+            if text:
+                error.add_note(f"The ranks that had come before this one did not go on: {text}")
 
     def _members(self) -> list[Member]:
         return read_members(self.store.get(self._key("members"), timeout=_READ_SECONDS).decode(errors="replace"))
 
     def _key(self, name: str) -> str:
         return f"rendezvous/{self.round}/{name}"
+
+
+def _complete_verdict(members: list[Member]) -> dict[str, Any]:
+    return {"kind": "complete", "members": [member.line() for member in members], "key": secrets.token_hex(32)}

@@ -5,18 +5,7 @@ processes), ``PrefixStore`` (a part of another store). They are imported on firs
 TCPStore loads the native module.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from procgroup.lazy_names import bound_on_first_use
-
-if TYPE_CHECKING:
-    from procgroup.stores.file import FileStore
-    from procgroup.stores.hash import HashStore
-    from procgroup.stores.prefix import PrefixStore
-    from procgroup.stores.store import Store
-    from procgroup.stores.tcp import TCPStore
 
 _MODULE_OF_NAME = {
     "FileStore": "file",

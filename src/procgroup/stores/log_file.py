@@ -45,8 +45,8 @@ class LogFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.descriptor = -1
-        self.offset = 0
+        self.descriptor: int = -1
+        self.offset: int = 0
         self.open()
 
     def open(self) -> None:

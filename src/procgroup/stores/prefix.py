@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from procgroup.stores.store import Store, checked_key
+from procgroup.stores.store import OnDisconnect, Store, checked_key
 from procgroup.types import Timeout
 
 
@@ -72,6 +72,21 @@ class PrefixStore(Store):
 
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         return self._store.multi_get(self._names(keys), self._limit(timeout))
+
+    def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
+        return self._store.get_unless(self._names(keys), self._name(unless), self._limit(timeout))
+
+    def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect | None:
+        return self._store.set_on_disconnect(self._name(key), value)
+
+    def is_hosted_here(self) -> bool:
+        return self._store.is_hosted_here()
+
+    def name_users(self, users: Mapping[int, str]) -> None:
+        self._store.name_users(users)
+
+    def with_timeout(self, timeout: Timeout) -> PrefixStore:
+        return PrefixStore(self.prefix, self._store.with_timeout(timeout))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         self._store.multi_set(self._names(keys), values)

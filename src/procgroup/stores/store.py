@@ -6,18 +6,31 @@ Where torch's stores differ from each other, the texts and results of its TCPSto
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from procgroup.errors import DistStoreError, StoreLimitError
+from procgroup.errors import DistStoreError, StoreLimitError, StoreTimeout
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, seconds
 
 MAX_KEY_BYTES = 64 * 1024
 MAX_VALUE_BYTES = 1 << 30
 MAX_KEYS_PER_REQUEST = 65_536
+
+_SLICE_SECONDS = 0.2
+
+
+class OnDisconnect(Protocol):
+    """A key that a store sets when this process ends."""
+
+    def withdraw(self) -> None:
+        """Let the store not set the key. Raises DistStoreError when it does not answer."""
+
+    def close(self) -> None:
+        """Let the store set the key now, without waiting for its answer."""
 
 
 class Store(ABC):
@@ -93,6 +106,42 @@ class Store(ABC):
     @abstractmethod
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         """Return the values of several keys in one request; wait until all are there."""
+
+    def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
+        """Return the values of several keys; or the value of the key ``unless``, as bytes, if that comes first.
+
+        Where there are both already, the values of the keys count. Waits as multi_get does.
+        """
+        limit = self._limit(timeout)
+        deadline = time.monotonic() + limit
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self.multi_get(keys, max(min(left, _SLICE_SECONDS), 0.0))
+            except StoreTimeout:
+                if self.check([unless]):
+                    return self.get(unless)
+                if time.monotonic() >= deadline:
+                    raise StoreTimeout(keys=keys, seconds=limit) from None
+
+    def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect | None:
+        """Let the store set a key, unless it has a value, when this process ends; return what can withdraw that.
+
+        None where the store does not notice that a process ends: only a TCPStore does.
+        """
+        return None
+
+    def is_hosted_here(self) -> bool:
+        """Tell whether this store ends with this process, for all who use it."""
+        return False
+
+    def name_users(self, users: Mapping[int, str]) -> None:
+        """Say who uses the store, by process id, for the message of a host that waits for them at its end."""
+        return
+
+    def with_timeout(self, timeout: Timeout) -> Store:
+        """Return a view of this store with another timeout, on the same connections; it needs no closing."""
+        return self
 
     @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from procgroup.errors import DistStoreError, QueueEmptyError, StoreLimitError
 from procgroup.stores.store import (
@@ -202,6 +202,16 @@ class TableStore(Store):
             return None
 
         return self._await(read, self._limit(timeout), names)
+
+    def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
+        names, other = checked_keys(keys), checked_key(unless)
+
+        def read(table: Table) -> list[bytes] | bytes | None:
+            if all(name in table.values for name in names):
+                return [table.values[name] for name in names]
+            return table.values.get(other)
+
+        return cast(list[bytes] | bytes, self._await(read, self._limit(timeout), names))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         check_same_length(keys, values)

@@ -13,13 +13,15 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 
 from procgroup import _native, environ
 from procgroup.errors import DistNetworkError, DistStoreError
-from procgroup.process_end import at_process_end, ends_with_an_exception
+from procgroup.process_end import at_process_end, ends_with_an_exception, has_failed_to_start, wait_for_others
 from procgroup.stores.addresses import listen, resolve_until
 from procgroup.stores.store import (
+    OnDisconnect,
     Store,
     check_same_length,
     checked_amount,
@@ -28,8 +30,10 @@ from procgroup.stores.store import (
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, seconds
 
 LINGER_SECONDS = 30.0
-"""How long a process that hosts servers waits for their clients to leave, at a normal exit."""
+"""How long a process that hosts servers waits for their clients to leave, at a normal exit; see process_end, too."""
 
+_MAX_NAMES = 8
+_WITHDRAW_SECONDS = 5.0
 _JOINS = 2
 _HOST = 4
 
@@ -63,6 +67,7 @@ class StoreServer:
     ) -> None:
         key = _key_bytes(job_key)
         listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
+        self.port: int
         address, self.port = listener.getsockname()[:2]
         self.addresses: list[str] = _addresses_here(address)
         try:
@@ -73,6 +78,7 @@ class StoreServer:
                 "Raise the limit on memory or threads."
             ) from error
         self._pid = os.getpid()
+        self._users: dict[int, str] = {}
         _servers.add(self)
         at_process_end(_linger, priority=0)
         if not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
@@ -93,6 +99,17 @@ class StoreServer:
         """How many requests it has served."""
         return self._native.requests
 
+    def name_users(self, users: Mapping[int, str]) -> None:
+        """Say, by process id, who the clients are, for the message that tells for whom this process waits."""
+        self._users.update(users)
+
+    def list_guests(self) -> list[str]:
+        """Return who has connections from other processes, as far as that is known."""
+        guests = {}
+        for process, address in self._native.list_guests():
+            guests[process, address.rpartition(":")[0]] = self._users.get(process)
+        return sorted(known or f"process {process} at {host}" for (process, host), known in guests.items())
+
     def close(self) -> None:
         """Stop serving now; its clients' calls raise StoreLost. Idempotent."""
         self._native.stop()
@@ -112,17 +129,30 @@ class StoreServer:
 
 
 def _linger() -> None:
-    """Let the clients of this process's servers leave in order, unless it ends with an exception."""
-    if ends_with_an_exception():
+    """Let the clients of this process's servers leave in order.
+
+    A process that ends with an exception does not wait; but when the start of a group has failed, the others are to
+    read why, and which rank it was, before the store ends.
+    """
+    if ends_with_an_exception() and not has_failed_to_start():
         return
-    deadline = time.monotonic() + LINGER_SECONDS
     waiting = [server for server in _servers if server._pid == os.getpid()]
     if not waiting:
         return
     for store in [store for store in _connected if store._hosting is None]:
         store._client.close()  # or this process would wait for itself
-    while time.monotonic() < deadline and any(server.running and server.guests for server in waiting):
-        time.sleep(0.005)
+    wait_for_others(
+        lambda: not any(server.running and server.guests for server in waiting),
+        LINGER_SECONDS,
+        lambda: f"this process hosts the store and waits for {_names(waiting)} to end",
+        pause=0.005,
+    )
+
+
+def _names(servers: Sequence[StoreServer]) -> str:
+    guests = [guest for server in servers for guest in server.list_guests()]
+    shown = ", ".join(guests[:_MAX_NAMES])
+    return shown + (f" and {len(guests) - _MAX_NAMES} more" if len(guests) > _MAX_NAMES else "")
 
 
 class _Hosting:
@@ -243,6 +273,27 @@ class TCPStore(Store):
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         return self._client.multi_get(keys, self._limit(timeout))
 
+    def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
+        return self._client.get_unless(keys, unless, self._limit(timeout))
+
+    def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect:
+        # A connection of its own: one that carries requests is dropped when the server does not answer in time.
+        client = self._connect(_HOST if self._hosting else 0)
+        client.set_on_disconnect(key, value, self._seconds)
+        return _OnDisconnect(client, key)
+
+    def is_hosted_here(self) -> bool:
+        return self._hosting is not None
+
+    def name_users(self, users: Mapping[int, str]) -> None:
+        if self._hosting is not None:
+            self._hosting.server.name_users(users)
+
+    def with_timeout(self, timeout: Timeout) -> TCPStore:
+        view = copy(self)
+        view.set_timeout(timeout)
+        return view
+
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         check_same_length(keys, values)
         self._client.multi_set(keys, values, self._seconds)
@@ -273,6 +324,21 @@ class TCPStore(Store):
         self._client.close()
         if self._hosting is not None and self._hosting.server._pid == os.getpid():
             self._hosting.server.close()
+
+
+class _OnDisconnect:
+    def __init__(self, client: _native.StoreClient, key: str) -> None:
+        self._client = client
+        self._key = key
+
+    def withdraw(self) -> None:
+        try:
+            self._client.withdraw_on_disconnect(self._key, _WITHDRAW_SECONDS)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._client.close()
 
 
 def _host(host: str, port: int, listen_fd: int | None, multi_tenant: bool) -> _Hosting | None:

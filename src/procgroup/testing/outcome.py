@@ -44,8 +44,8 @@ class RanksTimeout(TimeoutError):
     def __init__(
         self, running: Sequence[int], size: int, seconds: float, stacks: str, errors: Mapping[int, BaseException]
     ) -> None:
-        self.running = tuple(running)
-        self.errors = dict(errors)
+        self.running: tuple[int, ...] = tuple(running)
+        self.errors: dict[int, BaseException] = dict(errors)
         raised = "".join(f"\n--- rank {rank} raised {error!r}" for rank, error in sorted(errors.items()))
         super().__init__(f"{name_ranks(running)} of {size} not over after {seconds:g} s{raised}{stacks}")
 

@@ -6,7 +6,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from procgroup import types
 from procgroup.api import default, leaving
@@ -16,6 +16,7 @@ from procgroup.testing.world import admit_this_thread, leave_at_once, make_group
 from procgroup.types import Timeout
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 # How long ranks are given to end once they were told to.
 _END_SECONDS = 5.0
@@ -47,7 +48,7 @@ class _Rank(threading.Thread):
             leaving.leave(self.group)
         except BaseException as error:
             self.error = error
-            leave_at_once(self.group)
+            leave_at_once(self.group, error)
         finally:
             self.is_over = True
             self._over.release()
@@ -60,9 +61,9 @@ class _Rank(threading.Thread):
 
 
 def run_ranks(
-    function: Callable[..., T],
+    function: Callable[[*Arguments], T],
     size: int,
-    *arguments: Any,
+    *arguments: *Arguments,
     timeout: Timeout = 30.0,
     transport: str | None = None,
 ) -> list[T]:

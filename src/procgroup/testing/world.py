@@ -69,17 +69,15 @@ def admit_this_thread(group: ProcessGroup) -> None:
         backend.admit_this_thread()
 
 
-def leave_at_once(group: ProcessGroup) -> None:
+def leave_at_once(group: ProcessGroup, error: BaseException) -> None:
     """End a group whose rank has failed, so that the others learn of it now."""
-    backend: object = group._backend
-    if isinstance(backend, ThreadBackend):
-        backend.leave_at_once()
+    leaving.fail(group, error)
     leaving.leave(group)
 
 
 def _make_backends(size: int, name: str, seconds: float, transport: str | None) -> list[Backend]:
     if size == 1:
-        alone: Any = LoopbackBackend(name=name, group_name=GROUP_NAME, timeout=seconds)
+        alone: Any = LoopbackBackend(name=name, group_name=GROUP_NAME)
         return [alone]
     # The verbs are the native engine's own methods, whose stub names no parameters.
     return cast(list[Backend], connect_threads(size, name=name, group_name=GROUP_NAME, transport=transport))

@@ -6,8 +6,9 @@
     init_process_group("procgroup")     torch meets at its store, then calls creation.create(options)
     all_reduce(tensor)                  process_group.TorchProcessGroup.allreduce -> groups.ProcessGroup.all_reduce
 
-Nothing of the engine is loaded before a group is made. The files of this room, and no others of procgroup but those
-of DistributedDataParallel, import torch; ``register`` is called by torch itself and needs no import.
+Nothing of the engine is loaded before a group is made; in Gloo's place it is loaded at once, for all ranks that the
+program forks. The files of this package, and no others of procgroup but those of DistributedDataParallel, import torch;
+``register`` is called by torch itself and needs no import.
 """
 
 from __future__ import annotations

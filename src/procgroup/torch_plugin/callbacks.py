@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from procgroup.process_end import at_process_end
+from procgroup.process_end import SILENT_SECONDS, at_process_end
 
 Task = Callable[[], object]
 
@@ -72,7 +72,12 @@ def run(task: Task) -> None:
 
 
 def _finish() -> None:
-    if not _threads.finish(_END_SECONDS):
+    if _threads.finish(min(SILENT_SECONDS, _END_SECONDS)):
+        return
+    left = max(_END_SECONDS - SILENT_SECONDS, 0.0)
+    text = f"a callback of a future still runs; the process waits for it, for at most {left:g} s more"
+    print(f"procgroup: {text}", file=sys.stderr, flush=True)
+    if not _threads.finish(left):
         text = f"a callback of a future still runs after {_END_SECONDS:g} s; the process ends without it"
         print(f"procgroup: {text}", file=sys.stderr, flush=True)
 

@@ -8,6 +8,7 @@ From 2.15 on Gloo is a plug-in among others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -66,7 +67,7 @@ class InPlaceOfGloo(NamedGloo, metaclass=_GlooKind):
         self._place = rank, size
         self._store = store
         self._timeout = timeout
-        self.options = _options(timeout)
+        self.options: Any = _options(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         """Connect with the other ranks: torch calls this once, when it has filled in ``options``."""
@@ -105,6 +106,9 @@ def replace() -> None:
         distributed.Backend._plugins["GLOO"] = distributed.Backend._BackendPlugin(_create, True)
     else:
         distributed_c10d.ProcessGroupGloo = InPlaceOfGloo
+    with suppress(ImportError):  # without the engine, making a group says what is missing
+        # Load it now, once, for all ranks that the program forks.
+        import procgroup.backends.native  # noqa: F401
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

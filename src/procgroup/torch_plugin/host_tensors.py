@@ -6,7 +6,6 @@ while one is on its way between the ranks, the next is copied in and the last on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,14 +21,14 @@ _RECEIVES = ("recv", "recv_anysource")
 _RESULT_ON_ROOT = ("reduce", "gather_single")
 
 
-@dataclass
 class Part:
     """One call on host tensors, with what is copied before and after it."""
 
-    arguments: list[Any]
-    reads: Pairs
-    writes: Pairs
-    copied: Any = None
+    def __init__(self, arguments: list[Any], reads: Pairs, writes: Pairs) -> None:
+        self.arguments = arguments
+        self.reads = reads
+        self.writes = writes
+        self.copied: Any = None
 
 
 def parts_of(name: str, arguments: list[Any], streams: SideStreams, *, is_root: bool) -> tuple[list[Part], Pairs]:

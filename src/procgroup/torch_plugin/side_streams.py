@@ -38,8 +38,8 @@ class SideStreams:
     def __init__(self, device: Any) -> None:
         self.device = device
         self._module = torch.get_device_module(device)
-        self.into = self._module.Stream(device)
-        self.out = self._module.Stream(device)
+        self.into: Any = self._module.Stream(device)
+        self.out: Any = self._module.Stream(device)
 
     def event(self, stream: Any | None = None) -> Any:
         """Return an event that is over when all is that a stream, or else the current one, was given so far."""

@@ -156,8 +156,15 @@ class StagedCall:
             raise
         if not is_copied:
             group = self._group
-            place = {"group": group.group_name, "rank": group.rank(), "size": group.size()}
-            raise GroupBroken(reason="aborted", op=self._op, sequence=0, **place)
+            raise GroupBroken(
+                reason="aborted",
+                op=self._op,
+                sequence=0,
+                group=group.group_name,
+                rank=group.rank(),
+                size=group.size(),
+                members=group.members,
+            )
 
     def _copy_out(self, part: Part, work: TorchWork) -> None:
         """Go on after procgroup's call of a part. The thread that completes calls does this, so nothing here waits."""

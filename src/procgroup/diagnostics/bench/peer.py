@@ -24,6 +24,7 @@ class PeerCommand:
     name: str
     arguments: Sequence[str]
     environment: Mapping[str, str]
+    only_float32: bool = False
 
 
 class Peer:
@@ -34,9 +35,9 @@ class Peer:
     """
 
     def __init__(self, command: PeerCommand, ranks: int, directory: Path) -> None:
-        self.name = command.name
+        self.name: str = command.name
         self.ranks = ranks
-        self.idle_ns = 0
+        self.idle_ns: int = 0
         self._log = directory / f"{command.name}.log"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connections: list[RankConnection] = []

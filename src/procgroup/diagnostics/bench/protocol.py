@@ -72,8 +72,9 @@ class RankConnection:
         word, rank, size, *description = line.split(" ", 3)
         if word != "hello":
             raise ValueError(f"expected hello, got {line[:80]!r}")
-        self.rank, self.size = int(rank), int(size)
-        self.description = description[0] if description else ""
+        self.rank: int = int(rank)
+        self.size: int = int(size)
+        self.description: str = description[0] if description else ""
         credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self._process = os.pidfd_open(struct.unpack("3i", credentials)[0])
 

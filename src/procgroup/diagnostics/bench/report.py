@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from procgroup.diagnostics.bench.rounds import SizeResult
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -28,20 +26,31 @@ class Report:
     results: Sequence[SizeResult]
     left_out: dict[str, str]
     idle_ns: dict[str, int]
+    dtype: str = "float32"
 
-    def table(self) -> Table:
-        title = f"{self.operation}, float32, {self.ranks} ranks on {len(os.sched_getaffinity(0))} cores"
-        table = Table(title=title, caption=f"ratio: time of the peer / time of {self.reference}, per round")
-        table.add_column("bytes", justify="right")
-        table.add_column("peer")
-        for heading in ("median µs", "minimum µs", "ratio", "95 % interval"):
-            table.add_column(heading, justify="right")
-        table.add_column(f"{self.reference} is")
-        for result in self.results:
-            for name in result.rounds:
-                table.add_row(*self._row(result, name))
-            table.add_section()
-        return table
+    @property
+    def title(self) -> str:
+        cores = len(os.sched_getaffinity(0))
+        return f"{self.operation}, {self.dtype}, {self.ranks} ranks on {cores} core{'' if cores == 1 else 's'}"
+
+    @property
+    def caption(self) -> str:
+        return f"ratio: time of the peer / time of {self.reference}, per round" if self.compares else ""
+
+    @property
+    def compares(self) -> bool:
+        """Whether several peers were measured; of one alone there are no ratios."""
+        return len({name for result in self.results for name in result.rounds}) > 1
+
+    @property
+    def headings(self) -> list[str]:
+        times = ["bytes", "peer", "median µs", "minimum µs"]
+        return [*times, "ratio", "95 % interval", f"{self.reference} is"] if self.compares else times
+
+    def sections(self) -> list[list[list[str]]]:
+        """Return the rows of the table, as texts, by size."""
+        columns = len(self.headings)
+        return [[self._row(result, name)[:columns] for name in result.rounds] for result in self.results]
 
     def _row(self, result: SizeResult, name: str) -> list[str]:
         cells = [
@@ -59,6 +68,7 @@ class Report:
         """Return everything as JSON values; times in nanoseconds per call."""
         return {
             "operation": self.operation,
+            "dtype": self.dtype,
             "ranks": self.ranks,
             "reference": self.reference,
             "machine": machine(),
@@ -101,12 +111,12 @@ def size_text(size: int) -> str:
     return str(size)
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes that ``8``, ``64K`` or ``1M`` stand for; a positive multiple of 4, else ValueError."""
+def parse_size(text: str, itemsize: int = 4) -> int:
+    """Return the bytes that ``8``, ``64K`` or ``1M`` stand for; a multiple of the element's size, else ValueError."""
     match = re.fullmatch(r"(\d+)([KMG]?)", text.strip().upper())
     size = int(match.group(1)) * _UNITS.get(match.group(2), 1) if match else 0
-    if size < 4 or size % 4:
-        raise ValueError(f"expected a size like 8, 64K or 1M, whole float32 elements; got {text!r}")
+    if size < itemsize or size % itemsize:
+        raise ValueError(f"expected a size like 8, 64K or 1M, whole elements of {itemsize} bytes; got {text!r}")
     return size
 
 

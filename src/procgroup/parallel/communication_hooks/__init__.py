@@ -4,28 +4,7 @@ Each is given to ``DistributedDataParallel.register_comm_hook(state, hook)``. Na
 here.
 """
 
-from __future__ import annotations
-
 from procgroup.lazy_names import bound_on_first_use
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from procgroup.parallel.communication_hooks.block_quantized import BlockQuantizedState as BlockQuantizedState
-    from procgroup.parallel.communication_hooks.block_quantized import block_quantized_hook as block_quantized_hook
-    from procgroup.parallel.communication_hooks.default_hooks import allreduce_hook as allreduce_hook
-    from procgroup.parallel.communication_hooks.default_hooks import bf16_compress_hook as bf16_compress_hook
-    from procgroup.parallel.communication_hooks.default_hooks import bf16_compress_wrapper as bf16_compress_wrapper
-    from procgroup.parallel.communication_hooks.default_hooks import fp16_compress_hook as fp16_compress_hook
-    from procgroup.parallel.communication_hooks.default_hooks import fp16_compress_wrapper as fp16_compress_wrapper
-    from procgroup.parallel.communication_hooks.model_averaging import PeriodicModelAverager as PeriodicModelAverager
-    from procgroup.parallel.communication_hooks.model_averaging import PostLocalSGDOptimizer as PostLocalSGDOptimizer
-    from procgroup.parallel.communication_hooks.outer_steps import OuterSteps as OuterSteps
-    from procgroup.parallel.communication_hooks.post_local_sgd import PostLocalSGDState as PostLocalSGDState
-    from procgroup.parallel.communication_hooks.post_local_sgd import post_localSGD_hook as post_localSGD_hook
-    from procgroup.parallel.communication_hooks.power_sgd import PowerSGDState as PowerSGDState
-    from procgroup.parallel.communication_hooks.power_sgd import powerSGD_hook as powerSGD_hook
-    from procgroup.parallel.communication_hooks.top_k import TopKState as TopKState
-    from procgroup.parallel.communication_hooks.top_k import top_k_hook as top_k_hook
 
 _MODULE_OF_NAME = {
     "BlockQuantizedState": "block_quantized",

@@ -11,7 +11,7 @@ feedback on both sides that of Tang et al., "DoubleSqueeze", arXiv 1905.05957.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import require_floating_point
@@ -31,7 +31,7 @@ class BlockQuantizedState(HookState):
     The same on all ranks: ``block_size``, ``use_error_feedback``. Raises ValueError for a block size below 1.
     """
 
-    SHARED = ("block_size", "use_error_feedback")
+    SHARED: ClassVar[tuple[str, ...]] = ("block_size", "use_error_feedback")
 
     def __init__(
         self, process_group: ProcessGroup | None = None, block_size: int = 256, use_error_feedback: bool = True

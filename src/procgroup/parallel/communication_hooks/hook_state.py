@@ -66,4 +66,5 @@ def require_same(group: ProcessGroup, op: str, mine: str) -> None:
             group=group.group_name,
             rank=group.rank(),
             size=group.size(),
+            members=group.members,
         )

@@ -33,7 +33,7 @@ class PeriodicModelAverager:
         self.process_group = process_group
         self.period = period
         self.warmup_steps = warmup_steps
-        self.step = 0
+        self.step: int = 0
 
     def average_parameters(self, params: Iterable[Any]) -> None:
         """Count a step, and average the parameters or parameter groups where it is time.
@@ -54,7 +54,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         # Everything that torch's own constructor sets up is in the optimizer that does the work.
         self.optim = optim
         self.averager = averager
-        self.param_groups = optim.param_groups
+        self.param_groups: Any = optim.param_groups
 
     @property
     def state(self) -> Any:

@@ -41,7 +41,7 @@ class OuterSteps:
         momentum: float = 0.9,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        self.parameters = list(parameters)
+        self.parameters: list[Any] = list(parameters)
         if every < 1:
             raise ValueError(f"Expected parameter `every` to be at least 1, got {every}.")
         if not self.parameters:
@@ -50,7 +50,7 @@ class OuterSteps:
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.process_group = process_group
-        self.count = 0
+        self.count: int = 0
         self._begin = [self._wide(parameter) for parameter in self.parameters]
         self._velocity = [torch.zeros_like(begin) for begin in self._begin]
         mine = f"every={every}, learning_rate={learning_rate}, momentum={momentum}, parameters {self._digest()}"

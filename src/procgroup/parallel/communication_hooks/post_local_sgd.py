@@ -7,6 +7,7 @@ together by averaging parameters: see ``model_averaging``.
 from __future__ import annotations
 
 from socket import gethostname
+from typing import ClassVar
 
 from procgroup import types
 from procgroup.api import leaving
@@ -27,9 +28,9 @@ class PostLocalSGDState(HookState):
     or none give one. Both numbers must be the same on all ranks. Raises ValueError for a negative start.
     """
 
-    SHARED = ("start_localSGD_iter", "post_local_gradient_allreduce", "gives_subgroup")
-    GROUPS = ("process_group", "subgroup")
-    OWN_GROUPS = ("_of_host",)
+    SHARED: ClassVar[tuple[str, ...]] = ("start_localSGD_iter", "post_local_gradient_allreduce", "gives_subgroup")
+    GROUPS: ClassVar[tuple[str, ...]] = ("process_group", "subgroup")
+    OWN_GROUPS: ClassVar[tuple[str, ...]] = ("_of_host",)
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ Vogels, Karimireddy and Jaggi, "PowerSGD", arXiv 1905.13727, algorithms 1 and 2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import average, require_floating_point
@@ -33,7 +33,7 @@ class PowerSGDState(HookState):
     Raises ValueError for a rank below 1, a negative start and a compression rate that is not above 0.
     """
 
-    SHARED = (
+    SHARED: ClassVar[tuple[str, ...]] = (
         "matrix_approximation_rank",
         "start_powerSGD_iter",
         "min_compression_rate",
@@ -67,7 +67,7 @@ class PowerSGDState(HookState):
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
         self.random_seed = random_seed
-        self.iter = 0
+        self.iter: Any = 0
         self._draws = 0
         self._factors: dict[Any, Any] = {}
         self._residuals = Residuals()

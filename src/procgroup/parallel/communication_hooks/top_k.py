@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import require_floating_point
@@ -27,7 +27,7 @@ class TopKState(HookState):
     ``use_error_feedback``. Raises ValueError for a ratio that is not in (0, 1].
     """
 
-    SHARED = ("ratio", "use_error_feedback")
+    SHARED: ClassVar[tuple[str, ...]] = ("ratio", "use_error_feedback")
 
     def __init__(
         self, process_group: ProcessGroup | None = None, ratio: float = 0.01, use_error_feedback: bool = True

@@ -1,13 +1,17 @@
-"""torch.distributed's Gloo as a peer: ``python gloo_peer.py SOCKET RANKS`` starts its ranks itself."""
+"""torch.distributed's Gloo as a peer: ``python -m procgroup.diagnostics.bench.peers.gloo_peer SOCKET RANKS``.
+
+It starts its ranks itself.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rank_loop import Buffers, Call, Driver, serve
+from procgroup.diagnostics.bench.rank_loop import Buffers, Call, Driver, serve
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +44,7 @@ def run_rank(socket_path: str, rank: int, ranks: int) -> None:
     import torch
     import torch.distributed as dist
 
-    operations = {
+    operations: dict[str, Callable[[Buffers], Call]] = {
         "all_reduce": lambda buffers: partial(dist.all_reduce, tensor_of(buffers)),
         "broadcast": lambda buffers: partial(dist.broadcast, tensor_of(buffers), 0),
         "reduce": lambda buffers: partial(dist.reduce, tensor_of(buffers), 0),

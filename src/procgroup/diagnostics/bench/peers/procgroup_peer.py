@@ -1,4 +1,4 @@
-"""procgroup as a peer: ``python -m procgroup run --nproc-per-node N procgroup_peer.py SOCKET [--symmetric]``.
+"""procgroup as a peer: ``procgroup run -n N -m ...bench.peers.procgroup_peer SOCKET [--symmetric]``.
 
 With ``--symmetric`` all arrays lie in shared memory, from ``procgroup.empty``.
 """
@@ -6,12 +6,12 @@ With ``--symmetric`` all arrays lie in shared memory, from ``procgroup.empty``.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rank_loop import Buffers, Call, Driver, ordinary, serve
-
 import procgroup as dist
+from procgroup.diagnostics.bench.rank_loop import DTYPE, Buffers, Call, Driver, ordinary, serve
 
 
 def ping_pong(buffers: Buffers) -> Call:
@@ -27,10 +27,10 @@ def ping_pong(buffers: Buffers) -> Call:
 
 
 def symmetric(shape: tuple[int, ...]) -> Any:
-    return dist.empty(shape, dtype="float32")
+    return dist.empty(shape, dtype=DTYPE)
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[[Buffers], Call]] = {
     "all_reduce": lambda buffers: partial(dist.all_reduce, buffers.array),
     "broadcast": lambda buffers: partial(dist.broadcast, buffers.array, 0),
     "reduce": lambda buffers: partial(dist.reduce, buffers.array, 0),

@@ -2,7 +2,8 @@
 
 Runs inside each peer's own environment, so it needs the standard library and NumPy only. The lines it speaks are
 described in ``procgroup.diagnostics.bench.protocol``. What a peer adds is one table, from the name of an
-operation to a function that takes ``Buffers`` and returns the call to measure.
+operation to a function that takes ``Buffers`` and returns the call to measure. Of the peer's arguments these count
+here: ``--dtype NAME``, the element type, and ``--pin``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 Call = Callable[[], Any]
 Allocate = Callable[[tuple[int, ...]], Any]
+DTYPE = sys.argv[sys.argv.index("--dtype") + 1] if "--dtype" in sys.argv else "float32"
 
 
 def piece_value(sender: int, receiver: int) -> int:
@@ -30,7 +32,7 @@ def piece_value(sender: int, receiver: int) -> int:
 
 
 class Buffers:
-    """The arrays of one operation on one rank, float32.
+    """The arrays of one operation on one rank.
 
     ``array`` holds so many bytes. Where ranks exchange pieces, each as long as ``array``, ``pieces`` has a row for each
     rank that gets one from this rank, and ``output`` one for each rank that sends one; else they are empty.
@@ -38,14 +40,14 @@ class Buffers:
     """
 
     def __init__(self, operation: str, size_in_bytes: int, rank: int, ranks: int, allocate: Allocate) -> None:
-        count = max(size_in_bytes // 4, 1)
+        count = max(size_in_bytes // np.dtype(DTYPE).itemsize, 1)
         gets = operation in ("all_gather", "all_to_all") or (operation == "gather" and rank == 0)
         gives = operation in ("reduce_scatter", "all_to_all") or (operation == "scatter" and rank == 0)
-        self.array = allocate((count,))
+        self.array: Any = allocate((count,))
         self.array.fill(0 if operation in ("scatter", "reduce_scatter") else rank + 1)
-        self.pieces = allocate((ranks if gives else 0, count))
+        self.pieces: Any = allocate((ranks if gives else 0, count))
         self.pieces.T[:] = [piece_value(rank, receiver) for receiver in range(len(self.pieces))]
-        self.output = allocate((ranks if gets else 0, count))
+        self.output: Any = allocate((ranks if gets else 0, count))
         self.output.fill(0)
         self.rank = rank
         self.ranks = ranks
@@ -53,7 +55,7 @@ class Buffers:
 
 def ordinary(shape: tuple[int, ...]) -> Any:
     """Allocate as NumPy does."""
-    return np.empty(shape, np.float32)
+    return np.empty(shape, DTYPE)
 
 
 def _is_sum(buffers: Buffers) -> bool:

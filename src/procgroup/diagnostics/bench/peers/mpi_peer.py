@@ -1,12 +1,13 @@
-"""An MPI library under mpi4py as a peer: ``mpiexec -n N python mpi_peer.py SOCKET``, for MPICH and Open MPI alike."""
+"""An MPI library under mpi4py as a peer: ``mpiexec -n N python -m ...bench.peers.mpi_peer SOCKET``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rank_loop import Buffers, Call, Driver, serve
+from procgroup.diagnostics.bench.rank_loop import Buffers, Call, Driver, serve
 
 driver = Driver(sys.argv[1])
 
@@ -37,7 +38,7 @@ def ping_pong(buffers: Buffers) -> Call:
     return call
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[[Buffers], Call]] = {
     "all_reduce": lambda buffers: partial(world.Allreduce, MPI.IN_PLACE, buffers.array),
     "broadcast": lambda buffers: partial(world.Bcast, buffers.array, 0),
     "reduce": reduce,

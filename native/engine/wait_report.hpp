@@ -1,0 +1,44 @@
+// Says on standard error for whom a call waits, once it has waited for some seconds, so that nobody waits in silence
+// for a rank that is late. Costs nothing before a wait is examined for the first time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace procgroup {
+
+// When the lines of one wait are due: the first after `first_ns`, the others a minute apart.
+class WaitReport {
+ public:
+  static constexpr int64_t kFirstNs = 10'000'000'000;  // unless the user says otherwise
+  static constexpr int64_t kRepeatNs = 60'000'000'000;
+  // So long before a line the awaited ranks are asked what they are doing, where that cannot be read in their memory.
+  static constexpr int64_t kQuestionNs = 500'000'000;
+
+  enum class Due : uint8_t { kNothing, kQuestion, kLine };
+
+  // What is due at this look; the wait began at the first one. Nothing is, ever, where `first_ns` is 0.
+  Due look(int64_t first_ns);
+  Due look(int64_t first_ns, int64_t now);
+  int64_t waited_ns() const { return looked_ns_ - since_ns_; }
+
+ private:
+  int64_t since_ns_ = 0;
+  int64_t looked_ns_ = 0;
+  int64_t next_ns_ = 0;
+  bool asked_ = false;
+};
+
+// A call that waits, as the line names it.
+struct WaitingCall {
+  int rank;                  // this rank
+  std::string name;          // "all_reduce #3 on group 0"
+  std::vector<int> awaited;  // world ranks; none where any other rank may end the wait
+  int64_t waited_ns;
+};
+
+// The line about a call; `calls` are what the first of the awaited ranks are doing, in words that follow "rank 1 is".
+std::string describe_wait(const WaitingCall& call, const std::vector<std::string>& calls);
+
+}  // namespace procgroup

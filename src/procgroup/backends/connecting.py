@@ -1,0 +1,314 @@
+"""Connects one rank with every other rank of a group, all at the same time.
+
+::
+
+    to every lower rank      connect; connect again when the attempt was cut short
+    from every higher rank   accept whoever connects; keep the connections that prove to be a rank's
+    both                     the handshake, then the details: process id, and the arena over a Unix socket
+
+An *attempt* is one connection whose handshake has not ended. No socket blocks, and one selector drives all
+attempts side by side. So a rank that comes late or is stopped, and a stranger that connects and says nothing,
+delay nobody else. A handshake has no time limit of its own: under load a rank may be away from its core for
+seconds. What limits the attempts is their number: beyond it, or without descriptors, the oldest one is closed,
+and a rank to whom that happens connects again.
+
+An error of ``connect`` ends everything only when it is final. ECONNREFUSED is: a rank publishes its address after
+it has begun to listen, so nobody listens there any more, or (an abstract Unix address) the rank is on another
+host or in another network namespace. EAGAIN is not: the listener's queue is full.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from procgroup.backends.handshake import CutShort, Refused, Steps, accept_from, connect_to, receive_exactly, send_all
+
+Address = str | list[Any]
+"""The name of an abstract Unix socket, or a literal host and a port."""
+
+_DETAILS = struct.Struct("!QQ")
+_LOOK_SECONDS = 0.2
+_FIRST_PAUSE_SECONDS = 0.01
+_LONGEST_PAUSE_SECONDS = 0.2
+_STRANGERS = 64
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PASSING = (
+    errno.EAGAIN,  # the listener's queue is full, or no local port is free
+    errno.EADDRNOTAVAIL,  # no local port is free
+    errno.EINTR,
+    errno.ECONNRESET,  # the acceptor closed the attempt
+    errno.EPIPE,
+    errno.ECONNABORTED,
+    errno.ETIMEDOUT,  # the kernel has given up on a host that did not answer
+)
+
+
+class Connection(NamedTuple):
+    """A proven connection to one rank: its socket and, when it shares memory, its arena."""
+
+    peer: int
+    socket: socket.socket
+    pid: int
+    offset: int
+    arena: int | None
+
+    def close(self) -> None:
+        """Let go of the socket and the arena's descriptor."""
+        self.socket.close()
+        if self.arena is not None:
+            os.close(self.arena)
+
+
+class Details(NamedTuple):
+    """What two ranks send each other once they have proven who they are."""
+
+    offset: int
+    arena: int | None
+
+    def exchange(self, connection: socket.socket, peer: int) -> Steps[Connection]:
+        """Send this rank's details and receive those of ``peer``."""
+        yield from self._send(connection)
+        if self.arena is None:
+            pid, offset = _DETAILS.unpack((yield from receive_exactly(connection, _DETAILS.size)))
+            return Connection(peer, connection, pid, offset, None)
+        while True:
+            try:
+                message, descriptors, _, _ = socket.recv_fds(connection, _DETAILS.size, 1, socket.MSG_CMSG_CLOEXEC)
+                break
+            except BlockingIOError:
+                yield selectors.EVENT_READ
+        if not message:
+            raise CutShort("the other side closed the connection during the handshake")
+        if len(descriptors) != 1 or len(message) != _DETAILS.size:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise Refused(f"rank {peer} sent no arena")
+        pid, offset = _DETAILS.unpack(message)
+        return Connection(peer, connection, pid, offset, descriptors[0])
+
+    def _send(self, connection: socket.socket) -> Steps[None]:
+        message = _DETAILS.pack(os.getpid(), self.offset)
+        while self.arena is not None:
+            try:
+                message = message[socket.send_fds(connection, [message], [self.arena]) :]
+                break
+            except BlockingIOError:
+                yield selectors.EVENT_WRITE
+        yield from send_all(connection, message)
+
+
+def connect_all(
+    rank: int,
+    size: int,
+    listener: socket.socket,
+    addresses: Sequence[Address],
+    *,
+    key: bytes,
+    details: Details,
+    deadline: float,
+    look: Callable[[], None],
+) -> list[Connection]:
+    """Connect this rank with every other one; return one connection for each, in the order of the ranks.
+
+    ``addresses`` are where the ranks listen, by rank; this one at ``listener``. ``look`` is called now and then, to
+    raise what another rank has reported. Raises Refused when a rank cannot be reached, does not hold ``key``, or has
+    not connected by ``deadline``, a time.monotonic().
+    """
+    connecting = _Connecting(rank, size, listener, addresses, key, details)
+    try:
+        return connecting.run(deadline, look)
+    finally:
+        connecting.close()
+
+
+class _Attempt:
+    """A connection whose handshake has not ended; ``peer`` is None where this rank accepted it."""
+
+    def __init__(self, connection: socket.socket, peer: int | None = None) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.peer = peer
+        self.is_proven = False  # of one that was accepted: the other side may already regard it as complete
+        self.steps: Steps[Connection]
+
+
+class _Connecting:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        listener: socket.socket,
+        addresses: Sequence[Address],
+        key: bytes,
+        details: Details,
+    ) -> None:
+        self._rank = rank
+        self._size = size
+        self._addresses = addresses
+        self._key = key
+        self._details = details
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._attempts: dict[_Attempt, None] = {}  # oldest first
+        self._connections: dict[int, Connection] = {}
+        self._pauses: dict[int, float] = {}  # of ranks to which an attempt was cut short
+        self._due: dict[int, float] = {}
+        self._problems: dict[int, str] = {}
+
+    def run(self, deadline: float, look: Callable[[], None]) -> list[Connection]:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._due = dict.fromkeys(range(self._rank), 0.0)
+        next_look = time.monotonic() + _LOOK_SECONDS
+        while True:
+            self._begin_due()
+            if len(self._connections) == self._size - 1:
+                connections = [self._connections[peer] for peer in sorted(self._connections)]
+                self._connections = {}
+                return connections
+            self._drive(min(next_look, deadline, *self._due.values()))
+            now = time.monotonic()
+            if now >= deadline:
+                raise Refused(self._lateness())
+            if now >= next_look:
+                look()
+                next_look = time.monotonic() + _LOOK_SECONDS
+
+    def close(self) -> None:
+        """Close every attempt, and every connection that was not handed out."""
+        for attempt in list(self._attempts):
+            self._drop(attempt)
+        for connection in self._connections.values():
+            connection.close()
+        self._selector.close()
+
+    def _drive(self, until: float) -> None:
+        for ready, _ in self._selector.select(max(until - time.monotonic(), 0.0)):
+            if ready.fileobj is self._listener:
+                self._accept()
+            elif ready.data in self._attempts:
+                self._advance(ready.data)
+
+    def _begin_due(self) -> None:
+        now = time.monotonic()
+        for peer in [peer for peer, due in self._due.items() if due <= now]:
+            del self._due[peer]
+            address = self._addresses[peer]
+            family = socket.AF_UNIX if isinstance(address, str) else family_of(address[0])
+            attempt = _Attempt(socket.socket(family, socket.SOCK_STREAM), peer)
+            self._start(attempt, self._connect(attempt.socket, peer))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    continue  # it has gone away already
+                if not self._drop_oldest():
+                    raise
+                continue
+            if len(self._attempts) >= 2 * self._size + _STRANGERS:
+                self._drop_oldest()
+            attempt = _Attempt(connection)
+            self._start(attempt, self._answer(attempt))
+
+    def _start(self, attempt: _Attempt, steps: Steps[Connection]) -> None:
+        attempt.steps = steps
+        self._attempts[attempt] = None
+        self._advance(attempt)
+
+    def _advance(self, attempt: _Attempt) -> None:
+        try:
+            events = next(attempt.steps)
+        except StopIteration as done:
+            self._keep(attempt, done.value)
+        except (OSError, Refused) as error:
+            self._drop(attempt)
+            if attempt.peer is not None:
+                self._try_again(attempt.peer, error)
+            elif attempt.is_proven and not _is_passing(error):
+                raise
+        else:
+            if attempt.socket in self._selector.get_map():
+                self._selector.modify(attempt.socket, events, attempt)
+            else:
+                self._selector.register(attempt.socket, events, attempt)
+
+    def _connect(self, connection: socket.socket, peer: int) -> Steps[Connection]:
+        address = self._addresses[peer]
+        number = connection.connect_ex(b"\0" + address.encode() if isinstance(address, str) else tuple(address))
+        if number == errno.EINPROGRESS:
+            yield selectors.EVENT_WRITE
+            number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number != 0:
+            raise OSError(number, os.strerror(number))
+        yield from connect_to(connection, self._rank, peer, self._key)
+        return (yield from self._details.exchange(connection, peer))
+
+    def _answer(self, attempt: _Attempt) -> Steps[Connection]:
+        peer = yield from accept_from(attempt.socket, self._rank, self._key)
+        if not self._rank < peer < self._size:
+            raise Refused(f"rank {self._rank} expects no connection from rank {peer}")
+        attempt.is_proven = True
+        return (yield from self._details.exchange(attempt.socket, peer))
+
+    def _keep(self, attempt: _Attempt, connection: Connection) -> None:
+        self._forget(attempt)
+        # A rank that connects again lost its first connection before it knew that this side had accepted it.
+        if connection.peer in self._connections:
+            self._connections[connection.peer].close()
+        self._connections[connection.peer] = connection
+
+    def _try_again(self, peer: int, error: OSError | Refused) -> None:
+        is_passing = _is_passing(error)
+        if isinstance(error, Refused) and not is_passing:
+            raise error
+        text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        self._problems[peer] = f"rank {peer} at {self._addresses[peer]} was not reached: {text}"
+        if not is_passing:
+            raise Refused(self._problems[peer]) from error
+        pause = self._pauses.get(peer, _FIRST_PAUSE_SECONDS)
+        self._pauses[peer] = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self._due[peer] = time.monotonic() + pause
+
+    def _lateness(self) -> str:
+        missing = [peer for peer in range(self._size) if peer != self._rank and peer not in self._connections]
+        problems = [self._problems[peer] for peer in missing if peer in self._problems]
+        return "; ".join([f"no connection with ranks {missing} in time", *problems])
+
+    def _drop_oldest(self) -> bool:
+        """Close the oldest attempt of somebody who has proven nothing yet; return whether there was one."""
+        oldest = next((one for one in self._attempts if one.peer is None and not one.is_proven), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
+
+    def _drop(self, attempt: _Attempt) -> None:
+        self._forget(attempt)
+        attempt.steps.close()
+        attempt.socket.close()
+
+    def _forget(self, attempt: _Attempt) -> None:
+        del self._attempts[attempt]
+        with suppress(KeyError):
+            self._selector.unregister(attempt.socket)
+
+
+def _is_passing(error: OSError | Refused) -> bool:
+    return isinstance(error, CutShort) or (isinstance(error, OSError) and error.errno in _PASSING)
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the address family of a literal address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

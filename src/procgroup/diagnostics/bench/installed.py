@@ -1,0 +1,87 @@
+"""The peers that can be measured here: procgroup, and what is installed beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from procgroup.diagnostics.bench.peer import PeerCommand
+from procgroup.diagnostics.bench.protocol import PeerFailure
+
+# One thread per rank everywhere; and no peer looks for a network.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+MODULES = "procgroup.diagnostics.bench.peers"
+
+StartPeer = Callable[[int], PeerCommand]
+
+
+def procgroup(ranks: int) -> PeerCommand:
+    """Return how to start procgroup's ranks; its arrays are NumPy's own."""
+    return _procgroup("procgroup", ranks)
+
+
+def procgroup_symmetric(ranks: int) -> PeerCommand:
+    """Return how to start procgroup's ranks with arrays from ``procgroup.empty``."""
+    return _procgroup("procgroup-symmetric", ranks, "--symmetric")
+
+
+def procgroup_tcp(ranks: int) -> PeerCommand:
+    """Return how to start procgroup's ranks without shared memory."""
+    command = _procgroup("procgroup-tcp", ranks)
+    return replace(command, environment={**ENVIRONMENT, "PROCGROUP_TRANSPORT": "tcp"})
+
+
+def gloo(ranks: int) -> PeerCommand:
+    """Return how to start Gloo through the PyTorch of this environment. Raises PeerFailure where there is none."""
+    if find_spec("torch") is None:
+        raise PeerFailure("gloo", "PyTorch, which brings Gloo, is not installed: pip install torch")
+    return gloo_command(sys.executable, ranks)
+
+
+def mpi(ranks: int) -> PeerCommand:
+    """Return how to start mpi4py with the mpiexec of this environment. Raises PeerFailure without one of them."""
+    if find_spec("mpi4py") is None:
+        raise PeerFailure("mpi", "mpi4py is not installed: pip install mpi4py mpich")
+    beside = Path(sys.executable).with_name("mpiexec")
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if mpiexec is None:
+        raise PeerFailure("mpi", "there is no mpiexec: pip install mpich, or install your system's MPI")
+    said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    return mpi_command("mpi", mpiexec, sys.executable, ranks, is_open_mpi="open" in said.lower())
+
+
+PEERS: Mapping[str, StartPeer] = {
+    "procgroup": procgroup,
+    "gloo": gloo,
+    "mpi": mpi,
+    "procgroup-symmetric": procgroup_symmetric,
+    "procgroup-tcp": procgroup_tcp,
+}
+DEFAULT_PEERS = ("procgroup", "gloo", "mpi")
+
+
+def gloo_command(python: str, ranks: int) -> PeerCommand:
+    """Return how to start Gloo's ranks with this interpreter."""
+    return PeerCommand("gloo", [python, "-m", f"{MODULES}.gloo_peer", "{socket}", str(ranks)], ENVIRONMENT)
+
+
+def mpi_command(name: str, mpiexec: str, python: str, ranks: int, *, is_open_mpi: bool) -> PeerCommand:
+    """Return how to start the ranks of an MPI library with this mpiexec and interpreter."""
+    flags = []
+    if is_open_mpi:
+        # Left alone it binds 2 ranks to cores; here --pin decides that for all peers alike.
+        as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        flags = [*as_root, "--oversubscribe", "--bind-to", "none"]
+    program = [python, "-m", f"{MODULES}.mpi_peer", "{socket}"]
+    return PeerCommand(name, [mpiexec, *flags, "-n", str(ranks), *program], ENVIRONMENT)
+
+
+def _procgroup(name: str, ranks: int, *flags: str) -> PeerCommand:
+    run = [sys.executable, "-m", "procgroup", "run", "-n", str(ranks), "-m", f"{MODULES}.procgroup_peer"]
+    return PeerCommand(name, [*run, "{socket}", *flags], ENVIRONMENT)

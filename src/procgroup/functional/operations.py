@@ -1,0 +1,230 @@
+"""What each function of procgroup.functional does with one array: its shapes, the group's call, and its transpose.
+
+The transposed functions are those of linear functions, for JAX. The linear function takes the arrays of all ranks to
+the results of all ranks; its transpose takes the cotangents of all results to those of all arrays. So a derivative is
+that of the sum of all ranks' losses: rank r's gradient is d(loss of rank 0 + ... + loss of rank n-1) / d(its array).
+
+    all_reduce SUM       y_r = x_0 + ... + x_(n-1)           x'_s = y'_0 + ... + y'_(n-1)       all_reduce SUM
+    all_reduce AVG       y_r = (x_0 + ... + x_(n-1)) / n     x'_s = (y'_0 + ... + y'_(n-1)) / n all_reduce AVG
+    all_gather           y_r[s] = x_s                        x'_s = y'_0[s] + ... + y'_(n-1)[s] reduce_scatter SUM
+    reduce_scatter SUM   y_r = x_0[r] + ... + x_(n-1)[r]     x'_s[r] = y'_r                     all_gather
+    all_to_all           y_r[s] = x_s[r]                     x'_s[r] = y'_r[s]                  all_to_all
+    broadcast            y_r = x_root                        x'_root = y'_0 + ...; others 0     reduce SUM
+    sendrecv             y_r = x_source(r)                   x'_s = y'_destination(s)           sendrecv back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from procgroup.errors import ArgumentError
+from procgroup.functional.fusing import Bundle, Leaf
+from procgroup.groups.group import ProcessGroup
+from procgroup.types import AnyReduceOp, PremulSum, ReduceOp
+
+# Far from what programs use, so that no message of send, recv or sendrecv meets one of procgroup.send.
+_TAG = (1 << 63) - 4
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One function. Ranks in it are group ranks."""
+
+    verb: ClassVar[str]
+    """The group's method that moves the elements."""
+    name: ClassVar[str]
+    """What errors call the function."""
+    takes_one_per_rank: ClassVar[bool] = False
+    """Whether the first dimension of what is given has one element per rank."""
+    returns_one_per_rank: ClassVar[bool] = False
+    """Whether the first dimension of the result has one element per rank."""
+    in_place: ClassVar[bool] = False
+    """Whether the result takes the place of what is given."""
+
+    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+        """Return the arguments of the group's method."""
+        raise NotImplementedError
+
+    def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+        """Make the group's call."""
+        getattr(group, self.verb)(*self.arguments(given, result))
+
+    def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+        """Raise what the group's call would raise for these arrays; nothing is issued."""
+        group.check_collective(self.verb, *self.arguments(given, result))
+
+    def part_shape(self, leaf: Leaf, size: int) -> tuple[int, ...]:
+        """Return the shape of what moves between two ranks. Raises ArgumentError for another first dimension."""
+        shape = leaf.seen.shape
+        if not self.takes_one_per_rank:
+            return shape
+        if shape[:1] != (size,):
+            raise ArgumentError(
+                f"functional.{self.name}: {leaf.name} has shape {shape}; expected a first dimension "
+                f"of {size}, one element per rank."
+            )
+        return shape[1:]
+
+    def result_shape(self, leaf: Leaf, size: int) -> tuple[int, ...]:
+        """Return the shape of the result for one array."""
+        leading = (size,) if self.returns_one_per_rank else ()
+        return (*leading, *self.part_shape(leaf, size))
+
+    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]] | None:
+        """Return the transposed operation, and what a cotangent becomes first in a group of that size; None: none."""
+        return None
+
+    def describe(self) -> str:
+        """Return what errors call this call."""
+        return f"functional.{self.name}"
+
+
+@dataclass(frozen=True)
+class AllReduce(Operation):
+    """Combine the arrays of all ranks."""
+
+    op: AnyReduceOp
+    verb: ClassVar[str] = "all_reduce"
+    name: ClassVar[str] = "all_reduce"
+    in_place: ClassVar[bool] = True
+
+    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+        return given.array, self.op
+
+    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]] | None:
+        if self.op in (ReduceOp.SUM, ReduceOp.AVG):
+            return self, _unchanged
+        return None
+
+    def describe(self) -> str:
+        return f"functional.{self.name}({_name_of(self.op)})"
+
+
+@dataclass(frozen=True)
+class Broadcast(Operation):
+    """Copy the arrays of rank ``root``."""
+
+    root: int
+    verb: ClassVar[str] = "broadcast"
+    name: ClassVar[str] = "broadcast"
+    in_place: ClassVar[bool] = True
+
+    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+        return given.array, self.root
+
+    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
+        return ReduceToRoot(self.root), _unchanged
+
+
+@dataclass(frozen=True)
+class ReduceToRoot(Operation):
+    """Sum the arrays of all ranks on ``root``; return zeros elsewhere."""
+
+    root: int
+    verb: ClassVar[str] = "reduce"
+    name: ClassVar[str] = "broadcast, transposed"
+    in_place: ClassVar[bool] = True
+
+    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+        return given.array, self.root, ReduceOp.SUM
+
+    def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+        super().run(group, given, result)
+        if group.rank() != self.root:
+            given.clear()
+
+    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
+        return Broadcast(self.root), _unchanged
+
+
+@dataclass(frozen=True)
+class AllGather(Operation):
+    """Stack the arrays of all ranks."""
+
+    verb: ClassVar[str] = "all_gather_single"
+    name: ClassVar[str] = "all_gather"
+    returns_one_per_rank: ClassVar[bool] = True
+
+    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+        return result.array, given.array
+
+    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
+        return ReduceScatter(ReduceOp.SUM), _unchanged
+
+
+@dataclass(frozen=True)
+class ReduceScatter(Operation):
+    """Combine the arrays of all ranks, and keep this rank's element."""
+
+    op: AnyReduceOp
+    verb: ClassVar[str] = "reduce_scatter_single"
+    name: ClassVar[str] = "reduce_scatter"
+    takes_one_per_rank: ClassVar[bool] = True
+
+    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+        return result.array, given.array, self.op
+
+    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]] | None:
+        if self.op == ReduceOp.SUM:
+            return AllGather(), _unchanged
+        if self.op == ReduceOp.AVG:
+            return AllGather(), lambda cotangent, size: cotangent / size
+        return None
+
+    def describe(self) -> str:
+        return f"functional.{self.name}({_name_of(self.op)})"
+
+
+@dataclass(frozen=True)
+class AllToAll(Operation):
+    """Send element ``[r]`` to rank ``r``; stack what comes from all ranks."""
+
+    verb: ClassVar[str] = "all_to_all_single"
+    name: ClassVar[str] = "all_to_all"
+    takes_one_per_rank: ClassVar[bool] = True
+    returns_one_per_rank: ClassVar[bool] = True
+
+    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+        return result.array, given.array, None, None
+
+    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
+        return self, _unchanged
+
+
+@dataclass(frozen=True)
+class SendRecv(Operation):
+    """Send to ``destination`` and receive from ``source``, at the same time."""
+
+    destination: int
+    source: int
+    verb: ClassVar[str] = "send"
+    name: ClassVar[str] = "sendrecv"
+
+    def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+        if self._stays_here(group):
+            result.copy_from(given)
+            return
+        sending = group.send(given.array, self.destination, _TAG, True)
+        group.recv(result.array, self.source, _TAG)
+        assert sending is not None
+        sending.wait()
+
+    def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+        if not self._stays_here(group):
+            group.check_message("send", given.array, self.destination, _TAG)
+
+    def _stays_here(self, group: ProcessGroup) -> bool:
+        return self.destination == self.source == group.rank()
+
+    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
+        return SendRecv(self.source, self.destination), _unchanged
+
+
+def _unchanged(cotangent: Any, size: int) -> Any:
+    return cotangent
+
+
+def _name_of(op: AnyReduceOp) -> str:
+    return f"PREMUL_SUM({op.factor})" if isinstance(op, PremulSum) else op.name

@@ -1,0 +1,224 @@
+"""The start of a group through a store: waits that end when a rank is lost, and errors that name ranks.
+
+The ranks of a new group wait for each other's keys. A rank that is gone never writes its key, so each rank lets the
+store write ``lost`` in its place when its process ends, and every wait for keys is also a wait for ``lost``::
+
+    enter      the store is to set "lost" to my record when my connection ends      set_on_disconnect
+    gather     the keys of all ranks, or "lost"                                     get_unless
+    give_up    set "lost" to my record and the reason, because start-up failed here compare_set
+    leave      my end concerns the start-up no longer                               OnDisconnect.withdraw
+
+The first record counts, so all ranks name the same one. A store that does not notice the end of a process (any but
+TCPStore) still carries what ``give_up`` writes; a rank that was killed is then named at the deadline, by the key that
+it has not written. When the store itself is gone, so is the rank whose process hosts it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from procgroup import process_end
+from procgroup.errors import (
+    CollectiveTimeout,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    OperationError,
+    PeerFailed,
+    PeerLost,
+    StoreLost,
+    StoreTimeout,
+)
+from procgroup.stores.members import Member, read_member
+from procgroup.stores.prefix import PrefixStore
+from procgroup.stores.store import OnDisconnect, Store
+
+_LOST = "lost"
+_OP = "init_process_group"
+# How much longer than the deadline a rank waits for the others to say how a stage went that ended at the deadline.
+_GRACE_SECONDS = 1.0
+# How long the store may take to answer once the deadline has passed, or when this rank gives up.
+_ANSWER_SECONDS = 0.5
+_MAX_REASON = 2000
+_MAX_SHOWN = 8
+
+
+class StartUp:
+    """One rank's part in the start of a group whose keys are below ``prefix`` in ``store``.
+
+    ``limit`` is the time in seconds that errors show, ``deadline`` the time.monotonic() at which it ends, ``host`` the
+    member whose process hosts the store, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        me: Member,
+        *,
+        group: str,
+        limit: float,
+        deadline: float,
+        host: Member | None = None,
+    ) -> None:
+        self.me = me
+        self.limit: float = limit
+        self.deadline: float = deadline
+        self._whole_store = store
+        self._prefix = ""
+        self._group = group
+        self._host = host
+        self._members: dict[int, Member] = {}
+        self._on_disconnect: OnDisconnect | None = None
+        self._is_store_silent = False
+
+    @property
+    def store(self) -> Store:
+        """The store below the prefix; its requests end at the deadline, or a moment after."""
+        return PrefixStore(self._prefix, self._whole_store.with_timeout(max(self.left(), _ANSWER_SECONDS)))
+
+    def left(self) -> float:
+        """Return the seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    def enter(self, prefix: str) -> None:
+        """Begin, or begin again below another prefix: from now on the end of this process is seen by the others."""
+        self.leave()
+        self._prefix = prefix
+        self._on_disconnect = self._whole_store.set_on_disconnect(f"{prefix}/{_LOST}", self._record(""))
+
+    def know(self, members: Sequence[Member]) -> None:
+        """Take in who the ranks are."""
+        self._members = {member.rank: member for member in members}
+        self._host = next((member for member in members if member.hosts_store), self._host)
+        self._whole_store.name_users({member.pid: f"rank {member.rank} ({member.process()})" for member in members})
+
+    def continue_until(self, limit: float) -> None:
+        """Set another limit, which counts from now."""
+        self.limit = limit
+        self.deadline = time.monotonic() + limit
+
+    def leave(self) -> None:
+        """End this rank's part: whatever becomes of its process does not concern the start-up. Idempotent."""
+        on_disconnect, self._on_disconnect = self._on_disconnect, None
+        if on_disconnect is not None:
+            with suppress(DistError):
+                on_disconnect.withdraw()
+
+    def give_up(self, error: BaseException) -> None:
+        """Make the waits of all ranks end with this rank's error, as far as the store still can; then leave."""
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")[:_MAX_REASON]
+        missing = list(error.missing) if isinstance(error, CollectiveTimeout) else []
+        if not self._is_store_silent:
+            with suppress(DistError, OSError):
+                store = self._whole_store.with_timeout(_ANSWER_SECONDS)
+                store.compare_set(f"{self._prefix}/{_LOST}", "", self._record(reason, missing))
+        self.drop()
+
+    def drop(self) -> None:
+        """End this rank's part when the start has ended with an error, of which the others know. Idempotent."""
+        process_end.note_failure(starting=True)
+        on_disconnect, self._on_disconnect = self._on_disconnect, None
+        if on_disconnect is not None:
+            on_disconnect.close()
+
+    def await_key(self, key: str, seconds: float) -> bytes:
+        """Return a key's value. Raises StoreTimeout; PeerLost or PeerFailed of another rank."""
+        found = self.store.get_unless([key], _LOST, max(seconds, 0.001))
+        if isinstance(found, bytes):
+            raise self._error_of(found)
+        return found[0]
+
+    def gather(self, stage: str) -> list[bytes]:
+        """Return the values of ``stage/rank`` for all ranks.
+
+        Raises PeerLost, PeerFailed, and CollectiveTimeout naming the ranks that have not written theirs.
+        """
+        keys = [f"{stage}/{rank}" for rank in range(self.me.size)]
+        with self.naming_ranks():
+            try:
+                found = self.store.get_unless(keys, _LOST, max(self.left(), _GRACE_SECONDS))
+            except StoreTimeout:
+                missing = self._missing(keys)
+                if missing:
+                    raise self._timeout(missing) from None
+                found = self.store.multi_get(keys, _ANSWER_SECONDS)
+        if isinstance(found, bytes):
+            raise self._error_of(found)
+        return found
+
+    def raise_if_lost(self) -> None:
+        """Raise PeerLost or PeerFailed when a rank is known to be gone."""
+        with self.naming_ranks():
+            if self.store.check([_LOST]):
+                raise self._error_of(self.store.get(_LOST))
+
+    @contextmanager
+    def naming_ranks(self) -> Iterator[None]:
+        """Turn the end and the silence of the store into errors that name the rank whose process hosts it."""
+        try:
+            yield
+        except StoreLost as error:
+            if self._host is None or self._host.rank == self.me.rank:
+                error.add_note(f"Rank {self.me.rank} of {self.me.size} was in {_OP}.")
+                raise
+            raise self._peer_lost(self._host, "which hosts the store") from error
+        except StoreTimeout as error:
+            raise self._silence() from error
+
+    def _missing(self, keys: Sequence[str]) -> list[int]:
+        store = self.store.with_timeout(_ANSWER_SECONDS)
+        try:
+            return [rank for rank, key in enumerate(keys) if not store.check([key])]
+        except DistNetworkError as error:  # the connection had been given up, and a new one is not answered either
+            raise self._silence() from error
+
+    def _silence(self) -> DistError:
+        """Return the error for a store that does not answer, although its server has not ended."""
+        self._is_store_silent = True
+        if self._host is None:
+            return DistStoreError(
+                f"{_OP} (rank {self.me.rank} of {self.me.size}): the store has not answered in time, after "
+                f"{self.limit:g} s. See what the process that hosts it is doing; it may be stopped."
+            )
+        error = self._timeout([self._host.rank])
+        error.add_note(f"The process of rank {self._host.rank} hosts the store, which does not answer.")
+        return error
+
+    def _timeout(self, missing: Sequence[int]) -> CollectiveTimeout:
+        members = [self._members[rank] for rank in missing[:_MAX_SHOWN] if rank in self._members]
+        calls = {member.rank: f"process {member.pid} on host {member.host}" for member in members}
+        return CollectiveTimeout(missing=missing, seconds=self.limit, calls=calls, **self._call())
+
+    def _record(self, reason: str, missing: Sequence[int] = ()) -> str:
+        return json.dumps({"member": self.me.line(), "reason": reason, "missing": list(missing)})
+
+    def _error_of(self, record: bytes) -> DistError:
+        """Return the error for what stands under ``lost``: anybody may have written it."""
+        try:
+            fields = json.loads(record)
+            member, reason = read_member(fields["member"]), str(fields["reason"])[:_MAX_REASON]
+            missing = [rank for rank in range(self.me.size) if rank in fields["missing"]]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            member, reason, missing = None, "", []
+        if member is None or not 0 <= member.rank < self.me.size:
+            return DistStoreError(
+                f"{_OP} (rank {self.me.rank} of {self.me.size}): what no rank wrote says that one left"
+            )
+        if missing and self.me.rank not in missing:
+            return self._timeout(missing)
+        if reason:
+            where = f"{reason} ({member.process()})"
+            return PeerFailed(peer=member.rank, reason=where, **self._call())
+        return self._peer_lost(member)
+
+    def _peer_lost(self, member: Member, detail: str = "") -> OperationError:
+        detail = f", {detail}," if detail else ""
+        how = f"its process on host {member.host}{detail} ended before every rank had made the group"
+        return PeerLost(peer=member.rank, pid=member.pid, how=how, **self._call())
+
+    def _call(self) -> dict[str, Any]:
+        return {"op": _OP, "sequence": 0, "group": self._group, "rank": self.me.rank, "size": self.me.size}

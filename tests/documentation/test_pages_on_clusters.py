@@ -1,0 +1,115 @@
+"""The pages on several hosts and on Slurm do what they say: between network namespaces, and under a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import two_hosts
+import world
+from documentation.operation_pages import FOR_MPI4PY
+from documentation.programs import ROOT, blocks
+from documentation.test_documentation import can_run, provide_commands
+
+pytestmark = [pytest.mark.slow]
+
+SEVERAL_HOSTS = ROOT / "docs" / "several_hosts.md"
+SLURM = ROOT / "docs" / "slurm.md"
+COMMAND = re.compile(r"^host([12])\$ (.*)\n((?:(?!host[12]\$).+\n)*)", re.MULTILINE)
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[two_hosts.Host, two_hosts.Host]]:
+    if lack := two_hosts.lacks():
+        pytest.skip(lack)
+    with two_hosts.joined() as made:
+        yield made
+
+
+def provide_program(directory: Path) -> None:
+    provide_commands(directory)
+    (program,) = (block.text for block in blocks(SEVERAL_HOSTS) if block.language == "python")
+    (directory / "train.py").write_text(program)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["by hand", "torchrun"])
+@pytest.mark.parametrize("first", [0, 1], ids=["host1 first", "host2 first"])
+@pytest.mark.timeout(150)
+def test_the_lines_for_two_hosts_start_a_job(
+    number: int, first: int, hosts: tuple[two_hosts.Host, two_hosts.Host], tmp_path: Path
+) -> None:
+    provide_program(tmp_path)
+    pages_commands = [found for block in blocks(SEVERAL_HOSTS) if (found := COMMAND.findall(block.text))]
+    commands = pages_commands[number]
+    if not can_run(commands[0][1], tmp_path):
+        pytest.skip("torchrun is not installed")
+    key = f"PROCGROUP_JOB_KEY={os.urandom(32).hex()}"
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+    def start(command: tuple[str, str, str]) -> None:
+        host, line, expected = command
+        line = line.replace("PROCGROUP_JOB_KEY=KEY", key)
+        inside = hosts[int(host) - 1].command(["bash", "-c", line])
+        done = world.run_command(inside, directory=tmp_path, environment=environment, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == sorted(expected.splitlines()), done.stderr
+        assert "without a job key" not in done.stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(start, command) for command in (commands if first == 0 else reversed(commands))]
+        for each in running:
+            each.result()
+
+
+@pytest.mark.timeout(150)
+def test_the_batch_script_starts_a_job(slurm: Mapping[str, str], tmp_path: Path) -> None:
+    provide_program(tmp_path)
+    (script,) = (block.text for block in blocks(SLURM) if block.language == "bash")
+    (tmp_path / "train.sbatch").write_text(script)
+    environment = {**slurm, "PATH": f"{tmp_path}/bin:{slurm['PATH']}"}
+    # The one node of the tests stands for the two of the script.
+    command = "sbatch --wait --nodes=1 --ntasks-per-node=4 train.sbatch"
+    done = world.run_command(shlex.split(command), directory=tmp_path, environment=environment, timeout=100)
+    (log,) = tmp_path.glob("train.*.log")
+    assert done.returncode == 0, done.stderr + log.read_text()
+    expected = [f"{rank}: rank {rank} of 4, local rank {rank}: the sum is 10" for rank in range(4)]
+    assert sorted(log.read_text().splitlines()) == expected
+
+
+@pytest.fixture(scope="module")
+def mpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of an environment with MPICH and mpi4py. Skips where these cannot be installed."""
+    directory = tmp_path_factory.mktemp("mpi")
+    world.run_command([shutil.which("python3") or "python3", "-m", "venv", str(directory)])
+    install = [f"{directory}/bin/python", "-m", "pip", "install", "-q", "mpich", "mpi4py", "numpy"]
+    if world.run_command(install, timeout=300).returncode:
+        pytest.skip("MPICH and mpi4py cannot be installed here")
+    return directory / "bin"
+
+
+@pytest.mark.timeout(400)
+def test_the_line_for_mpiexec_starts_the_ranks(mpi: Path, tmp_path: Path) -> None:
+    provide_program(tmp_path)
+    (line,) = re.findall(r"^`(mpiexec .*)`$", SLURM.read_text(), re.MULTILINE)
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    line = line.replace("mpiexec", f"{mpi}/mpiexec", 1).replace("29500", str(world.free_port()))
+    done = world.run_command(["bash", "-c", line], directory=tmp_path, environment=environment, timeout=60)
+    expected = [f"rank {rank} of 4, local rank {rank}: the sum is 10" for rank in range(4)]
+    assert sorted(done.stdout.splitlines()) == expected, done.stderr
+
+
+@pytest.mark.timeout(400)
+def test_the_program_of_mpi4py_prints_what_ours_does(mpi: Path, tmp_path: Path) -> None:
+    program = next(block.text for block in blocks(FOR_MPI4PY) if "from mpi4py import MPI" in block.text)
+    (tmp_path / "heat_mpi.py").write_text(program)
+    shown = next(block.text for block in blocks(FOR_MPI4PY) if block.language == "console")
+    command = [f"{mpi}/mpiexec", "-n", "4", f"{mpi}/python", "heat_mpi.py"]
+    done = world.run_command(command, directory=tmp_path, timeout=60)
+    assert f"[rank 0] {done.stdout}" == shown.split("\n", 1)[1], done.stderr

@@ -1,0 +1,121 @@
+"""The table of default timeouts says what the code does, and no timeout of the code is left out of it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import procgroup as dist
+from procgroup.testing import run_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "watching.md"
+UNITS = {"s": 1, "min": 60, "h": 3600}
+
+
+def native(file: str, pattern: str) -> float:
+    """Return the number that a pattern finds in a native source."""
+    (found,) = re.findall(pattern, (ROOT / "native" / file).read_text())
+    return float(found.replace("'", ""))
+
+
+def constant(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(f"procgroup.{module}"), attribute)
+
+
+def default(function: Any, parameter: str) -> Any:
+    return inspect.signature(function).parameters[parameter].default
+
+
+IN_THE_TABLE = {
+    "finding the other ranks in `init_process_group`": "types.DEFAULT_TIMEOUT",
+    "connecting the ranks of a new group": "backends.native._CONNECT_SECONDS",
+    "a call on a group, and the wait for it": "types.DEFAULT_TIMEOUT",
+    "waits on a store": "types.DEFAULT_STORE_TIMEOUT",
+    "a report of the ranks that have not come yet": "rendezvous.join.REPORT_SECONDS",
+    "leaving a group: calls that were issued": "groups.backend.FLUSH_SECONDS",
+    "leaving a group: callbacks": "backends.native._CALLBACK_SECONDS",
+    "the end of a process that hosts the store": "stores.tcp.LINGER_SECONDS",
+    "these waits when a group has failed": "process_end.FAILED_SECONDS",
+    "these waits, before a line": "process_end.SILENT_SECONDS",
+    "launcher, after a rank failed": "launch.agent.REPORT_SECONDS",
+    "launcher, between SIGTERM and SIGKILL": "launch.agent.SHUTDOWN_SECONDS",
+    "launcher, between Ctrl-C and SIGKILL": "launch.agent.INTERRUPT_SECONDS",
+    "`spawn`, between SIGTERM and SIGKILL": "launch.process_context.TERMINATE_SECONDS",
+}
+ELSEWHERE = {
+    "a deadlock, before it is reported": lambda: native("engine/deadlock.hpp", r"kSuspiciousNs = ([\d']+);") / 1e9,
+    "written data that another host": lambda: native("transport/tcp_channel.hpp", r"user_timeout_s = (\d+)\)"),
+    "silence of another host": lambda: native("transport/tcp_channel.cpp", r"kProbeSeconds = (\d+);"),
+    "`breakpoint()`": lambda: default(dist.breakpoint, "timeout_s"),
+    "`run_ranks`": lambda: default(run_ranks, "timeout"),
+}
+NO_DEADLINES_OF_USERS = {
+    "api.leaving._FAILED_SECONDS": "calls that were issued, when an exception ends the group",
+    "process_end._THREAD_SECONDS": "whether a thread's exception ended the program",
+    "groups.deferring._IDLE_SECONDS": "a thread without work ends",
+    "groups.deferring._GRACE_SECONDS": "a thread's end is awaited",
+    "launch.agent.FLUSH_SECONDS": "output that nobody reads",
+    "launch.agent._UNKILLABLE_SECONDS": "after SIGKILL",
+    "launch.process_context.INTERRUPT_SECONDS": "as the launcher's, after Ctrl-C",
+    "launch.process_context.SETTLE_SECONDS": "which failure came first",
+    "launch.process_context.UNKILLABLE_SECONDS": "after SIGKILL",
+    "rendezvous.agent_store.STALE_SECONDS": "an address is read again",
+    "rendezvous.agent_store._LONGEST_WAIT_SECONDS": "bounds what torch is given",
+    "rendezvous.hosting._HOST_SECONDS": "a record that is there is read",
+    "rendezvous.join._READ_SECONDS": "a verdict that is there is read",
+    "stores.file._OPEN_SECONDS": "a file system that is slow to show a file",
+    "stores.start_up._GRACE_SECONDS": "ranks whose deadline has passed say how it went",
+    "stores.tcp._WITHDRAW_SECONDS": "an answer that changes nothing for the caller",
+    "testing.ranks._END_SECONDS": "threads that end",
+    "torch_plugin.callbacks._IDLE_SECONDS": "a thread without work ends",
+    "torch_plugin.callbacks._END_SECONDS": "callbacks that run at the process's end",
+}
+
+
+def rows() -> dict[str, str]:
+    """Return the table's rows: the wait, and its default."""
+    table = PAGE.read_text().partition("## Default timeouts")[2]
+    cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    return {wait.strip(): value.strip() for wait, value, _ in cells}
+
+
+def in_seconds(text: str) -> float:
+    """Read "30 min, ..." or "every 5 s"."""
+    number, unit = re.search(r"(\d+) (s|min|h)\b", text).groups()  # type: ignore[union-attr]
+    return float(number) * UNITS[unit]
+
+
+@pytest.mark.parametrize("row", [*IN_THE_TABLE, *ELSEWHERE])
+def test_the_table_says_what_the_code_does(row: str) -> None:
+    (documented,) = (value for wait, value in rows().items() if wait.startswith(row))
+    value = ELSEWHERE[row]() if row in ELSEWHERE else constant(IN_THE_TABLE[row])
+    assert in_seconds(documented) == (value.total_seconds() if isinstance(value, timedelta) else value)
+
+
+def test_every_row_is_checked() -> None:
+    checked = [*IN_THE_TABLE, *ELSEWHERE]
+    assert [wait for wait in rows() if not any(wait.startswith(row) for row in checked)] == []
+
+
+def test_every_timeout_of_the_code_is_in_the_table_or_is_none_of_a_user() -> None:
+    source = ROOT / "src" / "procgroup"
+    found = {
+        ".".join([*file.relative_to(source).with_suffix("").parts, name])
+        for file in source.rglob("*.py")
+        for name, value in re.findall(r"^(\w*SECONDS|\w*TIMEOUT) = ([\d.]+)", file.read_text(), re.MULTILINE)
+        if float(value) >= 1
+    }
+    assert found - {*IN_THE_TABLE.values(), *NO_DEADLINES_OF_USERS} == set()
+    assert NO_DEADLINES_OF_USERS.keys() - found == set()
+
+
+def test_the_public_default_is_the_table_s() -> None:
+    assert dist.default_pg_timeout == constant("types.DEFAULT_TIMEOUT")

@@ -1,0 +1,44 @@
+"""An asynchronous list of arrays that goes out in several calls: a mismatch in the first is what each rank raises."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from failures.operations import TRANSPORTS, on
+
+import procgroup as dist
+from world import run
+
+pytestmark = pytest.mark.timeout(60)
+
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def issue_several(rank: int, size: int, kind: str) -> tuple[str, str]:
+    dist.init_process_group(timeout=20)
+    group: Any = dist.group.WORLD
+    dist.barrier()
+    try:
+        if kind == "all_reduce":
+            # Arrays of different dtypes go out in calls of their own.
+            arrays = [np.ones(3 + rank, np.float32), *(np.ones(300_000 + rank, np.float64) for _ in range(40))]
+            work = group.all_reduce_coalesced(arrays, async_op=True)
+        else:
+            lists = [np.ones(2 * (3 + rank)) for _ in range(200)], [np.ones(3 + rank) for _ in range(200)]
+            work = group.all_gather_single_coalesced(*lists, async_op=True)
+        time.sleep(0.01)
+        work.wait()
+    except dist.DistError as error:
+        return type(error).__name__, str(error)
+    return "none", ""
+
+
+@transports
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_a_mismatch_of_the_first_call_is_raised_on_every_rank(transport: str, kind: str) -> None:
+    for _ in range(3):
+        results = run(issue_several, 2, args=(kind,), environment=on(transport))
+        assert [name for name, _ in results] == ["CollectiveMismatch"] * 2, results

@@ -1,0 +1,140 @@
+"""A rank that is late: those who wait for it say so on stderr, with its rank and what it is doing."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from failures.operations import ABSENT, OPERATIONS, TRANSPORTS, on, perform
+
+import procgroup as dist
+from world import World, run, start
+
+pytestmark = pytest.mark.timeout(60)
+
+FIRST = "0.3"
+
+
+def come_when_told(rank: int, name: str, async_op: bool) -> None:
+    """Make one call; the absent rank makes it when the others have reported, which a file says."""
+    dist.init_process_group(timeout=40)
+    dist.barrier()
+    go = Path(os.environ["GO"])
+    if rank == ABSENT:
+        while not go.exists():
+            time.sleep(0.01)
+    if name in ("send", "recv") and rank == ABSENT:
+        other = {"send": "recv", "recv": "send"}[name]
+        array = np.ones(8 if name == "recv" else 1_000_000)
+        getattr(dist, other)(array, 0)
+    elif name not in ("send", "recv") or rank == 0:
+        perform(name, async_op)
+
+
+def late(rank: int, size: int, name: str, async_op: bool) -> None:
+    come_when_told(rank, name, async_op)
+
+
+def reported(world: World, rank: int) -> str:
+    """Wait for a rank's report, and return it."""
+    world.wait_for_output(rank, " has waited ", timeout=30)
+    world.wait_for_output(rank, "\n", timeout=30)
+    return world.output(rank)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("name", "async_op"),
+    [("all_reduce", False), ("all_reduce", True), ("barrier", False), ("recv", False), ("recv", True), ("send", False)],
+)
+def test_a_rank_that_waits_names_the_late_rank_and_its_call(
+    tmp_path: Path, transport: str, name: str, async_op: bool
+) -> None:
+    go = tmp_path / "go"
+    environment = on(transport) | {"PROCGROUP_WAIT_REPORT_SECONDS": FIRST, "GO": str(go)}
+    assert name in OPERATIONS
+    with start(late, 3, args=(name, async_op), environment=environment) as world:
+        waiting = [0] if name in ("send", "recv") else [0, 2]
+        lines = {rank: reported(world, rank) for rank in waiting}
+        go.touch()
+        outcomes = world.wait(40)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    for rank, line in lines.items():
+        pattern = (
+            rf"procgroup: rank {rank} has waited 0\.\d s \(since \d\d:\d\d:\d\d\) for rank 1 in {name} #\d+ on group 0"
+        )
+        found = re.search(pattern + r": rank 1 is (in no call for|in barrier|not answering) .*\n", line)
+        assert found, line
+        assert line.count(" has waited ") == 1, line  # the next one is due a minute later
+
+
+def late_to_a_group(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=40)
+    dist.new_group([2, 1])
+    if rank == 1:
+        array = np.zeros(1)
+        dist.recv(array, 0)
+    elif rank == 0:
+        time.sleep(1.2)
+        dist.send(np.ones(1), 1)
+    if rank > 0:
+        group = dist.new_group([1, 2])
+        dist.all_reduce(np.ones(2), group=group)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_group_that_waits_for_a_member_names_its_global_rank_and_the_call_it_is_in(transport: str) -> None:
+    environment = on(transport) | {"PROCGROUP_WAIT_REPORT_SECONDS": FIRST}
+    with start(late_to_a_group, 3, environment=environment) as world:
+        outcomes = world.wait(40)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    waits = outcomes[2].output
+    assert re.search(
+        r"rank 2 has waited .* for rank 1 in new_group\(\[1, 2\]\)[^\n]*: rank 1 is in recv of 1 float64 from rank 0",
+        waits,
+    ), waits
+
+
+def post_and_wait_for_nothing(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=40)
+    array = np.zeros(1)
+    if rank == 0:
+        work = dist.irecv(array, 1)
+        time.sleep(1)  # longer than what is reported: nobody waits
+        dist.barrier()
+        assert work is not None and work.wait()
+    else:
+        time.sleep(1)
+        dist.barrier()
+        dist.send(array, 0)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_receive_that_was_posted_ahead_is_not_reported(transport: str) -> None:
+    environment = on(transport) | {"PROCGROUP_WAIT_REPORT_SECONDS": "0.8"}
+    with start(post_and_wait_for_nothing, 2, environment=environment) as world:
+        outcomes = world.wait(40)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    assert "in recv" not in outcomes[0].output, outcomes[0].output
+
+
+def sleep_before_a_barrier(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=40)
+    if rank == 1:
+        time.sleep(1)
+    dist.barrier()
+
+
+def test_zero_turns_the_reports_off() -> None:
+    with start(sleep_before_a_barrier, 2, environment={"PROCGROUP_WAIT_REPORT_SECONDS": "0"}) as world:
+        outcomes = world.wait(40)
+    assert [outcome.output for outcome in outcomes] == ["", ""]
+
+
+def test_another_value_is_refused_in_words() -> None:
+    with pytest.raises(Exception, match="PROCGROUP_WAIT_REPORT_SECONDS='soon' is not usable"):
+        run(sleep_before_a_barrier, 2, environment={"PROCGROUP_WAIT_REPORT_SECONDS": "soon"})

@@ -1,0 +1,96 @@
+"""What a process waits for at its end, for how long, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import procgroup as dist
+from procgroup import process_end
+from procgroup.errors import CollectiveTimeout
+from world import start
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def time_out_because_a_rank_is_stopped(rank: int, size: int) -> float:
+    dist.init_process_group(timeout=1.5)
+    dist.barrier()
+    if rank == 1:
+        print("stopping", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(CollectiveTimeout):
+        dist.barrier()
+    return time.monotonic()
+
+
+def test_the_host_of_the_store_waits_2_s_for_a_stopped_rank_when_the_job_is_broken() -> None:
+    with start(time_out_because_a_rank_is_stopped, 2) as world:
+        world.wait_for_output(1, "stopping")
+        deadline = time.monotonic() + 20
+        while world.is_alive(0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ended = time.monotonic()
+        assert not world.is_alive(0)
+        world.kill(1)
+        (outcome, _) = world.wait()
+    assert ended - outcome.value < 2 + 3, "2 s, and what the load of the machine adds"
+    assert outcome.output == ""
+
+
+def end_before_the_others(rank: int, size: int) -> None:
+    dist.init_process_group()
+    dist.barrier()
+    while rank == 1 and not os.path.exists(os.environ["GO_ON"]):
+        time.sleep(0.01)
+
+
+def test_the_host_of_the_store_says_for_whom_it_waits(tmp_path: Any) -> None:
+    go_on = tmp_path / "go on"
+    with start(end_before_the_others, 3, environment={"GO_ON": str(go_on)}) as world:
+        world.wait_for_output(0, "for at most 28 s more")
+        assert "procgroup: this process hosts the store and waits for rank 1 (" in world.output(0)
+        assert f" pid {world.pids[1]}) to end" in world.output(0)
+        go_on.touch()
+        outcomes = world.wait()
+    assert all(outcome.ok for outcome in outcomes)
+    assert outcomes[0].output.count("\n") == 1
+
+
+def leave_while_others_are_late(rank: int, size: int, subgroup: bool) -> None:
+    dist.init_process_group()
+    group = dist.new_group([0, 1]) if subgroup else None
+    dist.barrier()
+    if rank == 1:
+        while not os.path.exists(os.environ["GO_ON"]):
+            time.sleep(0.01)
+        dist.all_reduce(np.ones(4), group=group)
+    else:
+        dist.all_reduce(np.ones(4), group=group, async_op=True)
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("subgroup", [False, True])
+def test_a_rank_that_leaves_a_group_says_what_it_waits_for(subgroup: bool, tmp_path: Any) -> None:
+    go_on = tmp_path / "go on"
+    with start(leave_while_others_are_late, 2, args=(subgroup,), environment={"GO_ON": str(go_on)}) as world:
+        what = "leaves a group" if subgroup else "leaves its groups"
+        world.wait_for_output(0, f"procgroup: rank 0 {what} and waits for all_reduce(SUM) of 4 float64 (#")
+        go_on.touch()
+        assert all(outcome.ok for outcome in world.wait())
+
+
+def test_a_wait_is_short_after_a_failure_and_silent() -> None:
+    process_end.note_failure()
+    try:
+        started = time.monotonic()
+        process_end.wait_for_others(lambda: False, 30, lambda: pytest.fail("it has said something"), 0.01)
+        assert 1.9 < time.monotonic() - started < 5
+    finally:
+        process_end.forget_failure()
+    assert not process_end.has_failed()
