@@ -11,6 +11,8 @@ LIBRARIES := torch==2.13.0 jax==0.10.2
 # From 2.15 on torch takes a backend from Python in another form.
 NEXT_TORCH := 2.15.*
 NEXT := build/next-torch
+# Most tests wait for processes that start: two at a time take little more than half as long. A file's tests stay together.
+PYTEST := -m pytest -n 2 --dist loadfile
 
 # What the installed package is made of: a change here, and only here, installs it again.
 SOURCES := $(shell find src native -type f ! -name '*.so' ! -path '*/__pycache__/*' ! -path 'native/tests/*') \
@@ -32,14 +34,14 @@ demo: $(VENV)/.examples  ## Build, then train a classifier on real images with 4
 test: $(VENV)/.test  ## Run all tests, with samples of the large products (some 10 minutes on 2 cores)
 	@$(MAKE) native-tests
 	@echo "== tests"
-	@$(PY) -m pytest
+	@$(PY) $(PYTEST)
 
 test-all: $(VENV)/.test  ## Run all tests in full
 	@$(MAKE) native-tests
 	@echo "== tests, in full"
-	@PROCGROUP_TEST_ALL=1 $(PY) -m pytest -o faulthandler_timeout=3700
+	@PROCGROUP_TEST_ALL=1 $(PY) $(PYTEST) -o faulthandler_timeout=3700
 
-test-next-torch: build/wheel/.built  ## Run the tests of the plug-in and of DDP with torch 2.15, installed apart (some 4 minutes)
+test-next-torch: build/wheel/.built  ## Run the tests of the plug-in and of DDP with torch 2.15, installed apart (some 3 minutes)
 	@if $(MAKE) $(NEXT)/.torch; then $(MAKE) next-torch-tests; \
 		else echo "== torch $(NEXT_TORCH) cannot be installed here: the tests with it are left out"; fi
 
@@ -139,10 +141,10 @@ $(NEXT)/.torch: $(PY)
 .PHONY: next-torch-tests
 NEXT_PIP := $(NEXT)/bin/python -m pip install --quiet --disable-pip-version-check
 next-torch-tests:
-	@$(NEXT_PIP) build/wheel/*.whl "pytest>=9" pytest-timeout psutil ml_dtypes
+	@$(NEXT_PIP) build/wheel/*.whl "pytest>=9" pytest-timeout pytest-xdist psutil ml_dtypes
 	@$(NEXT_PIP) --force-reinstall --no-deps build/wheel/*.whl
 	@echo "== tests of the plug-in and of DistributedDataParallel with torch $(NEXT_TORCH)"
-	@$(NEXT)/bin/python -m pytest tests/torch_plugin \
+	@$(NEXT)/bin/python $(PYTEST) tests/torch_plugin \
 		tests/parallel/test_distributed_data_parallel*.py tests/parallel/test_communication_hooks*.py
 
 # --- native tests ---

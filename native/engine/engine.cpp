@@ -236,6 +236,12 @@ void Engine::announce(const std::vector<ShownWait>& circle) {
   waits_.announce(circle);
 }
 
+void Engine::write_pending() {
+  if (!uses_sockets_) return;
+  const std::lock_guard lock(messages_mutex_);
+  pump();
+}
+
 bool Engine::pump() {
   const bool moved = messages_.pump();
   if (waits_.is_asked())

@@ -87,6 +87,9 @@ class Engine final : public Lounge, public DeadlockSight {
   Introductions& introductions() { return introductions_; }  // under that mutex
   // Advance every channel, and answer what other ranks have asked this one. Under that mutex.
   bool pump();
+  // Write what the other ranks are to be told: after a failed call this rank may make none for long, and nothing else
+  // would write it.
+  void write_pending();
   // What each of these world ranks is doing, in words that follow "rank 1 is", for a reader who waits in this group:
   // read in shared memory, else asked for, for at most some 0.2 s. Not under that mutex.
   std::vector<std::string> calls_of(const std::vector<int>& peers, uint64_t group);

@@ -137,6 +137,7 @@ void Group::introduce(const std::string& call, double seconds, Host& host) {
   if (operation.failure() != nullptr) {
     Failure failure = *operation.failure();
     host.unlock();
+    engine_.write_pending();
     explain(failure, true);
     host.lock();
     refuse_to_begin(failure);

@@ -67,11 +67,13 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
   };
   drive(operation, seconds, engine_.policy(), engine_, host, std::cref(look));  // by reference: no allocation
   if (operation.failure() == nullptr) return std::nullopt;
-  std::optional<Failure> deadlock = watch.told();
-  if (deadlock) return deadlock;
-  Failure failure = *operation.failure();
   host.unlock();
-  explain(failure);
+  engine_.write_pending();
+  std::optional<Failure> failure = watch.told();
+  if (!failure) {
+    failure = *operation.failure();
+    explain(*failure);
+  }
   host.lock();
   return failure;
 }

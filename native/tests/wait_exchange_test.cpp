@@ -2,6 +2,8 @@
 // message that is still on its way is never mistaken for one; letters that make no sense change nothing.
 #include "engine/wait_exchange.hpp"
 
+#include <poll.h>
+
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -9,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "engine/deadlock.hpp"
 #include "tests/engine_fixture.hpp"
 #include "tests/messages_fixture.hpp"
@@ -170,6 +173,33 @@ void engines_find_circles_of_receives_and_collectives() {
   });
 }
 
+// What a failed call tells the others is written before the call returns: its rank may make no other one.
+void a_rank_that_gave_up_and_makes_no_other_call_is_heard() {
+  for (const bool asynchronous : {false, true}) {
+    std::vector<procgroup::Rank> world = make_world_of_sockets(3);
+    in_all_ranks(world, [&](Group& group) {
+      if (group.rank() == 2) return;
+      std::vector<int64_t> data(4);
+      Request request = request_for(OpKind::kAllReduce, data);
+      if (group.rank() == 0) {
+        const std::string heard = told([&](Host& host) {
+          if (!asynchronous) return group.run(request, 0.2, host);
+          const auto operation = group.start(request, 0.2);
+          while (!operation->is_over()) poll(nullptr, 0, 5);
+          throw OperationFailed{*operation->failure(), operation->call()};
+        });
+        check(heard.find("0.2") != std::string::npos, heard.c_str(), 0);
+      } else {
+        poll(nullptr, 0, 400);
+        const int64_t began = now_ns();
+        const std::string heard = told([&](Host& host) { group.run(request, 20, host); });
+        check(heard.find("rank 0 failed") != std::string::npos, heard.c_str(), 1);
+        CHECK(now_ns() - began < 5'000'000'000);
+      }
+    });
+  }
+}
+
 struct Letter {  // as it travels
   uint32_t kind;
   uint32_t waits;
@@ -266,4 +296,5 @@ int main() {
   RUN_TEST(whoever_has_asked_is_told_until_the_wait_is_over);
   RUN_TEST(tokens_go_round_and_are_lost);
   RUN_TEST(engines_find_circles_of_receives_and_collectives);
+  RUN_TEST(a_rank_that_gave_up_and_makes_no_other_call_is_heard);
 }

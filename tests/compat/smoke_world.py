@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -77,8 +78,8 @@ def abort() -> None:
     assert dist.group.WORLD is not None
     dist.group.WORLD.abort()
     assert work is not None
-    with pytest.raises(dist.DistError):
-        work.wait()
+    with pytest.raises(dist.GroupBroken):
+        work.wait(timedelta(seconds=2))
 
 
 @shows("init_process_group", "destroy_process_group", "is_initialized", ranks=0)

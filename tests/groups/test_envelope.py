@@ -251,7 +251,7 @@ def test_an_array_larger_than_its_memory_is_refused() -> None:
         ((8,), FLOAT, MEMORY, 0, None, "K"),
         (1 << 40,),
     ],
-    ids=str,
+    ids=["dtype object by name", "dtype object", "no memory", "offset", "strides", "order", "shape alone"],
 )
 def test_an_array_that_is_made_in_another_way_is_refused(arguments: tuple[Any, ...]) -> None:
     pickled = pickle_object(Calls(np.ndarray, *arguments))

@@ -140,7 +140,7 @@ def test_plain_data_and_arrays_arrive_as_they_were(safe: bool) -> None:
 @pytest.mark.parametrize(
     "value",
     [Point(1), np.array([1, None], object), np.zeros(2, [("a", "f4")]), print, np.ones(2).view(np.matrix)],
-    ids=str,
+    ids=["a class", "objects in an array", "fields", "a function", "a kind of array"],
 )
 def test_safe_refuses_everything_else(value: Any) -> None:
     def gather() -> None:
