@@ -49,6 +49,9 @@ std::optional<Failure> DeadlockWatch::look(const std::function<std::optional<Awa
     hide();
     return std::nullopt;
   }
+  // Found while this wait showed another rank in between: who found it has ended its own wait, and will not look again.
+  if (first_epoch_ != 0)
+    if (std::optional<Failure> deadlock = told_since(first_epoch_, &now->ranks)) return deadlock;
   show(choose(*now));
   const WaitBoard* next = sight_.board(shown_->next);
   const std::optional<ShownWait> theirs = next == nullptr ? std::nullopt : next->wait(shown_->next);
@@ -134,8 +137,11 @@ std::optional<Failure> DeadlockWatch::told() const {
   return first_epoch_ == 0 ? std::nullopt : told_since(first_epoch_);
 }
 
-std::optional<Failure> DeadlockWatch::told_since(uint64_t epoch) const {
-  const auto mine = [&](const ShownWait& wait) { return wait.rank == sight_.rank() && wait.epoch >= epoch; };
+std::optional<Failure> DeadlockWatch::told_since(uint64_t epoch, const std::vector<int>* awaited) const {
+  const auto mine = [&](const ShownWait& wait) {
+    return wait.rank == sight_.rank() && wait.epoch >= epoch &&
+           (awaited == nullptr || std::ranges::find(*awaited, wait.next) != awaited->end());
+  };
   for (int rank = 0; rank < sight_.world_size(); ++rank) {
     const WaitBoard* board = rank == sight_.rank() ? nullptr : sight_.board(rank);
     if (board == nullptr) continue;

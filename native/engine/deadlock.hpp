@@ -76,7 +76,8 @@ class DeadlockWatch {
   std::optional<Failure> told() const;
 
  private:
-  std::optional<Failure> told_since(uint64_t epoch) const;
+  // Only where this wait was for one of `awaited`, unless that is null.
+  std::optional<Failure> told_since(uint64_t epoch, const std::vector<int>* awaited = nullptr) const;
   bool is_suspicious();
   std::optional<Failure> look(const std::function<std::optional<Awaited>()>& awaited,
                               const std::function<bool()>& alone);

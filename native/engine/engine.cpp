@@ -75,6 +75,7 @@ Engine::Engine(const EngineOptions& options, bool shared)
     private_board_ = std::make_unique<WaitBoard>();
     board_ = private_board_.get();
   }
+  messages_.read_ends_with([this](int peer) { return exit_failure(peer, false); });
   progress_ = std::make_unique<ProgressThread>(*this, policy_);
   wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   guard_forks(this);

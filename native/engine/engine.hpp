@@ -77,8 +77,8 @@ class Engine final : public Lounge, public DeadlockSight {
   const PeerMemory* peer_memory(int peer) const { return peers_[index(peer)]->memory.get(); }
   PeerStatus peer_status(int peer) const;
   Failure loss(int peer) const;  // a kLost failure; only when the peer left or is lost
-  // What a peer has said of its end: a kFailed failure, with a world rank. With `sudden`, only when it ends every call.
-  // Not under messages_mutex.
+  // What a peer has said of its end in shared memory: a kFailed failure, with a world rank. With `sudden`, only when it
+  // ends every call.
   std::optional<Failure> exit_failure(int peer, bool sudden) const;
   int64_t peer_pid(int peer) const { return peers_[index(peer)]->pid; }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -48,7 +50,9 @@ struct Messages::State {
 
   void fail_if_faulty(int peer) {
     const Connection& connection = with(peer);
-    if (connection.fault() != nullptr && connection.failure() == nullptr) fail(peer, *connection.fault());
+    if (connection.fault() == nullptr || connection.failure() != nullptr) return;
+    const std::optional<Failure> stated = stated_end ? stated_end(peer) : std::nullopt;
+    fail(peer, stated ? *stated : *connection.fault());
   }
 
   // Write what was just queued; a small message then leaves in the call that sent it.
@@ -89,6 +93,7 @@ struct Messages::State {
 
   const int rank;
   Matching matching;
+  std::function<std::optional<Failure>(int peer)> stated_end;
   std::vector<std::unique_ptr<Connection>> connections;  // by world rank; our own is never used
 };
 
@@ -130,6 +135,10 @@ void Messages::post_exit(int peer, const std::string& reason, bool at_once) {
   message[0] = std::byte{at_once};
   std::memcpy(message.data() + 1, reason.data(), message.size() - 1);
   post(peer, kExitKey, std::move(message));
+}
+
+void Messages::read_ends_with(std::function<std::optional<Failure>(int peer)> stated_end) {
+  state_->stated_end = std::move(stated_end);
 }
 
 const Failure* Messages::exit_failure(int peer, bool sudden) const {

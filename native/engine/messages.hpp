@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -93,6 +94,9 @@ class Messages {
   void post_exit(int peer, const std::string& reason, bool at_once);
   // What a peer has said so; null when nothing. With `sudden`, only what was said with `at_once`.
   const Failure* exit_failure(int peer, bool sudden) const;
+  // Set-up: what tells why a peer ends, or nothing, where it says so by other means than post_exit. It is asked when
+  // the peer's channel has ended, which may be seen first.
+  void read_ends_with(std::function<std::optional<Failure>(int peer)> stated_end);
   // Hand every message under this key to the listener, and keep none: a peer may send them at any time, and they need
   // no room here. There is one such key. Until the listener is null.
   void listen(MessageKey key, Listener listener);

@@ -126,7 +126,8 @@ void test_a_verdict_that_makes_no_sense_is_ignored() {
   CHECK(board.verdict().size() == 1 && board.verdict()[0].describe() == "recv from 2");
 }
 
-// A wait that shows another rank by now, and then fails, is told what was found of it; a later call is not.
+// A wait that shows another rank by now is told what was found of it once it fails, or as long as it still awaits the
+// rank that it showed then; a later call is not.
 void test_a_verdict_is_for_the_call_that_it_was_found_of() {
   Circle circle(3);
   Member member(circle, 0);
@@ -150,6 +151,7 @@ void test_a_verdict_is_for_the_call_that_it_was_found_of() {
     CHECK(!watch.examine(awaits(2), alone));
     circle.boards[1].announce({mine, theirs});
     CHECK(!watch.examine(awaits(2), alone) && watch.told().has_value());
+    CHECK(watch.examine(awaits(1), alone).has_value());
     CHECK(!watch.examine(nothing, alone) && watch.told().has_value());
   }
   DeadlockWatch later(member, 60, 0);

@@ -157,6 +157,19 @@ void what_arrived_before_the_end_is_still_received() {
   }
 }
 
+// The end of the channel may be seen before the peer's own words, which lie in shared memory.
+void a_channel_that_ends_fails_with_what_the_peer_has_said() {
+  Victim victim;
+  int got = 0;
+  const Failure raised{.kind = Failure::Kind::kFailed, .peer = 1, .reason = "ValueError: no file"};
+  victim.messages.read_ends_with([&](int peer) { return peer == 1 ? std::optional(raised) : std::nullopt; });
+  auto receive = victim.messages.receive(1, {1, 1}, &got, sizeof got);
+  victim.raw.reset();
+  victim.settle();
+  CHECK(failed_as(receive, Failure::Kind::kFailed) && receive->failure()->reason == raised.reason);
+  victim.check_that_rank_2_is_unharmed();
+}
+
 void fail_peer_fails_every_transfer_with_it() {
   Pair pair;
   const Bytes large = pattern(kMiB, 1);
@@ -201,6 +214,7 @@ int main() {
   RUN_TEST(a_cancelled_eager_send_that_was_half_written_keeps_the_frames_whole);
   RUN_TEST(a_channel_that_closes_in_mid_message_fails_that_peer);
   RUN_TEST(what_arrived_before_the_end_is_still_received);
+  RUN_TEST(a_channel_that_ends_fails_with_what_the_peer_has_said);
   RUN_TEST(fail_peer_fails_every_transfer_with_it);
   RUN_TEST(any_source_survives_while_one_source_lives);
 }
