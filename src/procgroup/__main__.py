@@ -21,7 +21,7 @@ COMMANDS = {
     "bench": Command(
         "procgroup.diagnostics.bench.command", "measure procgroup here, beside Gloo and MPI where installed"
     ),
-    "launch": Command("procgroup.launch.launch", "the same by the old contract: each rank gets --local-rank=N"),
+    "launch": Command("procgroup.launch.launch", "as run, by the older contract: each rank gets --local-rank=N"),
 }
 
 
@@ -78,7 +78,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "procgroup COMMAND --help tells more; procgroup --version names the version.",
+            "procgroup COMMAND --help lists its flags; procgroup --version prints the version.",
         ]
     )
 

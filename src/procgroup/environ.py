@@ -50,10 +50,21 @@ def _transport(text: str) -> str:
     return text
 
 
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("expected an integer") from None
+
+
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    expected = ValueError("expected a number of seconds, or 0 for never")
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise expected from None
     if not 0 <= seconds < float("inf"):
-        raise ValueError("expected a number of seconds, or 0 for never")
+        raise expected
     return seconds
 
 
@@ -63,12 +74,12 @@ def _debug_level(text: str) -> str:
     return text.upper()
 
 
-RANK = Variable[int | None]("RANK", int, None, "This process's global rank.")
-WORLD_SIZE = Variable[int | None]("WORLD_SIZE", int, None, "How many ranks there are.")
-LOCAL_RANK = Variable[int | None]("LOCAL_RANK", int, None, "This process's rank on its host.")
-LOCAL_WORLD_SIZE = Variable[int | None]("LOCAL_WORLD_SIZE", int, None, "How many ranks this host has.")
+RANK = Variable[int | None]("RANK", _integer, None, "This process's global rank.")
+WORLD_SIZE = Variable[int | None]("WORLD_SIZE", _integer, None, "How many ranks there are.")
+LOCAL_RANK = Variable[int | None]("LOCAL_RANK", _integer, None, "This process's rank on its host.")
+LOCAL_WORLD_SIZE = Variable[int | None]("LOCAL_WORLD_SIZE", _integer, None, "How many ranks this host has.")
 MASTER_ADDR = Variable[str]("MASTER_ADDR", str, "", "Where the store listens: host name or address.")
-MASTER_PORT = Variable[int | None]("MASTER_PORT", int, None, "Where the store listens: TCP port.")
+MASTER_PORT = Variable[int | None]("MASTER_PORT", _integer, None, "Where the store listens: TCP port.")
 PROCGROUP_INIT_METHOD = Variable[str]("PROCGROUP_INIT_METHOD", str, "", "The init_method when none is given.")
 TORCH_DISTRIBUTED_INIT_METHOD = Variable[str](
     "TORCH_DISTRIBUTED_INIT_METHOD", str, "", "The same, under torch's name; PROCGROUP_INIT_METHOD wins."
@@ -110,7 +121,7 @@ TORCH_DISTRIBUTED_DEBUG = Variable[str](
     "TORCH_DISTRIBUTED_DEBUG", _debug_level, "OFF", "What get_debug_level returns: OFF, INFO or DETAIL."
 )
 TORCHELASTIC_RUN_ID = Variable[str]("TORCHELASTIC_RUN_ID", str, "", "Set in every process that a launcher started.")
-TORCHELASTIC_RESTART_COUNT = Variable[int]("TORCHELASTIC_RESTART_COUNT", int, 0, "How often torchrun began again.")
+TORCHELASTIC_RESTART_COUNT = Variable[int]("TORCHELASTIC_RESTART_COUNT", _integer, 0, "How often torchrun began again.")
 TORCHELASTIC_USE_AGENT_STORE = Variable[bool](
     "TORCHELASTIC_USE_AGENT_STORE",
     lambda text: text == "True",

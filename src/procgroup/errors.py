@@ -8,7 +8,7 @@
         │   ├── OperationError         in one call: has op, sequence, group, rank, size
         │   │   ├── CollectiveMismatch     the ranks did not make the same call
         │   │   ├── CollectiveTimeout      the deadline passed before every rank arrived
-        │   │   ├── Deadlock               ranks wait for each other in a circle
+        │   │   ├── Deadlock               ranks wait for each other in a cycle
         │   │   ├── PeerLost               a rank's process ended
         │   │   ├── PeerFailed             a rank left this call with an error of its own
         │   │   └── GroupBroken            the group has failed, was aborted or was left
@@ -94,8 +94,8 @@ class OperationError(DistBackendError):
 class CollectiveMismatch(OperationError):
     """The ranks did not make the same call, or a message is not what its receive expects; no array was changed.
 
-    ``calls`` maps each rank to the description of the call that it made. ``pair`` says, where an all_to_all failed for
-    two ranks that do not agree on the piece between them, which ranks and sizes these are; else it is empty.
+    ``calls`` maps each rank to the description of the call that it made. ``pair`` names the two ranks
+    and their sizes where an all_to_all failed because they do not agree on the block between them; else it is empty.
     """
 
     def __init__(self, *, calls: Mapping[int, str], pair: str = "", **call: Any) -> None:
@@ -112,8 +112,11 @@ class CollectiveMismatch(OperationError):
             holding, advice = _HOLDERS[call["op"]]
             what = f"the ranks have different {holding}"
         elif pair:
-            what = "the ranks do not agree on the size of a piece"
-            advice = "Let each rank's input split for a rank be that rank's output split for it; no array was changed."
+            what = "the ranks do not agree on the size of a block"
+            advice = (
+                "Give rank r, in its output split for rank s, the size that rank s gives in its input split for "
+                "rank r; no array was changed."
+            )
         else:
             what = "the ranks made different calls"
             advice = "Make the same call with the same op, dtype, count and root on every rank; no array was changed."
@@ -165,13 +168,13 @@ class CollectiveTimeout(OperationError):
         doing = "; ".join(f"{_name(rank, call)} is {text}" for rank, text in self.calls.items())
         super().__init__(
             f"not complete after {seconds:g} s; still waiting for {awaited}{': ' if doing else ''}{doing}",
-            advice=f"{_state_of_array(call)}See what those ranks are doing, or pass a longer timeout than that.",
+            advice=f"{_state_of_array(call)}See what those ranks are doing, or pass a longer timeout.",
             **call,
         )
 
 
 class Deadlock(OperationError):
-    """Ranks wait for each other in a circle, so that none of them could ever go on.
+    """Ranks wait for each other in a cycle, so that none of them could ever go on.
 
     ``waits`` maps the global rank of each of them to what it is in: "recv from 1". All ranks in it are global ranks.
     """
@@ -206,7 +209,7 @@ class PeerLost(OperationError):
 class PeerFailed(OperationError):
     """A rank left this call with an error of its own, or its program ended with an exception.
 
-    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``reason`` what it said: of an exception its
+    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``reason`` the cause: of an exception its
     type, text and line.
     """
 
@@ -308,7 +311,7 @@ class GroupDestroyed(DistBackendError, ValueError):
         self.group = group
         super().__init__(
             f"Invalid process group specified: group {group} has been destroyed. "
-            "Call init_process_group again, and let go of the old group."
+            "Call init_process_group again, and use the group that it makes."
         )
 
 
@@ -386,7 +389,7 @@ class IncompleteEnvironment(RendezvousError, ValueError):
         shown = ", ".join(f"{name}={value}" for name, value in self.found.items())
         super().__init__(
             "Error initializing procgroup using env:// rendezvous: environment variable "
-            f"{self.missing[0]} expected, but not set{also}; set are: {shown or 'none of them'}. {advice}"
+            f"{self.missing[0]} expected, but not set{also}; already set: {shown or 'none of them'}. {advice}"
         )
 
 

@@ -108,8 +108,10 @@ each library in an environment of its own, and compares their results with those
 every process group that they make, in any process, so that none is Gloo's. (This page is written by
 tests/clients/measure.py; `-` means that the program cannot be started so, for the reason in its remarks.)
 
-The times are medians of so many runs, the ways in turns. They include the start of Python and PyTorch in every process.
-The machine did much other work meanwhile: differences of a few seconds between the ways of a program are its noise.
+**No cell shows which way is faster.** A time is that of one single run where the column "runs" says 1, and otherwise
+the median of so many. All were taken on 2 cores that other jobs used at the same time, at a load average of 15 to 26,
+and include the start of Python and PyTorch in every process. A cell shows that the program ran to its end with the
+right results, and no more.
 """
 
 

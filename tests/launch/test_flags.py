@@ -112,7 +112,7 @@ def test_flags_that_are_not_there_yet_are_refused_by_name_with_the_reason(
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("--nnodes 2 a.py", "2 is not supported: this launcher runs one node"),
+        ("--nnodes 2 a.py", "2 is not supported: this launcher runs on one node only"),
         ("--nnodes 1:4 a.py", "1:4 is not supported"),
         ("--node-rank 1 a.py", "1 is not supported"),
         ("--max-restarts 3 a.py", "3 is not supported"),

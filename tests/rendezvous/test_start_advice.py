@@ -74,7 +74,7 @@ def test_the_error_names_the_launcher_and_what_showed_it(
     assert "environment variable RANK expected, but not set (also missing: WORLD_SIZE, MASTER_ADDR" in text
     assert f"This process was started by {launcher}, which sets other variables: " in text
     assert rank in text
-    assert f"In place of `{shlex.join(COMMAND)}`, let it start\n  sh -c " in text
+    assert f"In place of `{shlex.join(COMMAND)}`, let that launcher start\n  sh -c " in text
     assert shlex.split(line_of(text))[2].endswith(f"; exec {shlex.join(COMMAND)}")
     assert "A program of one process passes rank=0 and world_size=1." in text
 
@@ -143,23 +143,23 @@ def test_a_batch_script_is_told_of_srun(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_actor_of_ray_is_told_which_arguments_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     text = refused(monkeypatch, recorded.RAY)
-    assert "This process is Ray's, which sets no ranks." in text
+    assert "This process was started by Ray, which gives its actors no ranks." in text
     compile(line_of(text), "line", "exec")
 
 
 def test_a_program_text_or_a_long_command_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     for command in (["python", "-c", "a program"], ["python", "train.py", "x" * 400], []):
         monkeypatch.setattr(sys, "orig_argv", command)
-        assert "In place of `python script.py`, let it start" in refused(monkeypatch, recorded.MPICH)
+        assert "In place of `python script.py`, let that launcher start" in refused(monkeypatch, recorded.MPICH)
 
 
 @pytest.mark.parametrize(
     ("environment", "url", "sentence"),
     [
         ({}, "env://", "No launcher was detected. A program of one process passes rank=0 and world_size=1; start"),
-        ({"RANK": "1"}, "env://", "RANK without WORLD_SIZE is half of this process's place"),
-        ({"WORLD_SIZE": "2"}, "env://", "WORLD_SIZE without RANK is half of this process's place"),
-        ({}, "env://?rank=1", "set are: RANK=1. RANK without WORLD_SIZE is half of this process's place"),
+        ({"RANK": "1"}, "env://", "RANK is set, but WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, "env://", "WORLD_SIZE is set, but RANK is not"),
+        ({}, "env://?rank=1", "already set: RANK=1. RANK is set, but WORLD_SIZE is not"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "env://", "set MASTER_ADDR to the address of rank 0's host (127.0.0.1 when"),
         ({"MASTER_ADDR": "here"}, "env://?rank=0&world_size=2", "and MASTER_PORT to a port that is free there"),
     ],

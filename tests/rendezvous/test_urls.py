@@ -34,7 +34,8 @@ def test_a_missing_variable_is_named_with_those_that_are_set_and_the_cure(
     for name, value in PLACE.items():
         if name != missing:
             monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"environment variable {missing} expected, but not set; set are: ") as caught:
+    text = f"environment variable {missing} expected, but not set; already set: "
+    with pytest.raises(ValueError, match=text) as caught:
         meet("env://")
     shown = [f"{name}={value}" for name, value in PLACE.items() if name != missing]
     assert ", ".join(shown) in str(caught.value)
@@ -42,7 +43,7 @@ def test_a_missing_variable_is_named_with_those_that_are_set_and_the_cure(
 
 
 def test_an_empty_environment_names_all_that_is_missing() -> None:
-    text = r"variable RANK expected, but not set \(also missing: WORLD_SIZE, MASTER_ADDR, MASTER_PORT\); set are: none"
+    text = r"variable RANK expected, but not set \(also missing: WORLD_SIZE, MASTER_ADDR, MASTER_PORT\); already set"
     with pytest.raises(ValueError, match=text):
         meet("env://")
 

@@ -16,7 +16,7 @@ from procgroup.cluster.accelerators import visible_gpus
 from procgroup.cluster.cores import usable_cores
 from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
 
-_ONE_NODE = "it serves jobs of several nodes, and this launcher runs one node"
+_ONE_NODE = "it serves jobs of several nodes, and this launcher runs on one node only"
 _REFUSED = {
     "--rdzv-backend": _ONE_NODE,
     "--rdzv-endpoint": _ONE_NODE,
@@ -194,13 +194,14 @@ def _process_count(text: str) -> int:
 
 def _one_node(text: str) -> int:
     if text not in ("1", "1:1"):
-        raise argparse.ArgumentTypeError(f"{text} is not supported: this launcher runs one node yet")
+        raise argparse.ArgumentTypeError(f"{text} is not supported: this launcher runs on one node only")
     return 1
 
 
 def _only_zero(text: str) -> int:
     if text != "0":
-        raise argparse.ArgumentTypeError(f"{text} is not supported: this launcher runs one node, once; only 0 works")
+        reason = "this launcher runs on one node and does not restart ranks; only 0 works"
+        raise argparse.ArgumentTypeError(f"{text} is not supported: {reason}")
     return 0
 
 

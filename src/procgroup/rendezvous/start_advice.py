@@ -27,7 +27,7 @@ def advice(task: Task | None, found: Mapping[str, str]) -> str:
     if task is not None:
         return _under(task)
     return (
-        f"{_cause(found)} {_ALONE}; {_ON_ONE_HOST}; or set them, or pass rank=, world_size= and "
+        f"{_cause(found)} {_ALONE}; {_ON_ONE_HOST}; or set the variables yourself, or pass rank=, world_size= and "
         "init_method='tcp://host:port'."
     )
 
@@ -43,7 +43,7 @@ def _cause(found: Mapping[str, str]) -> str:
         )
     if has_rank or has_size:
         known, unknown = ("RANK", "WORLD_SIZE") if has_rank else ("WORLD_SIZE", "RANK")
-        return f"{known} without {unknown} is half of this process's place: whatever sets the one has to set the other."
+        return f"{known} is set, but {unknown} is not: what sets one of them has to set both."
     if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
         return (
             "This is an interactive session, which is one process; procgroup.testing.run_ranks(function, N) calls a "
@@ -61,7 +61,7 @@ def _under(task: Task) -> str:
         how = f"  srun sh -c {line}\n"
     else:
         where = f"This process was started by {launcher.name}, which sets other variables: {seen}. "
-        where += f"In place of `{command}`, let it start\n"
+        where += f"In place of `{command}`, let that launcher start\n"
         how = f"  sh -c {line}\n"
     return f"{where}{how}{_placeholders(line)}{_ALONE}."
 
@@ -93,8 +93,8 @@ def _placeholders(line: str) -> str:
 
 def _ray() -> str:
     return (
-        "This process is Ray's, which sets no ranks. Number the actors yourself, let the actor of rank 0 return "
-        "ray.util.get_node_ip_address(), and call in each, with that address,\n"
+        "This process was started by Ray, which gives its actors no ranks. Number the actors yourself, let the actor "
+        "of rank 0 return ray.util.get_node_ip_address(), and call in each, with that address,\n"
         "  dist.init_process_group(init_method=f'tcp://{address}:29500', rank=rank, world_size=world_size)\n"
         f"{_ALONE}."
     )

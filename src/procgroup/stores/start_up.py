@@ -181,7 +181,7 @@ class StartUp:
         self._is_store_silent = True
         if self._host is None:
             return DistStoreError(
-                f"{_OP} (rank {self.me.rank} of {self.me.size}): the store has not answered in time, after "
+                f"{_OP} (rank {self.me.rank} of {self.me.size}): the store has not answered within "
                 f"{self.limit:g} s. See what the process that hosts it is doing; it may be stopped."
             )
         error = self._timeout([self._host.rank])
@@ -206,7 +206,8 @@ class StartUp:
             member, reason, missing = None, "", []
         if member is None or not 0 <= member.rank < self.me.size:
             return DistStoreError(
-                f"{_OP} (rank {self.me.rank} of {self.me.size}): what no rank wrote says that one left"
+                f"{_OP} (rank {self.me.rank} of {self.me.size}): the store says that a rank has left, in a record that "
+                "no rank of this job wrote. Something else writes to it: give each job a store or port of its own."
             )
         if missing and self.me.rank not in missing:
             return self._timeout(missing)

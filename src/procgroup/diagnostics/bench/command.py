@@ -44,8 +44,8 @@ ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2, "int32": 4, "int64": 8}
 _EPILOG = """
 The command starts the ranks of every peer itself, and keeps them for the whole run. For every size the peers take
 turns in changing order; one turn of each is a round. A time is that of the slowest rank, per call. The ratio is the
-peer's time divided by the reference's, as the geometric mean over the rounds, with its 95 %% interval: "ahead" means
-that the whole interval is above 1, "behind" below 1, "open" that the run shows nothing.
+peer's time divided by the reference's, as the geometric mean over the rounds, with its 95 % interval: "ahead" means
+that the whole interval is above 1, "behind" below 1, "open" that 1 is inside it: the run does not show which is faster.
 """
 
 
