@@ -85,7 +85,7 @@ def _placeholders(line: str) -> str:
         "NUMBER_OF_RANKS": "the Job's .spec.completions",
         ".SERVICE": "the headless service that .spec.template.spec.subdomain names",
         "HOST_OF_RANK_0": "the name or address of the first host, which every host can reach",
-        "=127.0.0.1 ": "enough while all ranks are on one host; on several, the name or address of the first",
+        "=127.0.0.1 ": "enough while all ranks are on one host; on several, write the name or address of the first",
     }
     there = [f"{word.strip('.= ')} is {meaning}" for word, meaning in meanings.items() if word in line]
     return "; ".join(there) + ".\n" if there else ""
