@@ -46,7 +46,7 @@ def run_python(text: str, directory: Path) -> None:
         return
     if not is_installed(text):
         return
-    done = world.run_command([sys.executable, "-c", text], directory=directory)
+    done = world.run_command([sys.executable, "-c", text], directory=directory, timeout=90)
     assert done.returncode == 0, f"{text}\n{done.stderr}"
 
 
@@ -66,7 +66,7 @@ def check_output(command: str, expected: list[str], directory: Path) -> None:
     # Where procgroup is installed in place, pytest warns of the module by which it is found.
     quiet = "-W 'ignore:Module already imported so cannot be rewritten'"
     environment = {"PATH": f"{directory}/bin:{os.environ['PATH']}", "PYTEST_ADDOPTS": quiet}
-    done = world.run_command(["bash", "-c", command], directory=directory, environment=environment)
+    done = world.run_command(["bash", "-c", command], directory=directory, environment=environment, timeout=90)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     for line in expected:
         pattern = ".*".join(re.escape(piece) for piece in line.split("..."))
