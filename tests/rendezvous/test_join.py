@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from procgroup.errors import RendezvousConflict, RendezvousError, RendezvousTimeout
+from procgroup.errors import RendezvousConflict, RendezvousError, RendezvousTimeout, StoreLost
 from procgroup.rendezvous import join as joining
 from procgroup.rendezvous.join import World, join
 from procgroup.stores.hash import HashStore
@@ -254,6 +254,23 @@ def test_a_rank_that_comes_after_the_others_have_failed_learns_why() -> None:
     with pytest.raises(RendezvousTimeout) as caught:
         join(store, 2, 3, 0.2)
     assert "did not go on: world_size disagreement: rank" in caught.value.__notes__[0]
+
+
+class EndingInTheSecondRound(HashStore):
+    """A store whose host is one of the ranks that failed in the first round, and ends soon after."""
+
+    def get_unless(self, keys: Any, *arguments: Any) -> Any:
+        if keys[0].startswith("rendezvous/1/"):
+            raise StoreLost(host="127.0.0.1", port=29500, reason="it closed the connection")
+        return super().get_unless(keys, *arguments)
+
+
+def test_a_rank_that_comes_when_the_host_of_the_store_has_failed_learns_why() -> None:
+    store = EndingInTheSecondRound()
+    joins(store, [(0, 3), (1, 4)])
+    with pytest.raises(StoreLost) as caught:
+        join(store, 2, 3, 5)
+    assert "did not go on: world_size disagreement: rank" in caught.value.__notes__[-1]
 
 
 class WithoutTheLastWord(HashStore):

@@ -16,10 +16,10 @@ members, or what went wrong.
     6  count myself                          n/count          add; the last one writes the verdict
     7  wait for the verdict                  n/verdict        get_unless n/lost
 
-That is seven requests for each rank, however many there are. A second process with rank r loses step 3, a
-rank with another world size loses step 4, a rank that gives up (timeout, Ctrl-C) leaves, a rank is lost: in each case
-a verdict is written, so that all ranks raise the same error at once. Every 5 s the lowest rank that has come says who
-is missing.
+That is seven requests for each rank, however many there are, and two more where a round came before, whose verdict
+errors quote. A second process with rank r loses step 3, a rank with another world size loses step 4, a rank that gives
+up (timeout, Ctrl-C) leaves, a rank is lost: in each case a verdict is written, so that all ranks raise the same error
+at once. Every 5 s the lowest rank that has come says who is missing.
 A claim that an ended round holds is no conflict: its rank goes on to the next round.
 """
 
@@ -43,6 +43,7 @@ from procgroup.errors import (
     RendezvousConflict,
     RendezvousError,
     RendezvousTimeout,
+    StoreLost,
     StoreTimeout,
 )
 from procgroup.rendezvous import hosting
@@ -104,6 +105,7 @@ class _Joining:
         self.say = say
         self.deadline = start_up.deadline
         self.round = -1
+        self.why_round_before_ended = ""
 
     def run(self) -> World:
         try:
@@ -114,11 +116,10 @@ class _Joining:
                 if self.store.add(self._key("count"), 1) == self.me.size:
                     self._complete()
                 return self._read(self._await_verdict())
-        except (RendezvousError, PeerLost, PeerFailed):
-            self.start_up.drop()
-            raise
         except BaseException as error:
-            self._leave(error)
+            self._note_round_before(error)
+            if not isinstance(error, (RendezvousError, PeerLost, PeerFailed)):
+                self._leave(error)
             self.start_up.drop()
             raise
 
@@ -130,6 +131,8 @@ class _Joining:
             self.start_up.enter(f"rendezvous/{self.round}")
             holder = self.store.compare_set(self._key(f"rank/{self.me.rank}"), "", mine).decode(errors="replace")
             if holder == mine:
+                if self.round > 0:
+                    self._read_round_before()
                 return
             if not self.store.check([self._key("verdict")]):
                 self._refuse_claim(holder)
@@ -220,23 +223,24 @@ class _Joining:
             self.start_up.know(members)
             return World(self.round, members, bytes.fromhex(data["key"]), self.start_up)
         if data["kind"] == "timeout":
-            error = RendezvousTimeout(
+            raise RendezvousTimeout(
                 missing=data["missing"], joined=dict(data["joined"]), size=data["size"], seconds=data["seconds"]
             )
-            self._note_round_before(error)
-            raise error
         if data["kind"] == "lost":
             self.start_up.raise_if_lost()
         raise (RendezvousConflict if data["kind"] == "conflict" else RendezvousError)(data["text"])
 
-    def _note_round_before(self, error: RendezvousTimeout) -> None:
-        """Say how the round before ended: a rank that comes when it has failed waits here for ranks that are gone."""
+    def _read_round_before(self) -> None:
+        """Keep why the round before failed, while the store is there: its host may be one of those that leave."""
         key = f"rendezvous/{self.round - 1}/verdict"
-        with contextlib.suppress(DistError, ValueError):
-            store = self.store.with_timeout(_LEAVE_SECONDS)
-            text = json.loads(store.get(key)).get("text") if store.check([key]) else None
-            if text:
-                error.add_note(f"The ranks that had come before this one did not go on: {text}")
+        if self.store.check([key]):
+            with contextlib.suppress(ValueError):
+                self.why_round_before_ended = json.loads(self.store.get(key)).get("text", "")
+
+    def _note_round_before(self, error: BaseException) -> None:
+        """Say how the round before ended: a rank that comes when it has failed waits here for ranks that are gone."""
+        if self.why_round_before_ended and isinstance(error, (RendezvousTimeout, PeerLost, StoreLost)):
+            error.add_note(f"The ranks that had come before this one did not go on: {self.why_round_before_ended}")
 
     def _members(self) -> list[Member]:
         return read_members(self.store.get(self._key("members"), timeout=_READ_SECONDS).decode(errors="replace"))
