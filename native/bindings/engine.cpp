@@ -63,7 +63,6 @@ void bind_engine(nb::module_& module) {
           [](PythonEngine& self, std::vector<int> ranks) { self.engine()->set_global_ranks(std::move(ranks)); },
           "ranks"_a)
       .def("fail", &PythonEngine::fail, "reason"_a, "at_once"_a)
-      .def("abort", [](PythonEngine& self) { self.engine()->abort(); })
       .def("shutdown", &PythonEngine::close);
 
   nb::class_<PythonOperation>(module, "Operation")

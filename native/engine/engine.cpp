@@ -179,21 +179,24 @@ std::optional<Failure> Engine::exit_failure(int peer_rank, bool sudden) const {
 }
 
 void Engine::fail(const std::string& reason, bool at_once) {
-  if (forked() || shut_down_ || failed_.exchange(true)) return;
+  if (forked() || shut_down_) return;
+  if (!failed_.exchange(true)) tell_failure(reason, at_once);
+  if (!at_once) return;
+  aborted_.store(true, std::memory_order_release);
+  announce_news();
+  for (const auto& peer : peers_)
+    if (peer->arena) peer->arena->wake();
+}
+
+void Engine::tell_failure(const std::string& reason, bool at_once) {
   if (arena_) {
     ArenaHeader& header = arena_->header();
     std::strncpy(header.exit_reason, reason.c_str(), kReasonBytes - 1);
     header.ending.store(at_once ? Ending::kFails : Ending::kLeaves, std::memory_order_seq_cst);
   }
-  {
-    const std::lock_guard lock(messages_mutex_);
-    for (int peer = 0; peer < world_size(); ++peer)
-      if (peer != rank() && peer_arena(peer) == nullptr) messages_.post_exit(peer, reason, at_once);
-  }
-  if (!at_once) return;
-  abort();
-  for (const auto& peer : peers_)
-    if (peer->arena) peer->arena->wake();
+  const std::lock_guard lock(messages_mutex_);
+  for (int peer = 0; peer < world_size(); ++peer)
+    if (peer != rank() && peer_arena(peer) == nullptr) messages_.post_exit(peer, reason, at_once);
 }
 
 void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
@@ -235,12 +238,6 @@ void Engine::announce(const std::vector<ShownWait>& circle) {
   if (!uses_sockets_) return;
   const std::lock_guard lock(messages_mutex_);
   waits_.announce(circle);
-}
-
-void Engine::write_pending() {
-  if (!uses_sockets_) return;
-  const std::lock_guard lock(messages_mutex_);
-  pump();
 }
 
 bool Engine::pump() {

@@ -87,9 +87,6 @@ class Engine final : public Lounge, public DeadlockSight {
   Introductions& introductions() { return introductions_; }  // under that mutex
   // Advance every channel, and answer what other ranks have asked this one. Under that mutex.
   bool pump();
-  // Write what the other ranks are to be told: after a failed call this rank may make none for long, and nothing else
-  // would write it.
-  void write_pending();
   // What each of these world ranks is doing, in words that follow "rank 1 is", for a reader who waits in this group:
   // read in shared memory, else asked for, for at most some 0.2 s. Not under that mutex.
   std::vector<std::string> calls_of(const std::vector<int>& peers, uint64_t group);
@@ -134,11 +131,6 @@ class Engine final : public Lounge, public DeadlockSight {
   // This rank ends before its time, for this reason, which the other ranks are given where they wait for it. With
   // `at_once`, every call in progress fails now, here and on them. The first reason counts.
   void fail(const std::string& reason, bool at_once);
-  // Every operation in progress fails at once, here and (through the groups' states) on the peers.
-  void abort() {
-    aborted_.store(true, std::memory_order_release);
-    announce_news();
-  }
   // Something has changed that waiters examine: let them, now.
   void announce_news() {
     news_.fetch_add(1, std::memory_order_release);
@@ -171,6 +163,7 @@ class Engine final : public Lounge, public DeadlockSight {
   static size_t index(int rank) { return static_cast<size_t>(rank); }
   void make_arena();
   void attach_arena(int peer, std::shared_ptr<Arena> arena, FileDescriptor socket);
+  void tell_failure(const std::string& reason, bool at_once);
   void on_lost(int peer, const std::string& how);
   void on_left(int peer);
   void set_status(int peer, PeerStatus status, std::string how);

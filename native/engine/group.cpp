@@ -144,10 +144,7 @@ Progress Group::advance_queue() {
     head_has_turn_ = true;
   }
   if (const Progress progress = head->advance(); progress != Progress::kDone) return progress;
-  if (const Failure* failure = head->failure()) {
-    end_with(*head, *failure);
-    engine_.write_pending();
-  }
+  if (const Failure* failure = head->failure()) end_with(*head, *failure);
   {
     const std::lock_guard lock(queue_mutex_);
     queue_.pop_front();
@@ -179,7 +176,6 @@ Progress Group::advance_messages() {
     const Progress one = operation->advance();
     if (one != Progress::kWaiting) progress = Progress::kMoved;
     if (one != Progress::kDone) continue;
-    if (operation->failure() != nullptr) engine_.write_pending();
     {
       const std::lock_guard lock(queue_mutex_);
       std::erase(messages_, operation);

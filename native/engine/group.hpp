@@ -150,6 +150,7 @@ class Group final : public Source {
   void explain(Failure& failure, bool has_world_ranks = false) const;
   bool break_with(const Failure& failure);  // whether this failure is the one that ended the group
   void end_with(const GroupOperation& call, const Failure& failure);
+  Failure own_view(Failure failure) const;
   std::optional<Failure> broken() const;
   std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);

@@ -137,7 +137,6 @@ void Group::introduce(const std::string& call, double seconds, Host& host) {
   if (operation.failure() != nullptr) {
     Failure failure = *operation.failure();
     host.unlock();
-    engine_.write_pending();
     explain(failure, true);
     host.lock();
     refuse_to_begin(failure);
@@ -269,6 +268,13 @@ void Group::explain(Failure& failure, bool has_world_ranks) const {
     peers.push_back(has_world_ranks ? missing : options_.members[index(missing)]);
   }
   failure.calls = engine_.calls_of(peers, options_.id);
+}
+
+// Once this rank has aborted, the others leave because of that.
+Failure Group::own_view(Failure failure) const {
+  const bool is_end_of_peer = failure.kind == Failure::Kind::kLost || failure.kind == Failure::Kind::kFailed;
+  if (!is_end_of_peer || !engine_.aborted()) return failure;
+  return {.kind = Failure::Kind::kAborted, .wrote = failure.wrote};
 }
 
 bool Group::break_with(const Failure& failure) {

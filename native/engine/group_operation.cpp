@@ -26,7 +26,7 @@ Progress QueuedCall::advance() {
 
 void QueuedCall::end(const Failure* failure) {
   if (recording_) recording_->end(failure);
-  failure == nullptr ? finish() : fail(*failure);
+  failure == nullptr ? finish() : fail(group_.own_view(*failure));
 }
 
 std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }
@@ -96,7 +96,7 @@ void MessageOperation::conclude() {
     mine.calls[static_cast<size_t>(mine.peer)] =
         mine.reason + " to " + rank_name(group_.rank(), &group_.global_ranks());
   }
-  fail(std::move(mine));
+  fail(group_.own_view(std::move(mine)));
 }
 
 std::vector<int> MessageOperation::missing() const {

@@ -67,13 +67,11 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
   };
   drive(operation, seconds, engine_.policy(), engine_, host, std::cref(look));  // by reference: no allocation
   if (operation.failure() == nullptr) return std::nullopt;
+  std::optional<Failure> deadlock = watch.told();
+  if (deadlock) return deadlock;
+  Failure failure = own_view(*operation.failure());
   host.unlock();
-  engine_.write_pending();
-  std::optional<Failure> failure = watch.told();
-  if (!failure) {
-    failure = *operation.failure();
-    explain(*failure);
-  }
+  explain(failure);
   host.lock();
   return failure;
 }

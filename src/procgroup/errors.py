@@ -208,7 +208,7 @@ class PeerLost(OperationError):
 
 
 class PeerFailed(OperationError):
-    """A rank left this call with an error of its own, or its program ended with an exception.
+    """A rank left this call with an error of its own, aborted its group, or its program ended with an exception.
 
     ``peer`` is its rank in the group, ``global_peer`` its global rank, ``reason`` the cause: of an exception its
     type, text and line.

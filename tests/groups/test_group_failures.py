@@ -134,13 +134,34 @@ def abort_the_default_group(aborted: threading.Event) -> None:
             dist.barrier()
     else:
         assert aborted.wait(60)
-        with pytest.raises(dist.DistError, match="failed|aborted|lost rank 0|not complete"):
+        with pytest.raises(dist.PeerFailed, match="rank 0 failed: its default group was aborted"):
             dist.barrier(timeout=timedelta(seconds=5))
 
 
 @transports
 def test_aborting_the_default_group_ends_it_for_later_calls(transport: str) -> None:
     run_ranks(abort_the_default_group, 2, threading.Event(), transport=transport)
+
+
+def receive_from_one_that_aborts_and_leaves(from_any: bool) -> None:
+    """Nothing holds the ranks together: the other one may come after this one has left, or leave at once."""
+    rank = dist.get_rank()
+    work = dist.irecv(np.zeros(1), src=None if from_any else 1 - rank)
+    assert work is not None
+    if rank == 0:
+        dist.group.WORLD.abort()
+        with pytest.raises(dist.GroupBroken, match="aborted"):
+            work.wait(20)
+    else:
+        with pytest.raises(dist.PeerFailed, match="rank 0 failed: its default group was aborted"):
+            work.wait(20)
+
+
+@transports
+@pytest.mark.parametrize("from_any", [True, False], ids=["from any rank", "from one rank"])
+def test_each_rank_is_told_of_an_abort_whenever_it_calls(from_any: bool, transport: str) -> None:
+    for _ in range(20):
+        run_ranks(receive_from_one_that_aborts_and_leaves, 2, from_any, transport=transport)
 
 
 def call_in_opposite_orders(length: int) -> None:

@@ -105,7 +105,7 @@ class NativeBackend:
 
     def abort(self) -> None:
         note_failure()
-        self._engine.abort()  # what is in progress
+        self._engine.fail("its default group was aborted", True)  # what is in progress, here and on the others
         self._group.abort()  # what comes later
 
     def fail(self, reason: str, at_once: bool) -> None:

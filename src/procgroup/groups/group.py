@@ -150,7 +150,11 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
             self._backend = EndedBackend(self._backend, GroupDestroyed, self.group_name)
 
     def abort(self) -> None:
-        """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
+        """Make every call in progress fail at once on this rank, and tell the others. Idempotent.
+
+        Calls of this group raise GroupBroken on this rank, and PeerFailed on the others that take part. The default
+        group ends all groups of its world on this rank.
+        """
         self._backend.abort()
 
     def fail(self, reason: str, at_once: bool) -> None:
