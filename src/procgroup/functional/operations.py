@@ -15,6 +15,7 @@ that of the sum of all ranks' losses: rank r's gradient is d(loss of rank 0 + ..
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,11 +30,9 @@ _TAG = (1 << 63) - 4
 
 
 @dataclass(frozen=True)
-class Operation:
+class Operation(ABC):
     """One function. Ranks in it are group ranks."""
 
-    verb: ClassVar[str]
-    """The group's method that moves the elements."""
     name: ClassVar[str]
     """What errors call the function."""
     takes_one_per_rank: ClassVar[bool] = False
@@ -43,17 +42,13 @@ class Operation:
     in_place: ClassVar[bool] = False
     """Whether the result takes the place of what is given."""
 
-    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
-        """Return the arguments of the group's method."""
-        raise NotImplementedError
-
+    @abstractmethod
     def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
         """Make the group's call."""
-        getattr(group, self.verb)(*self.arguments(given, result))
 
+    @abstractmethod
     def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
         """Raise what the group's call would raise for these arrays; nothing is issued."""
-        group.check_collective(self.verb, *self.arguments(given, result))
 
     def part_shape(self, leaf: Leaf, size: int) -> tuple[int, ...]:
         """Return the shape of what moves between two ranks. Raises ArgumentError for another first dimension."""
@@ -82,7 +77,25 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class AllReduce(Operation):
+class Collective(Operation):
+    """A function that is one method of the group."""
+
+    verb: ClassVar[str]
+    """The group's method that moves the elements."""
+
+    @abstractmethod
+    def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
+        """Return the arguments of the group's method."""
+
+    def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+        getattr(group, self.verb)(*self.arguments(given, result))
+
+    def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
+        group.check_collective(self.verb, *self.arguments(given, result))
+
+
+@dataclass(frozen=True)
+class AllReduce(Collective):
     """Combine the arrays of all ranks."""
 
     op: AnyReduceOp
@@ -103,7 +116,7 @@ class AllReduce(Operation):
 
 
 @dataclass(frozen=True)
-class Broadcast(Operation):
+class Broadcast(Collective):
     """Copy the arrays of rank ``root``."""
 
     root: int
@@ -119,7 +132,7 @@ class Broadcast(Operation):
 
 
 @dataclass(frozen=True)
-class ReduceToRoot(Operation):
+class ReduceToRoot(Collective):
     """Sum the arrays of all ranks on ``root``; return zeros elsewhere."""
 
     root: int
@@ -140,7 +153,7 @@ class ReduceToRoot(Operation):
 
 
 @dataclass(frozen=True)
-class AllGather(Operation):
+class AllGather(Collective):
     """Stack the arrays of all ranks."""
 
     verb: ClassVar[str] = "all_gather_single"
@@ -155,7 +168,7 @@ class AllGather(Operation):
 
 
 @dataclass(frozen=True)
-class ReduceScatter(Operation):
+class ReduceScatter(Collective):
     """Combine the arrays of all ranks, and keep this rank's element."""
 
     op: AnyReduceOp
@@ -178,7 +191,7 @@ class ReduceScatter(Operation):
 
 
 @dataclass(frozen=True)
-class AllToAll(Operation):
+class AllToAll(Collective):
     """Send element ``[r]`` to rank ``r``; stack what comes from all ranks."""
 
     verb: ClassVar[str] = "all_to_all_single"
@@ -199,7 +212,6 @@ class SendRecv(Operation):
 
     destination: int
     source: int
-    verb: ClassVar[str] = "send"
     name: ClassVar[str] = "sendrecv"
 
     def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
