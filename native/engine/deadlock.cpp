@@ -143,7 +143,7 @@ std::optional<Failure> DeadlockWatch::told_since(uint64_t epoch, const std::vect
            (awaited == nullptr || std::ranges::find(*awaited, wait.next) != awaited->end());
   };
   for (int rank = 0; rank < sight_.world_size(); ++rank) {
-    const WaitBoard* board = rank == sight_.rank() ? nullptr : sight_.board(rank);
+    const WaitBoard* board = sight_.board(rank);
     if (board == nullptr) continue;
     const std::vector<ShownWait> circle = board->verdict();
     if (std::ranges::any_of(circle, mine)) return failure_of(circle);

@@ -15,6 +15,7 @@
 // none of them can ever go on. The circle has to stand for two looks in a row, too.
 //
 // Who finds it announces it, with the epochs, before it fails; the other members read that, and fail in the same words.
+// It holds for who found it as well: that rank may look again before it fails, when the others show no wait any more.
 // What a Python signal handler might send is not considered. Ranks that share no memory see copies of the boards, which
 // may be old; why that is enough is said in wait_exchange.hpp.
 #pragma once
@@ -70,8 +71,8 @@ class DeadlockWatch {
   // what is awaited (nothing: not only other ranks can end the wait); whether only this thread could make calls.
   std::optional<Failure> examine(const std::function<std::optional<Awaited>()>& awaited,
                                  const std::function<bool()>& alone);
-  // For a wait that has failed: the deadlock that another rank has found and that this wait was part of, at whatever
-  // time. That rank may have ended since, which is what the wait has failed for. Epochs only grow, and a rank shows one
+  // For a wait that has failed: the deadlock that a rank has found and that this wait was part of, at whatever time.
+  // That one may have ended since, which is what the wait has failed for. Epochs only grow, and a rank shows one
   // wait at a time: what was found of an earlier call has an epoch below the first of this one.
   std::optional<Failure> told() const;
 

@@ -158,6 +158,31 @@ void test_a_verdict_is_for_the_call_that_it_was_found_of() {
   CHECK(!later.told() && !later.examine(awaits(1), alone) && !later.told());
 }
 
+// Whoever drives the wait may look once more before it fails; meanwhile the others have failed and show nothing.
+void test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone() {
+  Circle circle(2);
+  Member finder(circle, 0);
+  Member other(circle, 1);
+  const auto alone = [] { return true; };
+  const auto awaits = [](int rank) {
+    return [rank]() -> std::optional<Awaited> { return Awaited{OpKind::kRecv, 0, {rank}}; };
+  };
+  DeadlockWatch watch(finder, 60, 0);
+  std::optional<Failure> found;
+  {
+    DeadlockWatch theirs(other, 60, 0);
+    for (int looks = 0; !found && looks < 10; ++looks) {
+      CHECK(!theirs.examine(awaits(0), alone));
+      found = watch.examine(awaits(1), alone);
+    }
+    CHECK(found.has_value());
+  }
+  CHECK(!circle.boards[1].wait(1));
+  const std::optional<Failure> again = watch.examine(awaits(1), alone);
+  CHECK(again.has_value() && again->summary() == found->summary());
+  CHECK(watch.told().has_value());
+}
+
 }  // namespace
 }  // namespace procgroup
 
@@ -165,6 +190,7 @@ int main() {
   using namespace procgroup;
   test_a_verdict_that_makes_no_sense_is_ignored();
   test_a_verdict_is_for_the_call_that_it_was_found_of();
+  test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone();
   test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(2, 300);
   test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(3, 300);
   test_engines_find_a_circle_of_receives();
