@@ -108,9 +108,8 @@ each library in an environment of its own, and compares their results with those
 every process group that they make, in any process, so that none is Gloo's. (This page is written by
 tests/clients/measure.py; `-` means that the program cannot be started so, for the reason in its remarks.)
 
-Times include the start of Python and PyTorch in every process. Where the column "runs" says 1, the 2 cores were in use
-by other jobs, at a load average of 15 to 26: such a cell shows that the program ran to its end with the right results,
-and not which way is faster. Where it says 3, the time is the median of 3 runs on an idle machine, the ways in turns.
+Times include the start of Python and PyTorch in every process. Each is the median of as many runs as the column "runs"
+says, on an idle machine, the ways in turns. Two sets of runs of one program differ by up to 10 %.
 """
 
 
