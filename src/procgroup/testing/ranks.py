@@ -48,7 +48,10 @@ class _Rank(threading.Thread):
             leaving.leave(self.group)
         except BaseException as error:
             self.error = error
-            leave_at_once(self.group, error)
+            try:
+                leave_at_once(self.group, error)
+            except _Stopped:  # stop() came while this rank was leaving already
+                leave_at_once(self.group, error)
         finally:
             self.is_over = True
             self._over.release()
