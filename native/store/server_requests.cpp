@@ -66,10 +66,19 @@ size_t Server::Loop::use_hello(Connection& connection, std::string_view input) {
   std::memcpy(&connection.hello, input.data(), sizeof(Hello));
   connection.welcome = make_welcome(identity_, connection.hello);
   const Welcome& welcome = connection.welcome;
+  const auto admission = static_cast<Admission>(welcome.admission);
+  // Opened before it is told: a server that stops after its last guest must know of each client that was welcomed.
+  if (admission == Admission::kWelcome) {
+    if (identity_.job_key.empty()) {
+      open(connection);
+    } else {
+      connection.state = Connection::State::kProof;
+    }
+  }
   after_send(connection, connection.send({reinterpret_cast<const char*>(&welcome), sizeof welcome}));
-  switch (static_cast<Admission>(welcome.admission)) {
+  switch (admission) {
     case Admission::kWelcome:
-      break;
+      return sizeof(Hello);
     case Admission::kOtherJob:
       throw ProtocolError{"it belongs to job '" + printable(job_of(connection.hello.job)) + "'"};
     case Admission::kKeyNeeded:
@@ -77,12 +86,6 @@ size_t Server::Loop::use_hello(Connection& connection, std::string_view input) {
     default:
       throw ProtocolError{"it speaks version " + std::to_string(connection.hello.version) + " of the protocol"};
   }
-  if (identity_.job_key.empty()) {
-    open(connection);
-  } else {
-    connection.state = Connection::State::kProof;
-  }
-  return sizeof(Hello);
 }
 
 size_t Server::Loop::use_proof(Connection& connection, std::string_view input) {
@@ -90,10 +93,10 @@ size_t Server::Loop::use_proof(Connection& connection, std::string_view input) {
   if (input.size() < proof.size()) return 0;
   std::memcpy(proof.data(), input.data(), proof.size());
   const bool holds = same_digest(proof, client_proof(identity_, connection.hello, connection.welcome));
+  if (holds) open(connection);
   const auto verdict = static_cast<uint32_t>(holds ? Admission::kWelcome : Admission::kWrongKey);
   after_send(connection, connection.send({reinterpret_cast<const char*>(&verdict), sizeof verdict}));
   if (!holds) throw ProtocolError{"its job key is a different one"};
-  open(connection);
   return proof.size();
 }
 

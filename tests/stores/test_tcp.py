@@ -503,6 +503,19 @@ def test_requests_that_time_out_do_not_pass_for_the_end_of_the_process(server: S
     assert other.check(["key"]) is False
 
 
+@pytest.mark.parametrize("job_key", ["", "5e"])
+def test_a_client_that_has_connected_is_counted(job_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROCGROUP_JOB_KEY", job_key)
+    server = StoreServer("127.0.0.1", 0)
+    for _ in range(2000):
+        store = TCPStore("127.0.0.1", server.port, timeout=10)
+        assert server.guests == 1
+        store.close()
+        while server.guests:
+            time.sleep(0)
+    server.close()
+
+
 def test_a_server_names_its_guests(server: StoreServer) -> None:
     store = client_of(server)
     assert server.list_guests() == [f"process {os.getpid()} at 127.0.0.1"]
