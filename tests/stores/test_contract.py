@@ -118,7 +118,7 @@ def test_get_of_a_missing_key_ends_at_its_timeout(store: Store, limit: float | t
     started = time.monotonic()
     with pytest.raises(StoreTimeout, match=r"^wait timeout after 200ms, keys: /.*nope$") as caught:
         store.get("nope", limit)
-    assert 0.2 <= time.monotonic() - started < 0.7
+    assert 0.2 <= time.monotonic() - started < 2
     assert caught.value.keys[0].endswith("nope")
     assert caught.value.seconds == 0.2
 

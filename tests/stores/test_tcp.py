@@ -144,7 +144,7 @@ def test_nobody_there_ends_at_the_timeout() -> None:
     text = rf"The client socket has timed out after 1000ms while trying to connect to \(127.0.0.1, {port}\)\."
     with pytest.raises(DistNetworkError, match=text):
         TCPStore("127.0.0.1", port, timeout=1)
-    assert 1 <= time.monotonic() - started < 1.5
+    assert 1 <= time.monotonic() - started < 3
 
 
 def test_a_client_may_come_before_the_server() -> None:
@@ -161,7 +161,7 @@ def test_the_master_waits_for_its_workers() -> None:
     started = time.monotonic()
     with pytest.raises(DistStoreError, match=r"^Timed out after 0.5 seconds waiting for clients. 1/2 clients joined.$"):
         TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=0.5)
-    assert time.monotonic() - started < 1.2
+    assert time.monotonic() - started < 2
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     with ThreadPoolExecutor(1) as pool:
