@@ -15,7 +15,8 @@ from procgroup import _native
 from procgroup.parallel import DistributedSampler
 from procgroup.testing import RanksFailed, run_ranks
 
-pytestmark = pytest.mark.torch
+# torch's DataLoader warns where it has more workers than there are cores.
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 torch = pytest.importorskip("torch")
 
 SEEDS = (0, 1, 2**31, 2**32 + 5, -1, 2**63, 2**64 - 1)
