@@ -34,10 +34,6 @@ def group() -> ProcessGroup:
     )
 
 
-def deferred_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "procgroup-deferred"]
-
-
 def test_a_later_call_waits_until_the_deferred_ones_are_issued(group: ProcessGroup) -> None:
     may_go, issued = threading.Event(), []
 
@@ -110,10 +106,9 @@ def test_the_thread_ends_where_nothing_is_deferred_for_long(
     group: ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deferring, "_IDLE_SECONDS", 0.05)
-    before = deferred_threads()
-    for _ in range(2):
-        group.deferring().defer(lambda: None, 1.0)
+    threads: list[threading.Thread] = []
+    for number in range(2):
+        group.deferring().defer(lambda: threads.append(threading.current_thread()), 1.0)
         group.barrier()
-        (thread,) = [one for one in deferred_threads() if one not in before]
-        thread.join(10)
-        assert not thread.is_alive()
+        threads[number].join(10)
+        assert not threads[number].is_alive()
