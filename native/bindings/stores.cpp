@@ -4,6 +4,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <variant>
@@ -155,12 +156,13 @@ std::string explain(const store::ConnectFailure& failure, const std::string& hos
 
 class StoreClient {
  public:
+  // Connects within `seconds`, of which `spent` have passed already.
   StoreClient(std::vector<std::string> addresses, std::string host, int port, std::string job, nb::bytes job_key,
-              uint32_t flags, double seconds)
+              uint32_t flags, double seconds, double spent)
       : host_(std::move(host)), port_(port), job_(std::move(job)) {
     store::Client::Options options{std::move(addresses), port, {job_, {job_key.c_str(), job_key.size()}}, flags};
     guarded(seconds, [&] {
-      const auto deadline = procgroup::Deadline::after(seconds);
+      const auto deadline = procgroup::Deadline::after(std::max(0.0, seconds - spent));
       client_ = std::make_unique<store::Client>(std::move(options), deadline, kCheckSignals);
     });
   }
@@ -381,9 +383,9 @@ void bind_stores(nb::module_& module) {
       .def("drain", &store::Server::drain);
 
   nb::class_<StoreClient>(module, "StoreClient")
-      .def(nb::init<std::vector<std::string>, std::string, int, std::string, nb::bytes, uint32_t, double>(),
+      .def(nb::init<std::vector<std::string>, std::string, int, std::string, nb::bytes, uint32_t, double, double>(),
            nb::arg("addresses"), nb::arg("host"), nb::arg("port"), nb::arg("job"), nb::arg("job_key"), nb::arg("flags"),
-           nb::arg("seconds"))
+           nb::arg("seconds"), nb::arg("spent") = 0.0)
       .def("set", &StoreClient::set, nb::arg("key").none(), nb::arg("value").none(), nb::arg("seconds"))
       .def("get", &StoreClient::get, nb::arg("key").none(), nb::arg("seconds"))
       .def("wait", &StoreClient::wait, nb::arg("keys"), nb::arg("seconds"))

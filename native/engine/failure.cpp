@@ -1,6 +1,8 @@
 #include "engine/failure.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "transport/descriptor.hpp"
@@ -11,6 +13,14 @@ namespace {
 // What a rank tells the others has room for a list of about this length, see Notices.
 constexpr size_t kListBytes = 140;
 constexpr size_t kShortestRun = 4;
+
+// Three digits: what a part of a call has left of the timeout that was passed is no round number.
+std::string rounded(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", seconds);
+  std::snprintf(text, sizeof text, "%g", std::strtod(text, nullptr));
+  return text;
+}
 
 }  // namespace
 
@@ -32,14 +42,10 @@ std::string Failure::summary(const std::vector<int>* global_ranks) const {
   switch (kind) {
     case Kind::kMismatch:
       return "the ranks made different calls";
-    case Kind::kTimeout: {
-      std::string limit = std::to_string(seconds);
-      limit.erase(limit.find_last_not_of('0') + 1);
-      if (limit.back() == '.') limit.pop_back();
-      return "its time limit of " + limit + " s passed" +
+    case Kind::kTimeout:
+      return "its time limit of " + rounded(seconds) + " s passed" +
              (missing.empty() ? "" : " while it waited for rank " + join_ranks(missing)) +
              (missing.empty() || global_ranks == nullptr || global_ranks->empty() ? "" : " of the group");
-    }
     case Kind::kLost:
       return "lost " + rank_name(peer, global_ranks) + " (pid " + std::to_string(pid) + "): " + reason;
     case Kind::kFailed:

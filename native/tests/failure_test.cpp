@@ -1,6 +1,7 @@
 // What a failure says of ranks: short enough for what one rank can tell another, whole wherever that is possible.
 #include "engine/failure.hpp"
 
+#include <cstring>
 #include <numeric>
 
 #include "check.hpp"
@@ -40,9 +41,21 @@ void of_many_ranks_apart_the_first_are_listed() {
   CHECK(text.ends_with(" more") && text.find(" and ") != std::string::npos);
 }
 
+void a_limit_is_said_with_three_digits() {
+  const auto limit_in = [](double seconds) {
+    const std::string text = Failure{.kind = Failure::Kind::kTimeout, .seconds = seconds}.summary();
+    return text.substr(std::strlen("its time limit of "));
+  };
+  CHECK(limit_in(0.999849) == "1 s passed");
+  CHECK(limit_in(599.98) == "600 s passed");
+  CHECK(limit_in(1800) == "1800 s passed");
+  CHECK(limit_in(0.05) == "0.05 s passed");
+}
+
 }  // namespace
 
 int main() {
+  a_limit_is_said_with_three_digits();
   few_ranks_are_listed();
   a_run_of_ranks_is_one_entry();
   of_many_ranks_apart_the_first_are_listed();

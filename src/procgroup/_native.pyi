@@ -129,7 +129,15 @@ class StoreServer:
 
 class StoreClient:
     def __init__(
-        self, addresses: Sequence[str], host: str, port: int, job: str, job_key: bytes, flags: int, seconds: float
+        self,
+        addresses: Sequence[str],
+        host: str,
+        port: int,
+        job: str,
+        job_key: bytes,
+        flags: int,
+        seconds: float,
+        spent: float = 0.0,
     ) -> None: ...
     def set(self, key: object | None, value: object | None, seconds: float) -> None: ...
     def get(self, key: object | None, seconds: float) -> bytes: ...

@@ -167,7 +167,7 @@ class CollectiveTimeout(OperationError):
             awaited = "a message from any rank, or for an earlier call to end"
         doing = "; ".join(f"{_name(rank, call)} is {text}" for rank, text in self.calls.items())
         super().__init__(
-            f"not complete after {seconds:g} s; still waiting for {awaited}{': ' if doing else ''}{doing}",
+            f"not complete after {_rounded(seconds)} s; still waiting for {awaited}{': ' if doing else ''}{doing}",
             # PyTorch's own tests look for the word "timeout" between two spaces.
             advice=f"{_state_of_array(call)}See what those ranks are doing, or pass a longer timeout than that.",
             **call,
@@ -444,6 +444,11 @@ def _state_of_array(call: Mapping[str, Any]) -> str:
     if intact is None:
         return ""
     return "No array was changed. " if intact else "The array that this call writes may be half done. "
+
+
+def _rounded(seconds: float) -> str:
+    """Three digits: what a part of a call has left of the timeout that was passed is no round number."""
+    return f"{float(f'{seconds:.3g}'):g}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

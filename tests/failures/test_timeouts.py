@@ -79,6 +79,14 @@ def test_an_async_call_ends_at_its_deadline(transport: str, operation: str) -> N
     expect_time_out(transport, operation, "call", async_op=True)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.999849, "1 s"), (599.98, "600 s"), (1800.0, "1800 s"), (0.05, "0.05 s"), (2.5, "2.5 s")]
+)
+def test_what_a_call_has_left_of_its_limit_is_said_in_three_digits(seconds: float, said: str) -> None:
+    error = dist.CollectiveTimeout(missing=[1], seconds=seconds, op="recv", sequence=1, group="0", rank=0, size=2)
+    assert f": not complete after {said}; still waiting for rank 1" in str(error) and error.seconds == seconds
+
+
 def wait_for_a_while(rank: int, size: int) -> Any:
     dist.init_process_group(timeout=20)
     array = np.ones(5)

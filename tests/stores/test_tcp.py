@@ -22,7 +22,7 @@ import pytest
 
 from procgroup import _native
 from procgroup.errors import DistNetworkError, DistStoreError, StoreLost, StoreTimeout
-from procgroup.stores import TCPStore
+from procgroup.stores import TCPStore, tcp
 from procgroup.stores.tcp import StoreServer
 from world import free_port
 
@@ -145,6 +145,18 @@ def test_nobody_there_ends_at_the_timeout() -> None:
     with pytest.raises(DistNetworkError, match=text):
         TCPStore("127.0.0.1", port, timeout=1)
     assert 1 <= time.monotonic() - started < 3
+
+
+def test_a_client_tells_the_timeout_it_was_given_however_long_the_name_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve_slowly(host: str, seconds: float) -> list[str]:
+        time.sleep(0.3)
+        return ["127.0.0.1"]
+
+    monkeypatch.setattr(tcp, "resolve_until", resolve_slowly)
+    started = time.monotonic()
+    with pytest.raises(DistNetworkError, match="timed out after 800ms while trying to connect to"):
+        TCPStore("slow.example", free_port(), timeout=0.8)
+    assert 0.8 <= time.monotonic() - started < 3
 
 
 def test_a_client_may_come_before_the_server() -> None:

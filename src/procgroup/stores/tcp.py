@@ -227,8 +227,10 @@ class TCPStore(Store):
                 f"The client socket has timed out after {round(self._seconds * 1000)}ms while trying to connect to "
                 f"({self._host}, {self._port}): no address is known for this host name. Correct the name."
             )
-        left = max(0.0, self._seconds - (time.monotonic() - started))
-        client = _native.StoreClient(addresses, self._host, self._port, _job(), _key_bytes(None), flags, left)
+        spent = time.monotonic() - started
+        client = _native.StoreClient(
+            addresses, self._host, self._port, _job(), _key_bytes(None), flags, self._seconds, spent
+        )
         _connected.add(self)
         return client
 
