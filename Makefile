@@ -160,4 +160,4 @@ native-tests:
 		|| { cat $(BUILD).log; exit 1; }
 	@$(VENV)/bin/cmake --build $(BUILD) >$(BUILD).log 2>&1 || { tail -n 60 $(BUILD).log; exit 1; }
 	@$(if $(filter thread,$(SANITIZE)),$(FIXED_LAYOUT)) $(VENV)/bin/ctest --test-dir $(BUILD) \
-		--output-on-failure --no-tests=error --timeout 300 $(if $(SANITIZE),--label-exclude slow)
+		--output-on-failure --no-tests=error --parallel 2 --timeout 300 $(if $(SANITIZE),--label-exclude slow)
