@@ -70,6 +70,7 @@ NO_DEADLINES_OF_USERS = {
     "rendezvous.agent_store.STALE_SECONDS": "an address is read again",
     "rendezvous.agent_store._LONGEST_WAIT_SECONDS": "bounds what torch is given",
     "rendezvous.hosting._HOST_SECONDS": "a record that is there is read",
+    "rendezvous.hosting._REPEAT_SECONDS": "how often a line is repeated",
     "rendezvous.join._READ_SECONDS": "a verdict that is there is read",
     "stores.file._OPEN_SECONDS": "a file system that is slow to show a file",
     "stores.start_up._GRACE_SECONDS": "ranks whose deadline has passed say how it went",

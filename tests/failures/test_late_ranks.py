@@ -72,6 +72,31 @@ def test_a_rank_that_waits_names_the_late_rank_and_its_call(
         assert line.count(" has waited ") == 1, line  # the next one is due a minute later
 
 
+def host_the_store_when_told(rank: int, size: int) -> None:
+    go = Path(os.environ["GO"])
+    while rank == 0 and not go.exists():
+        time.sleep(0.01)
+    dist.init_process_group(timeout=40, pg_options={"init_method_timeout": 30})
+    dist.barrier()
+
+
+def test_a_rank_that_cannot_reach_the_store_says_who_hosts_it(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with start(
+        host_the_store_when_told, 2, environment={"PROCGROUP_WAIT_REPORT_SECONDS": FIRST, "GO": str(go)}
+    ) as world:
+        world.wait_for_output(1, "it tries for", timeout=30)
+        world.wait_for_output(1, "\n", timeout=30)
+        line = world.output(1)
+        go.touch()
+        outcomes = world.wait(40)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    pattern = (
+        r"procgroup: rank 1 has not reached the store at 127\.0\.0\.1:\d+, which rank 0 hosts; it tries for 30 s\n"
+    )
+    assert re.fullmatch(pattern, line), line
+
+
 def late_to_a_group(rank: int, size: int) -> None:
     dist.init_process_group(timeout=40)
     dist.new_group([2, 1])

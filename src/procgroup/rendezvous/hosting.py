@@ -13,9 +13,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 import threading
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from procgroup import environ, types
@@ -34,6 +36,7 @@ _of_rank_0: weakref.WeakSet[Store] = weakref.WeakSet()
 
 _HOST_KEY = "rendezvous/host"
 _HOST_SECONDS = 5.0
+_REPEAT_SECONDS = 60.0
 
 
 def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
@@ -51,10 +54,38 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
             os.environ[environ.PROCGROUP_JOB_KEY.name] = environ.PROCGROUP_STORE_KEY.get()
     elif rank == 0:
         return host_store(host, port, limit)
-    store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+    host_name = "rank 0" if launcher_s is None else "the launcher"
+    with _reporting(
+        f"rank {rank} has not reached the store at {host}:{port}, which {host_name} hosts; it tries for {limit:g} s"
+    ):
+        store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
     if launcher_s is None:
         note_rank_0_hosts(store)
     return store
+
+
+@contextmanager
+def _reporting(line: str) -> Iterator[None]:
+    """Print ``line`` while this goes on: first after PROCGROUP_WAIT_REPORT_SECONDS, then once a minute."""
+    first = environ.PROCGROUP_WAIT_REPORT_SECONDS.get()
+    if first <= 0:
+        yield
+        return
+    is_over = threading.Event()
+
+    def report() -> None:
+        pause = first
+        while not is_over.wait(min(pause, threading.TIMEOUT_MAX)):
+            print(f"procgroup: {line}", file=sys.stderr, flush=True)
+            pause = _REPEAT_SECONDS
+
+    reporter = threading.Thread(target=report, name="procgroup-start", daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        reporter.join()
 
 
 def note_rank_0_hosts(store: Store) -> None:
