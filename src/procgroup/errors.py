@@ -283,12 +283,13 @@ class PicklingFailed(ObjectError):
 class UnpicklingFailed(ObjectError):
     """This rank could not unpickle what a rank sent; ``kind`` is the name of the object's type. See ``__cause__``."""
 
-    def __init__(self, *, source: int, kind: str, **call: Any) -> None:
+    def __init__(self, *, source: int, kind: str, safe: bool = False, **call: Any) -> None:
         self.kind = kind
+        mending = "trust the sender with safe=False" if safe else "make its type importable on this rank"
         super().__init__(
             f"cannot unpickle the {kind} of {_name(source, call)}",
             source=source,
-            advice="Make its type importable on this rank, or send plain data.",
+            advice=f"Send dicts, lists, numbers, strings and arrays, or {mending}.",
             **call,
         )
 

@@ -126,7 +126,9 @@ class ObjectCall:
                 objects.append(arrival.item(index, self.safe))
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                raise UnpicklingFailed(source=source, kind=type_name, reason=reason, **self.where()) from error
+                raise UnpicklingFailed(
+                    source=source, kind=type_name, reason=reason, safe=self.safe, **self.where()
+                ) from error
         return objects
 
     def make_room(self, blocks: Sequence[Block], arrivals: Sequence[Arrival]) -> None:

@@ -97,10 +97,7 @@ class _SafeUnpickler(pickle._Unpickler):
             return _REBUILDERS[name]
         if name in _PLAIN.get(module, ()):
             return getattr(importlib.import_module(module), name)
-        raise pickle.UnpicklingError(
-            f"{module}.{name} is neither plain data nor an array, and safe=True refuses it; "
-            "send dicts, lists, numbers, strings and arrays, or trust the sender with safe=False"
-        )
+        raise pickle.UnpicklingError(f"{module}.{name} is neither plain data nor an array, and safe=True refuses it")
 
 
 class _Rebuilder:
