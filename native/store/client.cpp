@@ -66,7 +66,10 @@ std::unique_ptr<ClientConnection> Client::acquire(Deadline deadline, const Check
   try {
     return ClientConnection::open(options_, id, patience, check);
   } catch (const ConnectFailure& failure) {
-    if (failure.kind != ConnectFailure::Kind::kTimeout) throw;
+    // A server that is stopped, or long away from its core, lets the kernel accept and then says nothing.
+    using Kind = ConnectFailure::Kind;
+    const bool silent = failure.kind == Kind::kTimeout || (failure.kind == Kind::kNotAStore && patience.passed());
+    if (!silent) throw;
     if (deadline.passed()) throw DeadlinePassed{};
     lose(failure.detail);
   }

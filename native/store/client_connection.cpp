@@ -196,7 +196,7 @@ void ClientConnection::shake_hands(const Client::Options& options, uint64_t clie
   send_all({reinterpret_cast<const char*>(&hello), sizeof hello}, deadline, check);
   pollfd event{socket_.get(), POLLIN, 0};
   const Deadline expected{std::min(deadline.at_ns, Deadline::after(kAnswerSeconds).at_ns)};
-  if (!wait_for(&event, 1, expected, check)) say_silent(options);
+  if (!wait_for(&event, 1, expected, check) && !deadline.passed()) say_silent(options);
   Welcome welcome;
   receive_exactly(welcome.magic, sizeof welcome.magic, deadline, check);
   if (std::string_view(welcome.magic, sizeof welcome.magic) != kMagic) {

@@ -425,6 +425,23 @@ def test_the_hosting_process_does_not_linger_after_an_exception() -> None:
         store.get("joined")
 
 
+def test_a_server_that_is_stopped_is_late_and_no_foreign_program() -> None:
+    host = run_python(HOST)
+    assert host.stdout is not None
+    store = TCPStore("127.0.0.1", int(host.stdout.readline()), timeout=10)
+    store.set("key", "value")
+    host.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, host.pid, os.WSTOPPED)
+    for _ in range(3):  # the first connection is given up; the others connect anew
+        with pytest.raises(StoreTimeout):
+            store.get("key", 0.1)
+    host.send_signal(signal.SIGCONT)
+    assert store.get("key") == b"value"
+    store.set("joined", "")
+    store.close()
+    assert host.communicate(timeout=20) == ("", "")
+
+
 def test_a_forked_child_keeps_no_connection_of_its_parent(server: StoreServer) -> None:
     store = client_of(server)
     store.set("key", "x")

@@ -25,7 +25,6 @@ from procgroup import process_end
 from procgroup.errors import (
     CollectiveTimeout,
     DistError,
-    DistNetworkError,
     DistStoreError,
     OperationError,
     PeerFailed,
@@ -171,10 +170,7 @@ class StartUp:
 
     def _missing(self, keys: Sequence[str]) -> list[int]:
         store = self.store.with_timeout(_ANSWER_SECONDS)
-        try:
-            return [rank for rank, key in enumerate(keys) if not store.check([key])]
-        except DistNetworkError as error:  # the connection had been given up, and a new one is not answered either
-            raise self._silence() from error
+        return [rank for rank, key in enumerate(keys) if not store.check([key])]
 
     def _silence(self) -> DistError:
         """Return the error for a store that does not answer, although its server has not ended."""
