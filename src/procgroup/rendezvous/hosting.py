@@ -47,6 +47,7 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
     from procgroup.stores.tcp import TCPStore
 
     limit = types.seconds(timeout)
+    report_after = environ.PROCGROUP_WAIT_REPORT_SECONDS.get()
     launcher_s = _launcher_s_store(host, port)
     if launcher_s is not None:
         host, port = launcher_s
@@ -55,9 +56,8 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
     elif rank == 0:
         return host_store(host, port, limit)
     host_name = "rank 0" if launcher_s is None else "the launcher"
-    with _reporting(
-        f"rank {rank} has not reached the store at {host}:{port}, which {host_name} hosts; it tries for {limit:g} s"
-    ):
+    line = f"rank {rank} has not reached the store at {host}:{port}, which {host_name} hosts; it tries for {limit:g} s"
+    with _reporting(line, report_after):
         store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
     if launcher_s is None:
         note_rank_0_hosts(store)
@@ -65,12 +65,8 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
 
 
 @contextmanager
-def _reporting(line: str) -> Iterator[None]:
-    """Print ``line`` while this goes on: first after PROCGROUP_WAIT_REPORT_SECONDS, then once a minute."""
-    first = environ.PROCGROUP_WAIT_REPORT_SECONDS.get()
-    if first <= 0:
-        yield
-        return
+def _reporting(line: str, first: float) -> Iterator[None]:
+    """Print ``line`` while this goes on: after ``first`` seconds (0: never), and once a minute from then on."""
     is_over = threading.Event()
 
     def report() -> None:
@@ -80,12 +76,15 @@ def _reporting(line: str) -> Iterator[None]:
             pause = _REPEAT_SECONDS
 
     reporter = threading.Thread(target=report, name="procgroup-start", daemon=True)
-    reporter.start()
+    if first > 0:
+        with suppress(RuntimeError):  # without memory for a thread there is no line, which ends nothing
+            reporter.start()
     try:
         yield
     finally:
         is_over.set()
-        reporter.join()
+        if reporter.is_alive():
+            reporter.join()
 
 
 def note_rank_0_hosts(store: Store) -> None:
