@@ -27,5 +27,5 @@ if dist.get_rank() == 0:
     except dist.DistBackendError as error:
         print(f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}")
 else:
-    time.sleep(2)
+    time.sleep(4)
 dist.destroy_process_group()

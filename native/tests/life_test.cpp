@@ -280,21 +280,29 @@ void a_closed_connection_counts_when_the_word_says_nothing() {
   CHECK(reports.by_connection && reports.left == 0);
 }
 
+// Where the word is still held 80 ms after the connection was closed, a watcher is right to report a loss.
 void a_connection_closed_on_the_way_out_is_no_loss() {
-  int ends[2];
-  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-  const FileDescriptor ours(ends[0]);
-  FileDescriptor theirs(ends[1]);
-  LifeWord word;
-  LifeLock lock(word);
-  CHECK(lock.is_robust());
-  Reports reports;
-  LifeWatcher watcher(reports.on_lost(), reports.on_left());
-  watcher.watch(kVictim, word, ours.get());
-  theirs.reset();
-  lock.release();
-  await([&] { return reports.left == 1; });
-  CHECK(reports.lost == 0);
+  constexpr int64_t kQuickNs = 50'000'000;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    const FileDescriptor ours(ends[0]);
+    FileDescriptor theirs(ends[1]);
+    LifeWord word;
+    LifeLock lock(word);
+    CHECK(lock.is_robust());
+    Reports reports;
+    LifeWatcher watcher(reports.on_lost(), reports.on_left());
+    watcher.watch(kVictim, word, ours.get());
+    const int64_t closed_at = now_ns();
+    theirs.reset();
+    lock.release();
+    if (now_ns() - closed_at >= kQuickNs) continue;
+    await([&] { return reports.left == 1; });
+    CHECK(reports.lost == 0);
+    return;
+  }
+  CHECK(false);  // no attempt was quick
 }
 
 void a_word_that_is_free_from_the_start_has_left() {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -81,6 +82,8 @@ def test_close_lets_the_ranks_leave_and_may_be_called_again(directory: Path) -> 
 )
 def test_a_peer_that_does_not_start_is_named_with_the_reason(directory: Path, behaviour: str, reason: str) -> None:
     with scripted_peers(directory, one=behaviour) as peers:
+        if behaviour == "silent":
+            assert select.select([peers["one"]._listener], [], [], 30)[0], "nobody has connected"
         (failure,) = connect_all(peers, timeout=2 if behaviour == "silent" else 30)
         assert failure.peer == "one"
         assert reason in failure.reason

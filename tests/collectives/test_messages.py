@@ -329,7 +329,7 @@ def a_receive_that_is_waiting() -> None:
         return
     assert work.wait(timedelta(seconds=20))
     assert work.source_rank() == 1
-    assert (future.result(timeout=1)[0] == 1).all()
+    assert (future.result(timeout=20)[0] == 1).all()
 
 
 def test_the_work_of_a_receive_that_is_waiting_says_so() -> None:

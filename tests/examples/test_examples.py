@@ -144,7 +144,7 @@ def run(command: str) -> str:
     words = shlex.split(command)
     environment = dict(word.split("=", 1) for word in words[: words.index("python")])
     done = world.run_command(
-        [sys.executable, *words[words.index("python") + 1 :]], environment=environment, directory=ROOT, timeout=40
+        [sys.executable, *words[words.index("python") + 1 :]], environment=environment, directory=ROOT, timeout=100
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -164,7 +164,7 @@ def run_forked(name: str, command: str) -> str:
     variable, value, size = match.groups()
     environment = {variable: value} if variable else {}
     with world.start(be_rank, int(size), args=(name,), environment=environment, torch=True) as ranks:
-        outcomes = ranks.wait(40)
+        outcomes = ranks.wait(100)
     if not all(outcome.ok for outcome in outcomes):
         raise world.WorldFailed(outcomes, command)
     return "".join(outcome.output for outcome in outcomes)
@@ -182,7 +182,7 @@ def test_every_example_is_tested_and_listed() -> None:
     assert sorted(listed) == sorted((name, name) for name in files)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(170)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example_prints_what_it_shows(name: str) -> None:
     port = str(world.free_port())
@@ -194,7 +194,7 @@ def test_example_prints_what_it_shows(name: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(170)
 @pytest.mark.parametrize("name", [name for name in EXPECTED if any(map(is_with_torch, commands(name)))])
 def test_example_prints_the_same_with_tensors(name: str) -> None:
     port = str(world.free_port())
@@ -203,7 +203,7 @@ def test_example_prints_the_same_with_tensors(name: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(170)
 @pytest.mark.parametrize("name", WITH_TORCH)
 def test_example_with_torch_prints_what_it_shows(name: str) -> None:
     if "sklearn" in (EXAMPLES / f"{name}.py").read_text():

@@ -47,5 +47,8 @@ def on(transport: str) -> dict[str, str]:
 
 
 def allowance(seconds: float) -> float:
-    """How long ``seconds`` may take here and now: a machine with more to do than cores is late by that factor."""
-    return seconds * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
+    """How long ``seconds`` may take here and now: a machine with more to do than cores is late by that factor.
+
+    Half a second is added, because the load average of a minute lags behind.
+    """
+    return seconds * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1)) + 0.5

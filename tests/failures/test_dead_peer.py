@@ -207,9 +207,9 @@ def survive_many_outstanding(rank: int, size: int) -> Any:
     dist.init_process_group(timeout=30)
     dist.barrier()
     if rank == ABSENT:
-        time.sleep(0.2)
-        end("SIGKILL")
+        time.sleep(60)
     works: list[Any] = [dist.all_reduce(np.ones(100), async_op=True) for _ in range(30)]
+    print("issued", flush=True)
     futures = [work.get_future() for work in works]
     errors = []
     for work in works:
@@ -227,6 +227,9 @@ def survive_many_outstanding(rank: int, size: int) -> Any:
 @transports
 def test_all_outstanding_works_fail_with_the_peer(transport: str) -> None:
     with start(survive_many_outstanding, 3, environment=on(transport)) as world:
+        for rank in (0, 2):
+            world.wait_for_output(rank, "issued")
+        world.kill(ABSENT)
         outcomes = world.wait(20)
     for rank in (0, 2):
         assert outcomes[rank].ok, outcomes[rank].traceback

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from failures import instants
 from failures.instants import JOINING, SHARED, SOCKETS, moment, start_a_group
+from failures.operations import allowance
 
 import procgroup as dist
 from procgroup.errors import CollectiveTimeout, PeerFailed, PeerLost
@@ -27,7 +28,7 @@ def check_named(outcomes: list[Outcome], victim: int, error: type[PeerLost] | ty
             found: Any = outcome.error
             assert isinstance(found, error), outcome
             assert found.peer == victim, outcome
-            assert found.when - ended < SOON, outcome
+            assert found.when - ended < allowance(SOON), outcome
             assert "rendezvous/" not in str(found), outcome
 
 
@@ -99,7 +100,7 @@ def wait_for_the_end(world: World, ranks: list[int]) -> None:
 
 
 def test_a_rank_that_is_stopped_or_killed_unseen_is_named_at_the_deadline(tmp_path: Path) -> None:
-    limit = 2.0
+    limit = 5.0
     worlds_to_start = [
         (2, SHARED[0], "stop", limit),
         (2, SHARED[4], "stop", limit),
@@ -170,8 +171,7 @@ def test_the_same_ranks_can_start_again_after_a_failure() -> None:
 
 
 def wait_for_a_subgroup(rank: int, size: int, victim: int, how: str) -> None:
-
-    dist.init_process_group(timeout=2)
+    dist.init_process_group(timeout=5)
     dist.barrier()
     if rank == victim:
         instants._end(how)

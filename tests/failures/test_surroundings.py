@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -180,7 +181,8 @@ def kill_all(transport: str) -> None:
         for rank in range(4):
             world.wait_for_output(rank, "...")
         for pid in world.pids:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have ended for the loss of one that was killed
+                os.kill(pid, signal.SIGKILL)
         world.wait(10)
 
 

@@ -121,7 +121,7 @@ def be_told_of_a_timeout(rank: int, size: int) -> Any:
     if stay_away(rank):
         return None
     with pytest.raises(dist.DistError) as caught:
-        dist.all_reduce(np.ones(5), timeout=0.5 if rank == 0 else 20)
+        dist.all_reduce(np.ones(5), timeout=2 if rank == 0 else 20)
     print("over", flush=True)
     return type(caught.value).__name__, getattr(caught.value, "peer", None), str(caught.value)
 
@@ -136,7 +136,7 @@ def test_the_others_are_told_when_one_ranks_deadline_passes(transport: str) -> N
     assert outcomes[0].value[0] == "CollectiveTimeout"
     name, peer, text = outcomes[2].value
     assert (name, peer) == ("PeerFailed", 0)
-    assert f"rank 0 failed: its time limit of 0.5 s passed while it waited for rank {ABSENT}" in text
+    assert f"rank 0 failed: its time limit of 2 s passed while it waited for rank {ABSENT}" in text
 
 
 def wait_for_ranks_that_do_other_things(rank: int, size: int) -> Any:
@@ -151,7 +151,7 @@ def wait_for_ranks_that_do_other_things(rank: int, size: int) -> Any:
         time.sleep(60)
     elif rank == 3:
         dist.recv(np.zeros(4, np.float32), 0, tag=5)
-    time.sleep(0.5)  # the others are in their calls by now
+    time.sleep(1)  # the others are in their calls by now
     with pytest.raises(dist.CollectiveTimeout) as caught:
         dist.all_reduce(np.ones(5), group=pair, timeout=0.3)
     of_pair = caught.value.calls
@@ -163,11 +163,14 @@ def wait_for_ranks_that_do_other_things(rank: int, size: int) -> Any:
 
 @transports
 def test_a_timeout_says_what_each_missing_rank_is_doing(transport: str) -> None:
-    with start(wait_for_ranks_that_do_other_things, 4, environment=on(transport)) as world:
-        world.wait_for_output(0, "over", 20)
-        for rank in range(1, 4):
-            world.kill(rank)
-        missing, calls, text, calls_of_pair = world.wait(10)[0].value
+    for _ in range(3):  # a rank that does not get to run does not answer over TCP in the 0.2 s that it is given
+        with start(wait_for_ranks_that_do_other_things, 4, environment=on(transport)) as world:
+            world.wait_for_output(0, "over", 20)
+            for rank in range(1, 4):
+                world.kill(rank)
+            missing, calls, text, calls_of_pair = world.wait(10)[0].value
+        if transport == "shm" or "not answering" not in calls[1] + calls[3] + calls_of_pair[1]:
+            break
     assert missing == (1, 2, 3)
     assert calls[1] == ("in recv of 4 float64 from rank 2 (call #1) and recv of 1 float64 from rank 0 (call #2)"), calls
     unseen = calls[2] == "not answering (it is in no call, or stopped)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -46,14 +47,20 @@ def test_the_host_of_the_store_waits_2_s_for_a_stopped_rank_when_the_job_is_brok
 def end_before_the_others(rank: int, size: int) -> None:
     dist.init_process_group()
     dist.barrier()
-    while rank == 1 and not os.path.exists(os.environ["GO_ON"]):
+    awaited = {0: "TWO_HAS_ENDED", 1: "GO_ON"}.get(rank)
+    while awaited and not os.path.exists(os.environ[awaited]):
         time.sleep(0.01)
 
 
 def test_the_host_of_the_store_says_for_whom_it_waits(tmp_path: Any) -> None:
-    go_on = tmp_path / "go on"
-    with start(end_before_the_others, 3, environment={"GO_ON": str(go_on)}) as world:
-        world.wait_for_output(0, "for at most 28 s more")
+    go_on, two_has_ended = tmp_path / "go on", tmp_path / "two has ended"
+    environment = {"GO_ON": str(go_on), "TWO_HAS_ENDED": str(two_has_ended)}
+    with start(end_before_the_others, 3, environment=environment) as world:
+        while world.is_alive(2):
+            time.sleep(0.01)
+        two_has_ended.touch()
+        world.wait_for_output(0, " s more\n")
+        assert re.search(r"for at most 2\d s more\n", world.output(0))
         assert "procgroup: this process hosts the store and waits for rank 1 (" in world.output(0)
         assert f" pid {world.pids[1]}) to end" in world.output(0)
         go_on.touch()

@@ -114,8 +114,8 @@ def play_interrupt(rank: int, size: int, inputs_are_there: bool) -> Any:
         time.sleep(60)
     if not inputs_are_there:  # then a thread of XLA makes the call
         given = slow(given)
-    print("waiting", flush=True)
     try:
+        print("waiting", flush=True)
         with functional.jit_errors():
             jax.block_until_ready(step(given))
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ AFTER_EACH_OTHER = """
         def wait_for(word):
             while not pathlib.Path(sys.argv[1], word).exists():
                 time.sleep(0.01)
-            time.sleep(0.2)  # for the launcher to have read what was written before the word
+            time.sleep(0.6)  # for the launcher to have read what was written before the word
 """
 
 
@@ -93,7 +93,7 @@ def test_the_earliest_of_several_failures_is_the_first(launcher: Any) -> None:
 def test_a_slow_end_does_not_hide_who_raised_first(launcher: Any) -> None:
     source = """
         if os.environ["RANK"] == "0":
-            atexit.register(time.sleep, 1.0)
+            atexit.register(time.sleep, 1.5)
             atexit.register(say, "over")
             raise ValueError("the cause")
         wait_for("over")

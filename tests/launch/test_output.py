@@ -189,9 +189,9 @@ def test_rank_0_reads_the_launcher_s_stdin_and_the_others_find_it_empty(launcher
 def test_a_background_process_that_keeps_the_pipe_open_does_not_hold_the_launcher(launcher: Any) -> None:
     source = """
         import subprocess
-        print("child", subprocess.Popen(["sleep", "8"], start_new_session=True).pid)
+        print("child", subprocess.Popen(["sleep", "58"], start_new_session=True).pid)
     """
-    done = launcher.run(source, timeout=6)
+    done = launcher.run(source, timeout=40)
     assert done.returncode == 0
     os.kill(int(done.stdout.split()[-1]), 9)
 

@@ -219,7 +219,7 @@ def test_the_grace_period_bounds_how_long_a_survivor_may_resist(tmp_path: Path) 
     with pytest.raises(ProcessRaisedException):
         while not context.join(grace_period=0.5):
             pass
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     assert context.processes[0].exitcode == -9
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from world import run
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
 
 def train_with_every_hook(rank: int, size: int) -> list[tuple[str, str, float]]:
@@ -48,7 +48,7 @@ def train_with_every_hook(rank: int, size: int) -> list[tuple[str, str, float]]:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_all_ranks_come_to_the_same_bits(transport: str) -> None:
-    ranks = run(train_with_every_hook, 3, environment={"PROCGROUP_TRANSPORT": transport}, torch=True)
+    ranks = run(train_with_every_hook, 3, environment={"PROCGROUP_TRANSPORT": transport}, torch=True, timeout=60)
     assert len(ranks[0]) == 4
     for found in ranks:
         assert [entry[:2] for entry in found] == [entry[:2] for entry in ranks[0]]

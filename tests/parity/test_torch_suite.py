@@ -12,6 +12,9 @@ from parity.torch_suite import passing_on, play
 ABOUT_GLOO = ["test_barrier_timeout_global", "test_ddp_logging_data_cpu", "test_monitored_barrier_gloo"]
 """They look for what only Gloo says: always in the sample."""
 
+HASTY = {"test_barrier_timeout_full_group", "test_barrier_timeout_global"}
+"""They give their ranks one second to make a group: played once more before they count as failed."""
+
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 
@@ -22,6 +25,9 @@ def sample(tests: Sequence[str], count: int) -> list[str]:
 
 def check(backend: str, tests: Sequence[str]) -> None:
     verdicts = play(backend, tests)
+    if late := [one.test for one in verdicts if one.outcome != "passed" and one.test in HASTY]:
+        again = {one.test: one for one in play(backend, late)}
+        verdicts = [again.get(one.test, one) for one in verdicts]
     assert [verdict.test for verdict in verdicts] == list(tests)
     wrong = [verdict for verdict in verdicts if verdict.outcome != "passed"]
     assert not wrong, "\n".join(f"{one.test} {one.outcome}: {one.reason}\n{one.output}" for one in wrong)

@@ -110,5 +110,9 @@ def test_a_command_returns_status_and_both_streams() -> None:
 def test_a_command_at_its_deadline_is_dumped_with_its_children() -> None:
     child = "import time\ndef stuck():\n  time.sleep(60)\nstuck()"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    with pytest.raises(world.WorldTimeout, match="in stuck"):
-        world.run_command([sys.executable, "-c", program], timeout=4)
+    for timeout in (4, 30):  # most often the child is in its function within 4 s
+        with pytest.raises(world.WorldTimeout) as caught:
+            world.run_command([sys.executable, "-c", program], timeout=timeout)
+        if "in stuck" in str(caught.value):
+            break
+    assert "in stuck" in str(caught.value)

@@ -75,7 +75,7 @@ def test_processes_that_claim_one_rank_are_named_on_all_sides(scheme: str, tmp_p
             join(store, 1, 3, 10)
         store.close()
         outcomes = world.wait(10)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 6
         host = socket.gethostname()
         assert str(caught.value) == f"rank 1 joined twice: {host} pid {world.pids[1]}, {host} pid {os.getpid()}"
     assert [str(outcome.error) for outcome in outcomes] == [str(caught.value)] * 2
@@ -171,7 +171,7 @@ def test_ctrl_c_ends_the_waiting_at_once_and_the_others_learn_why(scheme: str, t
         started = time.monotonic()
         world.kill(1, signal.SIGINT)
         outcomes = world.wait(10)
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 5
     assert isinstance(outcomes[1].error, KeyboardInterrupt), outcomes
     assert "rank 1 (" in str(outcomes[0].error)
     assert "left: KeyboardInterrupt" in str(outcomes[0].error)
@@ -190,7 +190,7 @@ def test_when_the_host_of_the_store_dies_the_others_learn_it_at_once(tmp_path: A
 
 def test_a_missing_rank_is_named_on_all_sides_after_the_timeout(tmp_path: Any) -> None:
     with ExitStack() as stack:
-        arguments = [(url, [0, 2], 3, 5.5) for url in urls(tmp_path).values()]
+        arguments = [(url, [0, 2], 3, 7.5) for url in urls(tmp_path).values()]
         together = [stack.enter_context(start(meet_as, 2, args=each)) for each in arguments]
         outcomes_of_each = [world.wait(30) for world in together]
     for outcomes in outcomes_of_each:

@@ -169,8 +169,9 @@ def only(rank: int, size: int, comes: int, timeout: float) -> None:
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_the_rank_that_never_came_is_named_within_the_timeout(agent: Any, missing: int) -> None:
-    started = time.monotonic()
-    outcomes = attempt(only, 2, args=(1 - missing, 1.0), environment=surroundings(agent), torch=True)
+    with start(only, 2, args=(1 - missing, 1.0), environment=surroundings(agent), torch=True) as world:
+        started = time.monotonic()
+        outcomes = world.wait()
     assert time.monotonic() - started < 6
     error = outcomes[1 - missing].error
     assert isinstance(error, RendezvousTimeout), outcomes
@@ -186,8 +187,9 @@ def in_words(outcome: Outcome) -> str:
 def test_an_agent_that_is_not_there_is_a_network_error_within_the_timeout() -> None:
     port = free_port()
     environment = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    started = time.monotonic()
-    outcomes = attempt(meet, 2, args=(1.0,), environment=environment, torch=True)
+    with start(meet, 2, args=(1.0,), environment=environment, torch=True) as world:
+        started = time.monotonic()
+        outcomes = world.wait()
     assert time.monotonic() - started < 10
     for rank, outcome in enumerate(outcomes):
         expected = rf"rank {rank} of 2 did not get to .*agent .*127\.0\.0\.1:{port}, within 1 s: .*init_method='tcp://"

@@ -77,10 +77,12 @@ def lose_with_many_works(rank: int, size: int) -> list[str]:
 
     dist = join()
     dist.barrier()
+    store = dist.group.WORLD.get_group_store()
     if rank == 1:
-        time.sleep(0.2)
+        store.wait([f"issued {other}" for other in (0, 2, 3)])
         die()
     works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(50)]
+    store.set(f"issued {rank}", "")
     futures = [work.get_future() for work in works]
     return [error_of(work.wait) for work in works] + [error_of(future.wait) for future in futures]
 
@@ -102,8 +104,9 @@ def stand_still(rank: int, size: int, moments: list[str], seconds: float) -> lis
     import torch
 
     dist = join()
-    dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    dist.barrier()
+    dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
     calls = {
         "all_reduce": lambda: dist.all_reduce(torch.ones(3)),
         "backward": lambda: model(torch.ones(1, 3)).sum().backward(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -38,7 +39,7 @@ def take_long(_):
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
         torch.ones(1).sum()
-    print("callback over")
+    print("callback over", flush=True)
 
 if dist.get_rank() == 1:
     time.sleep(0.3)
@@ -51,7 +52,8 @@ def test_a_program_ends_after_the_callbacks_that_run(tmp_path: Path, end: str) -
     done = run_program(tmp_path, CALLBACK + end)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("callback over") == 2
-    assert done.stderr == ""
+    # procgroup says whom it waits for, where another rank is late.
+    assert [line for line in done.stderr.splitlines() if not re.match(r"(\[rank \d\] )?procgroup: ", line)] == []
 
 
 FORK = """

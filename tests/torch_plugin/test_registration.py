@@ -127,9 +127,10 @@ def test_a_group_of_the_plug_in_loads_nothing_that_only_errors_need(installed: P
 
 
 UNCHANGED = """
-import time, torch, torch.distributed as dist
+import torch, torch.distributed as dist
 from datetime import timedelta
 dist.init_process_group("gloo")
+store = dist.distributed_c10d._get_default_store()
 pair = dist.new_group([0, 1])
 total = torch.ones(1)
 dist.all_reduce(total, group=pair)
@@ -139,12 +140,13 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 model(torch.full((1, 2), dist.get_rank() + 1.0)).sum().backward()
 print(dist.get_backend(), type(pair).__module__, total.item(), model.module.weight.grad.tolist())
 if dist.get_rank() == 1:
-    time.sleep(1)
+    store.wait(["rank 0 has given up"])
 else:
     try:
         dist.monitored_barrier(timeout=timedelta(seconds=0.2))
     except RuntimeError as error:
         print(error)
+    store.set("rank 0 has given up", "")
 dist.destroy_process_group()
 """
 

@@ -79,9 +79,9 @@ def test_a_wait_ends_when_the_value_comes(store: Any) -> None:
 
 def test_ctrl_c_ends_a_wait(store: Any) -> None:
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-    timer.start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         store.get("nowhere", 20)
     assert time.monotonic() - started < 10.0
     timer.join()
