@@ -31,7 +31,7 @@ demo: $(VENV)/.examples  ## Build, then train a classifier on real images with 4
 	@echo "== training on 4 ranks: examples/train_digits.py"
 	@$(PY) -m procgroup run --nproc-per-node 4 examples/train_digits.py
 
-test: $(VENV)/.test  ## Run all tests, with samples of the large products (some 10 minutes on 2 cores)
+test: $(VENV)/.test  ## Run all tests, with samples of the large products (some 12 minutes on 2 cores)
 	@$(MAKE) native-tests
 	@echo "== tests"
 	@$(PY) $(PYTEST)
