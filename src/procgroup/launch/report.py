@@ -9,15 +9,19 @@ No rank has to co-operate: the traceback is cut out of the end of what it wrote 
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 
 TAIL_LINES = 15
 """How many last lines of stderr the report repeats when there is no traceback in it."""
+
+MAX_EVIDENCE = 16 * 1024
+"""Characters of a rank's stderr that other nodes are told."""
 
 TRACEBACK_HEADER = "Traceback (most recent call last):"
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
@@ -50,6 +54,21 @@ class Failure:
     stderr: str
     peak_memory: int = 0
     kills: OutOfMemoryKills | None = None
+
+    def to_json(self) -> str:
+        """Return the failure as text for the other nodes; of what the rank wrote, the evidence."""
+        fields = {**asdict(self), "stderr": self.evidence[-MAX_EVIDENCE:], "kills": self.kills and asdict(self.kills)}
+        return json.dumps(fields)
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure | None:
+        """Read a failure; None for what is none, as anybody who reaches the store can write there."""
+        try:
+            fields = json.loads(text)
+            kills = fields.pop("kills")
+            return cls(**fields, kills=OutOfMemoryKills(**kills) if kills else None)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
 
     @property
     def exit_status(self) -> int:

@@ -1,4 +1,4 @@
-"""``procgroup run``: start a program as N ranks on this host and end them together."""
+"""``procgroup run``: start a program as N ranks on each node of a job, and end them together."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from procgroup.cluster.cores import usable_cores
-from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
-from procgroup.errors import DistError
+from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY, PYTHON_EXEC
 from procgroup.launch import flags
-from procgroup.launch.agent import Agent, RankPlan, say
-from procgroup.launch.worker_environment import REPLACED, Job, worker_environment
+from procgroup.launch.console import say
+
+if TYPE_CHECKING:
+    from procgroup.launch.hosted_store import HostedStore
+    from procgroup.launch.job_plan import JobPlan
+    from procgroup.launch.job_state import JobState
+    from procgroup.launch.worker_environment import Job
+    from procgroup.launch.worker_group import RankPlan
 
 
 def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
@@ -26,30 +33,80 @@ def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
 
 def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     """Start the ranks that the parsed ``options`` describe; return the exit status of the job."""
-    command = _command(options)
+    command = [*_command(options), *script_arguments]
     # Imported only now: the flags and their help need no store, and so no native module.
-    from procgroup.launch.hosted_store import HostedStore
+    from procgroup.launch.agent import Agent
+    from procgroup.launch.job_plan import plan, unused_flags
+    from procgroup.launch.worker_environment import REPLACED, Job
 
+    job_plan = plan(options)
     threads = max(1, usable_cores() // options.nproc_per_node)
-    _tell_about_environment(options.nproc_per_node, threads)
-    run_id = options.rdzv_id or os.urandom(16).hex()
-    try:
-        store = HostedStore(options.master_addr, options.master_port, job=run_id)
-    except (DistError, OSError) as error:
-        say(f"cannot use --master-addr {options.master_addr} --master-port {options.master_port}: {error}")
-        return 1
-    with store:
-        job = Job(
-            run_id=run_id,
-            ranks=options.nproc_per_node,
-            store=store.environment(),
-            threads_per_rank=threads,
-            role=options.role,
-            replace_gloo=options.replace_gloo,
-            signals=",".join(number.name for number in options.signals_to_handle),
-        )
-        plans = _plans(job, [*command, *script_arguments], options.log_dir)
-        return Agent(plans, options.signals_to_handle, options.shutdown_timeout).run()
+    _tell_about_environment(options.nproc_per_node, threads, REPLACED)
+    for line in unused_flags(options, job_plan):
+        say(line)
+    job = Job(
+        run_id=job_plan.run_id,
+        threads_per_rank=threads,
+        signals=",".join(number.name for number in options.signals_to_handle),
+        replace_gloo=options.replace_gloo,
+        uses_agent_store=job_plan.kind == "static",
+    )
+    program = ScriptProgram(job_plan, job, command, options.log_dir)
+    return Agent(job_plan.meet, program, options.signals_to_handle, job_plan.patience).run()
+
+
+@dataclass
+class ScriptProgram:
+    """A script or another command, as the agents run it in each round."""
+
+    plan: JobPlan
+    job: Job
+    command: Sequence[str]
+    log_dir: str
+
+    def host(self, state: JobState) -> HostedStore:
+        from procgroup.launch.hosted_store import HostedStore
+
+        key = PROCGROUP_JOB_KEY.get()
+        if self.plan.kind == "static":
+            return HostedStore(self.plan.master_addr, self.plan.master_port, key, self.job.run_id, reserves=False)
+        address = state.members[0].address
+        try:
+            return HostedStore(address, self.plan.master_port, key, self.job.run_id)
+        except OSError as error:
+            raise OSError(
+                f"cannot use --master-addr {address} --master-port {self.plan.master_port}: {error}"
+            ) from error
+
+    def plans(self, state: JobState, node_rank: int) -> list[RankPlan]:
+        from procgroup.launch.worker_environment import worker_environment
+        from procgroup.launch.worker_group import RankPlan
+
+        first = state.first_rank(node_rank)
+        attempt = self._attempt_folder(state)
+        plans = []
+        for local_rank in range(state.members[node_rank].processes):
+            folder = attempt / str(local_rank) if attempt else None
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+            error_file = str(folder / "error.json") if folder else ""
+            plans.append(
+                RankPlan(
+                    command=[part.replace("${local_rank}", str(local_rank)) for part in self.command],
+                    environment=worker_environment(self.job, state, node_rank, local_rank, error_file, os.environ),
+                    log_directory=folder,
+                    rank=first + local_rank,
+                )
+            )
+        return plans
+
+    def _attempt_folder(self, state: JobState) -> Path | None:
+        """Return where the ranks of this round leave their logs; say so once."""
+        if not self.log_dir or self.log_dir == os.devnull:
+            return None
+        folder = Path(self.log_dir, self.job.run_id, f"attempt_{state.round}")
+        say(f"logs are kept in {folder}")
+        return folder
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -78,31 +135,10 @@ def _module_exists(name: str) -> bool:
     return name in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(name, path) is not None
 
 
-def _plans(job: Job, command: Sequence[str], log_dir: str) -> list[RankPlan]:
-    plans = []
-    attempt = Path(log_dir, job.run_id, "attempt_0") if log_dir and log_dir != os.devnull else None
-    if attempt:
-        say(f"logs are kept in {attempt}")
-    for rank in range(job.ranks):
-        directory = attempt / str(rank) if attempt else None
-        if directory:
-            directory.mkdir(parents=True, exist_ok=True)
-        plans.append(
-            RankPlan(
-                command=[part.replace("${local_rank}", str(rank)) for part in command],
-                environment=worker_environment(
-                    job, rank, str(directory / "error.json") if directory else "", os.environ
-                ),
-                log_directory=directory,
-            )
-        )
-    return plans
-
-
-def _tell_about_environment(ranks: int, threads: int) -> None:
+def _tell_about_environment(ranks: int, threads: int, replaced_names: Sequence[str]) -> None:
     """Say in one line each which thread count was chosen, and which variables of the user are replaced."""
     if not OMP_NUM_THREADS.is_set() and ranks > 1:
         say(f"OMP_NUM_THREADS={threads} per rank ({usable_cores()} usable cores, {ranks} ranks); set it to choose")
-    replaced = [name for name in REPLACED if name in os.environ]
+    replaced = [name for name in replaced_names if name in os.environ]
     if replaced:
         say(f"{', '.join(replaced)} of the environment {'is' if len(replaced) == 1 else 'are'} replaced for the ranks")
