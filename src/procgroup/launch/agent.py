@@ -78,7 +78,7 @@ class Patience:
 
     join: float = 600.0
     last_call: float = 30.0
-    recovery: float = 3.0
+    recovery: float = 2.0
     shutdown: float | None = None
 
 
@@ -295,7 +295,7 @@ class Agent:
             if state is None:
                 self._console.say("waiting for the store of the agents, which another node hosts")
             elif not state.has_enough:
-                self._console.say(f"waiting for nodes: {len(here)} of at least {least} are here ({', '.join(here)})")
+                self._console.say(_missing(state))
 
     def _is_cut_off(self) -> bool:
         """Return whether the store is out of reach, or the other agents have taken this one for lost."""
@@ -417,6 +417,17 @@ class Agent:
 
         streams = self._group.streams if self._group is not None else []
         self._console.flush(streams, inbox.descriptor, was_interrupted)
+
+
+def _missing(state: JobState) -> str:
+    """Return for which nodes a round that is forming waits."""
+    here, hosts = len(state.members), ", ".join(node.host for node in state.members)
+    if here < state.settings.min_nodes:
+        return f"waiting for nodes: {here} of at least {state.settings.min_nodes} are here ({hosts})"
+    return (
+        f"waiting for nodes of the last round: {job_state.present(state)} of {len(state.previous)} are here ({hosts}), "
+        "and where the others may be at work somewhere, only more than half go on (half with --on-partition continue)"
+    )
 
 
 def _count(group: WorkerGroup | None) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,10 @@ DEFAULT_PORT = 29400
 PATIENCE_SECONDS = 1.5
 """How long an endpoint may be silent before the owner of the next one takes over."""
 
-_CONNECT_SECONDS = 1.0
+_CONNECT_SECONDS = 0.75
+_HANDSHAKE_SECONDS = 2.0
+# How long something at an endpoint may be no store before that is an error: it may be about to end, or to begin.
+_FOREIGN_SECONDS = 5.0
 # An address of the block for documentation (RFC 5737): the way there is the way to anywhere else.
 _ELSEWHERE = "192.0.2.1"
 # What a client of a store says when nobody answered in time, in place of something else that did.
@@ -86,7 +89,13 @@ def find_store(endpoints: Sequence[Endpoint], stops: Callable[[], bool], *, is_h
         owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * PATIENCE_SECONDS]
         hosting = partial(_host_one, owners if is_host is not False else [], is_host)
         # A sole endpoint that can be hosted has no store yet. Of several, one that has it may not be this host's own.
-        found = (hosting() if len(endpoints) == 1 else None) or _connect_one(endpoints) or hosting()
+        found = hosting() if len(endpoints) == 1 else None
+        try:
+            found = found or next(connect_each(endpoints), None)
+        except DistNetworkError:
+            if waited >= _FOREIGN_SECONDS:
+                raise
+        found = found or hosting()
         if found is not None:
             return found
         if stops():
@@ -94,17 +103,36 @@ def find_store(endpoints: Sequence[Endpoint], stops: Callable[[], bool], *, is_h
         time.sleep(_PAUSE_SECONDS)
 
 
-def _connect_one(endpoints: Sequence[Endpoint]) -> FoundStore | None:
-    """Connect to the first endpoint that answers. Raises DistNetworkError for one that is no store of this job's."""
-    for endpoint in endpoints:
+def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
+    """Yield the stores at those endpoints that answer, in their order.
+
+    Raises DistNetworkError for one that is no store, or asks for another secret.
+    """
+    for endpoint in _answering(endpoints):
         try:
-            store = TCPStore(endpoint.host, endpoint.port, timeout=_CONNECT_SECONDS, wait_for_workers=False)
+            store = TCPStore(endpoint.host, endpoint.port, timeout=_HANDSHAKE_SECONDS, wait_for_workers=False)
         except DistNetworkError as error:
             if _NOBODY not in str(error):
                 raise
         else:
-            return FoundStore(store, endpoint, None)
-    return None
+            yield FoundStore(store, endpoint, None)
+
+
+def _answering(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    """Return those endpoints at which something accepts connections; all are tried at once."""
+    if len(endpoints) == 1:
+        return list(endpoints)
+    from concurrent.futures import ThreadPoolExecutor  # for lists only: it costs some milliseconds
+
+    with ThreadPoolExecutor(len(endpoints)) as pool:
+        return [endpoint for endpoint, answers in zip(endpoints, pool.map(_answers, endpoints), strict=True) if answers]
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    for address in addresses.resolve(endpoint.host, _CONNECT_SECONDS):
+        with suppress(OSError), socket.create_connection((address, endpoint.port), _CONNECT_SECONDS):
+            return True
+    return False
 
 
 def _host_one(owners: Sequence[Endpoint], is_host: bool | None) -> FoundStore | None:
@@ -115,8 +143,8 @@ def _host_one(owners: Sequence[Endpoint], is_host: bool | None) -> FoundStore | 
             server = StoreServer(endpoint.host, endpoint.port, listen_fd=listener.detach(), job="", warns_keyless=False)
             if server.is_open_to_anybody:
                 say(
-                    f"the agents meet at port {server.port} without a secret, so whoever can connect there can read and "
-                    "change what they agree on: set PROCGROUP_JOB_KEY to one secret (hex) on every node"
+                    f"the agents meet at port {server.port} without a secret, so whoever can connect there can read "
+                    "and change what they agree on: set PROCGROUP_JOB_KEY to one secret (hex) on every node"
                 )
             store = TCPStore(server.addresses[0], server.port, wait_for_workers=False)
             return FoundStore(store, Endpoint(endpoint.host, server.port), server)

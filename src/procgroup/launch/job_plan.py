@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -23,7 +23,7 @@ from procgroup.cluster.addresses import Endpoint
 from procgroup.environ import PROCGROUP_JOB_KEY
 from procgroup.launch import flag_values
 from procgroup.launch.agent import Patience
-from procgroup.launch.endpoints import FoundStore, find_store, parse_endpoints, share_file
+from procgroup.launch.endpoints import FoundStore, connect_each, find_store, parse_endpoints, share_file
 from procgroup.launch.flag_values import NodeRange
 from procgroup.launch.job_state import JobState, Node, Settings
 from procgroup.launch.meeting import Lease, Meeting, Solo
@@ -35,7 +35,7 @@ STATIC_TIMEOUT_SECONDS = 900.0
 JOIN_TIMEOUT_SECONDS = 600.0
 LAST_CALL_SECONDS = 30.0
 KEEP_ALIVE_SECONDS = 1.0
-KEEP_ALIVE_ATTEMPTS = 6
+KEEP_ALIVE_ATTEMPTS = 5
 
 Kind = Literal["solo", "static", "elastic"]
 
@@ -46,6 +46,7 @@ class JobPlan:
 
     kind: Kind
     run_id: str
+    agent: str
     settings: Settings
     patience: Patience
     lease: Lease
@@ -66,12 +67,24 @@ class JobPlan:
         find = (
             partial(share_file, self.path) if self.path else partial(find_store, self.endpoints, is_host=self.is_host)
         )
-        return Meeting(find, self._node, self.run_id, self.settings, wake, lease=self.lease, memory=memory)
+        others = self._others if len(self.endpoints) > 1 else None
+        return Meeting(
+            find, self._node, self.run_id, self.settings, wake, lease=self.lease, memory=memory, others=others
+        )
+
+    def _others(self, found: FoundStore) -> Iterator[tuple[int, FoundStore]]:
+        """Yield the stores at the other endpoints, and how far behind this one each is in the list."""
+        places = {endpoint: place for place, endpoint in enumerate(self.endpoints)}
+        here = places.get(found.endpoint, 0) if found.endpoint is not None else 0
+        for other in connect_each([endpoint for endpoint in self.endpoints if endpoint != found.endpoint]):
+            assert other.endpoint is not None
+            yield places[other.endpoint] - here, other
 
     def _node(self, node_id: str, found: FoundStore | None) -> Node:
         hosts_store = found is not None and found.server is not None
         return Node(
             id=node_id,
+            agent=self.agent,
             host=socket.gethostname(),
             pid=os.getpid(),
             processes=self.processes,
@@ -94,6 +107,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
     return JobPlan(
         kind=kind,
         run_id=options.rdzv_id or (os.urandom(16).hex() if kind == "solo" else "none"),
+        agent=os.urandom(8).hex(),
         settings=Settings(nodes.least, nodes.most, options.max_restarts, options.on_partition),
         patience=Patience(
             join=_join_seconds(conf, kind),

@@ -57,13 +57,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Node:
-    """One agent. ``id`` is random, ``host`` a name for people, ``address`` where other hosts reach its ranks.
+    """One agent. ``host`` is a name for people, ``address`` where other hosts reach its ranks.
 
+    ``agent`` is random and the agent's for its life, ``id`` is another for each time that it joins.
     ``rank`` is the node rank that the user fixed. ``hosts_store`` says that the store of the agents ends with this one,
     ``is_sole_host`` that there is no other place for it.
     """
 
     id: str
+    agent: str
     host: str
     pid: int
     processes: int
@@ -102,8 +104,8 @@ class JobState:
     """One version of what the agents agree on.
 
     ``waiting`` are nodes that came while a round was running. ``passed`` are the members that have finished the round
-    (running) or ended their ranks (stopping). ``previous`` are the ids of those members of the last round that may
-    still be at work somewhere. ``is_last`` says that no round follows the one that is being stopped, ``is_recovery``
+    (running) or ended their ranks (stopping). ``previous`` are the agents of the last round that may still be at
+    work somewhere. ``is_last`` says that no round follows the one that is being stopped, ``is_recovery``
     that the store is not the one of the last round. ``failures`` are JSON texts, each one rank's, ``reason`` says why
     the round ends in one line. ``store`` is set once the first member hosts it.
     """
@@ -314,7 +316,7 @@ def after_losing_store(state: JobState, *, silent: bool) -> JobState:
     Where the store's connections have ended, so has the agent that hosted it, and is not one of those that may go on
     elsewhere. ``silent`` says that they have not.
     """
-    hosts = [] if silent else [node.id for node in state.members if node.hosts_store]
+    hosts = [] if silent else [node.agent for node in state.members if node.hosts_store]
     return replace(
         state,
         restarts=state.restarts + (state.phase == "running"),
@@ -363,7 +365,7 @@ def _begin(state: JobState) -> JobState:
         phase="running",
         members=members,
         passed=(),
-        previous=tuple(node.id for node in members),
+        previous=tuple(node.agent for node in members),
         is_recovery=False,
         reason="",
         failures=(),
@@ -420,12 +422,13 @@ def _conclude(state: JobState) -> JobState:
 
 def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -> JobState:
     ids = {node.id for node in gone}
+    agents = {node.agent for node in gone}
     return replace(
         state,
         members=_others(state.members, ids),
         waiting=_others(state.waiting, ids),
         passed=tuple(node_id for node_id in state.passed if node_id not in ids),
-        previous=state.previous if keep_in_previous else tuple(old for old in state.previous if old not in ids),
+        previous=state.previous if keep_in_previous else tuple(old for old in state.previous if old not in agents),
     )
 
 
@@ -442,11 +445,16 @@ def _has_quorum(state: JobState) -> bool:
     """
     if len(state.members) == state.settings.max_nodes:
         return True
-    here = sum(node.id in state.previous for node in state.members)
+    here = present(state)
     if 2 * here == len(state.previous):
         policy = state.settings.on_partition
         return not state.previous or policy == "continue" or (policy == "" and not state.is_recovery)
     return 2 * here > len(state.previous)
+
+
+def present(state: JobState) -> int:
+    """Return how many members were members of the last round, too."""
+    return sum(node.agent in state.previous for node in state.members)
 
 
 def _read_node(fields: Mapping[str, Any]) -> Node:

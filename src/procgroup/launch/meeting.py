@@ -25,7 +25,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -42,6 +42,7 @@ _KEPT_VERSIONS = 64
 _WATCHED = 8
 _PASSED = b"passed"
 _CLOSE_SECONDS = 2.0
+_ELSEWHERE_SECONDS = 1.0
 # How long an agent that hosts the store lets the others read how the job ended.
 _GUEST_SECONDS = 10.0
 
@@ -51,7 +52,7 @@ class Lease:
     """How often an agent shows that it lives, and after how many seconds of silence it is lost."""
 
     interval: float = 1.0
-    seconds: float = 6.0
+    seconds: float = 5.0
 
     @property
     def looks(self) -> int:
@@ -92,7 +93,9 @@ class Meeting:
     ``state`` is the latest known state, None until there is one; ``wake`` is called, in another thread, whenever it,
     ``lost`` or ``error`` has changed. ``lost`` says why the store is out of reach, ``is_silent`` that its connections
     have not ended; ``error`` is the exception that keeps the node out of the job. ``memory`` is what this agent knows
-    of the job from a store that was lost.
+    of the job from a store that was lost. ``others(found)`` yields the stores at other endpoints, each
+    with its distance in the list: an agent that hosts a store at which too few nodes meet looks whether they meet at
+    another, and goes there; of two such stores the first in the list is kept.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Meeting:
         *,
         lease: Lease | None = None,
         memory: JobState | None = None,
+        others: Callable[[FoundStore], Iterator[tuple[int, FoundStore]]] | None = None,
     ) -> None:
         self.state: JobState | None = None
         self.node_id: str = os.urandom(8).hex()
@@ -117,6 +121,7 @@ class Meeting:
         self._settings = settings
         self._memory = memory
         self._lease = lease or Lease()
+        self._others = others
         self._wake = wake
         self._lock = threading.Lock()
         self._changes: queue.SimpleQueue[Change | threading.Event] = queue.SimpleQueue()
@@ -179,6 +184,7 @@ class Meeting:
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + self._lease.interval
                 self._look_after_leases()
+                self._look_elsewhere()
         if self._on_disconnect is not None:
             with suppress(DistError):
                 self._on_disconnect.withdraw()
@@ -192,7 +198,7 @@ class Meeting:
 
     def _join(self) -> None:
         self._found = self._find(self._closing.is_set)
-        self._store = PrefixStore(f"agents/{self._job}", self._found.store.with_timeout(self._lease.seconds / 3))
+        self._store = PrefixStore(f"agents/{self._job}", self._found.store.with_timeout(max(0.5, self._lease.seconds / 6)))
         node = self._describe(self.node_id, self._found)
         self._answered = time.monotonic()
         self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
@@ -298,6 +304,28 @@ class Meeting:
         self._persist(look)
         self._judge(nodes, beats, {key.removeprefix("gone/") for key in gone})
 
+    def _look_elsewhere(self) -> None:
+        """Let go of a store that this agent hosts, and at which too few nodes meet, for one with more of them."""
+        state, found = self.state, self._found
+        if self._others is None or found is None or found.server is None or state is None:
+            return
+        if state.phase != "forming" or state.has_enough:
+            return
+        better = None
+        with suppress(DistError):
+            better = next((place for place, has_enough in self._look_at_others(found) if has_enough or place < 0), None)
+        if better is not None:
+            raise DistStoreError("the other nodes meet at another endpoint")
+
+    def _look_at_others(self, found: FoundStore) -> Iterator[tuple[int, bool]]:
+        """Yield of each other store how far before (< 0) or behind this one it is in the list, and if it has enough."""
+        assert self._others is not None
+        for place, other in self._others(found):
+            try:
+                yield place, _has_enough(other, self._job)
+            finally:
+                other.close_after_guests(0)
+
     def _watched_nodes(self) -> list[Node]:
         """Return the nodes before this one in the ring of all."""
         state = self.state
@@ -322,6 +350,18 @@ class Meeting:
                         lambda state: job_state.lose(state, lost, silent=is_silent)
                     )
                 )
+
+
+def _has_enough(other: FoundStore, job: str) -> bool:
+    """Return whether the nodes at another store are enough to go on."""
+    try:
+        store = PrefixStore(f"agents/{job}", other.store.with_timeout(_ELSEWHERE_SECONDS))
+        if not store.check(["latest"]):
+            return False
+        state = JobState.from_json(store.get("state/" + store.get("latest").decode()))
+        return state.has_enough or state.phase in ("running", "stopping")
+    except (DistError, ValueError):
+        return False
 
 
 class _Watched:
