@@ -157,10 +157,12 @@ class Meeting:
         self._closing.set()
         self._changes.put(lambda state: None)
         self._joined.set()
-        self._threads[0].join(_CLOSE_SECONDS)
+        # Threads that wait for a store which does not answer end by themselves, when its connections are closed.
+        seconds = 0.0 if self.lost else _CLOSE_SECONDS
+        self._threads[0].join(seconds)
         if self._found is not None:
-            self._found.close_after_guests(_GUEST_SECONDS if not self.lost and self.error is None else 0.0)
-        self._threads[1].join(_CLOSE_SECONDS)
+            self._found.close_after_guests(0.0 if self.lost or self.error is not None else _GUEST_SECONDS)
+        self._threads[1].join(seconds)
 
     def _guarded(self, serve: Callable[[], None]) -> None:
         try:
