@@ -1,4 +1,4 @@
-// What PyTorch's clients say, and what they are answered.
+// Requests of PyTorch's TCPStore clients, from the validation on, and the replies to them.
 #include "store/server_loop.hpp"
 
 namespace procgroup::store {
@@ -27,7 +27,7 @@ void Server::Loop::deliver_torch(uint64_t id, TorchReply&& reply) {
   after_send(*found->second, found->second->send(reply));
 }
 
-// Closes the connections first, so that a client that is still there cannot bring keys of its attempt into the next.
+// Closes the connections first: a client that is still connected must not set keys of its attempt in the next one.
 void Server::Loop::forget_torch() {
   const uint64_t order = shared_.forgets_ordered.load(std::memory_order_acquire);
   if (order == shared_.forgets_done.load(std::memory_order_relaxed)) return;

@@ -1,10 +1,10 @@
-// The protocol of PyTorch's TCPStore of torch 2.13, as its server reads and answers it.
+// The wire protocol of PyTorch's TCPStore, as of torch 2.13.
 //
-// Vocabulary. A connection begins with a *validation*: the operation kValidate and a magic number, which nobody
-// answers. *Requests* follow: one byte for the operation, then its *arguments*. A request has no length of its own, so
-// its end is known only when its last argument is there. Most requests have one *reply*; those that change a key and
-// return nothing have none. A wait or a barrier is answered when it is over. Deadlines belong to the client: when one
-// passes it sends kCancelWait, which is always answered, whether or not the wait has been answered before.
+// Vocabulary. A connection begins with a *validation*: the operation kValidate and a magic number; it has no reply.
+// *Requests* follow: one byte for the operation, then its *arguments*. A request carries no total length, so its end is
+// known only when its last argument has arrived. Most requests have one *reply*; those that only write have none. A
+// wait or a barrier has its reply when it ends. Deadlines belong to the client: when one passes it sends kCancelWait,
+// which always has a reply, also when the wait's own reply was sent before.
 //
 //   client                                  server
 //     | -- kValidate, magic number ----------> |
@@ -49,7 +49,7 @@ enum class TorchOp : uint8_t {
   kDelete,       // key                    -> i64 how many
   kAppend,       // key, value             ->
   kMultiGet,     // keys                   -> values
-  kMultiSet,     // keys and values in turn, their count before -> nothing
+  kMultiSet,     // their count, keys and values in turn ->
   kCancelWait,   //                        -> kWaitCancelled
   kPing,         // u32 nonce              -> u32 nonce
   kQueuePush,    // key, value             ->
@@ -69,11 +69,12 @@ struct TorchRequest {
   size_t length;  // of all of it
 };
 
-// Finds the ends of a connection's requests, each byte looked at once however it arrives.
+// Splits a connection's input into requests. An argument is examined once, in however many parts the input arrives.
 class TorchParser {
  public:
   // Return the request that `input` begins with, or nothing when it is not complete yet; the next call is then given
-  // the same bytes and those that have come since. Throws ProtocolError for what is no request, or beyond the limits.
+  // the same bytes and those that have come since. Throws ProtocolError for an unknown operation and
+  // for sizes beyond the limits.
   std::optional<TorchRequest> parse(std::string_view input);
 
  private:

@@ -112,7 +112,7 @@ void TorchTable::set(const std::string& key, Value value) {
   wake_all(key);
 }
 
-// Of a missing key: an empty expected value sets it, another one is returned as if it were the key's.
+// A missing key is set when the expected value is empty; otherwise the expected value is returned, as in torch.
 void TorchTable::compare_set(uint64_t connection, const Arguments& arguments) {
   const std::string key(arguments[0]);
   const std::string_view expected = arguments[1];
@@ -167,7 +167,7 @@ void TorchTable::multi_set(const Arguments& arguments) {
   for (size_t i = 0; i < arguments.size(); i += 2) set(std::string(arguments[i]), make_value(arguments[i + 1]));
 }
 
-// Whoever is woken asks for the value with a request of its own.
+// A client that waited fetches the value with kQueuePop.
 void TorchTable::queue_push(const std::string& key, std::string_view value) {
   queues_[key].push_back(make_value(value));
   wake_one(key);
@@ -192,7 +192,7 @@ void TorchTable::list_keys(uint64_t connection) {
   reply(connection, std::move(keys));
 }
 
-// The key holds how many have come, and keeps it: a second barrier at the same key ends at once, as in torch.
+// The key counts the arrivals and is not reset: a second barrier at the same key ends at once, as in torch.
 void TorchTable::barrier(uint64_t connection, const std::string& key, int64_t world_size) {
   check_may_wait(connection);
   const int64_t arrived = sum_at(key, 1);
@@ -254,7 +254,7 @@ void TorchTable::wake_one(const std::string& key) {
   if (line.empty()) lines_.erase(found);
 }
 
-// The connection, which stands in the key's line no more, has seen the key; returns whether that ends its wait.
+// Remove the key from the connection's wait, and end the wait if it was the last one; returns whether it was.
 bool TorchTable::end_wait_for(uint64_t connection, const std::string& key) {
   const auto wait = waits_.find(connection);
   if (wait == waits_.end()) return false;

@@ -28,7 +28,7 @@ class TorchTable {
   // `deliver` is given every reply, also those that end other connections' waits.
   explicit TorchTable(Deliver deliver) : deliver_(std::move(deliver)) {}
 
-  // Run one request. Throws ProtocolError for one that torch's protocol has no reply for; nothing is changed then.
+  // Run one request. Throws ProtocolError, and changes nothing, for an error that the protocol has no reply for.
   void run(uint64_t connection, const TorchRequest& request);
   // End the connection's wait, if any, unanswered.
   void forget(uint64_t connection);
@@ -36,8 +36,8 @@ class TorchTable {
   void clear();
 
  private:
-  using Line = std::list<uint64_t>;  // connections that wait for a key, first come first
-  // The keys that a connection waits for and that have not been there since, each with its place in the key's line.
+  using Line = std::list<uint64_t>;  // the connections that wait for a key, in order of arrival
+  // The keys that were missing since the wait began, each with the connection's place in the key's line.
   using Wait = std::unordered_map<std::string, Line::iterator>;
   using Arguments = std::vector<std::string_view>;
 

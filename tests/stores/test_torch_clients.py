@@ -81,7 +81,7 @@ def next_request(server: StoreServer, pool: ThreadPoolExecutor, call: Callable[.
 @both_backends
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: str(program.__name__))
 def test_every_operation_answers_as_torchs_own_server(
-    server: StoreServer, program: Callable[[Any, Any], list[Any]], use_libuv: bool, capfd: pytest.CaptureFixture[str]
+    server: StoreServer, program: Callable[[Any, Any], list[Any]], use_libuv: bool
 ) -> None:
     theirs = torch_client(0, is_master=True, use_libuv=use_libuv)
     clients = [torch_client(server.port, use_libuv=use_libuv) for _ in range(2)]
@@ -132,7 +132,7 @@ def test_a_wait_that_timed_out_leaves_the_connection_usable(server: StoreServer,
         assert store.get(f"key {number}") == str(number).encode()
 
 
-def test_queued_values_go_to_those_who_wait_in_their_order(server: StoreServer) -> None:
+def test_queued_values_reach_waiting_clients_in_order(server: StoreServer) -> None:
     stores = [torch_client(server.port) for _ in range(3)]
     with ThreadPoolExecutor(3) as pool:
         waiting = [next_request(server, pool, store.queue_pop, "q") for store in stores]
@@ -162,7 +162,7 @@ def wait_for_ever(rank: int, size: int, port: int, operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ["get", "queue_pop"])
-def test_a_client_that_is_killed_while_it_waits_takes_nothing_with_it(server: StoreServer, operation: str) -> None:
+def test_a_client_killed_while_it_waits_consumes_no_value(server: StoreServer, operation: str) -> None:
     with start(wait_for_ever, 1, args=(server.port, operation), torch=True) as world, ThreadPoolExecutor(1) as pool:
         until(lambda: server.requests == 2)  # its ping, and its wait
         assert server.list_guests() == ["a client of PyTorch's TCPStore at 127.0.0.1"]
@@ -226,7 +226,7 @@ def test_the_server_stays_until_torchs_clients_have_left(server: StoreServer) ->
     until(lambda: not server.running)
 
 
-def test_a_server_answers_torch_only_if_it_was_made_to(capfd: pytest.CaptureFixture[str]) -> None:
+def test_torch_clients_are_refused_by_default(capfd: pytest.CaptureFixture[str]) -> None:
     server = StoreServer("127.0.0.1", 0)
     with raw(server) as connection:
         assert connection.recv(1) == b""
@@ -259,11 +259,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_not_torchs_protocol_closes_that_connection_alone(
+def test_a_malformed_request_closes_its_connection_only(
     server: StoreServer, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with raw(server, b"\x01" + sized(b"large") + sized(b"x" * 20_000)) as good, raw(server, HOSTILE[name]) as bad:
-        with contextlib.suppress(ConnectionResetError):
+    with raw(server, b"\x01" + sized(b"large") + sized(b"x" * 20_000) + b"\x0dpid.") as good:
+        assert reply(good, 4) == b"pid."
+        bad = raw(server, HOSTILE[name])
+        with bad, contextlib.suppress(ConnectionResetError):
             while bad.recv(1000):
                 pass
         good.sendall(b"\x0dpid.")
@@ -276,6 +278,7 @@ def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer) -> No
     value = b"x" * 4_000_000
     store = torch_client(server.port)
     store.set("key", value)
+    assert store.check(["key"])
     before = server.requests
     with raw(server, (b"\x03" + sized(b"/key")) * 50) as lazy:
         until(lambda: server.requests > before)

@@ -20,6 +20,11 @@ def outcome(call: Callable[..., Any], *args: Any) -> Any:
         return type(error).__name__, str(error).partition("\n")[0]
 
 
+def settle(store: Any) -> None:
+    """Wait until the server has done all that this client asked for: set, append and queue_push have no reply."""
+    store.check([])
+
+
 def set_and_get(store: Any, other: Any) -> list[Any]:
     for key, value in {
         "a": "text",
@@ -32,6 +37,7 @@ def set_and_get(store: Any, other: Any) -> list[Any]:
         store.set(key, value)
     store.set("a", "text again")
     store.set("large", b"v" * 3_000_000)
+    settle(store)
     return [other.get(key) for key in ("a", "", "b", "c", "ü", "k" * 8000, "large")]
 
 
@@ -39,20 +45,24 @@ def add(store: Any, other: Any) -> list[Any]:
     sums = [store.add("n", 5), other.add("n", -7), store.add("n", 0), store.add("new", 0), other.get("n")]
     for text in ["12", " 12", "+3", "-4", "12abc", "1.5"]:
         store.set("text", text)
+        settle(store)
         sums.append(other.add("text", 1))
     for text in ["", "abc", "+-3", "99999999999999999999"]:
         store.set("text", text)
+        settle(store)
         sums.append(outcome(other.clone().add, "text", 1))  # ends the connection
     return sums
 
 
 def check(store: Any, other: Any) -> list[Any]:
     store.multi_set(["a", "b"], ["1", "2"])
+    settle(store)
     return [other.check(keys) for keys in ([], ["a"], ["a", "b"], ["a", "missing"], ["missing"], ["a", "a"])]
 
 
 def wait(store: Any, other: Any) -> list[Any]:
     store.multi_set(["a", "b"], ["1", "2"])
+    settle(store)
     answers = [outcome(other.wait, keys, SHORT) for keys in ([], ["a"], ["a", "b", "a"], ["a", "missing"], ["missing"])]
     store.set("missing", "came late")
     return [*answers, other.get("missing"), outcome(other.wait, ["missing"], SHORT)]
@@ -67,6 +77,7 @@ def compare_set(store: Any, other: Any) -> list[Any]:
 
 def delete_key(store: Any, other: Any) -> list[Any]:
     store.set("key", "value")
+    settle(store)
     return [other.delete_key("key"), store.delete_key("key"), store.check(["key"]), outcome(store.wait, ["key"], SHORT)]
 
 
@@ -79,7 +90,9 @@ def keys(store: Any, other: Any) -> list[Any]:
 
 def append(store: Any, other: Any) -> list[Any]:
     store.append("key", "begin")
+    settle(store)
     other.append("key", b"\x00end")
+    settle(other)
     store.append("empty", "")
     return [store.get("key"), store.get("empty")]
 
@@ -97,6 +110,7 @@ def queues(store: Any, other: Any) -> list[Any]:
     answers = [store.queue_len("q"), outcome(store.queue_pop, "q", False)]
     for value in ("first", b"second", ""):
         store.queue_push("q", value)
+    settle(store)
     answers += [other.queue_len("q"), other.check(["q"]), other.num_keys(), other.list_keys(), other.delete_key("q")]
     answers += [other.queue_pop("q"), store.queue_pop("q"), other.queue_pop("q"), store.queue_len("q")]
     store.set_timeout(SHORT)
@@ -107,6 +121,7 @@ def barriers(store: Any, other: Any) -> list[Any]:
     alone = [outcome(store.barrier, "alone", size, SHORT) for size in (1, 0, -1)]
     late = [outcome(store.barrier, "pair", 2, SHORT), outcome(other.barrier, "pair", 2, SHORT), store.get("pair")]
     store.set("text", "abc")
+    settle(store)
     return [*alone, *late, outcome(other.clone().barrier, "text", 2, SHORT)]
 
 
