@@ -210,6 +210,7 @@ class Agent:
 
     def _host(self, state: JobState) -> None:
         earlier = self._store
+        self._meeting.forget_torch()
         try:
             self._store = self._program.host(state)
         except (DistError, OSError) as error:

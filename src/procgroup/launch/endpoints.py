@@ -78,17 +78,24 @@ def parse_endpoints(text: str, default_port: int = DEFAULT_PORT) -> list[Endpoin
     return [parse_endpoint(part if _has_port(part) else f"{part}:{default_port}") for part in parts]
 
 
-def find_store(endpoints: Sequence[Endpoint], stops: Callable[[], bool], *, is_host: bool | None = None) -> FoundStore:
+def find_store(
+    endpoints: Sequence[Endpoint],
+    stops: Callable[[], bool],
+    *,
+    is_host: bool | None = None,
+    answers_torch: bool = False,
+) -> FoundStore:
     """Return the agents' store, found or hosted here, however long that takes.
 
-    ``is_host`` says whether this node hosts it, where binding the address cannot tell. Raises DistNetworkError when
+    ``is_host`` says whether this node hosts it, where binding the address cannot tell; with ``answers_torch`` PyTorch's
+    clients have a store of their own at the same port. Raises DistNetworkError when
     something else listens there, or as soon as ``stops()`` says so.
     """
     began = time.monotonic()
     while True:
         waited = time.monotonic() - began
         owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * PATIENCE_SECONDS]
-        hosting = partial(_host_one, owners if is_host is not False else [], is_host)
+        hosting = partial(_host_one, owners if is_host is not False else [], is_host, answers_torch)
         # A sole endpoint that can be hosted has no store yet. Of several, one that has it may not be this host's own.
         found = hosting() if len(endpoints) == 1 else None
         try:
@@ -136,12 +143,19 @@ def _answers(endpoint: Endpoint) -> bool:
     return False
 
 
-def _host_one(owners: Sequence[Endpoint], is_host: bool | None) -> FoundStore | None:
+def _host_one(owners: Sequence[Endpoint], is_host: bool | None, answers_torch: bool) -> FoundStore | None:
     """Host the store at the first endpoint that is this host's own and free; return None where none is."""
     for endpoint in owners:
         listener = _listen(endpoint, is_host)
         if listener is not None:
-            server = StoreServer(endpoint.host, endpoint.port, listen_fd=listener.detach(), job="", warns_keyless=False)
+            server = StoreServer(
+                endpoint.host,
+                endpoint.port,
+                listen_fd=listener.detach(),
+                job="",
+                warns_keyless=False,
+                answers_torch=answers_torch,
+            )
             if server.is_open_to_anybody:
                 say(
                     f"the agents meet at port {server.port} without a secret, so whoever can connect there can read "

@@ -64,13 +64,15 @@ class JobPlan:
         """Return the meeting of this node with the others."""
         if self.kind == "solo":
             return Solo(self._node(os.urandom(8).hex(), None), self.settings, wake)
-        find = (
-            partial(share_file, self.path) if self.path else partial(find_store, self.endpoints, is_host=self.is_host)
-        )
+        find = partial(share_file, self.path) if self.path else self._find
         others = self._others if len(self.endpoints) > 1 else None
         return Meeting(
             find, self._node, self.run_id, self.settings, wake, lease=self.lease, memory=memory, others=others
         )
+
+    def _find(self, stops: Callable[[], bool]) -> FoundStore:
+        answers_torch = self.kind == "static"
+        return find_store(self.endpoints, stops, is_host=self.is_host, answers_torch=answers_torch)
 
     def _others(self, found: FoundStore) -> Iterator[tuple[int, FoundStore]]:
         """Yield the stores at the other endpoints, and how far behind this one each is in the list."""

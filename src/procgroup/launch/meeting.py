@@ -84,6 +84,9 @@ class Solo:
     def settle(self, seconds: float) -> None:
         """Wait until what was proposed is done; it is."""
 
+    def forget_torch(self) -> None:
+        """Forget the keys of PyTorch's clients; there are none."""
+
     def close(self) -> None:
         """Leave nothing; there is nothing."""
 
@@ -151,6 +154,11 @@ class Meeting:
         done = threading.Event()
         self._changes.put(done)
         done.wait(seconds)
+
+    def forget_torch(self) -> None:
+        """Forget the keys of PyTorch's clients, where this agent hosts them: the next round must not see them."""
+        if self._found is not None and self._found.server is not None:
+            self._found.server.forget_torch()
 
     def close(self) -> None:
         """End the threads and let go of the store; the other agents take this one for gone. Idempotent."""
