@@ -128,6 +128,9 @@ TORCHELASTIC_USE_AGENT_STORE = Variable[bool](
     False,
     "True: torchrun's agent hosts a store of torch's at MASTER_ADDR:MASTER_PORT. procgroup's launchers say False.",
 )
+TORCHELASTIC_ERROR_FILE = Variable[str](
+    "TORCHELASTIC_ERROR_FILE", str, "", "Where a process leaves the exception that ends it; read by its launcher."
+)
 OMP_NUM_THREADS = Variable[str]("OMP_NUM_THREADS", str, "", "Threads per rank; the launcher sets it when nobody has.")
 PYTHON_EXEC = Variable[str]("PYTHON_EXEC", str, "", "The interpreter of the ranks; the launcher's own by default.")
 TORCH_ELASTIC_SHUTDOWN_TIMEOUT = Variable[str](

@@ -111,6 +111,7 @@ _NAMES = """
     new_group
     new_subgroups
     new_subgroups_by_enumeration
+    record
     recv
     recv_object_list
     reduce

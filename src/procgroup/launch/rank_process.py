@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from procgroup.launch import die_with_parent
+from procgroup.launch.evidence import TRACEBACK_HEADER
 from procgroup.launch.interrupt_filter import InterruptFilter
 from procgroup.launch.output import LinePrefixer, Sink
-from procgroup.launch.report import TRACEBACK_HEADER
 
 READ_BYTES = 64 * 1024
 TAIL_BYTES = 64 * 1024
