@@ -121,6 +121,7 @@ _NAMES = """
     reduce_scatter_tensor
     register_rendezvous_handler
     rendezvous
+    report
     scatter
     scatter_object_list
     send
