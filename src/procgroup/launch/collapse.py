@@ -44,7 +44,7 @@ class Collapser:
         self.sink = sink
         self._ranks = ranks
         self._runs: deque[_Run] = deque()
-        self._latest_of_line: dict[bytes, _Run] = {}
+        self._runs_of_line: dict[bytes, deque[_Run]] = {}
         self._last_joined: dict[int, int] = {}
         self._begun = 0
         self._held_bytes = 0
@@ -56,9 +56,9 @@ class Collapser:
 
     def put(self, rank: int, prefix: bytes, line: bytes) -> None:
         """Take one line of a rank, without its end; ``prefix`` stands before it when no other rank writes the same."""
-        run = self._latest_of_line.get(line)
-        if run is None or run.number <= self._last_joined.get(rank, -1):
-            run = self._begin(prefix, line)
+        last = self._last_joined.get(rank, -1)
+        ahead = (run for run in self._runs_of_line.get(line, ()) if run.number > last)
+        run = next(ahead, None) or self._begin(prefix, line)
         run.ranks.append(rank)
         self._last_joined[rank] = run.number
         while self._runs and (len(self._runs[0].ranks) >= self._ranks or self._held_bytes > _MAX_HELD_BYTES):
@@ -79,14 +79,16 @@ class Collapser:
         self._begun += 1
         self._held_bytes += len(line)
         self._runs.append(run)
-        self._latest_of_line[line] = run
+        self._runs_of_line.setdefault(line, deque()).append(run)
         return run
 
     def _show_first(self) -> None:
         run = self._runs.popleft()
         self._held_bytes -= len(run.line)
-        if self._latest_of_line.get(run.line) is run:
-            del self._latest_of_line[run.line]
+        same = self._runs_of_line[run.line]
+        same.popleft()
+        if not same:
+            del self._runs_of_line[run.line]
         several = f"[ranks {format_ranks(run.ranks)}] (x{len(run.ranks)}) ".encode()
         self.sink.put_lines(None, (run.prefix if len(run.ranks) == 1 else several) + run.line + b"\n")
 

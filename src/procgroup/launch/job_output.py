@@ -90,7 +90,9 @@ class JobOutput:
     """
 
     def __init__(self, options: LogOptions, run_id: str, place: Place, sinks: tuple[Sink, Sink] | None = None) -> None:
-        """Raises ArgumentTypeError when torch's variable for prefixes is not usable."""
+        """Raises ArgumentTypeError when torch's variable for prefixes is not usable, OSError when there is no place
+        for the files that were asked for.
+        """
         self.sinks: tuple[Sink, Sink] = sinks or open_sinks()
         self.status = StatusLine(self.sinks[STDERR])
         self.progress: ProgressInbox | None = _open_progress() if self.sinks[STDERR].is_terminal else None
@@ -108,6 +110,7 @@ class JobOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close_filtered()
         if self._temporary is not None:
             self._temporary.remove()
         if self.progress is not None:
@@ -167,7 +170,6 @@ class JobOutput:
         for collapser in self._collapsers.values():
             collapser.flush()
         self.status.clear()
-        self._close_filtered()
 
     def _job_directory(self, run_id: str) -> JobDirectory | None:
         """Return where the job's files go: without a log directory, for error files, one that is removed at the end."""
@@ -176,12 +178,14 @@ class JobOutput:
             return None
         if options.directory:
             return JobDirectory(Path(options.directory), run_id)
+        is_asked_for = bool(options.redirects or options.tee or any(options.filters))
         try:
             temporary = TemporaryDirectory()
         except OSError:
+            if is_asked_for:
+                raise
             return None
-        if not (options.redirects or options.tee or any(options.filters)):
-            self._temporary = temporary
+        self._temporary = None if is_asked_for else temporary
         return JobDirectory(temporary.path, run_id)
 
     def _stream(self, rank: int, local_rank: int, stream: int) -> StreamOutput:

@@ -6,6 +6,7 @@ takes it at once, and a datagram that is lost is not missed: the next one says m
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from typing import TYPE_CHECKING
@@ -71,7 +72,9 @@ def _send(address: str, data: bytes) -> None:
     import socket
 
     if not _opened or _opened[0][0] != os.getpid():
-        _opened[:] = [(os.getpid(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))]
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        atexit.register(opened.close)
+        _opened[:] = [(os.getpid(), opened)]
     try:
         _opened[0][1].sendto(data, socket.MSG_DONTWAIT, "\0" + address)
     except OSError:
