@@ -275,8 +275,12 @@ def test_a_rank_that_cannot_be_started_ends_those_that_were(launcher: Any) -> No
     argument = "x" * 200_000  # more than the kernel takes as one argument
     source = f"""
         from procgroup.launch.agent import Agent, RankPlan
-        plans = [RankPlan([{sys.executable!r}, {str(script)!r}], {{}}), RankPlan(["true", {argument!r}], {{}})]
-        print(Agent(plans, []).run())
+        from procgroup.launch.job_output import JobOutput, LogOptions, Place
+        with JobOutput(LogOptions(), "job", Place()) as output:
+            output.begin_attempt(0, [0, 1])
+            commands = [{sys.executable!r}, {str(script)!r}], ["true", {argument!r}]
+            plans = [RankPlan(command, {{}}, output.of_rank(rank, rank)) for rank, command in enumerate(commands)]
+            print(Agent(plans, output, []).run())
     """
     done = run_command([sys.executable, str(launcher.script(source, "agent.py"))])
     assert done.stdout == "1\n"

@@ -99,7 +99,7 @@ def test_pet_variables_that_do_not_work_are_named(
 
 
 @pytest.mark.parametrize(
-    "flag", ["--rdzv-backend", "--rdzv_endpoint", "--monitor_interval", "-r", "--tee", "--run_path"]
+    "flag", ["--rdzv-backend", "--rdzv_endpoint", "--monitor_interval", "--logs-specs", "--run_path"]
 )
 def test_flags_that_are_not_there_yet_are_refused_by_name_with_the_reason(
     capsys: pytest.CaptureFixture[str], flag: str

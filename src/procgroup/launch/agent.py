@@ -28,9 +28,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
-from procgroup.launch.output import Sink, open_sinks
+from procgroup.environ import TORCHELASTIC_ERROR_FILE
+from procgroup.launch.error_file import pass_on, read_error_file
+from procgroup.launch.failure import Failure
+from procgroup.launch.job_output import JobOutput, RankOutput
+from procgroup.launch.output import Sink
 from procgroup.launch.rank_process import RankProcess, Stream
-from procgroup.launch.report import Failure, describe, first_failure
+from procgroup.launch.report import describe, first_failure
 from procgroup.launch.signals import SignalInbox
 
 REPORT_SECONDS = 2.0
@@ -55,19 +59,23 @@ class RankPlan:
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    log_directory: Path | None = None
+    output: RankOutput
 
 
 class Agent:
     """Runs the planned ranks to their common end. ``shutdown_timeout`` is in seconds; None: the defaults above."""
 
     def __init__(
-        self, plans: Sequence[RankPlan], signals: Sequence[signal.Signals], shutdown_timeout: float | None = None
+        self,
+        plans: Sequence[RankPlan],
+        output: JobOutput,
+        signals: Sequence[signal.Signals],
+        shutdown_timeout: float | None = None,
     ) -> None:
         self._plans = plans
         self._signals = signals
         self._shutdown_timeout = shutdown_timeout
-        self._sinks: tuple[Sink, Sink] = open_sinks()
+        self._output = output
         self._ranks: list[RankProcess] = []
         self._failures: list[Failure] = []
         self._kills_before = OutOfMemoryKills.so_far()
@@ -101,9 +109,8 @@ class Agent:
                         number,
                         plan.command,
                         plan.environment,
-                        self._sinks,
+                        plan.output,
                         standard_input=number == 0,
-                        log_directory=plan.log_directory,
                     )
                 )
             except OSError as error:
@@ -117,8 +124,10 @@ class Agent:
 
     def _turn(self, inbox: SignalInbox) -> None:
         """Wait for the next thing to happen and deal with it."""
-        timeout = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
-        self._move_bytes(inbox, timeout)
+        times = [time for time in (self._next_step and self._next_step[0], self._output.due) if time is not None]
+        self._output.status.count(len(self._living()), len(self._plans), 0)
+        self._move_bytes(inbox, max(0.0, min(times) - time.monotonic()) if times else None)
+        self._output.tick()
         self._heed(inbox)
         for rank in self._living():
             if rank.reap():
@@ -132,7 +141,9 @@ class Agent:
         """Read what ranks wrote and write what fits; while an output is behind, its readers wait."""
         with selectors.PollSelector() as selector:
             selector.register(inbox.descriptor, selectors.EVENT_READ)
-            for sink in set(self._sinks):
+            if self._output.progress is not None:
+                selector.register(self._output.progress.descriptor, selectors.EVENT_READ, self._output)
+            for sink in set(self._output.sinks):
                 if sink.pending:
                     selector.register(sink.descriptor, selectors.EVENT_WRITE, sink)
             for stream in self._open_streams():
@@ -143,6 +154,8 @@ class Agent:
                     key.data.read_some()
                 elif isinstance(key.data, Sink):
                     key.data.write_some()
+                elif isinstance(key.data, JobOutput):
+                    key.data.take_progress()
 
     def _open_streams(self) -> list[Stream]:
         """Return the open streams; close those whose output is gone, so that its ranks learn it from their writes."""
@@ -181,6 +194,7 @@ class Agent:
             stderr=rank.stderr.tail.decode(errors="replace"),
             peak_memory=rank.ending.peak_memory,
             kills=OutOfMemoryKills.so_far().since(self._kills_before),
+            record=read_error_file(Path(rank.error_file)) if rank.error_file else None,
         )
         self._failures.append(failure)
         if len(self._failures) == 1:
@@ -210,25 +224,42 @@ class Agent:
 
     def _conclude(self) -> int:
         """Put the report, unless a signal ended the job, behind the ranks' output; return the exit status."""
+        self._output.finish()
         if not self._failures or self._received is not None:
             return 1 if self._given_up or self._incomplete else 0
         first = first_failure(self._failures)
         ended = [rank.rank for rank in self._ranks if rank.told_to_end]
         left = [rank.rank for rank in self._ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
-        self._sinks[1].put_lines(None, describe(self._failures, ended, left, socket.gethostname()).encode())
+        report = describe(self._failures, ended, left, socket.gethostname())
+        self._output.sinks[1].put_lines(None, report.encode(errors="replace"))
+        self._pass_on(first)
         return first.exit_status
+
+    def _pass_on(self, first: Failure) -> None:
+        """Leave the first failure in the launcher's own error file, for whoever started the launcher."""
+        if path := TORCHELASTIC_ERROR_FILE.get():
+            try:
+                pass_on(
+                    Path(path),
+                    first.record,
+                    message=first.reason,
+                    traceback=first.evidence,
+                    exit_code=first.exit_code,
+                )
+            except OSError as error:
+                self._say(f"cannot write TORCHELASTIC_ERROR_FILE={path}: {error.strerror}")
 
     def _flush(self, inbox: SignalInbox) -> None:
         """Write what is still to be written; somebody who has sent a signal need not wait for it long."""
         began = time.monotonic()
-        while any(sink.pending for sink in self._sinks):
+        while any(sink.pending for sink in self._output.sinks):
             self._received = next(iter(inbox.take()), self._received)
             if self._received is not None and time.monotonic() - began > FLUSH_SECONDS:
                 break
             self._move_bytes(inbox, FLUSH_SECONDS)
 
     def _say(self, text: str) -> None:
-        self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())
+        self._output.say(text)
 
 
 def _count(ranks: Sequence[RankProcess]) -> str:

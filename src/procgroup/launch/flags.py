@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 from procgroup.cluster.accelerators import visible_gpus
 from procgroup.cluster.cores import usable_cores
 from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
+from procgroup.launch.log_options import LogOptions, collapse, filters, prefix, streams
+from procgroup.launch.rank_ranges import parse_ranks
 
 _ONE_NODE = "it serves jobs of several nodes, and this launcher runs on one node only"
 _REFUSED = {
@@ -25,13 +27,6 @@ _REFUSED = {
     "--monitor-interval": "ranks are watched by events, without an interval",
     "--start-method": "it applies to functions; use procgroup.start_processes(..., start_method=...)",
     "--event-log-handler": "there is no event log yet",
-    "--redirects": "use --log-dir, which keeps stdout and stderr of every rank",
-    "-r": "use --log-dir, which keeps stdout and stderr of every rank",
-    "--tee": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
-    "-t": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
-    "--local-ranks-filter": "output is not filtered yet",
-    "--duplicate-stdout-filters": "output is not filtered yet",
-    "--duplicate-stderr-filters": "output is not filtered yet",
     "--logs-specs": "log plug-ins do not exist here; use --log-dir",
     "--numa-binding": "ranks are not bound yet; use numactl with --no-python",
     "--virtual-local-rank": "devices are not divided among the ranks yet; use LOCAL_RANK to choose one",
@@ -83,6 +78,7 @@ def _parser(program: str, old_contract: bool) -> argparse.ArgumentParser:
     )
     _add_size_flags(parser)
     _add_behaviour_flags(parser)
+    _add_log_flags(parser)
     _add_program_flags(parser)
     if old_contract:
         _add(parser, "--use-env", bool, False, "leave out the --local-rank=N argument; LOCAL_RANK says the same")
@@ -115,7 +111,6 @@ def _add_behaviour_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser, "--rdzv-id", str, "", "the job's name, TORCHELASTIC_RUN_ID; random by default", "NAME")
     _add(parser, "--role", str, "default", "ROLE_NAME of the ranks", "NAME")
     _add(parser, "--replace-gloo", bool, False, "let PyTorch programs that say gloo run on procgroup")
-    _add(parser, "--log-dir", str, "", "keep each rank's stdout.log and stderr.log below this directory", "PATH")
     _add(
         parser,
         "--shutdown-timeout",
@@ -134,6 +129,41 @@ def _add_behaviour_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_log_flags(parser: argparse.ArgumentParser) -> None:
+    what = "0 none, 1 stdout, 2 stderr, 3 both; by local rank: 0:1,10:3"
+    _add(parser, "--log-dir", str, "", "keep each rank's stdout.log and stderr.log below this directory", "PATH")
+    _add(parser, "--redirects", streams, "0", f"keep in files and do not show: {what}", "STREAMS", short=("-r",))
+    _add(parser, "--tee", streams, "0", f"keep in files and show: {what}", "STREAMS", short=("-t",))
+    _add(parser, "--show-ranks", parse_ranks, None, "show these ranks only, such as 0,3-5; files have all", "RANKS")
+    _add(parser, "--local-ranks-filter", parse_ranks, None, "the same, by local rank", "RANKS")
+    for name in ("stdout", "stderr"):
+        text = f"keep lines of {name} with one of these words, separated by commas, in filtered_{name}.log too"
+        _add(parser, f"--duplicate-{name}-filters", filters, (), text, "WORDS")
+    _add(parser, "--log-prefix", prefix, None, "what stands before each line, such as '[r{rank} {host}]'", "TEMPLATE")
+    _add(
+        parser,
+        "--collapse",
+        collapse,
+        "auto",
+        "show equal lines of several ranks once: always, never, or auto, on a terminal from 9 ranks on",
+        "WHEN",
+    )
+
+
+def log_options(options: argparse.Namespace) -> LogOptions:
+    """Return what the parsed flags say about output."""
+    return LogOptions(
+        directory=options.log_dir,
+        prefix=options.log_prefix,
+        redirects=options.redirects,
+        tee=options.tee,
+        shown_ranks=options.show_ranks,
+        shown_local_ranks=options.local_ranks_filter,
+        filters=(options.duplicate_stdout_filters, options.duplicate_stderr_filters),
+        collapse=options.collapse,
+    )
+
+
 def _add_program_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser, "--module", bool, False, "run a module, as python -m does", short=("-m",))
     _add(parser, "--no-python", bool, False, "run the program itself, without the Python interpreter")
@@ -143,7 +173,7 @@ def _add(
     parser: argparse.ArgumentParser,
     flag: str,
     kind: Callable[[str], Any],
-    default: str | bool | None,
+    default: str | bool | tuple[str, ...] | None,
     text: str,
     metavar: str | None = None,
     short: Sequence[str] = (),

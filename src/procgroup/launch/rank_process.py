@@ -10,14 +10,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from procgroup.launch import die_with_parent
 from procgroup.launch.evidence import TRACEBACK_HEADER
 from procgroup.launch.interrupt_filter import InterruptFilter
-from procgroup.launch.job_output import StreamOutput
-from procgroup.launch.log_files import LogFile
-from procgroup.launch.output import LinePrefixer, Sink
+from procgroup.launch.job_output import RankOutput, StreamOutput
+from procgroup.launch.output import Sink
 
 READ_BYTES = 64 * 1024
 TAIL_BYTES = 64 * 1024
@@ -87,8 +85,8 @@ class Stream:
 class RankProcess:
     """A rank's process, in a session and process group of its own.
 
-    ``standard_input`` says whether it gets the launcher's stdin (else an empty one). ``log_directory``, where
-    given, gets ``stdout.log`` and ``stderr.log``, without prefixes.
+    ``output`` is where its streams go; ``standard_input`` says whether it gets the launcher's stdin (else an empty
+    one).
     """
 
     def __init__(
@@ -96,19 +94,18 @@ class RankProcess:
         rank: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        sinks: tuple[Sink, Sink],
+        output: RankOutput,
         *,
         standard_input: bool,
-        log_directory: Path | None,
     ) -> None:
         self.rank = rank
+        self.error_file: str = output.error_file
         self.ending: Ending | None = None
         self.told_to_end = False
         guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         out, err = os.pipe(), os.pipe()
-        logs = [log_directory and log_directory / name for name in ("stdout.log", "stderr.log")]
         self.streams: list[Stream] = [
-            Stream(pipe[0], _output(rank, sink, log)) for pipe, sink, log in zip((out, err), sinks, logs, strict=True)
+            Stream(pipe[0], stream) for pipe, stream in zip((out, err), output.streams, strict=True)
         ]
         try:
             self._process = subprocess.Popen(
@@ -152,14 +149,3 @@ class RankProcess:
             for stream in self.streams:
                 stream.drain()
         return True
-
-
-def _output(rank: int, sink: Sink, log: Path | None) -> StreamOutput:
-    def say(path: Path, error: OSError) -> None:
-        sink.put_lines(None, f"procgroup run: {path} is kept no longer: {error.strerror}\n".encode())
-
-    return StreamOutput(
-        sink=sink,
-        lines=LinePrefixer(f"[rank {rank}] ", sink, own_prefix=f"[rank{rank}]: "),
-        log=LogFile(log, say) if log else None,
-    )

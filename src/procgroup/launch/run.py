@@ -6,6 +6,7 @@ import argparse
 import importlib.machinery
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
 from procgroup.errors import DistError
 from procgroup.launch import flags
 from procgroup.launch.agent import Agent, RankPlan, say
+from procgroup.launch.job_output import JobOutput, Place
 from procgroup.launch.worker_environment import REPLACED, Job, worker_environment
 
 
@@ -48,8 +50,18 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
             replace_gloo=options.replace_gloo,
             signals=",".join(number.name for number in options.signals_to_handle),
         )
-        plans = _plans(job, [*command, *script_arguments], options.log_dir)
-        return Agent(plans, options.signals_to_handle, options.shutdown_timeout).run()
+        try:
+            output = JobOutput(flags.log_options(options), run_id, Place(host=socket.gethostname(), role=options.role))
+        except (argparse.ArgumentTypeError, OSError) as error:
+            options.parser.error(str(error))
+        with output:
+            try:
+                output.begin_attempt(0, range(options.nproc_per_node))
+            except OSError as error:
+                say(f"cannot keep logs in --log-dir {options.log_dir}: {error}")
+                return 1
+            plans = _plans(job, [*command, *script_arguments], output)
+            return Agent(plans, output, options.signals_to_handle, options.shutdown_timeout).run()
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -78,24 +90,14 @@ def _module_exists(name: str) -> bool:
     return name in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(name, path) is not None
 
 
-def _plans(job: Job, command: Sequence[str], log_dir: str) -> list[RankPlan]:
+def _plans(job: Job, command: Sequence[str], output: JobOutput) -> list[RankPlan]:
     plans = []
-    attempt = Path(log_dir, job.run_id, "attempt_0") if log_dir and log_dir != os.devnull else None
-    if attempt:
-        say(f"logs are kept in {attempt}")
+    report_socket = output.progress.address if output.progress else ""
     for rank in range(job.ranks):
-        directory = attempt / str(rank) if attempt else None
-        if directory:
-            directory.mkdir(parents=True, exist_ok=True)
-        plans.append(
-            RankPlan(
-                command=[part.replace("${local_rank}", str(rank)) for part in command],
-                environment=worker_environment(
-                    job, rank, str(directory / "error.json") if directory else "", os.environ
-                ),
-                log_directory=directory,
-            )
-        )
+        of_rank = output.of_rank(rank, rank)
+        environment = worker_environment(job, rank, of_rank.error_file, report_socket, os.environ)
+        own_command = [part.replace("${local_rank}", str(rank)) for part in command]
+        plans.append(RankPlan(own_command, environment, of_rank))
     return plans
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from procgroup.environ import PROCGROUP_REPLACE_GLOO, PROCGROUP_STORE_KEY
+from procgroup.environ import PROCGROUP_REPLACE_GLOO, PROCGROUP_REPORT_SOCKET, PROCGROUP_STORE_KEY
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class Job:
     replace_gloo: bool = False
 
 
-def worker_environment(job: Job, rank: int, error_file: str, base: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(
+    job: Job, rank: int, error_file: str, report_socket: str, base: Mapping[str, str]
+) -> dict[str, str]:
     """Return the whole environment of one rank on a single host, on top of the launcher's own (``base``).
 
     OMP_NUM_THREADS, PYTHONFAULTHANDLER and TORCH_NCCL_ASYNC_ERROR_HANDLING are set only where ``base``
@@ -49,6 +51,7 @@ def worker_environment(job: Job, rank: int, error_file: str, base: Mapping[str, 
         # MASTER_PORT is the program's own, and rank 0 of a PyTorch program hosts torch's store there.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": error_file,
+        PROCGROUP_REPORT_SOCKET.name: report_socket,
         "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals,
     }
     if job.replace_gloo:
