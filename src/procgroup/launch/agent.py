@@ -26,16 +26,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.environ import TORCHELASTIC_ERROR_FILE
-from procgroup.launch.error_file import pass_on, read_error_file
-from procgroup.launch.failure import Failure
 from procgroup.launch.job_output import JobOutput, RankOutput
 from procgroup.launch.output import Sink
 from procgroup.launch.rank_process import RankProcess, Stream
-from procgroup.launch.report import describe, first_failure
 from procgroup.launch.signals import SignalInbox
+
+if TYPE_CHECKING:
+    from procgroup.launch.failure import Failure
 
 REPORT_SECONDS = 2.0
 """How long the other ranks have, after the first failure, to report it themselves."""
@@ -185,6 +186,9 @@ class Agent:
         assert rank.ending is not None
         if rank.ending.exit_code == 0 or rank.told_to_end:
             return
+        from procgroup.launch.error_file import read_error_file  # these are needed after a failure only
+        from procgroup.launch.failure import Failure
+
         shown = rank.stderr.traceback_time if rank.ending.exit_code == 1 else None
         failure = Failure(
             rank=rank.rank,
@@ -227,6 +231,8 @@ class Agent:
         self._output.finish()
         if not self._failures or self._received is not None:
             return 1 if self._given_up or self._incomplete else 0
+        from procgroup.launch.report import describe, first_failure
+
         first = first_failure(self._failures)
         ended = [rank.rank for rank in self._ranks if rank.told_to_end]
         left = [rank.rank for rank in self._ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
@@ -238,6 +244,8 @@ class Agent:
     def _pass_on(self, first: Failure) -> None:
         """Leave the first failure in the launcher's own error file, for whoever started the launcher."""
         if path := TORCHELASTIC_ERROR_FILE.get():
+            from procgroup.launch.error_file import pass_on
+
             try:
                 pass_on(
                     Path(path),

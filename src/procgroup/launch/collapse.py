@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from procgroup.launch.output import LinePrefixer, Sink, redraws
 from procgroup.launch.rank_ranges import format_ranks
@@ -25,8 +25,7 @@ WINDOW_SECONDS = 0.2
 _MAX_HELD_BYTES = 256 * 1024
 
 
-@dataclass
-class _Run:
+class _Run(NamedTuple):
     number: int
     prefix: bytes
     line: bytes

@@ -16,9 +16,10 @@ import errno
 import os
 import stat
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 MAX_FILE_BYTES = 1 << 20
 """A larger error file is not read; ours are smaller."""
@@ -27,13 +28,12 @@ MAX_TEXT_BYTES = 64 * 1024
 """How much of a message, and of a traceback, is written."""
 
 
-@dataclass(frozen=True)
-class ErrorRecord:
+class ErrorRecord(NamedTuple):
     """What a rank says of its error: ``message`` is "ValueError: boom", ``content`` the whole file."""
 
     message: str
     traceback: str = ""
-    content: dict[str, Any] = field(default_factory=dict)
+    content: Mapping[str, Any] = MappingProxyType({})
 
 
 def read_error_file(path: Path) -> ErrorRecord | None:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.launch.collapse import Collapser, CollapsingPrefixer
 from procgroup.launch.colour import coloured, is_coloured
@@ -33,8 +32,7 @@ and pipes get every line, because other programs count and search them."""
 _LOG_NAMES = ("stdout.log", "stderr.log")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Which of the job's nodes this is, as prefixes have it."""
 
     nodes: int = 1
@@ -43,8 +41,7 @@ class Place:
     role: str = "default"
 
 
-@dataclass(frozen=True)
-class StreamOutput:
+class StreamOutput(NamedTuple):
     """Where one stream of a rank goes: ``lines`` to the console, ``log`` and ``filtered`` to files; None: not there."""
 
     sink: Sink
@@ -74,8 +71,7 @@ class StreamOutput:
             self.log.close()
 
 
-@dataclass(frozen=True)
-class RankOutput:
+class RankOutput(NamedTuple):
     """Where a rank's stdout and stderr go, and its error file: empty where it has none."""
 
     streams: tuple[StreamOutput, StreamOutput]
@@ -90,7 +86,7 @@ class JobOutput:
     """
 
     def __init__(self, options: LogOptions, run_id: str, place: Place, sinks: tuple[Sink, Sink] | None = None) -> None:
-        """Raises ArgumentTypeError when torch's variable for prefixes is not usable, OSError when there is no place
+        """Raises ValueError when torch's variable for prefixes is not usable, OSError when there is no place
         for the files that were asked for.
         """
         self.sinks: tuple[Sink, Sink] = sinks or open_sinks()

@@ -1,14 +1,14 @@
 """What the flags about output mean: which lines are shown on the console, and which are kept in files.
 
-Each function reads the value of one flag; an unusable one raises ArgumentTypeError, which argparse shows.
+Each function reads the value of one flag; an unusable one raises ValueError, which shows it.
 """
 
 from __future__ import annotations
 
 import re
-from argparse import ArgumentTypeError
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from procgroup.environ import TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
 
@@ -26,12 +26,11 @@ _STREAMS = re.compile(r"[0-3]")
 _RANK_STREAMS = re.compile(r"(\d{1,6}):([0-3])", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Streams:
+class Streams(NamedTuple):
     """Which streams of which local ranks: 0 none, 1 stdout, 2 stderr, 3 both."""
 
     of_all: int = 0
-    of_rank: Mapping[int, int] = field(default_factory=dict)
+    of_rank: Mapping[int, int] = MappingProxyType({})
 
     def has(self, local_rank: int, stream: int) -> bool:
         """Return whether a stream of a local rank, STDOUT or STDERR, is one of them."""
@@ -41,14 +40,13 @@ class Streams:
         return bool(self.of_all or any(self.of_rank.values()))
 
 
-@dataclass(frozen=True)
-class LogOptions:
+class LogOptions(NamedTuple):
     """What was asked for. ``prefix`` is a template, None for the default; None for ranks means all of them."""
 
     directory: str = ""
     prefix: str | None = None
-    redirects: Streams = field(default_factory=Streams)
-    tee: Streams = field(default_factory=Streams)
+    redirects: Streams = Streams()
+    tee: Streams = Streams()
     shown_ranks: frozenset[int] | None = None
     shown_local_ranks: frozenset[int] | None = None
     filters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -74,9 +72,9 @@ def streams(text: str) -> Streams:
     for part in text.split(","):
         match = _RANK_STREAMS.fullmatch(part.strip())
         if match is None:
-            raise ArgumentTypeError(f"expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or 0:1,10:3, got {text!r}")
+            raise ValueError(f"expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or 0:1,10:3, got {text!r}")
         if int(match[1]) in of_rank:
-            raise ArgumentTypeError(f"local rank {int(match[1])} is there twice in {text!r}")
+            raise ValueError(f"local rank {int(match[1])} is there twice in {text!r}")
         of_rank[int(match[1])] = int(match[2])
     return Streams(0, of_rank)
 
@@ -86,7 +84,7 @@ def filters(text: str) -> tuple[str, ...]:
     words = text.replace(",,", "\0").split(",") if text else []
     found = tuple(word.replace("\0", ",") for word in words)
     if not all(found):
-        raise ArgumentTypeError(f"expected words separated by commas, got an empty one in {text!r}")
+        raise ValueError(f"expected words separated by commas, got an empty one in {text!r}")
     return found
 
 
@@ -95,16 +93,16 @@ def prefix(text: str) -> str:
     for name in _FIELD.findall(text):
         if name not in _FIELDS:
             known = ", ".join(f"{{{known}}}" for known in _FIELDS)
-            raise ArgumentTypeError(f"expected {known} in the template, got {{{name}}} in {text!r}")
+            raise ValueError(f"expected {known} in the template, got {{{name}}} in {text!r}")
     if not text.isprintable():
-        raise ArgumentTypeError(f"expected one line of printable text, got {text!r}")
+        raise ValueError(f"expected one line of printable text, got {text!r}")
     return text if not text or text.endswith(" ") else text + " "
 
 
 def prefix_template(given: str | None, nodes: int) -> str:
     """Return the template to use: the flag's, else that of torch's variable, else the default.
 
-    Raises ArgumentTypeError when the variable names a field that does not exist.
+    Raises ValueError when the variable names a field that does not exist.
     """
     of_torch = TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.get()
     if given is not None:
@@ -115,7 +113,7 @@ def prefix_template(given: str | None, nodes: int) -> str:
         if name not in _TORCH_FIELDS:
             known = ", ".join(f"${{{known}}}" for known in _TORCH_FIELDS)
             variable = TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.name
-            raise ArgumentTypeError(f"environment variable {variable}: expected {known}, got ${{{name}}}")
+            raise ValueError(f"environment variable {variable}: expected {known}, got ${{{name}}}")
     return _TORCH_FIELD.sub(lambda match: f"{{{_TORCH_FIELDS[match[1]]}}}", of_torch)
 
 
@@ -127,5 +125,5 @@ def fill_prefix(template: str, **values: object) -> str:
 def collapse(text: str) -> str:
     """Read auto, always or never."""
     if text not in ("auto", "always", "never"):
-        raise ArgumentTypeError(f"expected auto, always or never, got {text!r}")
+        raise ValueError(f"expected auto, always or never, got {text!r}")
     return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from collections.abc import Iterable
 
 _MOST = 1 << 20
@@ -20,14 +19,14 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str) -> frozenset[int]:
-    """Read "0,3-5" as {0, 3, 4, 5}. Raises ArgumentTypeError, which shows the text, for anything else."""
+    """Read "0,3-5" as {0, 3, 4, 5}. Raises ValueError, which shows the text, for anything else."""
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         bounds = (first, last if dash else first)
         if not all(bound.isascii() and bound.isdigit() and int(bound) < _MOST for bound in bounds):
-            raise ArgumentTypeError(f"expected ranks such as 0,3-5, got {text!r}")
+            raise ValueError(f"expected ranks such as 0,3-5, got {text!r}")
         if int(bounds[0]) > int(bounds[1]):
-            raise ArgumentTypeError(f"expected the smaller rank first, got {part.strip()!r} in {text!r}")
+            raise ValueError(f"expected the smaller rank first, got {part.strip()!r} in {text!r}")
         ranks.update(range(int(bounds[0]), int(bounds[1]) + 1))
     return frozenset(ranks)
