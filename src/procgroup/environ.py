@@ -153,7 +153,11 @@ TORCH_ELASTIC_SHUTDOWN_TIMEOUT = Variable[str](
 )
 
 
-def launcher_flag(flag: str) -> Variable[str]:
-    """Return the variable that sets the default of a launcher's flag: PET_NNODES for ``--nnodes``."""
-    name = "PET_" + flag.removeprefix("--").replace("-", "_").upper()
-    return Variable[str](name, str, "", f"Default of the launcher's {flag}.")
+def launcher_flag(flag: str) -> tuple[Variable[str], Variable[str]]:
+    """Return the variables that set the default of a launcher's flag: PET_NNODES and PROCGROUP_NNODES for ``--nnodes``.
+
+    The first, torchrun's, wins.
+    """
+    name = flag.removeprefix("--").replace("-", "_").upper()
+    meaning = f"Default of the launcher's {flag}."
+    return Variable[str](f"PET_{name}", str, "", meaning), Variable[str](f"PROCGROUP_{name}", str, "", meaning)

@@ -43,8 +43,8 @@ def write(output: JobOutput, rank: int, out: str = "", err: str = "") -> None:
 
 
 def test_a_log_directory_keeps_every_stream_raw_and_shows_it_too(tmp_path: Path, sinks: tuple[Sink, Sink]) -> None:
-    with JobOutput(LogOptions(directory=str(tmp_path)), "job", Place(), sinks) as output:
-        output.begin_attempt(0, [0, 1])
+    with JobOutput(LogOptions(directory=str(tmp_path)), "job", sinks) as output:
+        output.begin_attempt(0, [0, 1], Place())
         assert shown(sinks[1]) == f"procgroup run: logs are kept in {tmp_path}/job\n"
         write(output, 1, "out\nno newline", "err\n")
     attempt = tmp_path / "job" / "attempt_0"
@@ -57,9 +57,9 @@ def test_a_log_directory_keeps_every_stream_raw_and_shows_it_too(tmp_path: Path,
 def test_a_later_round_erases_nothing_and_is_not_announced_again(tmp_path: Path, sinks: tuple[Sink, Sink]) -> None:
     options = LogOptions(directory=str(tmp_path))
     for text in ("first\n", "second\n"):
-        with JobOutput(options, "job", Place(), sinks) as output:
+        with JobOutput(options, "job", sinks) as output:
             for _ in range(2):
-                output.begin_attempt(0, [0])
+                output.begin_attempt(0, [0], Place())
                 write(output, 0, text)
             assert shown(sinks[1]).count("logs are kept in") == 1
     kept = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("job/*/0/stdout.log")}
@@ -88,8 +88,8 @@ def test_redirected_streams_are_in_files_only_and_without_a_directory_in_a_tempo
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     options = LogOptions(redirects=log_options.streams("1:1"), tee=log_options.streams("1:2"))
-    with JobOutput(options, "job", Place(), sinks) as output:
-        output.begin_attempt(0, [0, 1])
+    with JobOutput(options, "job", sinks) as output:
+        output.begin_attempt(0, [0, 1], Place())
         place = shown(sinks[1]).split("kept in ")[1].strip()
         for rank in (0, 1):
             write(output, rank, "out\n", "err\n")
@@ -103,8 +103,8 @@ def test_redirected_streams_are_in_files_only_and_without_a_directory_in_a_tempo
 
 def test_the_null_device_as_directory_means_no_files_at_all(sinks: tuple[Sink, Sink]) -> None:
     options = LogOptions(directory="/dev/null", redirects=log_options.streams("3"), filters=(("x",), ()))
-    with JobOutput(options, "job", Place(), sinks) as output:
-        output.begin_attempt(0, [0])
+    with JobOutput(options, "job", sinks) as output:
+        output.begin_attempt(0, [0], Place())
         assert output.of_rank(0, 0).error_file == ""
         write(output, 0, "x\n")
     assert (shown(sinks[0]), shown(sinks[1])) == ("", "")
@@ -114,8 +114,8 @@ def test_without_a_directory_error_files_are_temporary(
     tmp_path: Path, sinks: tuple[Sink, Sink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with JobOutput(LogOptions(), "job", Place(), sinks) as output:
-        output.begin_attempt(0, [0, 7])
+    with JobOutput(LogOptions(), "job", sinks) as output:
+        output.begin_attempt(0, [0, 7], Place())
         path = Path(output.of_rank(7, 1).error_file)
         path.write_text("{}")
         assert path.is_relative_to(tmp_path)
@@ -128,17 +128,17 @@ def test_where_no_temporary_file_can_be_made_there_are_no_error_files(
     sinks: tuple[Sink, Sink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
-    with JobOutput(LogOptions(), "job", Place(), sinks) as output:
-        output.begin_attempt(0, [0])
+    with JobOutput(LogOptions(), "job", sinks) as output:
+        output.begin_attempt(0, [0], Place())
         assert output.of_rank(0, 0).error_file == ""
     with pytest.raises(FileNotFoundError):
-        JobOutput(LogOptions(redirects=log_options.streams("3")), "job", Place(), sinks)
+        JobOutput(LogOptions(redirects=log_options.streams("3")), "job", sinks)
 
 
 def test_lines_with_one_of_the_words_are_also_kept_together(tmp_path: Path, sinks: tuple[Sink, Sink]) -> None:
     options = LogOptions(str(tmp_path), filters=(("loss", "acc"), ()), shown_ranks=frozenset([0]))
-    with JobOutput(options, "job", Place(), sinks) as output:
-        output.begin_attempt(0, [0, 1])
+    with JobOutput(options, "job", sinks) as output:
+        output.begin_attempt(0, [0, 1], Place())
         write(output, 0, "loss 1\nother\nacc")
         write(output, 1, "a loss\n", "loss on stderr\n")
         output.finish()
@@ -161,8 +161,8 @@ def test_a_line_is_filtered_whole_however_it_is_cut_into_reads(tmp_path: Path) -
 
 
 def test_a_full_disk_is_said_once_and_the_output_goes_on(tmp_path: Path, sinks: tuple[Sink, Sink]) -> None:
-    with JobOutput(LogOptions(directory=str(tmp_path)), "job", Place(), sinks) as output:
-        output.begin_attempt(0, [0, 1])
+    with JobOutput(LogOptions(directory=str(tmp_path)), "job", sinks) as output:
+        output.begin_attempt(0, [0, 1], Place())
         shown(sinks[1])
         for rank in range(2):
             (tmp_path / "job" / "attempt_0" / str(rank) / "stdout.log").symlink_to("/dev/full")
@@ -182,23 +182,22 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_the_start_and_a_line_lat
     tmp_path: Path, sinks: tuple[Sink, Sink]
 ) -> None:
     (tmp_path / "file").touch()
-    output = JobOutput(LogOptions(directory=str(tmp_path / "file")), "job", Place(), sinks)
-    with output, pytest.raises(OSError, match="Not a directory"):
-        output.begin_attempt(0, [0])
-    with JobOutput(LogOptions(directory=str(tmp_path / "logs")), "job", Place(), sinks) as output:
-        output.begin_attempt(0, [0])
+    with pytest.raises(OSError, match="Not a directory"):
+        JobOutput(LogOptions(directory=str(tmp_path / "file")), "job", sinks)
+    with JobOutput(LogOptions(directory=str(tmp_path / "logs")), "job", sinks) as output:
+        output.begin_attempt(0, [0], Place())
         shown(sinks[1])
         (tmp_path / "logs").rename(tmp_path / "moved")
         (tmp_path / "logs").touch()
-        output.begin_attempt(1, [0])
+        output.begin_attempt(1, [0], Place())
         write(output, 0, "still shown\n")
     assert shown(sinks[0]) == "[rank 0] still shown\n"
     assert "is kept no longer: Not a directory" in shown(sinks[1])
 
 
 def test_a_stream_keeps_the_end_of_what_its_rank_wrote(sinks: tuple[Sink, Sink], tmp_path: Path) -> None:
-    with JobOutput(LogOptions(redirects=log_options.streams("3")), "job", Place(), sinks) as output:
-        output.begin_attempt(0, [0])
+    with JobOutput(LogOptions(redirects=log_options.streams("3")), "job", sinks) as output:
+        output.begin_attempt(0, [0], Place())
         read_end, write_end = os.pipe()
         out, err = output.of_rank(0, 0).streams
         out.finish()
@@ -280,7 +279,7 @@ def wait_until_due(output: JobOutput, is_over: Callable[[], bool]) -> None:
 def test_a_job_on_a_terminal_shows_its_status_after_a_moment(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with JobOutput(LogOptions(), "job", Place(), (terminal.sink, terminal.sink)) as output:
+    with JobOutput(LogOptions(), "job", (terminal.sink, terminal.sink)) as output:
         assert output.due is None
         output.status.count(2, 2, 0)
         output.tick()
@@ -297,8 +296,8 @@ def test_each_rank_has_a_colour_of_its_own_on_a_terminal_only(
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    with JobOutput(LogOptions(directory=str(tmp_path)), "job", Place(), (terminal.sink, terminal.sink)) as output:
-        output.begin_attempt(0, [0, 1])
+    with JobOutput(LogOptions(directory=str(tmp_path)), "job", (terminal.sink, terminal.sink)) as output:
+        output.begin_attempt(0, [0, 1], Place())
         write(output, 0, "a\n")
         write(output, 1, "b\n")
         lines = terminal.screen()[1:3]
@@ -311,8 +310,8 @@ def test_no_colour_is_used_where_none_is_wanted(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    with JobOutput(LogOptions(), "job", Place(), (terminal.sink, terminal.sink)) as output:
-        output.begin_attempt(0, [0])
+    with JobOutput(LogOptions(), "job", (terminal.sink, terminal.sink)) as output:
+        output.begin_attempt(0, [0], Place())
         write(output, 0, "a\n")
         assert terminal.screen()[0] == "[rank 0] a"
 
@@ -320,8 +319,8 @@ def test_no_colour_is_used_where_none_is_wanted(
 def test_the_prefix_has_what_the_template_names(sinks: tuple[Sink, Sink]) -> None:
     place = Place(nodes=2, node_rank=1, host="beta", role="trainer")
     for template, expected in [(None, "[rank 9 beta] x\n"), ("{role}{local_rank}@{node_rank}: ", "trainer9@1: x\n")]:
-        with JobOutput(LogOptions(prefix=template), "job", place, sinks) as output:
-            output.begin_attempt(0, [9])
+        with JobOutput(LogOptions(prefix=template), "job", sinks) as output:
+            output.begin_attempt(0, [9], place)
             write(output, 9, "x\n")
             assert shown(sinks[0]) == expected
 
@@ -333,8 +332,8 @@ def test_the_prefix_has_what_the_template_names(sinks: tuple[Sink, Sink]) -> Non
 def test_equal_lines_are_collapsed_on_a_terminal_with_many_ranks(
     terminal: Terminal, collapse: str, ranks: int, is_collapsed: bool
 ) -> None:
-    with JobOutput(LogOptions(collapse=collapse), "job", Place(), (terminal.sink, terminal.sink)) as output:
-        output.begin_attempt(0, range(ranks))
+    with JobOutput(LogOptions(collapse=collapse), "job", (terminal.sink, terminal.sink)) as output:
+        output.begin_attempt(0, range(ranks), Place())
         for rank in range(ranks):
             write(output, rank, "epoch 1\n")
         output.finish()
@@ -342,8 +341,8 @@ def test_equal_lines_are_collapsed_on_a_terminal_with_many_ranks(
 
 
 def test_a_file_gets_every_line_unless_it_is_asked_otherwise(sinks: tuple[Sink, Sink]) -> None:
-    with JobOutput(LogOptions(), "job", Place(), sinks) as output:
-        output.begin_attempt(0, range(64))
+    with JobOutput(LogOptions(), "job", sinks) as output:
+        output.begin_attempt(0, range(64), Place())
         for rank in range(64):
             write(output, rank, "epoch 1\n")
     assert shown(sinks[0]).count("epoch 1\n") == 64

@@ -6,6 +6,7 @@ import math
 import re
 import signal
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
@@ -55,7 +56,7 @@ class Failure:
         """The status that a shell would show: 128 + signal for a rank that a signal ended."""
         return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
 
-    @property
+    @cached_property
     def evidence(self) -> str:
         """The traceback, the crash's stack, or the last lines of stderr."""
         if self.record is not None and self.record.traceback:
@@ -86,7 +87,7 @@ class Failure:
         """The name of the uncaught exception's class, without its module; empty without one."""
         return exception_name(self.exception)
 
-    @property
+    @cached_property
     def is_secondary(self) -> bool:
         """Whether the rank failed because another rank or the store did."""
         if self.exception:

@@ -33,7 +33,7 @@ _LOG_NAMES = ("stdout.log", "stderr.log")
 
 
 class Place(NamedTuple):
-    """Which of the job's nodes this is, as prefixes have it."""
+    """Which of the job's nodes this is, as prefixes have it; ``nodes`` is how many there may be."""
 
     nodes: int = 1
     node_rank: int = 0
@@ -85,7 +85,7 @@ class JobOutput:
     the report. ``progress``, which is there on a terminal only, has the address for PROCGROUP_REPORT_SOCKET.
     """
 
-    def __init__(self, options: LogOptions, run_id: str, place: Place, sinks: tuple[Sink, Sink] | None = None) -> None:
+    def __init__(self, options: LogOptions, run_id: str, sinks: tuple[Sink, Sink] | None = None) -> None:
         """Raises ValueError when torch's variable for prefixes is not usable, OSError when there is no place
         for the files that were asked for.
         """
@@ -93,8 +93,8 @@ class JobOutput:
         self.status = StatusLine(self.sinks[STDERR])
         self.progress: ProgressInbox | None = _open_progress() if self.sinks[STDERR].is_terminal else None
         self._options = options
-        self._place = place
-        self._template = prefix_template(options.prefix, place.nodes)
+        self._place = Place()
+        prefix_template(options.prefix, nodes=1)
         self._collapsers: dict[Sink, Collapser] = {}
         self._filtered: list[LogFile | None] = [None, None]
         self._attempt: Path | None = None
@@ -125,18 +125,17 @@ class JobOutput:
             collapser.show_due(now)
         self.status.show_due(now)
 
-    def begin_attempt(self, attempt: int, ranks: Sequence[int]) -> None:
-        """Make the directories for the next start of these global ranks; the place is said the first time.
+    def begin_attempt(self, attempt: int, ranks: Sequence[int], place: Place) -> None:
+        """Make the directories for the next start of these global ranks; where they are is said the first time.
 
-        Raises OSError when that fails at the first attempt; a later one then keeps no logs, and a line says so.
+        An attempt whose directories cannot be made keeps no logs, and a line says so.
         """
         self._close_filtered()
+        self._place = place
+        self._attempt = None
         try:
             self._attempt = self._job.begin_attempt(attempt, ranks) if self._job else None
         except OSError as error:
-            if not self._has_begun:
-                raise
-            self._attempt = None
             self._log_failed(Path(error.filename or "the next attempt's logs"), error)
         if self._job and self._temporary is None and not self._has_begun:
             self.say(f"logs are kept in {self._job.path}")
@@ -158,8 +157,12 @@ class JobOutput:
             self.status.report(self.progress.take())
 
     def say(self, text: str) -> None:
-        """Show one line of the launcher's own."""
-        self.sinks[STDERR].put_lines(None, f"procgroup run: {text}\n".encode(errors="replace"))
+        """Show one line of the launcher's own on stderr."""
+        self.put(f"procgroup run: {text}\n")
+
+    def put(self, text: str) -> None:
+        """Show whole lines on stderr."""
+        self.sinks[STDERR].put_lines(None, text.encode(errors="replace"))
 
     def finish(self) -> None:
         """Show all that waits, and take the status line away: the ranks write no more."""
@@ -173,7 +176,9 @@ class JobOutput:
         if options.directory == os.devnull:
             return None
         if options.directory:
-            return JobDirectory(Path(options.directory), run_id)
+            job = JobDirectory(Path(options.directory), run_id)
+            job.path.mkdir(parents=True, exist_ok=True)
+            return job
         is_asked_for = bool(options.redirects or options.tee or any(options.filters))
         try:
             temporary = TemporaryDirectory()
@@ -205,7 +210,7 @@ class JobOutput:
     def _prefix(self, rank: int, local_rank: int) -> str:
         place = self._place
         return fill_prefix(
-            self._template,
+            prefix_template(self._options.prefix, place.nodes),
             rank=rank,
             local_rank=local_rank,
             node_rank=place.node_rank,

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from procgroup.environ import TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
+from procgroup.launch.rank_ranges import parse_ranks
 
 STDOUT, STDERR = 0, 1
 """The streams of a rank, in the order in which they are kept everywhere."""
@@ -120,6 +121,11 @@ def prefix_template(given: str | None, nodes: int) -> str:
 def fill_prefix(template: str, **values: object) -> str:
     """Return a rank's prefix: the template with the values of rank, local_rank, node_rank, host and role."""
     return _FIELD.sub(lambda match: str(values[match[1]]) if match[1] in values else match[0], template)
+
+
+def chosen_ranks(text: str) -> frozenset[int] | None:
+    """Read ranks such as "0,3-5"; an empty text means all of them, and gives None."""
+    return parse_ranks(text) if text else None
 
 
 def collapse(text: str) -> str:

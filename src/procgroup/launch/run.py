@@ -1,4 +1,4 @@
-"""``procgroup run``: start a program as N ranks on this host and end them together."""
+"""``procgroup run``: start a program as N ranks on each node of a job, and end them together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import argparse
 import importlib.machinery
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from procgroup.cluster.cores import usable_cores
-from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
-from procgroup.errors import DistError
+from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY, PROCGROUP_REPORT_SOCKET, PYTHON_EXEC
 from procgroup.launch import flags
-from procgroup.launch.agent import Agent, RankPlan, say
-from procgroup.launch.job_output import JobOutput, Place
-from procgroup.launch.worker_environment import REPLACED, Job, worker_environment
+from procgroup.launch.console import say
+
+if TYPE_CHECKING:
+    from procgroup.launch.hosted_store import HostedStore
+    from procgroup.launch.job_output import JobOutput
+    from procgroup.launch.job_plan import JobPlan
+    from procgroup.launch.job_state import JobState
+    from procgroup.launch.worker_environment import Job
+    from procgroup.launch.worker_group import RankPlan
 
 
 def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
@@ -28,40 +34,77 @@ def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
 
 def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     """Start the ranks that the parsed ``options`` describe; return the exit status of the job."""
-    command = _command(options)
+    command = [*_command(options), *script_arguments]
     # Imported only now: the flags and their help need no store, and so no native module.
-    from procgroup.launch.hosted_store import HostedStore
+    from procgroup.launch.agent import Agent
+    from procgroup.launch.job_output import JobOutput
+    from procgroup.launch.job_plan import plan, unused_flags
+    from procgroup.launch.worker_environment import REPLACED, Job
 
+    job_plan = plan(options)
     threads = max(1, usable_cores() // options.nproc_per_node)
-    _tell_about_environment(options.nproc_per_node, threads)
-    run_id = options.rdzv_id or os.urandom(16).hex()
+    _tell_about_environment(options.nproc_per_node, threads, REPLACED)
+    for line in unused_flags(options, job_plan):
+        say(line)
+    job = Job(
+        run_id=job_plan.run_id,
+        threads_per_rank=threads,
+        signals=",".join(number.name for number in options.signals_to_handle),
+        replace_gloo=options.replace_gloo,
+        uses_agent_store=job_plan.kind == "static",
+    )
     try:
-        store = HostedStore(options.master_addr, options.master_port, job=run_id)
-    except (DistError, OSError) as error:
-        say(f"cannot use --master-addr {options.master_addr} --master-port {options.master_port}: {error}")
-        return 1
-    with store:
-        job = Job(
-            run_id=run_id,
-            ranks=options.nproc_per_node,
-            store=store.environment(),
-            threads_per_rank=threads,
-            role=options.role,
-            replace_gloo=options.replace_gloo,
-            signals=",".join(number.name for number in options.signals_to_handle),
-        )
+        output = JobOutput(flags.log_options(options), job_plan.run_id)
+    except (OSError, ValueError) as error:
+        options.parser.error(f"cannot keep or show the ranks' output: {error}")
+    with output:
+        program = ScriptProgram(job_plan, job, command, output)
+        return Agent(job_plan.meet, program, options.signals_to_handle, job_plan.patience, output).run()
+
+
+@dataclass
+class ScriptProgram:
+    """A script or another command, as the agents run it in each round."""
+
+    plan: JobPlan
+    job: Job
+    command: Sequence[str]
+    output: JobOutput
+
+    def host(self, state: JobState) -> HostedStore:
+        from procgroup.launch.hosted_store import HostedStore
+
+        key = PROCGROUP_JOB_KEY.get()
+        if self.plan.kind == "static":
+            return HostedStore(self.plan.master_addr, self.plan.master_port, key, self.job.run_id, reserves=False)
+        address = state.members[0].address
         try:
-            output = JobOutput(flags.log_options(options), run_id, Place(host=socket.gethostname(), role=options.role))
-        except (argparse.ArgumentTypeError, OSError) as error:
-            options.parser.error(str(error))
-        with output:
-            try:
-                output.begin_attempt(0, range(options.nproc_per_node))
-            except OSError as error:
-                say(f"cannot keep logs in --log-dir {options.log_dir}: {error}")
-                return 1
-            plans = _plans(job, [*command, *script_arguments], output)
-            return Agent(plans, output, options.signals_to_handle, options.shutdown_timeout).run()
+            return HostedStore(address, self.plan.master_port, key, self.job.run_id)
+        except OSError as error:
+            raise OSError(
+                f"cannot use --master-addr {address} --master-port {self.plan.master_port}: {error}"
+            ) from error
+
+    def plans(self, state: JobState, node_rank: int) -> list[RankPlan]:
+        from procgroup.launch.job_output import Place
+
+        first, node = state.first_rank(node_rank), state.members[node_rank]
+        place = Place(state.settings.max_nodes, node_rank, node.host, node.role)
+        self.output.begin_attempt(state.round, range(first, first + node.processes), place)
+        return [self._plan(state, node_rank, local_rank) for local_rank in range(node.processes)]
+
+    def _plan(self, state: JobState, node_rank: int, local_rank: int) -> RankPlan:
+        from procgroup.launch.worker_environment import worker_environment
+        from procgroup.launch.worker_group import RankPlan
+
+        rank = state.first_rank(node_rank) + local_rank
+        output = self.output.of_rank(rank, local_rank)
+        sockets = {PROCGROUP_REPORT_SOCKET.name: self.output.progress.address if self.output.progress else ""}
+        environment = worker_environment(
+            self.job, state, node_rank, local_rank, output.error_file, {**os.environ, **sockets}
+        )
+        command = [part.replace("${local_rank}", str(local_rank)) for part in self.command]
+        return RankPlan(command, environment, output, rank)
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -90,21 +133,10 @@ def _module_exists(name: str) -> bool:
     return name in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(name, path) is not None
 
 
-def _plans(job: Job, command: Sequence[str], output: JobOutput) -> list[RankPlan]:
-    plans = []
-    report_socket = output.progress.address if output.progress else ""
-    for rank in range(job.ranks):
-        of_rank = output.of_rank(rank, rank)
-        environment = worker_environment(job, rank, of_rank.error_file, report_socket, os.environ)
-        own_command = [part.replace("${local_rank}", str(rank)) for part in command]
-        plans.append(RankPlan(own_command, environment, of_rank))
-    return plans
-
-
-def _tell_about_environment(ranks: int, threads: int) -> None:
+def _tell_about_environment(ranks: int, threads: int, replaced_names: Sequence[str]) -> None:
     """Say in one line each which thread count was chosen, and which variables of the user are replaced."""
     if not OMP_NUM_THREADS.is_set() and ranks > 1:
         say(f"OMP_NUM_THREADS={threads} per rank ({usable_cores()} usable cores, {ranks} ranks); set it to choose")
-    replaced = [name for name in REPLACED if name in os.environ]
+    replaced = [name for name in replaced_names if name in os.environ]
     if replaced:
         say(f"{', '.join(replaced)} of the environment {'is' if len(replaced) == 1 else 'are'} replaced for the ranks")

@@ -44,7 +44,7 @@ def env_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> It
     host, port = environ.MASTER_ADDR.get(), environ.MASTER_PORT.get()
     if not host or port is None:
         raise _missing(rank, world_size)
-    if environ.TORCHELASTIC_USE_AGENT_STORE.get():
+    if environ.TORCHELASTIC_USE_AGENT_STORE.get() and not hosting.is_launcher_s(host, port):
         from procgroup.rendezvous import agent_store
 
         store = agent_store.open_store(host, port, rank=rank, world_size=world_size, timeout=timeout)

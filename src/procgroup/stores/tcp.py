@@ -52,8 +52,9 @@ class StoreServer:
 
     Listens on ``host`` and ``port`` (0: any free one; see ``port``), or takes over the listening socket
     ``listen_fd``. ``job_key`` is the job's secret: bytes, hex text as in PROCGROUP_JOB_KEY, "" for none, or
-    None for that variable's; ``job`` its name, by default what TORCHELASTIC_RUN_ID says. Raises
-    DistNetworkError when it cannot listen there.
+    None for that variable's; ``job`` its name, by default what TORCHELASTIC_RUN_ID says. Without a secret a line on
+    stderr warns of it when other hosts can connect, unless ``warns_keyless`` is False. Raises DistNetworkError when it
+    cannot listen there.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class StoreServer:
         listen_fd: int | None = None,
         job_key: bytes | str | None = None,
         job: str | None = None,
+        warns_keyless: bool = True,
     ) -> None:
         key = _key_bytes(job_key)
         listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
@@ -81,8 +83,14 @@ class StoreServer:
         self._users: dict[int, str] = {}
         _servers.add(self)
         at_process_end(_linger, priority=0)
-        if not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        self._is_open_to_anybody = not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        if warns_keyless and self._is_open_to_anybody:
             _say_keyless(self.port)
+
+    @property
+    def is_open_to_anybody(self) -> bool:
+        """Whether other hosts can connect, and no secret is asked for."""
+        return self._is_open_to_anybody
 
     @property
     def running(self) -> bool:
