@@ -288,7 +288,9 @@ def test_a_job_on_a_terminal_shows_its_status_after_a_moment(
         wait_until_due(output, lambda: terminal.screen() == ["procgroup: 2 of 2 ranks up"])
         assert output.due is None
         output.finish()
+        output.tick()
         assert terminal.screen() == [""]
+        assert output.due is None
 
 
 def test_each_rank_has_a_colour_of_its_own_on_a_terminal_only(

@@ -91,7 +91,7 @@ class JobOutput:
         """
         self.sinks: tuple[Sink, Sink] = sinks or open_sinks()
         self.status = StatusLine(self.sinks[STDERR])
-        self.progress: ProgressInbox | None = _open_progress() if self.sinks[STDERR].is_terminal else None
+        self.progress: ProgressInbox | None = _open_progress() if self.status.is_shown else None
         self._options = options
         self._place = Place()
         prefix_template(options.prefix, nodes=1)

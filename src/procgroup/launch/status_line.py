@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from procgroup.environ import TERM
 from procgroup.launch.output import Sink
 
 DELAY_SECONDS = 1.0
@@ -25,9 +26,14 @@ class StatusLine:
         self._reports: dict[int, Mapping[str, int | float | str]] = {}
 
     @property
+    def is_shown(self) -> bool:
+        """Whether the sink is a terminal that can erase the line again."""
+        return self._sink.is_terminal and TERM.get() != "dumb"
+
+    @property
     def due(self) -> float | None:
         """When the line is to be drawn again, in monotonic seconds; None when it has not changed."""
-        return self._next_time if self._sink.is_terminal and self._text != self._drawn else None
+        return self._next_time if self.is_shown and self._text != self._drawn else None
 
     def count(self, ranks_up: int, ranks: int, restarts: int) -> None:
         """Take how many ranks are running, of how many, and how often they were started again."""
@@ -47,8 +53,8 @@ class StatusLine:
             self._sink.show_status(self._text)
 
     def clear(self) -> None:
-        """Take the line away; it is drawn again at the next change."""
-        self._drawn = ""
+        """Take the line away, until there is something new to count or to report."""
+        self._text = self._drawn = ""
         self._sink.show_status("")
 
 
