@@ -14,8 +14,8 @@ itself at once). What the agent does follows from the job's state and from its o
     ended       none               reports the first failure; exits with its status
 
 A signal to the agent goes to its ranks; when they have ended, the node leaves the job, and the others go on or end
-(job_state.leave). A second Ctrl-C kills at once. An agent that loses the others ends its ranks, because the others take
-it for lost, and looks for them again.
+(job_changes.leave). A second Ctrl-C kills at once. An agent that loses the others ends its ranks, because the others
+take it for lost, and looks for them again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from functools import partial
 from typing import Protocol
 
 from procgroup.errors import DistError
-from procgroup.launch import job_state
+from procgroup.launch import job_changes
+from procgroup.launch.announcer import Announcer, describe_waiting
 from procgroup.launch.console import Console
 from procgroup.launch.hosted_store import HostedStore
 from procgroup.launch.job_output import JobOutput
@@ -55,10 +56,6 @@ SHUTDOWN_SECONDS = 30.0
 SETTLE_SECONDS = 3.0
 """How long an agent that leaves tries to tell the others."""
 
-WAIT_REPORT_SECONDS = 5.0
-"""After how many seconds an agent says for which nodes it waits, and once a minute from then on."""
-
-_REPEAT_SECONDS = 60.0
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -102,10 +99,8 @@ class Agent:
         self._group: WorkerGroup | None = None
         self._store: HostedStore | None = None
         self._proposed: tuple[str, int] = ("", -1)
-        self._waits_since = time.monotonic()
+        self._announcer = Announcer(self._console)
         self._enough_since: float | None = None
-        self._next_report = WAIT_REPORT_SECONDS
-        self._seen: JobState | None = None
         self._has_joined = False
         self._status: int | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -135,8 +130,7 @@ class Agent:
         """Wait for the next thing to happen, and note it."""
         group = self._group
         streams = group.streams if group is not None else []
-        if group is not None and self._seen is not None:
-            self._console.output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
+        self._announcer.count(group)
         self._console.move_bytes(streams, [inbox.descriptor, self._wake_read], self._timeout())
         self._drain_wakes()
         self._heed(inbox)
@@ -154,7 +148,8 @@ class Agent:
         elif (state := self._meeting.state) is None:
             self._wait_for_nodes(None)
         else:
-            self._announce(state)
+            self._has_joined |= state.node(self._node_id) is not None
+            self._announcer.follow(state)
             steps = {
                 "forming": self._form,
                 "running": self._run_round,
@@ -166,14 +161,14 @@ class Agent:
     def _form(self, state: JobState, inbox: SignalInbox) -> None:
         """Wait for nodes; begin when there are enough and nobody else has come for a while."""
         self._wait_for_nodes(state)
-        if not state.has_enough:
+        if not job_changes.has_enough(state):
             self._enough_since = None
             self._proposed = ("", -1)
             return
         if self._enough_since is None:
             self._enough_since = time.monotonic()
         if time.monotonic() >= self._begins_at(state, self._enough_since):
-            self._propose("begin", state, partial(job_state.begin, round_number=state.round))
+            self._propose("begin", state, partial(job_changes.begin, round_number=state.round))
 
     def _begins_at(self, state: JobState, since: float) -> float:
         if state.is_recovery:
@@ -189,10 +184,10 @@ class Agent:
             self._start(state, node_rank, inbox)
         elif self._group.has_settled:
             reason, failures, status = self._failures_here()
-            change = partial(job_state.fail, round_number=state.round, reason=reason, failures=failures)
+            change = partial(job_changes.fail, round_number=state.round, reason=reason, failures=failures)
             self._propose("fail", state, partial(change, exit_status=status))
         elif self._group.has_succeeded:
-            self._propose("finish", state, partial(job_state.finish, round_number=state.round, node_id=self._node_id))
+            self._propose("finish", state, partial(job_changes.finish, round_number=state.round, node_id=self._node_id))
 
     def _start(self, state: JobState, node_rank: int, inbox: SignalInbox) -> None:
         """Start this node's ranks, once the first node has said where they meet."""
@@ -218,15 +213,17 @@ class Agent:
             self._console.say(group.incomplete)
 
     def _host(self, state: JobState) -> None:
-        if self._store is not None:
-            self._store.close()
+        earlier = self._store
         try:
             self._store = self._program.host(state)
         except (DistError, OSError) as error:
             reason = f"{socket.gethostname()} cannot host the ranks' store: {error}"
-            self._propose("publish", state, partial(job_state.end, reason=reason, exit_status=1))
+            self._propose("publish", state, partial(job_changes.end, reason=reason, exit_status=1))
             return
-        change = partial(job_state.publish, round_number=state.round, store=self._store.record())
+        finally:
+            if earlier is not None:
+                earlier.close()
+        change = partial(job_changes.publish, round_number=state.round, store=self._store.record())
         self._propose("publish", state, change)
 
     def _stop_round(self, state: JobState, inbox: SignalInbox) -> None:
@@ -237,7 +234,7 @@ class Agent:
         elif state.node_rank(self._node_id) is not None and self._node_id not in state.passed:
             known = set(state.failures)
             failures = [text for text in self._failures_here()[1] if text not in known]
-            change = partial(job_state.stopped, round_number=state.round, node_id=self._node_id, failures=failures)
+            change = partial(job_changes.stopped, round_number=state.round, node_id=self._node_id, failures=failures)
             self._propose("stopped", state, change)
 
     def _end_group(self, group: WorkerGroup) -> None:
@@ -250,14 +247,7 @@ class Agent:
         if self._group is not None and self._group.living:
             self._end_group(self._group)
             return
-        self._status = state.exit_status
-        if state.failures:
-            from procgroup.launch import job_failures  # needed after a failure only
-
-            status = job_failures.report(state.failures, self._group, socket.gethostname(), self._console.output)
-            self._status = state.exit_status if status is None else status
-        elif state.exit_status and state.reason and (self._group is None or state.reason != self._group.incomplete):
-            self._console.say(f"the job has ended: {state.reason}")
+        self._status = self._announcer.conclude(state, self._group)
 
     def _failures_here(self) -> tuple[str, list[str], int]:
         """Return why this node's ranks failed: in a line, as records for the other nodes, and as an exit status."""
@@ -272,33 +262,13 @@ class Agent:
         records = [failure.to_json() for failure in group.failures]
         return summary(group.failures), records, first_failure(group.failures).exit_status
 
-    def _announce(self, state: JobState) -> None:
-        """Say what has happened to the job since the last look, where it does not end by it."""
-        earlier, self._seen = self._seen, state
-        self._has_joined |= state.node(self._node_id) is not None
-        if earlier is None or (state.phase, state.round) == (earlier.phase, earlier.round):
-            return
-        self._waits_since = time.monotonic()
-        self._next_report = WAIT_REPORT_SECONDS
-        if state.reason and not state.is_last and state.reason != earlier.reason:
-            restarts = f"restart {state.restarts} of {state.settings.max_restarts}"
-            counted = restarts if state.restarts > earlier.restarts else "all ranks start again, which is not counted"
-            self._console.say(f"{state.reason}; {counted}")
-
     def _wait_for_nodes(self, state: JobState | None) -> None:
-        """Say for which nodes this one waits; give up when they have not come in time."""
-        waited = time.monotonic() - self._waits_since
-        here = [node.host for node in state.members] if state is not None else []
-        least = state.settings.min_nodes if state is not None else 1
-        if waited >= self._patience.join and (state is None or not state.has_enough):
-            there = f"{len(here)} of at least {least} nodes have come ({', '.join(here)})" if here else "none answered"
-            self._fail_alone(f"the nodes have not come together within {self._patience.join:g} s: {there}")
-        elif waited >= self._next_report:
-            self._next_report = waited + _REPEAT_SECONDS
-            if state is None:
-                self._console.say("waiting for the store of the agents, which another node hosts")
-            elif not state.has_enough:
-                self._console.say(_missing(state))
+        """Give up when the nodes that are waited for have not come in time."""
+        if self._announcer.waited() >= self._patience.join and (state is None or not job_changes.has_enough(state)):
+            seconds = f"{self._patience.join:g} s"
+            self._fail_alone(f"the nodes have not come together within {seconds}: {describe_waiting(state)}")
+        else:
+            self._announcer.wait_for_nodes(state)
 
     def _is_cut_off(self) -> bool:
         """Return whether the store is out of reach, or the other agents have taken this one for lost."""
@@ -318,16 +288,15 @@ class Agent:
         state, why = self._meeting.state, self._meeting.lost
         memory = None
         if why and state is not None:
-            memory = job_state.after_losing_store(state, silent=self._meeting.is_silent)
+            memory = job_changes.after_losing_store(state, silent=self._meeting.is_silent)
             if memory.restarts > state.settings.max_restarts:
                 self._fail_alone(f"{why}; no restart is left")
                 return
         self._meeting.close()
         self._group = None
         self._proposed = ("", -1)
-        self._seen = None
         self._has_joined = False
-        self._waits_since = time.monotonic()
+        self._announcer = Announcer(self._console)
         self._meeting = self._meet(self._wake, memory)
 
     def _fail_alone(self, reason: str) -> None:
@@ -344,7 +313,7 @@ class Agent:
             return
         self._meeting.propose(
             partial(
-                job_state.leave,
+                job_changes.leave,
                 node_id=self._node_id,
                 reason=self._received.name,
                 exit_status=128 + self._received,
@@ -398,7 +367,7 @@ class Agent:
             times.append(event)
         state = self._meeting.state
         if state is None or state.phase == "forming":
-            times.append(self._waits_since + min(self._next_report, self._patience.join))
+            times += [self._announcer.next_line(), self._announcer.waits_since + self._patience.join]
             if state is not None and self._enough_since is not None:
                 times.append(self._begins_at(state, self._enough_since))
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -420,17 +389,6 @@ class Agent:
 
         streams = self._group.streams if self._group is not None else []
         self._console.flush(streams, inbox.descriptor, was_interrupted)
-
-
-def _missing(state: JobState) -> str:
-    """Return for which nodes a round that is forming waits."""
-    here, hosts = len(state.members), ", ".join(node.host for node in state.members)
-    if here < state.settings.min_nodes:
-        return f"waiting for nodes: {here} of at least {state.settings.min_nodes} are here ({hosts})"
-    return (
-        f"waiting for nodes of the last round: {job_state.present(state)} of {len(state.previous)} are here ({hosts}), "
-        "and where the others may be at work somewhere, only more than half go on (half with --on-partition continue)"
-    )
 
 
 def _count(group: WorkerGroup | None) -> str:

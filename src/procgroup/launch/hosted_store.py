@@ -15,25 +15,23 @@ class HostedStore:
     """A store server in this process, and what a rank needs to reach it.
 
     Its port is bound once and kept until ``close``: no other process can take it between the choice and
-    the use. So is ``master_port``, which is left to the program: a PyTorch program's rank 0 hosts its own store there,
-    and cannot speak with this one. Every client has to prove ``job_key``, by default 32 random bytes in hex, and to be
-    of ``job``, by default the one that this process is in itself. Without ``reserves`` the master port is one that
-    this process or another listens at already.
+    the use. ``master`` is the port that is left to the program, reserved until then: a PyTorch program's rank 0 hosts
+    its own store there, and cannot speak with this one; a number is one that an agent listens at already. Every client
+    has to prove ``job_key``, by default 32 random bytes in hex, and to be of ``job``, by default the one that this
+    process is in itself.
     """
 
     def __init__(
         self,
         host: str = "127.0.0.1",
-        master_port: int = 0,
+        master: ReservedPort | int | None = None,
         job_key: str = "",
         job: str | None = None,
-        *,
-        reserves: bool = True,
     ) -> None:
         self.host = host
         self.job_key: str = job_key or os.urandom(32).hex()
-        self._reserved = ReservedPort(host, master_port) if reserves else None
-        self.master_port: int = self._reserved.port if self._reserved is not None else master_port
+        self._reserved = ReservedPort(host, 0) if master is None else master
+        self.master_port: int = self._reserved if isinstance(self._reserved, int) else self._reserved.port
         try:
             self._server = StoreServer(host, 0, job_key=self.job_key, job=job)
         except BaseException:
@@ -55,7 +53,7 @@ class HostedStore:
         self._give_port_back()
 
     def _give_port_back(self) -> None:
-        if self._reserved is not None:
+        if isinstance(self._reserved, ReservedPort):
             self._reserved.close()
 
     def __enter__(self) -> HostedStore:

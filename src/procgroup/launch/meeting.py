@@ -1,7 +1,7 @@
 """How the agents of a job agree on its state, through a store that all of them reach.
 
 Words: a *version* of the state is one key of the store, written once and never changed; a *change* is a function from
-a state to the next one (see job_state.py). Whoever writes the key of the next version first decides what it is; the
+a state to the next one (see job_changes.py). Whoever writes the key of the next version first decides what it is; the
 others apply their change to that and try the version after it. So every agent sees the same states in the same order,
 whatever the store is::
 
@@ -30,9 +30,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
-from procgroup.launch import job_state
+from procgroup.launch import job_changes
 from procgroup.launch.endpoints import FoundStore
-from procgroup.launch.job_state import JobConflict, JobEnded, JobState, Node, Settings
+from procgroup.launch.job_changes import JobConflict, JobEnded
+from procgroup.launch.job_state import JobState, Node, Settings
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
 
@@ -64,7 +65,7 @@ class Solo:
     """The meeting of a job with one node: it agrees with itself at once."""
 
     def __init__(self, node: Node, settings: Settings, wake: Callable[[], None]) -> None:
-        self.state: JobState | None = job_state.join(JobState(settings), node, settings)
+        self.state: JobState | None = job_changes.join(JobState(settings), node, settings)
         self.node_id: str = node.id
         self.lost: str = ""
         self.is_silent: bool = False
@@ -198,7 +199,9 @@ class Meeting:
 
     def _join(self) -> None:
         self._found = self._find(self._closing.is_set)
-        self._store = PrefixStore(f"agents/{self._job}", self._found.store.with_timeout(max(0.5, self._lease.seconds / 6)))
+        self._store = PrefixStore(
+            f"agents/{self._job}", self._found.store.with_timeout(max(0.5, self._lease.seconds / 6))
+        )
         node = self._describe(self.node_id, self._found)
         self._answered = time.monotonic()
         self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
@@ -206,14 +209,14 @@ class Meeting:
         self._persist(self._find_state)
         if self._memory is not None:
             memory = self._memory
-            self._persist(lambda: self._apply(lambda state: job_state.recall(state, memory)))
+            self._persist(lambda: self._apply(lambda state: job_changes.recall(state, memory)))
         try:
-            self._persist(lambda: self._apply(lambda state: job_state.join(state, node, self._settings)))
+            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
         except JobEnded:
             if self._is_anybody_there():
                 raise
-            self._persist(lambda: self._apply(job_state.anew))
-            self._persist(lambda: self._apply(lambda state: job_state.join(state, node, self._settings)))
+            self._persist(lambda: self._apply(job_changes.anew))
+            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
         self._joined.set()
 
     def _is_anybody_there(self) -> bool:
@@ -309,7 +312,7 @@ class Meeting:
         state, found = self.state, self._found
         if self._others is None or found is None or found.server is None or state is None:
             return
-        if state.phase != "forming" or state.has_enough:
+        if state.phase != "forming" or job_changes.has_enough(state):
             return
         better = None
         with suppress(DistError):
@@ -347,7 +350,7 @@ class Meeting:
             if lost:
                 self._persist(
                     lambda lost=lost, is_silent=is_silent: self._apply(  # type: ignore[misc]
-                        lambda state: job_state.lose(state, lost, silent=is_silent)
+                        lambda state: job_changes.lose(state, lost, silent=is_silent)
                     )
                 )
 
@@ -359,7 +362,7 @@ def _has_enough(other: FoundStore, job: str) -> bool:
         if not store.check(["latest"]):
             return False
         state = JobState.from_json(store.get("state/" + store.get("latest").decode()))
-        return state.has_enough or state.phase in ("running", "stopping")
+        return job_changes.has_enough(state) or state.phase in ("running", "stopping")
     except (DistError, ValueError):
         return False
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from procgroup.launch.job_output import JobOutput
     from procgroup.launch.job_plan import JobPlan
     from procgroup.launch.job_state import JobState
+    from procgroup.launch.reserved_port import ReservedPort
     from procgroup.launch.worker_environment import Job
     from procgroup.launch.worker_group import RankPlan
 
@@ -70,16 +71,27 @@ class ScriptProgram:
     job: Job
     command: Sequence[str]
     output: JobOutput
+    _chosen_port: ReservedPort | None = None
 
     def host(self, state: JobState) -> HostedStore:
         from procgroup.launch.hosted_store import HostedStore
 
         key = PROCGROUP_JOB_KEY.get()
         if self.plan.kind == "static":
-            return HostedStore(self.plan.master_addr, self.plan.master_port, key, self.job.run_id, reserves=False)
+            return HostedStore(self.plan.master_addr, self.plan.master_port, key, self.job.run_id)
         address = state.members[0].address
+        return HostedStore(address, self._reserve(address), key, self.job.run_id)
+
+    def _reserve(self, address: str) -> ReservedPort:
+        """Return MASTER_PORT of a round: one that the user chose is kept from round to round, another is new."""
+        from procgroup.launch.reserved_port import ReservedPort
+
         try:
-            return HostedStore(address, self.plan.master_port, key, self.job.run_id)
+            if not self.plan.master_port:
+                return ReservedPort(address, 0)
+            if self._chosen_port is None:
+                self._chosen_port = ReservedPort(address, self.plan.master_port)
+            return self._chosen_port.share()
         except OSError as error:
             raise OSError(
                 f"cannot use --master-addr {address} --master-port {self.plan.master_port}: {error}"
