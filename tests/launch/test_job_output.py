@@ -342,6 +342,14 @@ def test_equal_lines_are_collapsed_on_a_terminal_with_many_ranks(
         assert any("(x" in line for line in terminal.screen()) == is_collapsed
 
 
+def test_a_line_that_waits_for_other_ranks_is_shown_before_the_next_attempt(sinks: tuple[Sink, Sink]) -> None:
+    with JobOutput(LogOptions(collapse="always"), "job", sinks) as output:
+        output.begin_attempt(0, [0, 1], Place())
+        write(output, 0, "alone\n")
+        output.begin_attempt(1, [0, 1], Place())
+        assert shown(sinks[0]) == "[rank 0] alone\n"
+
+
 def test_a_file_gets_every_line_unless_it_is_asked_otherwise(sinks: tuple[Sink, Sink]) -> None:
     with JobOutput(LogOptions(), "job", sinks) as output:
         output.begin_attempt(0, range(64), Place())

@@ -130,6 +130,7 @@ class JobOutput:
 
         An attempt whose directories cannot be made keeps no logs, and a line says so.
         """
+        self.finish()
         self._close_filtered()
         self._place = place
         self._attempt = None
@@ -165,7 +166,7 @@ class JobOutput:
         self.sinks[STDERR].put_lines(None, text.encode(errors="replace"))
 
     def finish(self) -> None:
-        """Show all that waits, and take the status line away: the ranks write no more."""
+        """Show all that waits, and take the status line away: the ranks of this attempt write no more."""
         for collapser in self._collapsers.values():
             collapser.flush()
         self.status.clear()
