@@ -75,7 +75,7 @@ class Patience:
 
     join: float = 600.0
     last_call: float = 30.0
-    recovery: float = 2.0
+    recovery: float = 1.5
     shutdown: float | None = None
 
 

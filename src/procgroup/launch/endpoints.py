@@ -29,17 +29,18 @@ from procgroup.stores.tcp import StoreServer, TCPStore
 DEFAULT_PORT = 29400
 """The port of an endpoint that names none, as torchrun's."""
 
-PATIENCE_SECONDS = 1.5
+PATIENCE_SECONDS = 1.0
 """How long an endpoint may be silent before the owner of the next one takes over."""
 
 _CONNECT_SECONDS = 0.75
-_HANDSHAKE_SECONDS = 2.0
+_HANDSHAKE_SECONDS = 1.0
 # How long something at an endpoint may be no store before that is an error: it may be about to end, or to begin.
 _FOREIGN_SECONDS = 5.0
 # An address of the block for documentation (RFC 5737): the way there is the way to anywhere else.
 _ELSEWHERE = "192.0.2.1"
-# What a client of a store says when nobody answered in time, in place of something else that did.
-_NOBODY = "has timed out"
+# What a client of a store says when nobody answered in time, in place of something that is no store: whoever listens
+# may be stopped, or on its way out.
+_NO_ANSWER = ("has timed out", "says nothing")
 _PAUSE_SECONDS = 0.1
 
 
@@ -112,7 +113,7 @@ def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
         try:
             store = TCPStore(endpoint.host, endpoint.port, timeout=_HANDSHAKE_SECONDS, wait_for_workers=False)
         except DistNetworkError as error:
-            if _NOBODY not in str(error):
+            if not any(words in str(error) for words in _NO_ANSWER):
                 raise
         else:
             yield FoundStore(store, endpoint, None)

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
 from procgroup.launch import job_changes
@@ -131,6 +132,7 @@ class Meeting:
         self._found: FoundStore | None = None
         self._store: Store
         self._watched: dict[str, _Watched] = {}
+        self._looked = time.monotonic()
         self._on_disconnect: OnDisconnect | None = None
         self._answered = time.monotonic()
         self._threads = [
@@ -155,10 +157,12 @@ class Meeting:
         self._closing.set()
         self._changes.put(lambda state: None)
         self._joined.set()
-        self._threads[0].join(_CLOSE_SECONDS)
+        # Threads that wait for a store which does not answer end by themselves, when its connections are closed.
+        seconds = 0.0 if self.lost else _CLOSE_SECONDS
+        self._threads[0].join(seconds)
         if self._found is not None:
-            self._found.close_after_guests(_GUEST_SECONDS if not self.lost and self.error is None else 0.0)
-        self._threads[1].join(_CLOSE_SECONDS)
+            self._found.close_after_guests(0.0 if self.lost or self.error is not None else _GUEST_SECONDS)
+        self._threads[1].join(seconds)
 
     def _guarded(self, serve: Callable[[], None]) -> None:
         try:
@@ -296,6 +300,7 @@ class Meeting:
         self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
         nodes = self._watched_nodes()
         if not nodes:
+            self._looked = time.monotonic()
             return
         beats: list[bytes] = []
         gone: list[str] = []
@@ -339,20 +344,29 @@ class Meeting:
         return [nodes[here - distance] for distance in range(1, min(_WATCHED + 1, len(nodes)))]
 
     def _judge(self, nodes: list[Node], beats: list[bytes], gone: set[str]) -> None:
+        """Propose to remove the nodes that are lost.
+
+        An agent that dies ends its connections at once, between two beats. One that has lost this store ends them,
+        too, but only after the lease's time, and may go on elsewhere: so the end of a connection is no death where
+        the last beat is old, or where this agent was itself away and cannot tell.
+        """
+        now = time.monotonic()
+        was_away = now - self._looked >= self._lease.seconds / 2
+        self._looked = now
         watched = {node.id: self._watched.get(node.id, _Watched()) for node in nodes}
         self._watched = watched
-        ended = {node.id: "its agent has ended" for node in nodes if node.id in gone}
-        silent = {}
+        dead, silent = {}, {}
         for node, beat in zip(nodes, beats, strict=True):
-            if node.id not in gone and watched[node.id].stands_still(beat, self._lease):
+            stands_still = watched[node.id].stands_still(beat, self._lease)
+            if node.id in gone and not was_away and watched[node.id].is_recent(self._lease):
+                dead[node.id] = "its agent has ended"
+            elif node.id in gone:
+                silent[node.id] = "its agent has ended its connections"
+            elif stands_still:
                 silent[node.id] = f"its agent has been silent for {self._lease.seconds:g} s"
-        for lost, is_silent in ((ended, False), (silent, True)):
+        for lost, is_silent in ((dead, False), (silent, True)):
             if lost:
-                self._persist(
-                    lambda lost=lost, is_silent=is_silent: self._apply(  # type: ignore[misc]
-                        lambda state: job_changes.lose(state, lost, silent=is_silent)
-                    )
-                )
+                self._persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
 
 
 def _has_enough(other: FoundStore, job: str) -> bool:
@@ -382,3 +396,7 @@ class _Watched:
             return False
         self._looks += 1
         return self._looks >= lease.looks and time.monotonic() - self._since >= lease.seconds
+
+    def is_recent(self, lease: Lease) -> bool:
+        """Return whether the last beat was not long ago."""
+        return time.monotonic() - self._since < lease.seconds / 2
