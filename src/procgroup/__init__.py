@@ -41,6 +41,8 @@ _NAMES_OF_MODULES = {
     ),
     "groups.group": "ProcessGroup",
     "groups.work": "Work",
+    "launch.progress": "report",
+    "launch.record": "record",
     "launch.spawn": "ProcessContext spawn start_processes",
     "launch.spawn_errors": "ProcessExitedException ProcessRaisedException",
     "parallel.device_mesh": "DeviceMesh",

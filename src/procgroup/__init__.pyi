@@ -103,6 +103,8 @@ from procgroup.errors import UnpicklingFailed as UnpicklingFailed
 from procgroup.errors import WaitTimeout as WaitTimeout
 from procgroup.groups.group import ProcessGroup as ProcessGroup
 from procgroup.groups.work import Work as Work
+from procgroup.launch.progress import report as report
+from procgroup.launch.record import record as record
 from procgroup.launch.spawn import ProcessContext as ProcessContext
 from procgroup.launch.spawn import spawn as spawn
 from procgroup.launch.spawn import start_processes as start_processes

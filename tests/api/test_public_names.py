@@ -111,6 +111,7 @@ _NAMES = """
     new_group
     new_subgroups
     new_subgroups_by_enumeration
+    record
     recv
     recv_object_list
     reduce
@@ -120,6 +121,7 @@ _NAMES = """
     reduce_scatter_tensor
     register_rendezvous_handler
     rendezvous
+    report
     scatter
     scatter_object_list
     send

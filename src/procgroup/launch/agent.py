@@ -35,9 +35,9 @@ from procgroup.launch import job_changes
 from procgroup.launch.announcer import Announcer, describe_waiting
 from procgroup.launch.console import Console
 from procgroup.launch.hosted_store import HostedStore
+from procgroup.launch.job_output import JobOutput
 from procgroup.launch.job_state import JobState
 from procgroup.launch.meeting import Meeting, Solo
-from procgroup.launch.report import first_failure
 from procgroup.launch.signals import SignalInbox
 from procgroup.launch.worker_group import RankPlan, WorkerGroup
 
@@ -88,12 +88,13 @@ class Agent:
         program: Program,
         signals: Sequence[signal.Signals],
         patience: Patience,
+        output: JobOutput,
     ) -> None:
         self._meet = meet
         self._program = program
         self._signals = signals
         self._patience = patience
-        self._console = Console()
+        self._console = Console(output)
         self._received: signal.Signals | None = None
         self._group: WorkerGroup | None = None
         self._store: HostedStore | None = None
@@ -127,7 +128,9 @@ class Agent:
 
     def _turn(self, inbox: SignalInbox) -> None:
         """Wait for the next thing to happen, and note it."""
-        streams = self._group.streams if self._group is not None else []
+        group = self._group
+        streams = group.streams if group is not None else []
+        self._announcer.count(group)
         self._console.move_bytes(streams, [inbox.descriptor, self._wake_read], self._timeout())
         self._drain_wakes()
         self._heed(inbox)
@@ -195,8 +198,9 @@ class Agent:
         self._group = group = WorkerGroup(
             self._program.plans(state, node_rank),
             state.round,
-            self._console.sinks,
             self._console.say,
+            node_rank=node_rank,
+            host=state.members[node_rank].host,
             awaits_cause=len(state.members) > 1,
         )
 
@@ -251,12 +255,13 @@ class Agent:
         group = self._group
         if group is None:
             return "", [], 1
-        records = [failure.to_json() for failure in group.failures]
         if not group.failures:
             return group.incomplete, [], 1
-        first = first_failure(group.failures)
-        host = socket.gethostname()
-        return f"rank {first.rank} ({host}, pid {first.pid}) failed: {first.reason}", records, first.exit_status
+        from procgroup.launch.job_failures import summary
+        from procgroup.launch.report import first_failure
+
+        records = [failure.to_json() for failure in group.failures]
+        return summary(group.failures), records, first_failure(group.failures).exit_status
 
     def _wait_for_nodes(self, state: JobState | None) -> None:
         """Give up when the nodes that are waited for have not come in time."""

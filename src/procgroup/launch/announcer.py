@@ -8,7 +8,6 @@ import time
 from procgroup.launch import job_changes
 from procgroup.launch.console import Console
 from procgroup.launch.job_state import JobState
-from procgroup.launch.report import Failure, describe, first_failure
 from procgroup.launch.worker_group import WorkerGroup
 
 WAIT_REPORT_SECONDS = 5.0
@@ -54,15 +53,18 @@ class Announcer:
             self._next_report = self.waited() + _REPEAT_SECONDS
             self._console.say(f"waiting: {describe_waiting(state)}")
 
+    def count(self, group: WorkerGroup | None) -> None:
+        """Show in the status line how many ranks are running here."""
+        if group is not None and self._seen is not None:
+            self._console.output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
+
     def conclude(self, state: JobState, group: WorkerGroup | None) -> int:
         """Put the report behind the ranks' output; return the exit status: that of the first failure."""
-        failures = [failure for text in state.failures if (failure := Failure.from_json(text)) is not None]
-        if failures:
-            ranks = group.ranks if group is not None else []
-            ended = [rank.rank for rank in ranks if rank.told_to_end]
-            left = [rank.rank for rank in ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
-            self._console.put(describe(failures, ended, left, socket.gethostname()))
-            return first_failure(failures).exit_status
+        if state.failures:
+            from procgroup.launch import job_failures  # needed after a failure only
+
+            status = job_failures.report(state.failures, group, socket.gethostname(), self._console.output)
+            return state.exit_status if status is None else status
         if state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
             self._console.say(f"the job has ended: {state.reason}")
         return state.exit_status

@@ -14,15 +14,9 @@ from typing import Any, NoReturn
 
 from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
 from procgroup.launch import flag_values
+from procgroup.launch.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
 
 _REFUSED = {
-    "--redirects": "use --log-dir, which keeps stdout and stderr of every rank",
-    "-r": "use --log-dir, which keeps stdout and stderr of every rank",
-    "--tee": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
-    "-t": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
-    "--local-ranks-filter": "output is not filtered yet",
-    "--duplicate-stdout-filters": "output is not filtered yet",
-    "--duplicate-stderr-filters": "output is not filtered yet",
     "--logs-specs": "log plug-ins do not exist here; use --log-dir",
     "--numa-binding": "ranks are not bound yet; use numactl with --no-python",
     "--virtual-local-rank": "devices are not divided among the ranks yet; use LOCAL_RANK to choose one",
@@ -114,6 +108,7 @@ def _parser(program: str, old_contract: bool) -> tuple[argparse.ArgumentParser, 
     _add_size_flags(flags)
     _add_rendezvous_flags(flags)
     _add_behaviour_flags(flags)
+    _add_log_flags(flags)
     _add_program_flags(flags)
     if old_contract:
         flags.add_switch("--use-env", "leave out the --local-rank=N argument; LOCAL_RANK says the same")
@@ -190,7 +185,6 @@ def _add_rendezvous_flags(flags: _Flags) -> None:
 def _add_behaviour_flags(flags: _Flags) -> None:
     flags.add("--role", flag_values.text, "default", "ROLE_NAME of the ranks", "NAME")
     flags.add_switch("--replace-gloo", "let PyTorch programs that say gloo run on procgroup")
-    flags.add("--log-dir", flag_values.text, "", "keep each rank's stdout.log and stderr.log below this folder", "PATH")
     flags.add(
         "--shutdown-timeout",
         flag_values.optional_seconds,
@@ -209,6 +203,36 @@ def _add_behaviour_flags(flags: _Flags) -> None:
     flags.add("--start-method", flag_values.start_method, "spawn", "for functions, so without effect here", "NAME")
     flags.add("--event-log-handler", flag_values.event_log_handler, "null", "null, the only one yet", "NAME")
     flags.add_switch("--dry-run", "show what each rank would be started with, and where that comes from")
+
+
+def _add_log_flags(flags: _Flags) -> None:
+    what = "0 none, 1 stdout, 2 stderr, 3 both; by local rank: 0:1,10:3"
+    flags.add("--log-dir", flag_values.text, "", "keep each rank's stdout.log and stderr.log below this folder", "PATH")
+    flags.add("--redirects", streams, "0", f"keep in files and do not show: {what}", "STREAMS", short=("-r",))
+    flags.add("--tee", streams, "0", f"keep in files and show: {what}", "STREAMS", short=("-t",))
+    flags.add("--show-ranks", chosen_ranks, "", "show these ranks only, such as 0,3-5; files have all", "RANKS")
+    flags.add("--local-ranks-filter", chosen_ranks, "", "the same, by local rank", "RANKS")
+    for name in ("stdout", "stderr"):
+        text = f"keep lines of {name} with one of these words, separated by commas, in filtered_{name}.log too"
+        flags.add(f"--duplicate-{name}-filters", filters, "", text, "WORDS")
+    flags.add("--log-prefix", prefix, "", "what stands before each line, such as '[r{rank} {host}]'", "TEMPLATE")
+    when = "show equal lines of several ranks once: always, never, or auto, on a terminal from 9 ranks on"
+    flags.add("--collapse", collapse, "auto", when, "WHEN")
+
+
+def log_options(options: argparse.Namespace) -> LogOptions:
+    """Return what the parsed flags say about output."""
+    is_default = options.sources["log_prefix"] == "default"
+    return LogOptions(
+        directory=options.log_dir,
+        prefix=None if is_default else options.log_prefix,
+        redirects=options.redirects,
+        tee=options.tee,
+        shown_ranks=options.show_ranks,
+        shown_local_ranks=options.local_ranks_filter,
+        filters=(options.duplicate_stdout_filters, options.duplicate_stderr_filters),
+        collapse=options.collapse,
+    )
 
 
 def _add_program_flags(flags: _Flags) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procgroup.cluster.cores import usable_cores
-from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY, PYTHON_EXEC
+from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY, PROCGROUP_REPORT_SOCKET, PYTHON_EXEC
 from procgroup.launch import flags
 from procgroup.launch.console import say
 
 if TYPE_CHECKING:
     from procgroup.launch.hosted_store import HostedStore
+    from procgroup.launch.job_output import JobOutput
     from procgroup.launch.job_plan import JobPlan
     from procgroup.launch.job_state import JobState
     from procgroup.launch.reserved_port import ReservedPort
@@ -37,6 +38,7 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     command = [*_command(options), *script_arguments]
     # Imported only now: the flags and their help need no store, and so no native module.
     from procgroup.launch.agent import Agent
+    from procgroup.launch.job_output import JobOutput
     from procgroup.launch.job_plan import plan, unused_flags
     from procgroup.launch.worker_environment import REPLACED, Job
 
@@ -52,8 +54,13 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
         replace_gloo=options.replace_gloo,
         uses_agent_store=job_plan.kind == "static",
     )
-    program = ScriptProgram(job_plan, job, command, options.log_dir)
-    return Agent(job_plan.meet, program, options.signals_to_handle, job_plan.patience).run()
+    try:
+        output = JobOutput(flags.log_options(options), job_plan.run_id)
+    except (OSError, ValueError) as error:
+        options.parser.error(f"cannot keep or show the ranks' output: {error}")
+    with output:
+        program = ScriptProgram(job_plan, job, command, output)
+        return Agent(job_plan.meet, program, options.signals_to_handle, job_plan.patience, output).run()
 
 
 @dataclass
@@ -63,7 +70,7 @@ class ScriptProgram:
     plan: JobPlan
     job: Job
     command: Sequence[str]
-    log_dir: str
+    output: JobOutput
     _chosen_port: ReservedPort | None = None
 
     def host(self, state: JobState) -> HostedStore:
@@ -91,34 +98,25 @@ class ScriptProgram:
             ) from error
 
     def plans(self, state: JobState, node_rank: int) -> list[RankPlan]:
+        from procgroup.launch.job_output import Place
+
+        first, node = state.first_rank(node_rank), state.members[node_rank]
+        place = Place(state.settings.max_nodes, node_rank, node.host, node.role)
+        self.output.begin_attempt(state.round, range(first, first + node.processes), place)
+        return [self._plan(state, node_rank, local_rank) for local_rank in range(node.processes)]
+
+    def _plan(self, state: JobState, node_rank: int, local_rank: int) -> RankPlan:
         from procgroup.launch.worker_environment import worker_environment
         from procgroup.launch.worker_group import RankPlan
 
-        first = state.first_rank(node_rank)
-        attempt = self._attempt_folder(state)
-        plans = []
-        for local_rank in range(state.members[node_rank].processes):
-            folder = attempt / str(local_rank) if attempt else None
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-            error_file = str(folder / "error.json") if folder else ""
-            plans.append(
-                RankPlan(
-                    command=[part.replace("${local_rank}", str(local_rank)) for part in self.command],
-                    environment=worker_environment(self.job, state, node_rank, local_rank, error_file, os.environ),
-                    log_directory=folder,
-                    rank=first + local_rank,
-                )
-            )
-        return plans
-
-    def _attempt_folder(self, state: JobState) -> Path | None:
-        """Return where the ranks of this round leave their logs; say so once."""
-        if not self.log_dir or self.log_dir == os.devnull:
-            return None
-        folder = Path(self.log_dir, self.job.run_id, f"attempt_{state.round}")
-        say(f"logs are kept in {folder}")
-        return folder
+        rank = state.first_rank(node_rank) + local_rank
+        output = self.output.of_rank(rank, local_rank)
+        sockets = {PROCGROUP_REPORT_SOCKET.name: self.output.progress.address if self.output.progress else ""}
+        environment = worker_environment(
+            self.job, state, node_rank, local_rank, output.error_file, {**os.environ, **sockets}
+        )
+        command = [part.replace("${local_rank}", str(local_rank)) for part in self.command]
+        return RankPlan(command, environment, output, rank)
 
 
 def _command(options: argparse.Namespace) -> list[str]:

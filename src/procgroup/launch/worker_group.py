@@ -18,11 +18,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
-from procgroup.launch.output import Sink
+from procgroup.launch.job_output import RankOutput
 from procgroup.launch.rank_process import RankProcess, Stream
-from procgroup.launch.report import Failure
+
+if TYPE_CHECKING:
+    from procgroup.launch.failure import Failure
 
 SECONDARY_SECONDS = 1.5
 """How long a node whose ranks blame one of another node waits for that node to say so first."""
@@ -37,20 +40,24 @@ class RankPlan:
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    log_directory: Path | None = None
-    rank: int | None = None
+    output: RankOutput
+    rank: int
 
 
 class WorkerGroup:
-    """The ranks of one round. ``say`` shows a line of the launcher's; ``awaits_cause``: there are other nodes."""
+    """The ranks of one round on the node ``node_rank``, whose name is ``host``.
+
+    ``say`` shows a line of the launcher's; ``awaits_cause``: there are other nodes.
+    """
 
     def __init__(
         self,
         plans: Sequence[RankPlan],
         round_number: int,
-        sinks: tuple[Sink, Sink],
         say: Callable[[str], None],
         *,
+        node_rank: int = 0,
+        host: str = "",
         awaits_cause: bool = False,
     ) -> None:
         self.round = round_number
@@ -59,7 +66,8 @@ class WorkerGroup:
         self.incomplete: str = ""
         self.given_up: bool = False
         self._plans = plans
-        self._sinks = sinks
+        self._node_rank = node_rank
+        self._host = host
         self._say = say
         self._kills_before = OutOfMemoryKills.so_far()
         self._next_step: tuple[float, Callable[[], None]] | None = None
@@ -69,23 +77,15 @@ class WorkerGroup:
 
     def start(self, stops: Callable[[], bool]) -> None:
         """Start the ranks, in order, until ``stops()``. One that cannot be started ends the others."""
-        for number, plan in enumerate(self._plans):
+        for plan in self._plans:
             if stops():
                 return
-            rank = number if plan.rank is None else plan.rank
             try:
                 self.ranks.append(
-                    RankProcess(
-                        rank,
-                        plan.command,
-                        plan.environment,
-                        self._sinks,
-                        standard_input=rank == 0,
-                        log_directory=plan.log_directory,
-                    )
+                    RankProcess(plan.rank, plan.command, plan.environment, plan.output, standard_input=plan.rank == 0)
                 )
             except OSError as error:
-                self.incomplete = f"cannot start rank {rank}: {error}"
+                self.incomplete = f"cannot start rank {plan.rank}: {error}"
                 self.kill()
                 return
 
@@ -160,6 +160,9 @@ class WorkerGroup:
         assert rank.ending is not None
         if rank.ending.exit_code == 0 or rank.told_to_end:
             return
+        from procgroup.launch.error_file import read_error_file  # these are needed after a failure only
+        from procgroup.launch.failure import Failure
+
         shown = rank.stderr.traceback_time if rank.ending.exit_code == 1 else None
         self.failures.append(
             Failure(
@@ -170,6 +173,9 @@ class WorkerGroup:
                 stderr=rank.stderr.tail.decode(errors="replace"),
                 peak_memory=rank.ending.peak_memory,
                 kills=OutOfMemoryKills.so_far().since(self._kills_before),
+                host=self._host,
+                node_rank=self._node_rank,
+                record=read_error_file(Path(rank.error_file)) if rank.error_file else None,
             )
         )
         if self._settles_at is None:
