@@ -41,6 +41,7 @@ _NAMES_OF_MODULES = {
     ),
     "groups.group": "ProcessGroup",
     "groups.work": "Work",
+    "launch.preemption": "on_preemption preempted",
     "launch.progress": "report",
     "launch.record": "record",
     "launch.spawn": "ProcessContext spawn start_processes",

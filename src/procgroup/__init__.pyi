@@ -103,6 +103,8 @@ from procgroup.errors import UnpicklingFailed as UnpicklingFailed
 from procgroup.errors import WaitTimeout as WaitTimeout
 from procgroup.groups.group import ProcessGroup as ProcessGroup
 from procgroup.groups.work import Work as Work
+from procgroup.launch.preemption import on_preemption as on_preemption
+from procgroup.launch.preemption import preempted as preempted
 from procgroup.launch.progress import report as report
 from procgroup.launch.record import record as record
 from procgroup.launch.spawn import ProcessContext as ProcessContext

@@ -117,6 +117,9 @@ PROCGROUP_REPLACE_GLOO = Variable[bool](
     False,
     "Let PyTorch programs that say gloo run on procgroup. Set by --replace-gloo.",
 )
+PROCGROUP_NOTICE = Variable[int | None](
+    "PROCGROUP_NOTICE", _integer, None, "The descriptor by which procgroup.preempted learns. Set by the launcher."
+)
 TORCH_DISTRIBUTED_DEBUG = Variable[str](
     "TORCH_DISTRIBUTED_DEBUG", _debug_level, "OFF", "What get_debug_level returns: OFF, INFO or DETAIL."
 )

@@ -35,6 +35,7 @@ from procgroup.launch import job_changes
 from procgroup.launch.announcer import Announcer, describe_waiting
 from procgroup.launch.console import Console
 from procgroup.launch.hosted_store import HostedStore
+from procgroup.launch.hung_ranks import HungRanks
 from procgroup.launch.job_output import JobOutput
 from procgroup.launch.job_state import JobState
 from procgroup.launch.meeting import Meeting, Solo
@@ -71,12 +72,16 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults)."""
+    """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults).
+
+    ``hang`` is how long a rank may hang before it is killed (None: for ever).
+    """
 
     join: float = 600.0
     last_call: float = 30.0
     recovery: float = 1.5
     shutdown: float | None = None
+    hang: float | None = None
 
 
 class Agent:
@@ -182,6 +187,9 @@ class Agent:
             return  # a spare node, until a member goes
         if self._group is None or self._group.round != state.round:
             self._start(state, node_rank, inbox)
+        elif state.notice and self._proposed != ("warn", state.round):
+            self._proposed = ("warn", state.round)
+            self._group.warn(state.notice)
         elif self._group.has_settled:
             reason, failures, status = self._failures_here()
             change = partial(job_changes.fail, round_number=state.round, reason=reason, failures=failures)
@@ -195,6 +203,8 @@ class Agent:
             if node_rank == 0 and self._proposed != ("publish", state.round):
                 self._host(state)
             return
+        if self._group is not None:
+            self._group.close()
         self._group = group = WorkerGroup(
             self._program.plans(state, node_rank),
             state.round,
@@ -202,6 +212,7 @@ class Agent:
             node_rank=node_rank,
             host=state.members[node_rank].host,
             awaits_cause=len(state.members) > 1,
+            hung=HungRanks(self._patience.hang, self._console.output.last_reports, self._console.say),
         )
 
         def stops() -> bool:
@@ -335,13 +346,21 @@ class Agent:
                 self._received = number
                 self._console.say(f"{number.name}: ending {_count(group)}")
                 if group is not None:
-                    group.end(number, self._grace(INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS))
+                    self._end_by(number, group)
             elif number is signal.SIGINT:
                 self._console.say(f"SIGINT again: killing {_count(group)}")
                 if group is not None:
                     group.kill()
             elif group is not None:
                 group.forward(number)
+
+    def _end_by(self, number: signal.Signals, group: WorkerGroup) -> None:
+        """End the ranks by a signal; where they look for a notice, by that in the place of SIGTERM."""
+        grace = self._grace(INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS)
+        if number is signal.SIGTERM and group.preempt(grace):
+            self._meeting.propose(partial(job_changes.warn, round_number=group.round, seconds=grace))
+        else:
+            group.end(number, grace)
 
     def _propose(self, name: str, state: JobState, change: Callable[[JobState], JobState | None]) -> None:
         """Propose a change once in a round; the meeting applies it to whatever the state is by then."""

@@ -37,7 +37,7 @@ class Failure:
 
     ``exit_code`` is negative for a signal; ``time`` is when the error showed, in monotonic seconds of its node;
     ``stderr`` is the end of what the rank wrote there; ``peak_memory`` is in bytes, 0 when unknown; ``record`` is what
-    the rank left in its error file.
+    the rank left in its error file; ``killed_for`` says why the launcher killed it.
     """
 
     rank: int
@@ -50,6 +50,7 @@ class Failure:
     host: str = ""
     node_rank: int = 0
     record: ErrorRecord | None = None
+    killed_for: str = ""
 
     @property
     def exit_status(self) -> int:
@@ -107,6 +108,8 @@ class Failure:
     @property
     def reason(self) -> str:
         """What happened, in one line."""
+        if self.killed_for:
+            return f"killed by the launcher: {self.killed_for}"
         if self.exit_code >= 0:
             return _shortened(self.exception) or f"exit code {self.exit_code}"
         ending = f"killed by {_signal_name(-self.exit_code)}{self._memory()}"
@@ -129,6 +132,7 @@ class Failure:
             "time": self.time,
             "peak_memory": self.peak_memory,
             "kills": kills,
+            "killed_for": _printable(self.killed_for)[:_MAX_REASON_CHARACTERS],
             "exception": evidence.cut_middle(_printable(self.exception), _MAX_EXCEPTION_BYTES),
             "text": evidence.cut_middle(_printable(self.evidence), MAX_TEXT_BYTES),
         }
@@ -162,6 +166,7 @@ class Failure:
             host=_text(content, "host").replace("\n", " ")[:255],
             node_rank=_integer(content, "node_rank", 0),
             record=ErrorRecord(exception, evidence_text) if exception else None,
+            killed_for=_text(content, "killed_for").replace("\n", " ")[:_MAX_REASON_CHARACTERS],
         )
 
     def _memory(self) -> str:

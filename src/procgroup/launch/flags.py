@@ -202,6 +202,13 @@ def _add_behaviour_flags(flags: _Flags) -> None:
     flags.add("--monitor-interval", flag_values.optional_seconds, "", "has no effect: ranks are watched by events", "S")
     flags.add("--start-method", flag_values.start_method, "spawn", "for functions, so without effect here", "NAME")
     flags.add("--event-log-handler", flag_values.event_log_handler, "null", "null, the only one yet", "NAME")
+    flags.add(
+        "--hang-timeout",
+        flag_values.optional_seconds,
+        "",
+        "kill a rank that is stopped, stuck in the kernel, or has ceased to call procgroup.report for so long",
+        "SECONDS",
+    )
     flags.add_switch("--dry-run", "show what each rank would be started with, and where that comes from")
 
 

@@ -82,16 +82,25 @@ class JobOutput:
     """The console and the log files of one agent. Use as a context manager, which removes temporary files at its end.
 
     ``tick`` is to be called at the time ``due``, ``take_progress`` when ``progress`` can be read, ``finish`` before
-    the report. ``progress``, which is there on a terminal only, has the address for PROCGROUP_REPORT_SOCKET.
+    the report. ``progress``, which is there on a terminal, or where the caller needs it, has the address for
+    PROCGROUP_REPORT_SOCKET; ``last_reports`` says when each rank of this attempt reported last, in monotonic seconds.
     """
 
-    def __init__(self, options: LogOptions, run_id: str, sinks: tuple[Sink, Sink] | None = None) -> None:
+    def __init__(
+        self,
+        options: LogOptions,
+        run_id: str,
+        sinks: tuple[Sink, Sink] | None = None,
+        *,
+        needs_progress: bool = False,
+    ) -> None:
         """Raises ValueError when torch's variable for prefixes is not usable, OSError when there is no place
         for the files that were asked for.
         """
         self.sinks: tuple[Sink, Sink] = sinks or open_sinks()
         self.status = StatusLine(self.sinks[STDERR])
-        self.progress: ProgressInbox | None = _open_progress() if self.status.is_shown else None
+        self.progress: ProgressInbox | None = _open_progress() if self.status.is_shown or needs_progress else None
+        self.last_reports: dict[int, float] = {}
         self._options = options
         self._place = Place()
         prefix_template(options.prefix, nodes=1)
@@ -134,6 +143,7 @@ class JobOutput:
         self._close_filtered()
         self._place = place
         self._attempt = None
+        self.last_reports.clear()
         try:
             self._attempt = self._job.begin_attempt(attempt, ranks) if self._job else None
         except OSError as error:
@@ -155,7 +165,9 @@ class JobOutput:
     def take_progress(self) -> None:
         """Take what ranks have reported with ``procgroup.report``."""
         if self.progress is not None:
-            self.status.report(self.progress.take())
+            reports = self.progress.take()
+            self.last_reports.update(dict.fromkeys(reports, time.monotonic()))
+            self.status.report(reports)
 
     def say(self, text: str) -> None:
         """Show one line of the launcher's own on stderr."""

@@ -115,6 +115,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
             join=_join_seconds(conf, kind),
             last_call=flag_values.conf_seconds(conf, "last_call_timeout", LAST_CALL_SECONDS),
             shutdown=options.shutdown_timeout,
+            hang=options.hang_timeout or None,
         ),
         lease=_lease(conf),
         endpoints=endpoints,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from procgroup.environ import PROCGROUP_NOTICE
 from procgroup.launch import die_with_parent
 from procgroup.launch.evidence import TRACEBACK_HEADER
 from procgroup.launch.interrupt_filter import InterruptFilter
@@ -86,7 +87,8 @@ class RankProcess:
     """A rank's process, in a session and process group of its own.
 
     ``output`` is where its streams go; ``standard_input`` says whether it gets the launcher's stdin (else an empty
-    one).
+    one); ``notice`` is the descriptor by which it learns that it is to end. ``killed_for`` says why the launcher killed
+    it, as a failure.
     """
 
     def __init__(
@@ -97,11 +99,13 @@ class RankProcess:
         output: RankOutput,
         *,
         standard_input: bool,
+        notice: int | None = None,
     ) -> None:
         self.rank = rank
         self.error_file: str = output.error_file
         self.ending: Ending | None = None
         self.told_to_end = False
+        self.killed_for: str = ""
         guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         out, err = os.pipe(), os.pipe()
         self.streams: list[Stream] = [
@@ -110,11 +114,12 @@ class RankProcess:
         try:
             self._process = subprocess.Popen(
                 [*guard, *command],
-                env=dict(environment),
+                env={**environment, PROCGROUP_NOTICE.name: "" if notice is None else str(notice)},
                 stdin=None if standard_input else subprocess.DEVNULL,
                 stdout=out[1],
                 stderr=err[1],
                 start_new_session=True,
+                pass_fds=[] if notice is None else [notice],
             )
         finally:
             os.close(out[1])

@@ -55,7 +55,7 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
         uses_agent_store=job_plan.kind == "static",
     )
     try:
-        output = JobOutput(flags.log_options(options), job_plan.run_id)
+        output = JobOutput(flags.log_options(options), job_plan.run_id, needs_progress=bool(options.hang_timeout))
     except (OSError, ValueError) as error:
         options.parser.error(f"cannot keep or show the ranks' output: {error}")
     with output:

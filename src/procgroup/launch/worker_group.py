@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.launch.job_output import RankOutput
+from procgroup.launch.preemption import Notice
 from procgroup.launch.rank_process import RankProcess, Stream
 
 if TYPE_CHECKING:
     from procgroup.launch.failure import Failure
+    from procgroup.launch.hung_ranks import HungRanks
 
 SECONDARY_SECONDS = 1.5
 """How long a node whose ranks blame one of another node waits for that node to say so first."""
@@ -47,7 +49,8 @@ class RankPlan:
 class WorkerGroup:
     """The ranks of one round on the node ``node_rank``, whose name is ``host``.
 
-    ``say`` shows a line of the launcher's; ``awaits_cause``: there are other nodes.
+    ``say`` shows a line of the launcher's; ``awaits_cause``: there are other nodes; ``hung`` looks after ranks that do
+    not get on.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class WorkerGroup:
         node_rank: int = 0,
         host: str = "",
         awaits_cause: bool = False,
+        hung: HungRanks | None = None,
     ) -> None:
         self.round = round_number
         self.ranks: list[RankProcess] = []
@@ -74,6 +78,8 @@ class WorkerGroup:
         self._settles_at: float | None = None
         self._failed_at = 0.0
         self._awaits_cause = awaits_cause
+        self._notice = Notice()
+        self._hung = hung
 
     def start(self, stops: Callable[[], bool]) -> None:
         """Start the ranks, in order, until ``stops()``. One that cannot be started ends the others."""
@@ -82,7 +88,14 @@ class WorkerGroup:
                 return
             try:
                 self.ranks.append(
-                    RankProcess(plan.rank, plan.command, plan.environment, plan.output, standard_input=plan.rank == 0)
+                    RankProcess(
+                        plan.rank,
+                        plan.command,
+                        plan.environment,
+                        plan.output,
+                        standard_input=plan.rank == 0,
+                        notice=self._notice.descriptor,
+                    )
                 )
             except OSError as error:
                 self.incomplete = f"cannot start rank {plan.rank}: {error}"
@@ -123,6 +136,8 @@ class WorkerGroup:
         for rank in self.living:
             if rank.reap():
                 self._judge(rank, report_seconds)
+        if self._hung is not None and self._settles_at is None:
+            self._hung.look(self.living)
         if self._next_step is not None and time.monotonic() >= self._next_step[0]:
             _, step = self._next_step
             self._next_step = None
@@ -131,6 +146,8 @@ class WorkerGroup:
     def next_event(self) -> float | None:
         """Return the time.monotonic() at which ``watch`` or ``has_settled`` has something new; None: at an end only."""
         times = [self._next_step[0]] if self._next_step is not None else []
+        if self._hung is not None and self.living:
+            times.append(self._hung.next_look)
         if self._settles_at is not None:
             later = (self._settles_at, self._cause_until())
             times += [instant for instant in later if instant > time.monotonic()]
@@ -147,6 +164,27 @@ class WorkerGroup:
             rank.told_to_end = True
             rank.signal(number)
         self._schedule(grace, self.kill)
+
+    def preempt(self, grace: float) -> bool:
+        """Tell the ranks that they have so many seconds to end, and plan to kill those that have not by then.
+
+        Returns False, and does nothing, where no rank looks for such a notice.
+        """
+        if not self._notice.is_wanted:
+            return False
+        for rank in self.living:
+            rank.told_to_end = True
+        self._notice.give(grace)
+        self._schedule(grace, self.kill)
+        return True
+
+    def warn(self, seconds: float) -> None:
+        """Tell the ranks that another node is to be taken away in so many seconds."""
+        self._notice.give(seconds)
+
+    def close(self) -> None:
+        """Let go of what the ranks shared with the agent. They have ended."""
+        self._notice.close()
 
     def kill(self) -> None:
         """Kill every living rank."""
@@ -176,6 +214,7 @@ class WorkerGroup:
                 host=self._host,
                 node_rank=self._node_rank,
                 record=read_error_file(Path(rank.error_file)) if rank.error_file else None,
+                killed_for=rank.killed_for,
             )
         )
         if self._settles_at is None:
