@@ -48,10 +48,13 @@ def running(command: Sequence[str], folder: Path, answers: Callable[[], bool]) -
 
 
 @contextmanager
-def redis_server(folder: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def redis_server(
+    folder: Path, port: int, *arguments: str, answering: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server without TLS at ``port``; 0 for none, then ``answering`` is the port to wait for."""
     command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", *arguments]
     # A server that expects TLS or a password has answered, too, when it has taken the connection.
-    with running(command, folder, lambda: _takes_connections(port)) as server:
+    with running(command, folder, lambda: _takes_connections(answering or port)) as server:
         yield server
 
 

@@ -32,12 +32,14 @@ LACKS = {"etcd": database_servers.lacks_etcd(), "redis": database_servers.lacks_
 MAKERS = {kind: make for kind, make in _ALL_MAKERS.items() if not LACKS.get(kind)}
 
 
-def _param(kind: str) -> object:
-    lack = LACKS.get(kind.removeprefix("prefix-"), "")
+def param(kind: str) -> object:
+    """Return a kind as a parameter of a test that is skipped where the kind's server is not installed."""
+    lack = LACKS.get(kind, "")
     return pytest.param(kind, marks=pytest.mark.skipif(bool(lack), reason=lack))
 
 
-KINDS = [_param(kind) for kind in (*_ALL_MAKERS, *(f"prefix-{kind}" for kind in _ALL_MAKERS), "prefix-prefix-hash")]
+_PREFIXED = ("prefix-hash", "prefix-file", "prefix-tcp", "prefix-prefix-hash")
+KINDS = [param(kind) for kind in (*_ALL_MAKERS, *_PREFIXED)]
 
 
 def make_store(kind: str, path: Path) -> Store:

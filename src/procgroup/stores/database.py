@@ -21,7 +21,7 @@ from copy import copy
 from datetime import timedelta
 from typing import NamedTuple, Protocol, Self, TypeVar, cast
 
-from procgroup.errors import DistError, QueueEmptyError, StoreLimitError, StoreTimeout
+from procgroup.errors import DistError, QueueEmptyError, StoreLimitError, StoreLost, StoreTimeout
 from procgroup.stores.store import (
     Store,
     check_same_length,
@@ -175,14 +175,15 @@ class DatabaseStore(Store):
         names, other = checked_keys(keys), checked_key(unless)
 
         def look() -> list[bytes] | bytes | Awaited:
-            *values, ending = self._read([*names, other])
+            found = self._read([*names, other])
+            values, ending = found[:-1], found[-1]
             if None not in values:
                 return cast(list[bytes], values)
             if ending is not None:
                 return ending
             return Awaited((names[values.index(None)], other))
 
-        return self._await(look, self._limit(timeout), names)
+        return cast(list[bytes] | bytes, self._await(look, self._limit(timeout), names))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         check_same_length(keys, values)
@@ -222,6 +223,8 @@ class DatabaseStore(Store):
         except StoreTimeout:
             if self._leave_barrier(key, round_, caller):
                 raise
+        except StoreLost:
+            raise
         except BaseException:
             with suppress(DistError):
                 self._leave_barrier(key, round_, caller)

@@ -164,9 +164,15 @@ class EtcdGateway:
             if isinstance(error, (OSError, http.client.HTTPException)):
                 raise _NoAnswerError(_reason(error, limit)) from error
             raise
-        if connection.sock is not None and len(self._idle) < _MAX_IDLE:
-            self._idle.append((endpoint, connection))
+        self._keep(endpoint, connection)
         return _decoded(endpoint, response.status, content)
+
+    def _keep(self, endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection for the next request, unless it or this gateway has ended or there are enough."""
+        if connection.sock is None or self._closed or len(self._idle) >= _MAX_IDLE:
+            connection.close()
+        else:
+            self._idle.append((endpoint, connection))
 
     def _send(self, connection: http.client.HTTPConnection, path: str, data: bytes) -> http.client.HTTPResponse:
         headers = {"Content-Type": "application/json"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from copy import copy
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -58,11 +58,15 @@ class _Server:
 
     def _use_new_connections(self) -> None:
         self._process = os.getpid()
+        self._client = self._new_client(ANSWER_SECONDS)
+        self._scripts = {name: self._client.register_script(text) for name, text in SCRIPTS.items()}
+
+    def _new_client(self, limit: float) -> Any:
         # A script that is sent again after a lost answer could count twice, so nothing is repeated by the library.
         retry = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)
-        pool = self._redis.ConnectionPool.from_url(self._url, retry=retry, **self._options)
-        self._client = self._redis.Redis(connection_pool=pool)
-        self._scripts = {name: self._client.register_script(text) for name, text in SCRIPTS.items()}
+        limits = {"socket_timeout": limit, "socket_connect_timeout": limit, "max_connections": _MAX_CONNECTIONS}
+        pool = self._redis.ConnectionPool.from_url(self._url, retry=retry, protocol=2, **limits, **self._options)
+        return self._redis.Redis(connection_pool=pool)
 
     def client(self) -> Any:
         """Return the library's client, in a forked child a new one. Raises DistStoreError when closed."""
@@ -85,7 +89,7 @@ class _Server:
         except (errors.AuthenticationError, errors.AuthorizationError) as error:
             raise self._refusal(error) from error
         except errors.TimeoutError as error:
-            raise self._lost(f"no answer within {ANSWER_SECONDS:g} s") from error
+            raise self._lost("no answer in time") from error
         except errors.ConnectionError as error:
             raise self._lost(str(error)) from error
         except errors.RedisError as error:
@@ -102,8 +106,8 @@ class _Server:
         if not resolve(self.host, limit):
             raise self._unreachable("no address is known for this host name")
         try:
-            with self.translated_errors():
-                self.client().ping()
+            with self.translated_errors(), closing(self._new_client(limit)) as client:
+                client.ping()
         except StoreLost as error:
             raise self._unreachable(error.reason) from error
 
@@ -122,7 +126,7 @@ class _Server:
                 subscription.subscribe(*(self._namespace + name for name in names))
                 for _ in names:
                     if subscription.get_message(timeout=ANSWER_SECONDS) is None:
-                        raise self._lost(f"no answer within {ANSWER_SECONDS:g} s")
+                        raise self._lost("no answer in time")
             yield _Subscription(subscription, self._redis.exceptions.RedisError)
         finally:
             subscription.close()
@@ -136,7 +140,7 @@ class _Server:
     def close(self) -> None:
         self._closed = True
         if self._process == os.getpid():
-            self._client.connection_pool.disconnect()
+            self._client.connection_pool.disconnect(inuse_connections=False)
 
 
 class _Subscription:
@@ -185,19 +189,14 @@ class RedisStore(DatabaseStore):
     ) -> None:
         self.set_timeout(timeout)
         files = {"ssl_ca_certs": ca_file, "ssl_certfile": cert_file, "ssl_keyfile": key_file}
-        limit = min(self._seconds, ANSWER_SECONDS)
         options = {
             "username": user,
             "password": password,
-            "socket_timeout": ANSWER_SECONDS,
-            "socket_connect_timeout": limit,
-            "max_connections": _MAX_CONNECTIONS,
-            "protocol": 2,
             **{name: os.fspath(path) for name, path in files.items() if path is not None},
         }
         _check_url(url, uses_files=any(files.values()))
         self._server = _Server(url, checked_prefix(prefix), checked_time_to_live(time_to_live), options)
-        self._server.connect(limit)
+        self._server.connect(min(self._seconds, ANSWER_SECONDS))
 
     @property
     def host(self) -> str:
