@@ -21,6 +21,7 @@ from stores.store_kinds import ADDRESSES, param
 
 import world
 from database_servers import etcd_server, redis_server
+from documentation.programs import ROOT, blocks
 from procgroup.errors import DistError, DistNetworkError, DistStoreError, StoreLimitError, StoreLost, StoreTimeout
 from procgroup.stores import EtcdStore, RedisStore
 
@@ -261,6 +262,14 @@ def _answer_with_html(listener: socket.socket) -> None:
 
 
 # --- use by programs ---
+
+
+def test_the_program_of_the_documentation_runs(kind: str) -> None:
+    name = f"# {kind}_store.py\n"
+    (program,) = [block.text for block in blocks(ROOT / "docs" / "stores.md") if block.text.startswith(name)]
+    done = subprocess.run([sys.executable, "-c", program, ADDRESSES[kind]], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
 
 _PROGRAM = """
 import sys
