@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from stores import certificates
+from stores.lossy_proxy import lossy_proxy
 from stores.store_kinds import ADDRESSES
 
 import world
 from database_servers import etcd_answers, etcd_member, etcd_server, lacks_etcd
-from procgroup.errors import DistNetworkError, DistStoreError, StoreLimitError
+from procgroup.errors import DistNetworkError, DistStoreError, StoreLimitError, StoreLost
 from procgroup.stores import EtcdStore
 
 pytestmark = [pytest.mark.timeout(50), pytest.mark.skipif(bool(lacks_etcd()), reason=lacks_etcd())]
@@ -80,6 +81,23 @@ def test_a_store_goes_on_when_a_member_of_the_cluster_ends(tmp_path: Path) -> No
             assert waiting.result() == b"value"
         assert store.endpoint != f"127.0.0.1:{used}"
         store.close()
+
+
+@pytest.mark.usefixtures("database_servers")
+@pytest.mark.parametrize("forwards", [True, False], ids=["answer", "request"])
+def test_a_change_whose_answer_is_lost_is_repeated_at_the_next_endpoint_where_that_is_safe(forwards: bool) -> None:
+    port = int(ADDRESSES["etcd"].rpartition(":")[2])
+    with (
+        lossy_proxy(port, b'"compare"', forwards=forwards) as proxy,
+        EtcdStore([f"127.0.0.1:{proxy}", ADDRESSES["etcd"]], f"lossy-{forwards}") as store,
+    ):
+        if forwards:
+            with pytest.raises(StoreLost, match="whether the change was made is not known"):
+                store.add("number", 1)
+        else:
+            assert store.add("number", 1) == 1
+        assert store.get("number") == b"1"
+        store.delete_all()
 
 
 @pytest.mark.usefixtures("database_servers")
@@ -167,9 +185,9 @@ def test_tls_proves_the_server_and_the_client(tmp_path: Path) -> None:
             store.set("key", "value")
             assert waiting.result() == b"value"
         with pytest.raises(DistNetworkError, match=f"{endpoint}.*certificate"):
-            EtcdStore(endpoint, "job", 1, ca_file=others.ca, **arguments)
+            EtcdStore(endpoint, "job", 0.5, ca_file=others.ca, **arguments)
         with pytest.raises(DistNetworkError, match=endpoint):
-            EtcdStore(endpoint, "job", 1, ca_file=ours.ca)
+            EtcdStore(endpoint, "job", 0.5, ca_file=ours.ca)
 
 
 def test_the_store_needs_no_client_library() -> None:

@@ -94,7 +94,7 @@ class EtcdStore(DatabaseStore):
         return str(self._keys.gateway.endpoint)
 
     def _write(self, pairs: Mapping[str, bytes]) -> None:
-        self._keys.put({self._value_key(key): value for key, value in pairs.items()}, repeatable=True)
+        self._keys.put({self._value_key(key): value for key, value in pairs.items()})
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
         found = self._keys.find_each(Range(self._value_key(key)) for key in keys)
@@ -124,7 +124,7 @@ class EtcdStore(DatabaseStore):
         return sorted({unquote(each.key.removeprefix(beginning).partition("/")[0]) for each in found})
 
     def _push(self, key: str, value: bytes) -> None:
-        self._keys.put({self._queue_keys(key).start + uuid.uuid4().hex: value}, repeatable=False)
+        self._keys.create(self._queue_keys(key).start + uuid.uuid4().hex, value)
 
     def _pop(self, key: str) -> bytes | None:
         wanted = self._queue_keys(key)

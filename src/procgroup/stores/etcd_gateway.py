@@ -86,6 +86,10 @@ class EtcdGateway:
         """The endpoint that gets the next request."""
         return self._endpoints[self._preferred % len(self._endpoints)]
 
+    @property
+    def can_fail_over(self) -> bool:
+        return len(self._endpoints) > 1
+
     def call(self, path: str, body: Mapping[str, object], *, repeatable: bool, limit: float = ANSWER_SECONDS) -> Any:
         """Return the decoded answer to a request. Raises Refusal, StoreLost, or DistStoreError when closed."""
         data = json.dumps(body).encode()
@@ -118,9 +122,10 @@ class EtcdGateway:
     def _try_endpoints(self, action: Callable[[Endpoint, float], T], repeatable: bool, limit: float) -> T:
         """Run an action on one endpoint after the other, until one of them answers."""
         deadline = time.monotonic() + limit
-        for attempt in range(1_000_000):
+        untried = len(self._endpoints)
+        while True:
             self._check_usable()
-            endpoint, untried = self.endpoint, max(len(self._endpoints) - attempt, 1)
+            endpoint = self.endpoint
             try:
                 return self._authenticated(action, endpoint, max((deadline - time.monotonic()) / untried, 0.001))
             except (_NotSentError, _NoAnswerError) as failure:
@@ -131,7 +136,7 @@ class EtcdGateway:
                     raise StoreLost(host=endpoint.host, port=endpoint.port, reason=reason) from failure
             if untried == 1:
                 time.sleep(_PAUSE_SECONDS)
-        raise AssertionError("the loop ends at its deadline")
+            untried = max(untried - 1, 1)
 
     def _authenticated(self, action: Callable[[Endpoint, float], T], endpoint: Endpoint, limit: float) -> T:
         """Run an action with a token; once more with a new one, when etcd does not know the token any longer."""
@@ -215,7 +220,7 @@ class EtcdGateway:
                 owner, connection = self._idle.pop()
             except IndexError:  # another thread was faster
                 return None
-            if owner == endpoint and not select.select([connection.sock], [], [], 0)[0]:
+            if owner == endpoint and not _is_readable(connection.sock):
                 connection.sock.settimeout(limit)
                 return connection
             connection.close()
@@ -253,6 +258,12 @@ def _close_all(connections: list[tuple[Endpoint, http.client.HTTPConnection]]) -
     with suppress(IndexError):
         while True:
             connections.pop()[1].close()
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _connect_socket(endpoint: Endpoint, tls: ssl.SSLContext | None, limit: float) -> socket.socket:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any, NamedTuple
 
-from procgroup.errors import DistStoreError, StoreLimitError, StoreTimeout
+from procgroup.errors import DistStoreError, StoreLimitError, StoreLost, StoreTimeout
 from procgroup.stores.database import ANSWER_SECONDS
 from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch, Refusal
 
@@ -99,10 +99,10 @@ class EtcdKeys:
     def count(self, wanted: Range) -> int:
         return int(self._call("kv/range", {**wanted.encoded(), "count_only": True}).get("count", 0))
 
-    def put(self, pairs: Mapping[str, bytes], *, repeatable: bool) -> None:
+    def put(self, pairs: Mapping[str, bytes]) -> None:
         """Store values: at most MAX_OPERATIONS, and what one request holds, at a time. Raises StoreLimitError."""
         for batch in self._batches_of_puts(pairs):
-            self._with_lease("kv/txn", {"success": batch}, repeatable=repeatable)
+            self._with_lease("kv/txn", {"success": batch}, repeatable=True)
 
     def delete(self, unwanted: Range) -> int:
         """Delete the keys of a range and return how many there were."""
@@ -111,11 +111,12 @@ class EtcdKeys:
 
     def delete_unchanged(self, found: KeyValue) -> bool:
         """Delete a key unless it has changed since it was found; return whether it is deleted."""
-        deletion = {"request_delete_range": Range(found.key).encoded()}
-        answer = self._call(
-            "kv/txn", {"compare": [_unchanged(found.key, found)], "success": [deletion]}, repeatable=False
-        )
-        return bool(answer.get("succeeded", False))
+        is_done, _ = self._replace(found.key, found, None)
+        return is_done
+
+    def create(self, key: str, value: bytes) -> None:
+        """Store a key that nobody else stores."""
+        self._replace(key, None, value)
 
     def change(self, key: str, replace: Callable[[bytes | None], bytes | None], limit: float) -> bytes | None:
         """Store in a key what ``replace`` makes of its value (None: no key), with no other change between; return it.
@@ -146,10 +147,25 @@ class EtcdKeys:
             "success": [operation],
             "failure": [{"request_range": Range(key).encoded()}],
         }
-        answer = self._with_lease("kv/txn", body, repeatable=False)
+        answer = self._transact(body)
         if answer.get("succeeded", False):
             return True, None
         return False, _first(_key_values(answer["responses"][0]["response_range"]))
+
+    def _transact(self, body: Mapping[str, object]) -> Any:
+        """Make a transaction with a condition; when its answer is lost, once more at another endpoint.
+
+        The condition lets only one of the two through: when that is the second, the first has changed nothing.
+        """
+        try:
+            return self._with_lease("kv/txn", body, repeatable=False)
+        except StoreLost:
+            if not self.gateway.can_fail_over:
+                raise
+            answer = self._with_lease("kv/txn", body, repeatable=False)
+            if not answer.get("succeeded", False):
+                raise
+            return answer
 
     def delete_all(self) -> None:
         """Delete every key of the job and its lease; the next change makes a lease again."""

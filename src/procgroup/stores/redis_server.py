@@ -40,9 +40,10 @@ class RedisServer:
         self._url, self._options = url, options
         self._time_to_live = round(time_to_live * 1000)
         self._namespace = f"procgroup:{quote(prefix, safe='')}:"
-        self.hashes = {key: self._namespace + key for key in KEYS}
+        self.hashes: dict[str, str] = {key: self._namespace + key for key in KEYS}
         address = urlsplit(url)
-        self.host, self.port = address.hostname or "localhost", address.port or _DEFAULT_PORT
+        self.host: str = address.hostname or "localhost"
+        self.port: int = address.port or _DEFAULT_PORT
         self._closed = False
         self._use_new_connections()
 
