@@ -122,7 +122,7 @@ def test_changes_keep_all_keys_of_a_job_which_vanish_some_time_after_the_last(ma
 def test_a_prefix_and_a_time_to_live_are_checked(kind: str) -> None:
     with pytest.raises(ValueError, match="expected a prefix for the keys"):
         CLASSES[kind](ADDRESSES[kind], "")
-    with pytest.raises(ValueError, match="time to live of at least 1 s, got 0.5 s"):
+    with pytest.raises(ValueError, match="time to live of at least 1 s and at most .*, got 0.5 s"):
         CLASSES[kind](ADDRESSES[kind], "job", time_to_live=0.5)
 
 

@@ -39,6 +39,7 @@ DEFAULT_TIME_TO_LIVE = timedelta(days=2)
 ANSWER_SECONDS = 5.0
 """How long a server may take to answer a request that does not wait."""
 WATCH_SECONDS = 3.0
+_LONGEST_LIFE = 9e9
 
 
 class Awaited(NamedTuple):
@@ -265,7 +266,8 @@ def checked_prefix(prefix: str) -> str:
 
 
 def checked_time_to_live(time_to_live: Timeout) -> float:
-    """Return how long keys outlive the last change, in seconds. Raises ValueError below one second."""
-    if seconds(time_to_live) < 1:
-        raise ValueError(f"expected a time to live of at least 1 s, got {seconds(time_to_live):g} s")
-    return seconds(time_to_live)
+    """Return how long keys outlive the last change, in seconds. Raises ValueError for what no server takes."""
+    limit = seconds(time_to_live)
+    if not 1 <= limit <= _LONGEST_LIFE:
+        raise ValueError(f"expected a time to live of at least 1 s and at most {_LONGEST_LIFE:g} s, got {limit:g} s")
+    return limit

@@ -172,7 +172,8 @@ class EtcdStore(DatabaseStore):
             ranges = [Range(self._barrier_key(key)) for key in awaited.keys]
         else:
             ranges = [self._all_of(key) for key in awaited.keys]
-        with self._keys.watch(ranges) as watch:
+        # Who enters a barrier changes its cell; only its end, a deletion, is worth waking the others.
+        with self._keys.watch(ranges, deletions=awaited.barriers) as watch:
             yield watch
 
     def delete_all(self) -> None:

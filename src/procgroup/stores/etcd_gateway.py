@@ -88,6 +88,7 @@ class EtcdGateway:
 
     @property
     def can_fail_over(self) -> bool:
+        """Whether there is another endpoint than the one that gets the next request."""
         return len(self._endpoints) > 1
 
     def call(self, path: str, body: Mapping[str, object], *, repeatable: bool, limit: float = ANSWER_SECONDS) -> Any:
@@ -96,12 +97,11 @@ class EtcdGateway:
         return self._try_endpoints(lambda endpoint, left: self._post(endpoint, path, data, left), repeatable, limit)
 
     @contextmanager
-    def watch(self, ranges: Sequence[Mapping[str, str]]) -> Iterator[EtcdWatch]:
-        """Watch ranges of keys, given in etcd's form, from now on, on a connection of its own."""
-        requests = [{"create_request": wanted} for wanted in ranges]
-        data = "".join(map(json.dumps, requests)).encode()
+    def watch(self, requests: Sequence[Mapping[str, object]]) -> Iterator[EtcdWatch]:
+        """Watch what etcd's watch requests say, from now on, on a connection of its own."""
+        data = "".join(json.dumps({"create_request": request}) for request in requests).encode()
         connection, response = self._try_endpoints(
-            lambda endpoint, left: self._open_watch(endpoint, data, len(ranges), left), True, ANSWER_SECONDS
+            lambda endpoint, left: self._open_watch(endpoint, data, len(requests), left), True, ANSWER_SECONDS
         )
         try:
             yield EtcdWatch(connection, response)

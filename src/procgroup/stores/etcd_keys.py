@@ -177,9 +177,11 @@ class EtcdKeys:
                 raise DistStoreError(str(refusal)) from refusal
 
     @contextmanager
-    def watch(self, ranges: Sequence[Range]) -> Iterator[EtcdWatch]:
-        """Watch ranges of keys from now on."""
-        with _refusals_translated(), self.gateway.watch([wanted.encoded() for wanted in ranges]) as watch:
+    def watch(self, ranges: Sequence[Range], *, deletions: bool) -> Iterator[EtcdWatch]:
+        """Watch ranges of keys from now on: what is deleted there, or what is put there."""
+        filters = ["NOPUT"] if deletions else ["NODELETE"]
+        requests = [{**wanted.encoded(), "filters": filters} for wanted in ranges]
+        with _refusals_translated(), self.gateway.watch(requests) as watch:
             yield watch
 
     def _put_operation(self, key: str, value: bytes) -> Operation:
