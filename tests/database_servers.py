@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import world
+from procgroup.launch import die_with_parent
 
 _SECONDS_TO_START = 30.0
 
@@ -33,8 +36,7 @@ def lacks_redis() -> str:
 @contextmanager
 def running(command: Sequence[str], folder: Path, answers: Callable[[], bool]) -> Iterator[subprocess.Popen[bytes]]:
     """Start a server with its files in ``folder``, wait until it answers, yield it, and kill it."""
-    with (folder / "log").open("ab") as log:
-        server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    server = _start(command, folder, "log")
     try:
         deadline = time.monotonic() + _SECONDS_TO_START
         while not answers():
@@ -45,6 +47,13 @@ def running(command: Sequence[str], folder: Path, answers: Callable[[], bool]) -
     finally:
         server.kill()
         server.wait()
+
+
+def _start(command: Sequence[str], folder: Path, log_name: str) -> subprocess.Popen[bytes]:
+    """Start a server that ends with this process, however that ends."""
+    tied = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command]
+    with (folder / log_name).open("ab") as log:
+        return subprocess.Popen(tied, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 @contextmanager
@@ -71,8 +80,7 @@ def etcd_member(folder: Path, port: int, name: str, peers: dict[str, str]) -> su
     """Start one member of a cluster of several, given the URLs of all by name; the caller kills it."""
     cluster = ",".join(f"{name}={url}" for name, url in peers.items())
     arguments = ("--name", name, *_peers(peers[name], cluster))
-    with (folder / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(_etcd(folder / name, port, "http", *arguments), cwd=folder, stdout=log, stderr=log)
+    return _start(_etcd(folder / name, port, "http", *arguments), folder, f"{name}.log")
 
 
 def _peers(peer: str, cluster: str) -> tuple[str, ...]:
