@@ -116,9 +116,11 @@ from procgroup.parallel.device_mesh import DeviceMesh as DeviceMesh
 from procgroup.parallel.mesh_creation import init_device_mesh as init_device_mesh
 from procgroup.rendezvous.handlers import register_rendezvous_handler as register_rendezvous_handler
 from procgroup.rendezvous.handlers import rendezvous as rendezvous
+from procgroup.stores.etcd import EtcdStore as EtcdStore
 from procgroup.stores.file import FileStore as FileStore
 from procgroup.stores.hash import HashStore as HashStore
 from procgroup.stores.prefix import PrefixStore as PrefixStore
+from procgroup.stores.redis import RedisStore as RedisStore
 from procgroup.stores.store import Store as Store
 from procgroup.stores.tcp import TCPStore as TCPStore
 from procgroup.types import ReduceOp as ReduceOp

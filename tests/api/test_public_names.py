@@ -27,6 +27,7 @@ _NAMES = """
     DistError
     DistNetworkError
     DistStoreError
+    EtcdStore
     FileStore
     ForkedProcessError
     GroupBroken
@@ -46,6 +47,7 @@ _NAMES = """
     ProcessGroup
     ProcessRaisedException
     QueueEmptyError
+    RedisStore
     ReduceOp
     RendezvousConflict
     RendezvousError
