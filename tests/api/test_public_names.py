@@ -113,6 +113,8 @@ _NAMES = """
     new_group
     new_subgroups
     new_subgroups_by_enumeration
+    on_preemption
+    preempted
     record
     recv
     recv_object_list
