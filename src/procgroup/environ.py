@@ -117,6 +117,9 @@ PROCGROUP_REPLACE_GLOO = Variable[bool](
     False,
     "Let PyTorch programs that say gloo run on procgroup. Set by --replace-gloo.",
 )
+PROCGROUP_RDZV_PASSWORD = Variable[str](
+    "PROCGROUP_RDZV_PASSWORD", str, "", "The password of the etcd or Redis server at which the launcher's agents meet."
+)
 PROCGROUP_NOTICE = Variable[int | None](
     "PROCGROUP_NOTICE", _integer, None, "The descriptor by which procgroup.preempted learns. Set by the launcher."
 )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from procgroup.cluster.addresses import Endpoint, parse_endpoint
-from procgroup.errors import DistNetworkError
+from procgroup.errors import DistNetworkError, StoreLost
 from procgroup.launch.console import say
 from procgroup.stores import addresses
 from procgroup.stores.store import Store
@@ -174,6 +174,20 @@ def _listen(endpoint: Endpoint, is_host: bool | None) -> socket.socket | None:
         if errno.errorcode[errno.EADDRINUSE] in str(error):
             return None
         raise
+
+
+def use_server(open_store: Callable[[], Store], endpoint: Endpoint, stops: Callable[[], bool]) -> FoundStore:
+    """Return the agents' store on a server that is no agent's, however long it takes to answer.
+
+    Raises DistNetworkError as soon as ``stops()`` says so.
+    """
+    while True:
+        try:
+            return FoundStore(open_store(), endpoint, None)
+        except (DistNetworkError, StoreLost):
+            if stops():
+                raise
+            time.sleep(_PAUSE_SECONDS)
 
 
 def share_file(path: str, stops: Callable[[], bool]) -> FoundStore:

@@ -167,9 +167,19 @@ def _add_size_flags(flags: _Flags) -> None:
 
 def _add_rendezvous_flags(flags: _Flags) -> None:
     flags.add(
-        "--rdzv-backend", flag_values.rendezvous_backend, "static", "how the nodes meet: static, c10d or file", "NAME"
+        "--rdzv-backend",
+        flag_values.rendezvous_backend,
+        "static",
+        "how the nodes meet: static, c10d, file, etcd or redis",
+        "NAME",
     )
-    flags.add("--rdzv-endpoint", flag_values.text, "", "where: host[:port] of a node, or several, or a path", "PLACE")
+    flags.add(
+        "--rdzv-endpoint",
+        flag_values.text,
+        "",
+        "where: host[:port] of a node or server, or several; a path; a URL",
+        "PLACE",
+    )
     flags.add("--rdzv-id", flag_values.text, "", "the job's name, the same on every node; TORCHELASTIC_RUN_ID", "NAME")
     flags.add("--rdzv-conf", flag_values.rendezvous_conf, "", "further settings: key=value,key=value", "LIST")
     flags.add("--local-addr", flag_values.text, "", "this node's address for the others, where it is not found", "HOST")

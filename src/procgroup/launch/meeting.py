@@ -115,7 +115,6 @@ class Meeting:
         memory: JobState | None = None,
         others: Callable[[FoundStore], Iterator[tuple[int, FoundStore]]] | None = None,
     ) -> None:
-        self.state: JobState | None = None
         self.node_id: str = os.urandom(8).hex()
         self.lost: str = ""
         self.is_silent: bool = False
@@ -133,6 +132,8 @@ class Meeting:
         self._closing = threading.Event()
         self._joined = threading.Event()
         self._found: FoundStore | None = None
+        self._known: JobState | None = None
+        self._has_joined = False
         self._store: Store
         self._watched: dict[str, _Watched] = {}
         self._looked = time.monotonic()
@@ -144,6 +145,11 @@ class Meeting:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def state(self) -> JobState | None:
+        """The latest known state, once this node has joined."""
+        return self._known if self._has_joined else None
 
     def propose(self, change: Change) -> None:
         """Have a change applied to the state, as soon as the store answers. Never waits."""
@@ -229,11 +235,13 @@ class Meeting:
                 raise
             self._persist(lambda: self._apply(job_changes.anew))
             self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+        self._has_joined = True
         self._joined.set()
+        self._wake()
 
     def _is_anybody_there(self) -> bool:
         """Return whether an agent of a job that has ended still lives: the store of a dead job is used again."""
-        keys = [f"beat/{node.id}" for node in (self.state.members if self.state is not None else ())]
+        keys = [f"beat/{node.id}" for node in (self._known.members if self._known is not None else ())]
         before = self._store.multi_get(keys)
         return not self._closing.wait(self._lease.seconds) and self._store.multi_get(keys) != before
 
@@ -260,15 +268,15 @@ class Meeting:
             return
         state = JobState.from_json(text)
         with self._lock:
-            if self.state is not None and state.version <= self.state.version:
+            if self._known is not None and state.version <= self._known.version:
                 return
-            self.state = state
+            self._known = state
         self._wake()
 
     def _apply(self, change: Change) -> None:
         """Write the version that the change makes of the latest one, however often others are quicker."""
         while True:
-            state = self.state
+            state = self._known
             assert state is not None
             changed = change(state)
             if changed is None:
@@ -285,9 +293,9 @@ class Meeting:
 
     def _follow(self) -> None:
         self._joined.wait()
-        while self.state is not None and not (self._closing.is_set() or self.lost or self.error):
+        while self._known is not None and not (self._closing.is_set() or self.lost or self.error):
             with suppress(StoreTimeout):
-                self._take(self._store.get(f"state/{self.state.version + 1}", self._lease.interval))
+                self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
 
     def _persist(self, request: Callable[[], object]) -> None:
         """Do a request again until the store answers. Raises StoreTimeout once it has not for the lease's time."""
@@ -322,7 +330,7 @@ class Meeting:
 
     def _look_elsewhere(self) -> None:
         """Let go of a store that this agent hosts, and at which too few nodes meet, for one with more of them."""
-        state, found = self.state, self._found
+        state, found = self._known, self._found
         if self._others is None or found is None or found.server is None or state is None:
             return
         if state.phase != "forming" or job_changes.has_enough(state):
@@ -344,7 +352,7 @@ class Meeting:
 
     def _watched_nodes(self) -> list[Node]:
         """Return the nodes before this one in the ring of all."""
-        state = self.state
+        state = self._known
         nodes = [] if state is None else [*state.members, *state.waiting]
         here = next((index for index, node in enumerate(nodes) if node.id == self.node_id), None)
         if here is None or state is None or state.phase == "ended":
