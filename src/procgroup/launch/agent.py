@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from procgroup.errors import DistError
 from procgroup.launch import job_changes
@@ -41,6 +41,9 @@ from procgroup.launch.job_state import JobState
 from procgroup.launch.meeting import Meeting, Solo
 from procgroup.launch.signals import SignalInbox
 from procgroup.launch.worker_group import RankPlan, WorkerGroup
+
+if TYPE_CHECKING:
+    from procgroup.launch.failure import Failure
 
 REPORT_SECONDS = 2.0
 """How long the other ranks have, after the first failure, to report it themselves, when the job is to end."""
@@ -85,7 +88,10 @@ class Patience:
 
 
 class Agent:
-    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost."""
+    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost.
+
+    When it has run, ``failures`` are those that ended the job; unless ``reports`` is False they have been shown.
+    """
 
     def __init__(
         self,
@@ -107,11 +113,18 @@ class Agent:
         self._announcer = Announcer(self._console)
         self._enough_since: float | None = None
         self._has_joined = False
+        self.reports: bool = True
+        self.failures: list[Failure] = []
         self._status: int | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._meeting: Meeting | Solo = meet(self._wake, None)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks that this node has started last."""
+        return [rank.rank for rank in self._group.ranks] if self._group is not None else []
 
     def run(self) -> int:
         """Take part until the job ends, or a signal ends this node's part; return the exit status."""
@@ -259,7 +272,14 @@ class Agent:
         if self._group is not None and self._group.living:
             self._end_group(self._group)
             return
-        self._status = self._announcer.conclude(state, self._group)
+        self._status = state.exit_status
+        if state.failures:
+            from procgroup.launch import job_failures  # needed after a failure only
+
+            self.failures = job_failures.read(state.failures, self._group.failures if self._group is not None else ())
+            self._status = job_failures.exit_status(self.failures, state.exit_status)
+        if self.reports:
+            self._announcer.conclude(state, self.failures, self._group)
 
     def _failures_here(self) -> tuple[str, list[str], int]:
         """Return why this node's ranks failed: in a line, as records for the other nodes, and as an exit status."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from procgroup.launch import job_changes
 from procgroup.launch.console import Console
 from procgroup.launch.job_state import JobState
 from procgroup.launch.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from procgroup.launch.failure import Failure
 
 WAIT_REPORT_SECONDS = 5.0
 """After how many seconds an agent says for which nodes it waits, and once a minute from then on."""
@@ -58,22 +63,20 @@ class Announcer:
         if group is not None and self._seen is not None:
             self._console.output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
 
-    def conclude(self, state: JobState, group: WorkerGroup | None) -> int:
-        """Put the report behind the ranks' output; return the exit status: that of the first failure."""
-        if state.failures:
+    def conclude(self, state: JobState, failures: Sequence[Failure], group: WorkerGroup | None) -> None:
+        """Put the report behind the ranks' output."""
+        if failures:
             from procgroup.launch import job_failures  # needed after a failure only
 
-            status = job_failures.report(state.failures, group, socket.gethostname(), self._console.output)
-            return state.exit_status if status is None else status
-        if state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
+            job_failures.report(failures, group, socket.gethostname(), self._console.output)
+        elif state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
             self._console.say(f"the job has ended: {state.reason}")
-        return state.exit_status
 
 
 def describe_waiting(state: JobState | None) -> str:
     """Return for what a node waits: the store of the agents, or other nodes."""
     if state is None:
-        return "no agent hosts the store at which the nodes meet, or it is not reached"
+        return "the store at which the nodes meet is not reached, or an earlier job of this name has just ended there"
     here, hosts = len(state.members), ", ".join(node.host for node in state.members)
     if here < state.settings.min_nodes:
         return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts})"

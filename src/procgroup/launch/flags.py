@@ -37,6 +37,13 @@ class Refuse(argparse.Action):
         parser.error(f"{option_string} is not supported: {self.metavar}")
 
 
+class _RaisingParser(argparse.ArgumentParser):
+    """A parser for callers in a program, which is not to end because of a value."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
 class _Flag:
     """One flag: how its text is read, and what it is by default, as text."""
 
@@ -56,12 +63,14 @@ class _Flag:
         return self.default, "default"
 
 
-def parse(program: str, arguments: Sequence[str], *, old_contract: bool = False) -> argparse.Namespace:
+def parse(
+    program: str, arguments: Sequence[str], *, old_contract: bool = False, raises: bool = False
+) -> argparse.Namespace:
     """Parse the command line; ``old_contract`` adds ``--use-env``. ``sources`` says where each value came from.
 
-    An unusable one ends the program with status 2 and the reason.
+    An unusable one ends the program with status 2 and the reason, or ``raises`` ValueError.
     """
-    parser, flags = _parser(program, old_contract)
+    parser, flags = _parser(program, old_contract, _RaisingParser if raises else argparse.ArgumentParser)
     _refuse_variables(parser)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -77,6 +86,12 @@ def parse(program: str, arguments: Sequence[str], *, old_contract: bool = False)
     if old_contract and options.no_python and not options.use_env:
         parser.error("--no-python needs --use-env: a program that is not Python gets no --local-rank argument")
     return options
+
+
+def refuse(options: argparse.Namespace, text: str) -> NoReturn:
+    """End as for an unusable flag, with this reason."""
+    options.parser.error(text)
+    raise AssertionError("a parser's error returns never")
 
 
 def _read(parser: argparse.ArgumentParser, flag: _Flag, text: str, source: str) -> Any:
@@ -95,8 +110,10 @@ def _refuse_variables(parser: argparse.ArgumentParser) -> None:
                 parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
 
 
-def _parser(program: str, old_contract: bool) -> tuple[argparse.ArgumentParser, list[_Flag]]:
-    parser = argparse.ArgumentParser(
+def _parser(
+    program: str, old_contract: bool, kind: type[argparse.ArgumentParser]
+) -> tuple[argparse.ArgumentParser, list[_Flag]]:
+    parser = kind(
         prog=program,
         usage=f"{program} [flags] script [arguments of the script]",
         description="Start a program as N ranks on each of one or several nodes, and end them together.",

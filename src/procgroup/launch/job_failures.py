@@ -22,27 +22,29 @@ def summary(failures: Sequence[Failure]) -> str:
     return f"rank {first.rank} ({first.host}, pid {first.pid}) failed: {first.reason}"
 
 
-def report(records: Sequence[str], group: WorkerGroup | None, host: str, output: JobOutput) -> int | None:
-    """Show the job's failures behind the ranks' output; return the first one's exit status, None without any.
+def report(failures: Sequence[Failure], group: WorkerGroup | None, host: str, output: JobOutput) -> None:
+    """Show the job's failures behind the ranks' output; ``group`` are this node's ranks.
 
-    ``records`` are those of all nodes in the order of their posting; of the ranks in ``group``, this node's, more is
-    known. The first failure also goes to the launcher's own error file, for whoever started the launcher.
+    The first failure also goes to the launcher's own error file, for whoever started the launcher.
     """
-    failures = _read(records, group.failures if group is not None else ())
-    if not failures:
-        return None
     ranks = group.ranks if group is not None else []
     ended = [rank.rank for rank in ranks if rank.told_to_end]
     left = [rank.rank for rank in ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
     output.finish()
     output.put(describe(failures, ended, left, host))
-    first = first_failure(failures)
-    _pass_on(first, output)
-    return first.exit_status
+    _pass_on(first_failure(failures), output)
 
 
-def _read(records: Sequence[str], own: Sequence[Failure]) -> list[Failure]:
-    """Return the failures that the records describe; those that are none are left out, as anybody may have written."""
+def exit_status(failures: Sequence[Failure], otherwise: int) -> int:
+    """Return the exit status of the job: the first failure's."""
+    return first_failure(failures).exit_status if failures else otherwise
+
+
+def read(records: Sequence[str], own: Sequence[Failure]) -> list[Failure]:
+    """Return the failures that the records of all nodes describe, in the order of their posting.
+
+    Of this node's ``own`` more is known. Records that are none are left out, as anybody may have written them.
+    """
     of_own = {(failure.node_rank, failure.rank, failure.pid): failure for failure in own}
     failures: list[Failure] = []
     for record in records:
