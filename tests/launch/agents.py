@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ class Job:
         self.flags = list(flags)
         self.agents: list[Agent] = []
         self.script = directory / "program.py"
-        self.script.write_text(program)
+        self.script.write_text(textwrap.dedent(program))
 
     def start(
         self,

@@ -132,13 +132,26 @@ def test_a_fixed_job_with_a_restart_left_waits_for_the_lost_node_to_come_back(ma
 
 
 @C10D
-def test_a_fixed_job_waits_for_a_lost_node_no_longer_than_join_timeout(elastic_flags: Any, make_job: MakeJob) -> None:
+def test_an_elastic_job_of_fixed_size_waits_for_a_lost_node_no_longer_than_join_timeout(
+    elastic_flags: Any, make_job: MakeJob
+) -> None:
     job = make_job(*elastic_flags("2", "keep_alive_interval=0.3,join_timeout=2"), "--max-restarts", "3")
     agents = [job.start(), job.start()]
     job.wait_for_round(2)
     lose(agents[0])
     assert agents[1].wait(within=15) == 1
     assert "1 of at least 2 nodes" in agents[1].stderr
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["the one that hosts the store", "another one"])
+def test_a_job_of_numbered_nodes_waits_for_a_lost_node_no_longer_than_join_timeout(
+    make_job: MakeJob, lost: int
+) -> None:
+    job = make_job(*static(2, "keep_alive_interval=0.3,join_timeout=2"), "--max-restarts", "3")
+    agents = start_all(job, 2)
+    job.wait_for_round(2)
+    lose(agents[lost])
+    assert agents[1 - lost].wait(within=15) == 1
 
 
 GLOO = """

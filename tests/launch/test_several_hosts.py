@@ -116,6 +116,29 @@ def test_when_the_host_of_the_store_dies_the_next_endpoint_takes_over_and_the_ho
     assert job.finish() == [-signal.SIGKILL, 0, 0, 0]
 
 
+def test_the_store_moves_on_as_often_as_its_host_is_lost(switch: Switch, make_job: MakeJob) -> None:
+    job = make_job(*elastic("1:3", addresses(switch)), "--max-restarts", "3")
+    agents = start_one_after_another(job, switch.hosts)
+    starts = job.wait_for_round(3)
+    for restarts in (1, 2):
+        deadline = time.monotonic() + RESTARTED
+        kill_all(switch.hosts[restarts - 1])
+        others = agents[restarts:]
+        starts = job.wait_for_round(3 - restarts, restarts=restarts, after=starts, agents=others, within=left(deadline))
+    assert job.finish() == [-signal.SIGKILL, -signal.SIGKILL, 0]
+
+
+def test_when_the_agent_that_hosts_the_store_gets_a_signal_the_others_go_on_at_the_next_endpoint(
+    switch: Switch, make_job: MakeJob
+) -> None:
+    job = make_job(*elastic("1:3", addresses(switch)))
+    agents = start_one_after_another(job, switch.hosts)
+    starts = job.wait_for_round(3)
+    agents[0].signal(signal.SIGTERM)
+    job.wait_for_round(2, restarts=0, after=starts, agents=agents[1:], within=RESTARTED)
+    assert job.finish() == [128 + signal.SIGTERM, 0, 0]
+
+
 @pytest.mark.parametrize(
     "conf", [SOON, pytest.param("last_call_timeout=1", marks=pytest.mark.slow)], ids=["short lease", "default lease"]
 )
@@ -178,14 +201,17 @@ def test_of_two_halves_the_one_with_the_store_goes_on(switch: Switch, make_job: 
 def test_of_two_halves_neither_goes_on_where_a_partition_is_to_stop_them(switch: Switch, make_job: MakeJob) -> None:
     job = make_job(*elastic("1:2", switch.hosts[0].address), "--max-restarts", "3", "--on-partition", "stop")
     agents = start_one_after_another(job, switch.hosts[:2])
-    job.wait_for_round(2)
+    starts = job.wait_for_round(2)
     started = [len(agent.starts()) for agent in agents]
     deadline = time.monotonic() + CUT
     switch.cut(switch.hosts[1])
     for agent in agents:
         wait_until(lambda agent=agent: not agent.running(), left(deadline), lambda: job.output)
-    wait_until(lambda: all(agent.process.poll() for agent in agents), left(deadline) + 5, lambda: job.output)
+    agents[0].wait_for("1 of 2 are here", left(deadline))
     assert [len(agent.starts()) for agent in agents] == started
+    switch.heal(switch.hosts[1])
+    job.wait_for_round(2, after=starts, within=RESTARTED)
+    assert job.finish() == [0, 0]
 
 
 CLOCK = """
@@ -207,7 +233,7 @@ def with_other_clocks(job: Job, host: Host, hours: int, directory: Path) -> Agen
 
 def test_hosts_whose_clocks_differ_meet_and_find_lost_nodes(switch: Switch, make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(*elastic("2:3", addresses(switch)), "--max-restarts", "3")
-    hours = (0, 1000, -2)
+    hours = (0, 1000, 2)
     agents = [with_other_clocks(job, host, *shift, tmp_path) for host, *shift in zip(switch.hosts, hours, strict=True)]
     starts = job.wait_for_round(3, restarts=0)
     deadline = lose(agents[1])
@@ -221,7 +247,7 @@ def test_hosts_whose_clocks_differ_agree_which_rank_failed_first(
     switch: Switch, make_job: MakeJob, tmp_path: Path
 ) -> None:
     job = make_job(*elastic("3", addresses(switch)))
-    hours = (0, 1000, -2)
+    hours = (0, 1000, 2)
     agents = [with_other_clocks(job, host, *shift, tmp_path) for host, *shift in zip(switch.hosts, hours, strict=True)]
     job.wait_for_round(3)
     fast = agents[1].running()[0].rank

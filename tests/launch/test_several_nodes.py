@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
@@ -101,10 +100,9 @@ def test_a_node_that_disagrees_with_the_others_ends_and_names_both_values(
     assert {earlier, later} <= set(words)
 
 
-@pytest.mark.parametrize("key", ["join_timeout", "timeout"])
 @pytest.mark.parametrize("node", [0, 1], ids=["the one that hosts the store", "another one"])
-def test_nodes_that_do_not_come_are_not_waited_for_without_end(make_job: MakeJob, node: int, key: str) -> None:
-    job = make_job(*static(2, f"{SOON},{key}=1"))
+def test_nodes_that_do_not_come_are_waited_for_no_longer_than_the_timeout(make_job: MakeJob, node: int) -> None:
+    job = make_job(*static(2, f"{SOON},timeout=1"))
     agent = job.start("--node-rank", str(node))
     assert agent.wait(within=10) == 1
     assert "1 s" in agent.stderr
@@ -188,7 +186,7 @@ def test_an_agent_takes_less_than_40_megabytes(make_job: MakeJob) -> None:
 
 
 @pytest.mark.parametrize("number", [8, pytest.param(64, marks=[SLOW, pytest.mark.timeout(300)])])
-def test_many_jobs_start_at_once_on_one_host(launcher: Any, make_job: MakeJob, number: int) -> None:
+def test_many_jobs_start_at_once_on_one_host(make_job: MakeJob, number: int) -> None:
     jobs = [make_job("--nproc-per-node", "2") for _ in range(number)]
     for job in jobs:
         job.start()
