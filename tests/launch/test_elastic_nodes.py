@@ -105,14 +105,29 @@ def test_the_other_nodes_run_again_when_an_agent_is_killed(elastic_flags: Any, m
     job = make_job(*elastic_flags("1:3"), "--max-restarts", "2")
     agents = [job.start() for _ in range(3)]
     starts = job.wait_for_round(3, restarts=0)
-    agents.sort(key=node_of)
     left = [agent for agent in agents if agent is not agents[lost]]
     deadline = lose(agents[lost])
     job.wait_for_round(2, restarts=1, after=starts, agents=left, within=deadline - time.monotonic())
-    assert [node_of(agent) for agent in left] == [0, 1]
-    for agent in left:
-        assert agent.stderr.count("; restart 1 of 2") == 1
     assert sorted(job.finish()) == [-signal.SIGKILL, 0, 0]
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["the first", "the second"])
+@C10D
+def test_the_other_nodes_keep_their_order_and_say_which_restart_it_is_when_an_agent_is_killed(
+    elastic_flags: Any, make_job: MakeJob, lost: int
+) -> None:
+    job = make_job(*elastic_flags("1:3"), "--max-restarts", "2")
+    agents = [job.start()]
+    job.wait_for_round(1)
+    agents += [job.start(), job.start()]
+    starts = job.wait_for_round(3)
+    agents.sort(key=node_of)
+    left = [agent for agent in agents if agent is not agents[lost]]
+    agents[lost].process.kill()
+    job.wait_for_round(2, restarts=1, after=starts, agents=left)
+    assert [node_of(agent) for agent in left] == [0, 1]
+    assert [agent.stderr.count("; restart 1 of 2") for agent in left] == [1, 1], job.output
+    job.finish()
 
 
 @pytest.mark.parametrize("lost", [0, 1])

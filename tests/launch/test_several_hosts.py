@@ -25,6 +25,10 @@ RESTARTED = 10
 CUT = 12
 """Seconds from a cut until both sides of it have done what is to be done."""
 
+LEASES = pytest.mark.parametrize(
+    "conf", [SOON, pytest.param("last_call_timeout=1", marks=pytest.mark.slow)], ids=["short lease", "default lease"]
+)
+
 pytestmark = pytest.mark.skipif(bool(lack := two_hosts.lacks()), reason=lack)
 
 
@@ -125,6 +129,7 @@ def test_the_store_moves_on_as_often_as_its_host_is_lost(switch: Switch, make_jo
         kill_all(switch.hosts[restarts - 1])
         others = agents[restarts:]
         starts = job.wait_for_round(3 - restarts, restarts=restarts, after=starts, agents=others, within=left(deadline))
+        assert [agent.running()[0].node for agent in others] == list(range(len(others)))
     assert job.finish() == [-signal.SIGKILL, -signal.SIGKILL, 0]
 
 
@@ -139,9 +144,7 @@ def test_when_the_agent_that_hosts_the_store_gets_a_signal_the_others_go_on_at_t
     assert job.finish() == [128 + signal.SIGTERM, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "conf", [SOON, pytest.param("last_call_timeout=1", marks=pytest.mark.slow)], ids=["short lease", "default lease"]
-)
+@LEASES
 @pytest.mark.parametrize("lost", [0, 2], ids=["host of the store", "other host"])
 def test_when_a_host_is_cut_off_the_others_run_again_and_it_ends_its_own_ranks_and_joins_again_later(
     switch: Switch, make_job: MakeJob, lost: int, conf: str
@@ -159,8 +162,11 @@ def test_when_a_host_is_cut_off_the_others_run_again_and_it_ends_its_own_ranks_a
     assert job.finish() == [0, 0, 0]
 
 
-def test_a_host_that_loses_its_power_is_lost_like_one_that_is_cut_off(switch: Switch, make_job: MakeJob) -> None:
-    job = make_job(*elastic("2:3", addresses(switch), conf="last_call_timeout=1"), "--max-restarts", "3")
+@LEASES
+def test_a_host_that_loses_its_power_is_lost_like_one_that_is_cut_off(
+    switch: Switch, make_job: MakeJob, conf: str
+) -> None:
+    job = make_job(*elastic("2:3", addresses(switch), conf=conf), "--max-restarts", "3")
     agents = start_on(job, switch.hosts)
     starts = job.wait_for_round(3, restarts=0)
     deadline = time.monotonic() + CUT
