@@ -167,7 +167,7 @@ def leave(state: JobState, node_id: str, reason: str, *, exit_status: int, for_g
     can_wait = not for_good and state.restarts < state.settings.max_restarts
     if state.phase == "running":
         if can_go_on or can_wait:
-            return _stop(state, said)
+            return _conclude(_stop(state, said))
         state = _stop(state, said, is_last=True, exit_status=exit_status)
     return _conclude(state)
 
