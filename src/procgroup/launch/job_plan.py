@@ -28,6 +28,7 @@ from procgroup.launch.endpoints import FoundStore, connect_each, find_store, par
 from procgroup.launch.flag_values import NodeRange
 from procgroup.launch.job_state import JobState, Node, Settings
 from procgroup.launch.meeting import Lease, Meeting, Solo
+from procgroup.stores import addresses
 
 DEFAULT_MASTER_PORT = 29500
 """Where the nodes of a static job meet when no port is given, as with torchrun."""
@@ -71,6 +72,12 @@ class JobPlan:
             find, self._node, self.run_id, self.settings, wake, lease=self.lease, memory=memory, others=others
         )
 
+    def _can_host(self) -> bool:
+        """Return whether this node owns one of the endpoints, so that it can host the agents' store."""
+        if self.is_host is not None:
+            return self.is_host
+        return any(addresses.is_local(endpoint.host) for endpoint in self.endpoints)
+
     def _find(self, stops: Callable[[], bool]) -> FoundStore:
         answers_torch = self.kind == "static"
         return find_store(self.endpoints, stops, is_host=self.is_host, answers_torch=answers_torch)
@@ -95,7 +102,7 @@ class JobPlan:
             role=self.role,
             rank=self.node_rank,
             hosts_store=hosts_store,
-            is_sole_host=hosts_store and len(self.endpoints) == 1,
+            can_host=self._can_host(),
         )
 
 
@@ -205,9 +212,10 @@ def _finder(options: argparse.Namespace, run_id: str) -> Callable[[Callable[[], 
 
 
 def _join_seconds(conf: dict[str, str], kind: Kind) -> float:
+    default = JOIN_TIMEOUT_SECONDS
     if kind == "static":
-        return flag_values.conf_seconds(conf, "timeout", STATIC_TIMEOUT_SECONDS)
-    return flag_values.conf_seconds(conf, "join_timeout", JOIN_TIMEOUT_SECONDS)
+        default = flag_values.conf_seconds(conf, "timeout", STATIC_TIMEOUT_SECONDS)
+    return flag_values.conf_seconds(conf, "join_timeout", default)
 
 
 def _lease(conf: dict[str, str]) -> Lease:

@@ -44,6 +44,7 @@ _KEPT_VERSIONS = 64
 _WATCHED = 8
 _PASSED = b"passed"
 _CLOSE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.02
 _ELSEWHERE_SECONDS = 1.0
 # How long an agent that hosts the store lets the others read how the job ended.
 _GUEST_SECONDS = 10.0
@@ -83,6 +84,9 @@ class Solo:
 
     def settle(self, seconds: float) -> None:
         """Wait until what was proposed is done; it is."""
+
+    def hand_over(self, seconds: float) -> None:
+        """Let the others go on without this node; there are none."""
 
     def forget_torch(self) -> None:
         """Forget the keys of PyTorch's clients; there are none."""
@@ -134,6 +138,7 @@ class Meeting:
         self._found: FoundStore | None = None
         self._known: JobState | None = None
         self._has_joined = False
+        self._has_handed_over = False
         self._store: Store
         self._watched: dict[str, _Watched] = {}
         self._looked = time.monotonic()
@@ -161,6 +166,17 @@ class Meeting:
         self._changes.put(done)
         done.wait(seconds)
 
+    def hand_over(self, seconds: float) -> None:
+        """Wait, when the store ends with this agent, until the others have ended their ranks; not longer than this."""
+        deadline = time.monotonic() + seconds
+        while self._is_moving() and time.monotonic() < deadline and not self.lost:
+            time.sleep(_PAUSE_SECONDS)
+        self._has_handed_over = self._found is not None and self._known is not None and self._known.is_moving
+
+    def _is_moving(self) -> bool:
+        state = self._known
+        return state is not None and state.is_moving and state.phase == "stopping" and bool(state.members)
+
     def forget_torch(self) -> None:
         """Forget the keys of PyTorch's clients, where this agent hosts them: the next round must not see them."""
         if self._found is not None and self._found.server is not None:
@@ -175,7 +191,8 @@ class Meeting:
         seconds = 0.0 if self.lost else _CLOSE_SECONDS
         self._threads[0].join(seconds)
         if self._found is not None:
-            self._found.close_after_guests(0.0 if self.lost or self.error is not None else _GUEST_SECONDS)
+            leaves_at_once = bool(self.lost or self.error is not None or self._has_handed_over)
+            self._found.close_after_guests(0.0 if leaves_at_once else _GUEST_SECONDS)
         self._threads[1].join(seconds)
 
     def _guarded(self, serve: Callable[[], None]) -> None:
