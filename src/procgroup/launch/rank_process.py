@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -101,7 +101,8 @@ class RankProcess:
     """A rank's process, in a session and process group of its own.
 
     ``standard_input`` says whether it gets the launcher's stdin (else an empty one). ``log_directory``, where
-    given, gets ``stdout.log`` and ``stderr.log``, without prefixes.
+    given, gets ``stdout.log`` and ``stderr.log``, without prefixes. ``cpus`` are those that it may run on, by default
+    all of the launcher's.
     """
 
     def __init__(
@@ -113,11 +114,13 @@ class RankProcess:
         *,
         standard_input: bool,
         log_directory: Path | None,
+        cpus: Collection[int] = (),
     ) -> None:
         self.rank = rank
         self.ending: Ending | None = None
         self.told_to_end = False
-        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        bound_to = ",".join(map(str, sorted(cpus)))
+        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), bound_to]
         out, err = os.pipe(), os.pipe()
         logs = [log_directory and log_directory / name for name in ("stdout.log", "stderr.log")]
         self.streams: list[Stream] = [

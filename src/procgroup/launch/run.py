@@ -7,8 +7,8 @@ import importlib.machinery
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from procgroup.launch.hosted_store import HostedStore
     from procgroup.launch.job_plan import JobPlan
     from procgroup.launch.job_state import JobState
+    from procgroup.launch.placement import Placement
     from procgroup.launch.reserved_port import ReservedPort
     from procgroup.launch.worker_environment import Job
     from procgroup.launch.worker_group import RankPlan
@@ -36,23 +37,28 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     """Start the ranks that the parsed ``options`` describe; return the exit status of the job."""
     command = [*_command(options), *script_arguments]
     # Imported only now: the flags and their help need no store, and so no native module.
+    from procgroup.launch import dry_run
     from procgroup.launch.agent import Agent
     from procgroup.launch.job_plan import plan, unused_flags
+    from procgroup.launch.placement import place
     from procgroup.launch.worker_environment import REPLACED, Job
 
     job_plan = plan(options)
-    threads = max(1, usable_cores() // options.nproc_per_node)
-    _tell_about_environment(options.nproc_per_node, threads, REPLACED)
-    for line in unused_flags(options, job_plan):
-        say(line)
+    placement = place(options)
     job = Job(
         run_id=job_plan.run_id,
-        threads_per_rank=threads,
+        threads_per_rank=min(placement.threads),
         signals=",".join(number.name for number in options.signals_to_handle),
         replace_gloo=options.replace_gloo,
         uses_agent_store=job_plan.kind == "static",
     )
-    program = ScriptProgram(job_plan, job, command, options.log_dir)
+    program = ScriptProgram(job_plan, job, command, options.log_dir, placement)
+    notes = [*_environment_notes(placement, REPLACED), *placement.notes, *unused_flags(options, job_plan)]
+    if options.dry_run:
+        print(dry_run.describe(options, program, notes))
+        return 0
+    for note in notes:
+        say(note)
     return Agent(job_plan.meet, program, options.signals_to_handle, job_plan.patience).run()
 
 
@@ -64,6 +70,7 @@ class ScriptProgram:
     job: Job
     command: Sequence[str]
     log_dir: str
+    placement: Placement
     _chosen_port: ReservedPort | None = None
 
     def host(self, state: JobState) -> HostedStore:
@@ -91,7 +98,6 @@ class ScriptProgram:
             ) from error
 
     def plans(self, state: JobState, node_rank: int) -> list[RankPlan]:
-        from procgroup.launch.worker_environment import worker_environment
         from procgroup.launch.worker_group import RankPlan
 
         first = state.first_rank(node_rank)
@@ -104,13 +110,28 @@ class ScriptProgram:
             error_file = str(folder / "error.json") if folder else ""
             plans.append(
                 RankPlan(
-                    command=[part.replace("${local_rank}", str(local_rank)) for part in self.command],
-                    environment=worker_environment(self.job, state, node_rank, local_rank, error_file, os.environ),
+                    command=self.command_of(local_rank),
+                    environment=self.environment(state, node_rank, local_rank, error_file, os.environ),
                     log_directory=folder,
                     rank=first + local_rank,
+                    cpus=self.placement.cpus[local_rank] if self.placement.cpus else (),
                 )
             )
         return plans
+
+    def command_of(self, local_rank: int) -> list[str]:
+        """Return the command of one rank, with its local rank in the place of ``${local_rank}``."""
+        return [part.replace("${local_rank}", str(local_rank)) for part in self.command]
+
+    def environment(
+        self, state: JobState, node_rank: int, local_rank: int, error_file: str, base: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Return the whole environment of one rank, on top of ``base``: torchrun's contract, its threads, its GPUs."""
+        from procgroup.launch.worker_environment import worker_environment
+
+        job = replace(self.job, threads_per_rank=self.placement.threads[local_rank])
+        contract = worker_environment(job, state, node_rank, local_rank, error_file, base)
+        return {**contract, **self.placement.devices.environment(local_rank)}
 
     def _attempt_folder(self, state: JobState) -> Path | None:
         """Return where the ranks of this round leave their logs; say so once."""
@@ -123,14 +144,15 @@ class ScriptProgram:
 
 def _command(options: argparse.Namespace) -> list[str]:
     """Return the command that runs the program; exit with the reason when there is no such program."""
-    if options.no_python:
+    if options.no_python and not options.run_path:
         if shutil.which(options.script) is None:
             options.parser.error(f"there is no program {options.script!r} to execute: check the name and PATH")
         return [options.script]
-    interpreter = PYTHON_EXEC.get() or sys.executable
+    # With --run-path torchrun stays in its own interpreter.
+    interpreter = (not options.run_path and PYTHON_EXEC.get()) or sys.executable
     if shutil.which(interpreter) is None:
         options.parser.error(f"PYTHON_EXEC={interpreter!r} is no program that can be executed")
-    if not options.module:
+    if options.run_path or not options.module:
         if not Path(options.script).exists() and Path(options.script).name in ("python", "python3"):
             options.parser.error("give the script without python: the ranks run it with this interpreter")
         if not Path(options.script).exists():
@@ -147,10 +169,12 @@ def _module_exists(name: str) -> bool:
     return name in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(name, path) is not None
 
 
-def _tell_about_environment(ranks: int, threads: int, replaced_names: Sequence[str]) -> None:
-    """Say in one line each which thread count was chosen, and which variables of the user are replaced."""
+def _environment_notes(placement: Placement, replaced_names: Sequence[str]) -> Iterator[str]:
+    """Yield which thread count was chosen, and which variables of the user are replaced, in one line each."""
+    ranks = len(placement.threads)
     if not OMP_NUM_THREADS.is_set() and ranks > 1:
-        say(f"OMP_NUM_THREADS={threads} per rank ({usable_cores()} usable cores, {ranks} ranks); set it to choose")
+        cores = f"{usable_cores()} usable cores, {ranks} ranks"
+        yield f"OMP_NUM_THREADS={placement.threads_text} per rank ({cores}); set it to choose"
     replaced = [name for name in replaced_names if name in os.environ]
     if replaced:
-        say(f"{', '.join(replaced)} of the environment {'is' if len(replaced) == 1 else 'are'} replaced for the ranks")
+        yield f"{', '.join(replaced)} of the environment {'is' if len(replaced) == 1 else 'are'} replaced for the ranks"

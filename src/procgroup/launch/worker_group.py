@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +33,13 @@ UNKILLABLE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What to start as one rank; ``rank`` is the global one."""
+    """What to start as one rank; ``rank`` is the global one, ``cpus`` are those that it is bound to, if any."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     log_directory: Path | None = None
     rank: int | None = None
+    cpus: Collection[int] = ()
 
 
 class WorkerGroup:
@@ -82,6 +83,7 @@ class WorkerGroup:
                         self._sinks,
                         standard_input=rank == 0,
                         log_directory=plan.log_directory,
+                        cpus=plan.cpus,
                     )
                 )
             except OSError as error:
