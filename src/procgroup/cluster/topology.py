@@ -16,22 +16,23 @@ from pathlib import Path
 
 CpuSet = frozenset[int]
 
-SYSTEM = Path("/sys/devices/system")
+SYSTEM = Path("sys/devices/system")
+"""Where Linux shows the CPUs, below the root directory."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What the CPUs of ``usable`` share; ``system`` is the directory that Linux mounts at /sys/devices/system."""
+    """What the CPUs of ``usable`` share, as the directory ``system`` shows it."""
 
     usable: CpuSet
-    system: Path = SYSTEM
+    system: Path
 
     @classmethod
-    def of_this_process(cls) -> Topology:
+    def of_this_process(cls, system: Path = Path("/") / SYSTEM) -> Topology:
         """Return the topology of the CPUs that this process may run on. Raises OSError on systems other than Linux."""
         if not hasattr(os, "sched_getaffinity"):
             raise OSError("this system cannot bind processes to CPUs")
-        return cls(frozenset(os.sched_getaffinity(0)))
+        return cls(frozenset(os.sched_getaffinity(0)), system)
 
     @cached_property
     def nodes(self) -> dict[int, CpuSet]:

@@ -47,7 +47,7 @@ def choose(
     if not wanted and not has_one_each:
         return Devices(gpus=next(iter(usable.values())))
     if wanted:
-        chosen = {name: [_entry(gpu, name, gpus, name in named) for gpu in wanted] for name, gpus in usable.items()}
+        chosen = {name: [_entry(gpu, gpus, name, environment) for gpu in wanted] for name, gpus in usable.items()}
     else:
         chosen = usable
     count = min(map(len, chosen.values()))
@@ -68,16 +68,16 @@ def replaced(devices: Devices, environment: Mapping[str, str], wanted: Sequence[
     ]
 
 
-def _entry(gpu: str, variable: str, usable: Sequence[str], is_set: bool) -> str:
+def _entry(gpu: str, usable: Sequence[str], variable: str, environment: Mapping[str, str]) -> str:
     """Return one GPU of ``--gpus`` as the ranks' variable is to name it."""
-    place = f"{variable}={','.join(usable)}" if is_set else "this host"
+    place = f"{variable}={environment[variable]}" if variable in environment else "this host"
     if gpu.isdigit():
         if int(gpu) >= len(usable):
             numbers = f"has only the numbers 0 to {len(usable) - 1}" if usable else "has none"
             raise ValueError(f"--gpus names GPU {gpu}, but {place} {numbers}")
         return usable[int(gpu)]
     are_names = bool(usable) and not any(other.isdigit() for other in usable)
-    if is_set and are_names and not any(_are_same(gpu, other) for other in usable):
+    if are_names and not any(_are_same(gpu, other) for other in usable):
         raise ValueError(f"--gpus names {gpu}, but {place} leaves it out")
     return gpu
 

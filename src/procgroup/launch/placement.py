@@ -6,10 +6,11 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from procgroup.cluster import accelerators
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
-from procgroup.cluster.topology import CpuSet, Topology
+from procgroup.cluster.topology import SYSTEM, CpuSet, Topology
 from procgroup.launch import devices
 from procgroup.launch.binding import Binding, bind
 from procgroup.launch.devices import Devices
@@ -31,38 +32,41 @@ class Placement:
         return str(least) if least == most else f"{least} to {most}"
 
 
-def place(options: argparse.Namespace) -> Placement:
-    """Return what the parsed flags mean on this host. What it does not have ends the program with status 2."""
+def place(options: argparse.Namespace, root: Path = Path("/")) -> Placement:
+    """Return what the parsed flags mean on this host. What it does not have ends the program with status 2.
+
+    ``root`` is the directory that holds ``dev``, ``proc`` and ``sys``.
+    """
     parser: argparse.ArgumentParser = options.parser
     try:
-        return _place(options, os.environ)
+        return _place(options, os.environ, root)
     except ValueError as error:
         parser.error(str(error))
 
 
-def _place(options: argparse.Namespace, environment: Mapping[str, str]) -> Placement:
+def _place(options: argparse.Namespace, environment: Mapping[str, str], root: Path) -> Placement:
     ranks: int = options.nproc_per_node
-    chosen = _devices(options, environment)
+    chosen = _devices(options, environment, accelerators.host_gpus(root))
     notes = devices.replaced(chosen, environment, options.gpus)
     if not options.numa_binding:
         return Placement(chosen, [max(1, usable_cores() // ranks)] * ranks, None, notes)
     try:
-        topology = Topology.of_this_process()
+        topology = Topology.of_this_process(root / SYSTEM)
     except OSError as error:
         raise ValueError(f"--numa-binding ({options.sources['numa_binding']}): {error}") from error
-    nodes = [accelerators.numa_node(gpu) for gpu in chosen.gpus]
+    nodes = [accelerators.numa_node(gpu, root) for gpu in chosen.gpus]
     binding = bind(options.numa_binding, ranks, topology, nodes)
     notes += [binding.note] if binding.note else []
     return Placement(chosen, [_threads(binding, rank) for rank in range(ranks)], binding.cpus, notes)
 
 
-def _devices(options: argparse.Namespace, environment: Mapping[str, str]) -> Devices:
+def _devices(options: argparse.Namespace, environment: Mapping[str, str], present: int) -> Devices:
     try:
         return devices.choose(
             options.gpus,
             options.nproc_per_node,
             environment,
-            accelerators.host_gpus(),
+            present,
             has_one_each=options.virtual_local_rank,
         )
     except ValueError as error:
