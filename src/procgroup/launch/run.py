@@ -37,7 +37,6 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     """Start the ranks that the parsed ``options`` describe; return the exit status of the job."""
     command = [*_command(options), *script_arguments]
     # Imported only now: the flags and their help need no store, and so no native module.
-    from procgroup.launch import dry_run
     from procgroup.launch.agent import Agent
     from procgroup.launch.job_plan import plan, unused_flags
     from procgroup.launch.placement import place
@@ -55,6 +54,8 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     program = ScriptProgram(job_plan, job, command, options.log_dir, placement)
     notes = [*_environment_notes(placement, REPLACED), *placement.notes, *unused_flags(options, job_plan)]
     if options.dry_run:
+        from procgroup.launch import dry_run
+
         print(dry_run.describe(options, program, notes))
         return 0
     for note in notes:
