@@ -122,9 +122,8 @@ def _variables(options: argparse.Namespace, program: ScriptProgram, local_rank: 
 def _likely_state(plan: JobPlan) -> JobState:
     """Return the state in which the job would run, if all nodes were like this one."""
     node = Node("", "", socket.gethostname(), 0, plan.processes, role=plan.role)
-    store = WorkerStore(plan.local_addr or plan.master_addr, plan.master_port, 0, PROCGROUP_JOB_KEY.get())
-    if plan.kind == "static":
-        store = WorkerStore(plan.master_addr, plan.master_port, 0, PROCGROUP_JOB_KEY.get())
+    address = plan.master_addr if plan.kind == "static" else plan.local_addr or plan.master_addr
+    store = WorkerStore(address, plan.master_port, 0, PROCGROUP_JOB_KEY.get())
     return JobState(plan.settings, members=(node,) * plan.settings.max_nodes, store=store)
 
 
