@@ -21,7 +21,7 @@ from functools import partial
 from typing import Literal
 
 from procgroup.cluster.addresses import Endpoint
-from procgroup.environ import PROCGROUP_JOB_KEY
+from procgroup.environ import PROCGROUP_JOB_KEY, PYTHON_EXEC
 from procgroup.launch import flag_values
 from procgroup.launch.agent import Patience
 from procgroup.launch.endpoints import FoundStore, connect_each, find_store, parse_endpoints, share_file, use_server
@@ -54,6 +54,7 @@ class JobPlan:
     lease: Lease
     endpoints: tuple[Endpoint, ...] = ()
     find: Callable[[Callable[[], bool]], FoundStore] | None = None
+    place: str = ""
     is_host: bool | None = None
     master_addr: str = "127.0.0.1"
     master_port: int = 0
@@ -129,6 +130,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         lease=_lease(conf),
         endpoints=endpoints,
         find=_finder(options, run_id) if kind == "elastic" else None,
+        place=f"{options.rdzv_backend} {options.rdzv_endpoint}",
         is_host=options.node_rank == 0 if kind == "static" else flag_values.conf_is_host(conf),
         master_addr=endpoints[0].host if kind == "static" else options.master_addr,
         master_port=endpoints[0].port if kind == "static" else options.master_port or 0,
@@ -142,11 +144,14 @@ def plan(options: argparse.Namespace) -> JobPlan:
 def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
     """Return a line for each flag or variable that was given and has no effect in this job."""
     of_static = {"node_rank": "node ranks are assigned", "master_addr": _PUBLISHED, "master_port": _PUBLISHED}
-    return [
+    ignored = [
         f"{options.sources[name]} has no effect with --rdzv-backend {options.rdzv_backend}: {why}"
         for name, why in of_static.items()
         if job.kind == "elastic" and options.sources[name] != "default"
     ]
+    if options.run_path and PYTHON_EXEC.is_set():
+        ignored.append(f"PYTHON_EXEC has no effect with --run-path ({options.sources['run_path']})")
+    return ignored
 
 
 _PUBLISHED = "rank 0's host publishes where the ranks meet"
