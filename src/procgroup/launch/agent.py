@@ -321,19 +321,18 @@ class Agent:
         """End this node's ranks, then meet the other agents anew."""
         group = self._group
         if group is not None and group.living:
-            if self._proposed != ("end", group.round):
-                self._console.say(f"{self._why_cut_off()}; ending the ranks")
             self._end_group(group)
             return
         state, why = self._meeting.state, self._meeting.lost
         memory = None
-        if why and state is not None:
+        if why and state is not None and not self._meeting.moves:
             memory = job_changes.after_losing_store(state, silent=self._meeting.is_silent)
             if memory.restarts > state.settings.max_restarts:
                 self._fail_alone(f"{self._why_cut_off()}; no restart is left")
                 return
             if memory.restarts > state.restarts:
-                self._console.say(f"restart {memory.restarts} of {state.settings.max_restarts}")
+                counted = f"restart {memory.restarts} of {state.settings.max_restarts}"
+                self._console.say(f"{self._why_cut_off()}; {counted}")
         self._meeting.close()
         self._group = None
         self._proposed = ("", -1)

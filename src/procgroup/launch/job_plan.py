@@ -130,7 +130,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         lease=_lease(conf),
         endpoints=endpoints,
         find=_finder(options, run_id) if kind == "elastic" else None,
-        place=f"{options.rdzv_backend} {options.rdzv_endpoint}",
+        place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {options.rdzv_endpoint}",
         is_host=options.node_rank == 0 if kind == "static" else flag_values.conf_is_host(conf),
         master_addr=endpoints[0].host if kind == "static" else options.master_addr,
         master_port=endpoints[0].port if kind == "static" else options.master_port or 0,

@@ -121,6 +121,7 @@ class TemporaryDirectory:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+        _remove_abandoned(self.path.parent)
 
 
 def _remove_abandoned(folder: Path) -> None:
