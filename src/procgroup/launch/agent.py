@@ -80,7 +80,10 @@ class Patience:
 
 
 class Agent:
-    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost."""
+    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost.
+
+    ``reports_own_ranks_only``: the agents of the other nodes write to the same console.
+    """
 
     def __init__(
         self,
@@ -88,6 +91,8 @@ class Agent:
         program: Program,
         signals: Sequence[signal.Signals],
         patience: Patience,
+        *,
+        reports_own_ranks_only: bool = False,
     ) -> None:
         self._meet = meet
         self._program = program
@@ -98,7 +103,8 @@ class Agent:
         self._group: WorkerGroup | None = None
         self._store: HostedStore | None = None
         self._proposed: tuple[str, int] = ("", -1)
-        self._announcer = Announcer(self._console)
+        self._reports_own_ranks_only = reports_own_ranks_only
+        self._announcer = Announcer(self._console, reports_own_ranks_only)
         self._enough_since: float | None = None
         self._has_joined = False
         self._status: int | None = None
@@ -291,7 +297,7 @@ class Agent:
         self._group = None
         self._proposed = ("", -1)
         self._has_joined = False
-        self._announcer = Announcer(self._console)
+        self._announcer = Announcer(self._console, self._reports_own_ranks_only)
         self._meeting = self._meet(self._wake, memory)
 
     def _fail_alone(self, reason: str) -> None:

@@ -18,11 +18,15 @@ _REPEAT_SECONDS = 60.0
 
 
 class Announcer:
-    """Says on the console what changes from one state of the job to the next."""
+    """Says on the console what changes from one state of the job to the next.
 
-    def __init__(self, console: Console) -> None:
+    ``reports_own_ranks_only``: the agent whose rank failed first reports; the others write to the same console.
+    """
+
+    def __init__(self, console: Console, reports_own_ranks_only: bool = False) -> None:
         self.waits_since: float = time.monotonic()
         self._console = console
+        self._reports_own_ranks_only = reports_own_ranks_only
         self._seen: JobState | None = None
         self._next_report = WAIT_REPORT_SECONDS
 
@@ -59,10 +63,13 @@ class Announcer:
         failures = [failure for text in state.failures if (failure := Failure.from_json(text)) is not None]
         if failures:
             ranks = group.ranks if group is not None else []
+            first = first_failure(failures)
+            if self._reports_own_ranks_only and first.rank not in [rank.rank for rank in ranks]:
+                return first.exit_status
             ended = [rank.rank for rank in ranks if rank.told_to_end]
             left = [rank.rank for rank in ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
             self._console.put(describe(failures, ended, left, socket.gethostname()))
-            return first_failure(failures).exit_status
+            return first.exit_status
         if state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
             self._console.say(f"the job has ended: {state.reason}")
         return state.exit_status

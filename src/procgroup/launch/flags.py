@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from procgroup.cluster.hosts import parse_hosts, read_hostfile
 from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
 from procgroup.launch import flag_values
 
@@ -28,6 +29,8 @@ _REFUSED = {
     "--virtual-local-rank": "devices are not divided among the ranks yet; use LOCAL_RANK to choose one",
     "--run-path": "give the script itself",
 }
+
+_WITH_HOSTS = ("--ssh", "--ssh-timeout", "--chdir", "--export", "--remote-python")
 
 
 class Refuse(argparse.Action):
@@ -74,14 +77,19 @@ def parse(program: str, arguments: Sequence[str], *, old_contract: bool = False)
         parser.error(_unknown_flag(parser, unknown[0]))
     options.parser = parser
     options.sources = {}
+    options.texts = {}
     for flag in flags:
         text, source = flag.find(getattr(options, flag.destination))
+        options.texts[flag.destination] = text
         options.sources[flag.destination] = source
         setattr(options, flag.destination, _read(parser, flag, text, source))
     if options.module and options.no_python:
         parser.error("--module and --no-python exclude each other: without Python there are no modules")
     if old_contract and options.no_python and not options.use_env:
         parser.error("--no-python needs --use-env: a program that is not Python gets no --local-rank argument")
+    given = [flag for flag in _WITH_HOSTS if options.sources[flag[2:].replace("-", "_")] == flag]
+    if given and not (options.hosts or options.hostfile):
+        parser.error(f"{given[0]} needs --hosts or --hostfile: without them nothing is started on another host")
     return options
 
 
@@ -112,6 +120,7 @@ def _parser(program: str, old_contract: bool) -> tuple[argparse.ArgumentParser, 
     )
     flags = _Flags(parser)
     _add_size_flags(flags)
+    _add_hosts_flags(flags)
     _add_rendezvous_flags(flags)
     _add_behaviour_flags(flags)
     _add_program_flags(flags)
@@ -168,6 +177,24 @@ def _add_size_flags(flags: _Flags) -> None:
     flags.add(
         "--master-port", flag_values.port, "", "MASTER_PORT: where the nodes meet; on one node any free one", "PORT"
     )
+
+
+def _add_hosts_flags(flags: _Flags) -> None:
+    flags.add("--hosts", parse_hosts, "", "start the ranks on these hosts over ssh: a:4,b:4; see --hostfile", "LIST")
+    flags.add(
+        "--hostfile",
+        lambda path: read_hostfile(path) if path else [],
+        "",
+        "the same from a file, a line each: host slots=4",
+        "PATH",
+    )
+    flags.add("--ssh", flag_values.text, "ssh", "with --hosts: OpenSSH's client and its options", "COMMAND")
+    flags.add("--ssh-timeout", flag_values.seconds, "60", "with --hosts: until when each host must be ready", "SECONDS")
+    flags.add("--chdir", flag_values.text, "", "with --hosts: working directory there, by default this one", "PATH")
+    flags.add(
+        "--export", flag_values.text, "", "with --hosts: further variables for the ranks there", "NAME,NAME=VALUE"
+    )
+    flags.add("--remote-python", flag_values.text, "", "with --hosts: interpreter there, by default this one", "PATH")
 
 
 def _add_rendezvous_flags(flags: _Flags) -> None:

@@ -34,13 +34,25 @@ def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
 
 def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     """Start the ranks that the parsed ``options`` describe; return the exit status of the job."""
-    command = [*_command(options), *script_arguments]
     # Imported only now: the flags and their help need no store, and so no native module.
+    if options.hosts or options.hostfile:
+        from procgroup.launch.hosts_job import run_on_hosts
+
+        return run_on_hosts(options, script_arguments)
+    command = [*program_command(options), *script_arguments]
+    from procgroup.launch.job_plan import plan
+
+    return run_agent(options, command, plan(options))
+
+
+def run_agent(
+    options: argparse.Namespace, command: Sequence[str], job_plan: JobPlan, *, reports_own_ranks_only: bool = False
+) -> int:
+    """Run ``command`` as the ranks of this node of the job; return the job's exit status."""
     from procgroup.launch.agent import Agent
-    from procgroup.launch.job_plan import plan, unused_flags
+    from procgroup.launch.job_plan import unused_flags
     from procgroup.launch.worker_environment import REPLACED, Job
 
-    job_plan = plan(options)
     threads = max(1, usable_cores() // options.nproc_per_node)
     _tell_about_environment(options.nproc_per_node, threads, REPLACED)
     for line in unused_flags(options, job_plan):
@@ -53,7 +65,14 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
         uses_agent_store=job_plan.kind == "static",
     )
     program = ScriptProgram(job_plan, job, command, options.log_dir)
-    return Agent(job_plan.meet, program, options.signals_to_handle, job_plan.patience).run()
+    agent = Agent(
+        job_plan.meet,
+        program,
+        options.signals_to_handle,
+        job_plan.patience,
+        reports_own_ranks_only=reports_own_ranks_only,
+    )
+    return agent.run()
 
 
 @dataclass
@@ -121,7 +140,7 @@ class ScriptProgram:
         return folder
 
 
-def _command(options: argparse.Namespace) -> list[str]:
+def program_command(options: argparse.Namespace) -> list[str]:
     """Return the command that runs the program; exit with the reason when there is no such program."""
     if options.no_python:
         if shutil.which(options.script) is None:
