@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 READY = b"procgroup-agent: "
 """What the line begins with that an agent writes to stdout when it is ready."""
@@ -44,8 +45,8 @@ class Assignment:
     def from_line(cls, line: bytes) -> Assignment:
         """Read an assignment. Raises ValueError for what is none."""
         try:
-            return cls(**json.loads(line))
-        except (ValueError, TypeError) as error:
+            return cls(**_known_fields(cls, line))
+        except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"expected an assignment as one line of JSON, got {len(line)} bytes: {error}") from error
 
 
@@ -63,9 +64,15 @@ class Ready:
     def from_line(cls, line: bytes) -> Ready:
         """Read an answer. Raises ValueError for what is none."""
         try:
-            return cls(**json.loads(line.removeprefix(READY)))
-        except (ValueError, TypeError) as error:
+            return cls(**_known_fields(cls, line.removeprefix(READY)))
+        except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"expected an agent's answer, got {line[:200]!r}") from error
+
+
+def _known_fields(kind: type[Assignment] | type[Ready], line: bytes) -> dict[str, Any]:
+    """Read the fields of a message; those that another version of procgroup has added are left out."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in json.loads(line).items() if name in names}
 
 
 class LineReader:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from procgroup import __version__
+from procgroup.launch.agent import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
 from procgroup.launch.host_agent import HostAgent
 from procgroup.launch.hosts_plan import HostsPlan, plan_hosts
 from procgroup.launch.output import open_sinks
@@ -27,9 +28,6 @@ from procgroup.launch.signals import SignalInbox
 
 FLUSH_SECONDS = 1.0
 """How long, after a signal, to try to write what the reader of the output does not take."""
-
-SHUTDOWN_SECONDS = 30.0
-"""How long an agent's ranks have to end by default, as in agent.py."""
 
 MARGIN_SECONDS = 5.0
 """How much longer an agent may take than its ranks."""
@@ -75,7 +73,11 @@ class HostsJob:
 
     def _start(self) -> None:
         for plan in self._plan.agents:
-            self._agents.append(HostAgent(plan.host, plan.command, plan.assignment, self._sinks))
+            try:
+                self._agents.append(HostAgent(plan.host, plan.command, plan.assignment, self._sinks))
+            except OSError as error:
+                self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {error}")
+                return
         self._schedule(self._plan.start_seconds, self._give_up_start)
 
     def _turn(self, inbox: SignalInbox) -> None:
@@ -83,9 +85,7 @@ class HostsJob:
         timeout = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
         self._move_bytes(inbox.descriptor, timeout)
         self._heed(inbox)
-        for agent in self._living:
-            if agent.read_answer():
-                self._check_version(agent)
+        self._read_answers()
         for agent in self._living:
             if agent.reap():
                 self._judge(agent)
@@ -102,6 +102,14 @@ class HostsJob:
         ports = [agent.ready.port for agent in self._agents if agent.ready is not None]
         for agent in self._agents:
             agent.begin(self._plan.endpoint(ports[0] or 0))
+
+    def _read_answers(self) -> None:
+        for agent in self._living:
+            try:
+                if agent.read_answer():
+                    self._check_version(agent)
+            except ValueError as error:
+                self._fail_start(f"{agent.host.name}: {error}")
 
     def _judge(self, agent: HostAgent) -> None:
         """Look at an agent that has just ended."""
@@ -144,7 +152,8 @@ class HostsJob:
     def _end(self, number: signal.Signals) -> None:
         for agent in self._living:
             agent.signal(number)
-        self._schedule(self._plan.grace(SHUTDOWN_SECONDS) + MARGIN_SECONDS, self._cut_off)
+        grace = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
+        self._schedule(self._plan.grace(grace) + MARGIN_SECONDS, self._cut_off)
 
     def _cut_off(self) -> None:
         self._say(f"cutting the connections to {', '.join(agent.host.name for agent in self._living)}")
@@ -193,7 +202,9 @@ class HostsJob:
                 if sink.pending:
                     selector.register(sink.descriptor, selectors.EVENT_WRITE, sink.write_some)
             for stream in readers:
-                if stream.sink.pending < _PENDING_BYTES:
+                if stream.sink.broken:
+                    stream.close()  # so that the agent and its ranks learn it from their writes
+                elif stream.sink.pending < _PENDING_BYTES:
                     selector.register(stream.descriptor, selectors.EVENT_READ, stream.read_some)
             for key, _ in selector.select(timeout):
                 if key.data is not None:
