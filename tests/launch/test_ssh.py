@@ -17,7 +17,7 @@ import pytest
 import procgroup
 import ssh_server
 from documentation.programs import ROOT, blocks
-from procgroup.cluster.hosts import Host
+from procgroup.cluster.hosts import Host, read_hostfile
 from procgroup.launch import flags
 from procgroup.launch.hosts_plan import plan_hosts
 from procgroup.launch.ssh import Ssh
@@ -176,6 +176,15 @@ def test_a_host_with_another_version_of_procgroup_is_named(launcher: Any, on_hos
     assert f"host1 has procgroup 0.0.1, and here it is {procgroup.__version__}: install the same one" in done.stderr
 
 
+def test_what_a_host_shows_at_login_is_kept_from_the_output_of_the_ranks(
+    launcher: Any, on_hosts: Any, tmp_path: Path
+) -> None:
+    python = program(tmp_path, "echo welcome", f'exec {sys.executable} "$@"')
+    done = launcher.run("print('done')", *on_hosts("host1:1", "--remote-python", python))
+    assert done.stdout == "[rank 0] done\n"
+    assert "[host1] welcome\n" in done.stderr
+
+
 def test_a_script_that_is_missing_on_a_host_is_named_before_any_rank_begins(
     start_launcher: Any, launcher: Any, on_hosts: Any, tmp_path: Path
 ) -> None:
@@ -197,7 +206,7 @@ def test_a_host_that_is_lost_ends_the_job_and_is_named(
     session.kill()
     # The agent that lives on behind the lost connection takes that for SIGHUP, and the job ends with it.
     assert running.process.wait(timeout=20) == 128 + signal.SIGHUP
-    assert "procgroup run: lost host2: the connection or its agent ended with status 255" in running.stderr
+    assert "procgroup run: ssh to host2 ended with status 255: the connection was lost, or" in running.stderr
     gone([*running.pids(), *running.pids("agent")], 6)
 
 
@@ -253,6 +262,13 @@ def test_the_line_of_the_documentation_starts_a_job(server: ssh_server.SshServer
     assert sorted(done.stdout.splitlines()) == expected
 
 
+def test_the_file_of_the_documentation_is_read(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "several_hosts.md"
+    text = next(block.text for block in blocks(page) if block.text.startswith("# hosts.txt"))
+    (tmp_path / "hosts.txt").write_text(text)
+    assert read_hostfile(str(tmp_path / "hosts.txt")) == [Host("node1", 4), Host("node2", 4), Host("user@node3")]
+
+
 def test_a_reader_that_goes_away_ends_ranks_that_write_on(server: ssh_server.SshServer, launcher: Any) -> None:
     script = launcher.script("while True: print('more', flush=True)")
     line = f"{sys.executable} -m procgroup run --hosts host1:2 {script} | head -n 1; echo ${{PIPESTATUS[0]}}"
@@ -267,6 +283,12 @@ def test_localhost_and_another_host_meet(launcher: Any, on_hosts: Any) -> None:
     done = launcher.run(SUM, *on_hosts("localhost:1,host2:1"))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] sum 3 node {rank}" for rank in range(2)]
+
+
+@pytest.mark.slow
+def test_an_exit_status_that_ssh_uses_itself_is_the_commands_too(launcher: Any, on_hosts: Any) -> None:
+    done = launcher.run("raise SystemExit(255)", *on_hosts("host1:1,host2:1"))
+    assert done.returncode == 255
 
 
 @pytest.mark.slow

@@ -29,11 +29,11 @@ _SSH_FAILED = 255
 class AgentOutput:
     """One stream of an agent: whole lines, which say already whose they are once the agent is ready.
 
-    What comes before that is ssh's, the login shell's or Python's, and is shown with the host's name. ``answer`` is the
-    line, of those that come before, with which the agent says that it is ready.
+    What comes before that is ssh's, the login shell's or Python's, and is shown on ``early_sink`` with the host's name.
+    ``answer`` is the line, of those that come before, with which the agent says that it is ready.
     """
 
-    def __init__(self, descriptor: int, host: str, sink: Sink) -> None:
+    def __init__(self, descriptor: int, host: str, sink: Sink, early_sink: Sink) -> None:
         self.descriptor = descriptor
         self.open: bool = True
         self.sink = sink
@@ -41,7 +41,7 @@ class AgentOutput:
         self.tail: bytes = b""
         self._host = host
         self._unread = b""
-        self._lines: LinePrefixer = LinePrefixer(f"[{host}] ", sink)
+        self._lines: LinePrefixer = LinePrefixer(f"[{host}] ", early_sink)
         self._is_agents = False
         os.set_blocking(descriptor, False)
 
@@ -130,8 +130,8 @@ class HostAgent:
                 pipe.close()
         os.set_blocking(channel, False)
         self.channel: Sink = Sink(channel)
-        self._out = AgentOutput(out, host.name, sinks[0])
-        self._err = AgentOutput(err, host.name, sinks[1])
+        self._out = AgentOutput(out, host.name, sinks[0], sinks[1])
+        self._err = AgentOutput(err, host.name, sinks[1], sinks[1])
         self.channel.put_lines(None, assignment.to_line())
 
     @property
@@ -141,7 +141,7 @@ class HostAgent:
 
     @property
     def was_lost(self) -> bool:
-        """Whether the end was that of ssh itself, or of a process that a signal ended, and not the agent's own."""
+        """Whether the connection may have ended rather than the agent: ssh says 255 then, as a job may, too."""
         return self.status is not None and (self.status < 0 or self.status == _SSH_FAILED)
 
     def read_answer(self) -> bool:
@@ -177,6 +177,12 @@ class HostAgent:
         self.channel.broken = True
         os.close(self.channel.descriptor)
         return True
+
+    def describe_loss(self) -> str:
+        """Return what is known of an agent that ``was_lost``."""
+        if self.host.is_local or self.status != _SSH_FAILED:
+            return f"the process for {self.host.name} ended with status {self.status}"
+        return f"ssh to {self.host.name} ended with status 255: the connection was lost, or it is a rank's exit status"
 
     def describe_failed_start(self, python: str) -> str:
         """Return why there is no agent, for a process that has ended before the agent was ready."""

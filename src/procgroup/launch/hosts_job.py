@@ -120,7 +120,7 @@ class HostsJob:
             self._fail_start(agent.describe_failed_start(self._plan.python))
             return
         if agent.was_lost:
-            self._say(f"lost {agent.host.name}: the connection or its agent ended with status {agent.status}")
+            self._say(agent.describe_loss())
         if self._next_step is None:
             self._schedule(self._plan.grace(SHUTDOWN_SECONDS) + MARGIN_SECONDS, self._end_the_rest)
 
