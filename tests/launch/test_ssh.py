@@ -194,6 +194,23 @@ def test_a_script_that_is_missing_on_a_host_is_named_before_any_rank_begins(
     assert "the agent on host1 ended with status 2 before it was ready" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "why"),
+    [
+        ("--chdir", "/no/directory", "cannot go to the directory /no/directory: No such file or directory"),
+        ("--rdzv-endpoint", "127.0.0.1:{taken}", "cannot use port {taken} of --rdzv-endpoint: Address already in use"),
+    ],
+)
+def test_what_a_host_cannot_provide_is_named_before_any_rank_begins(
+    launcher: Any, on_hosts: Any, flag: str, value: str, why: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        done = launcher.run("", *on_hosts("host1:1", flag, value.format(taken=taken)))
+    assert done.returncode == 1
+    assert f"[host1] procgroup run: {why.format(taken=taken)}" in done.stderr
+
+
 def test_a_host_that_is_lost_ends_the_job_and_is_named(
     start_launcher: Any, on_hosts: Any, server: ssh_server.SshServer, gone: Gone
 ) -> None:

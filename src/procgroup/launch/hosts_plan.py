@@ -57,8 +57,8 @@ class HostsPlan:
     agents: Sequence[AgentPlan]
     meeting_host: str
     python: str
-    start_seconds: float
     signals: Sequence[signal.Signals]
+    start_seconds: float
     shutdown: float | None
 
     def endpoint(self, port: int) -> str:
@@ -81,27 +81,34 @@ def plan_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> 
         meeting = _meeting_endpoint(options, hosts, settings)
     except (ValueError, SshError) as error:
         options.parser.error(str(error))
-    agents = []
-    for rank, host in enumerate(hosts):
-        slots = options.texts["nproc_per_node"] if host.slots is None else host.slots
-        own = [f"--nproc-per-node={slots}", *arguments]
-        if ssh is None or host.is_local:
-            command = local_command(own)
-        else:
-            remote = remote_command(_python(options), own, os.environ.get("PYTHONPATH", ""))
-            command = ssh.line(host, settings[host.name], remote)
-        assignment = Assignment(
-            rank, options.chdir or str(Path.cwd()), environment, meeting.port if rank == 0 else None
+    directory = options.chdir or _working_directory()
+    agents = [
+        AgentPlan(
+            host,
+            _command(options, host, ssh, settings.get(host.name, {}), arguments),
+            Assignment(rank, directory, environment, meeting.port if rank == 0 else None),
         )
-        agents.append(AgentPlan(host, command, assignment))
-    return HostsPlan(
-        agents,
-        meeting.host,
-        _python(options),
-        options.ssh_timeout,
-        options.signals_to_handle,
-        options.shutdown_timeout,
-    )
+        for rank, host in enumerate(hosts)
+    ]
+    timeouts = (options.ssh_timeout, options.shutdown_timeout)
+    return HostsPlan(agents, meeting.host, _python(options), options.signals_to_handle, *timeouts)
+
+
+def _command(
+    options: argparse.Namespace, host: Host, ssh: Ssh | None, settings: Mapping[str, str], arguments: Sequence[str]
+) -> list[str]:
+    """Return the command that runs the agent of one host."""
+    processes = options.texts["nproc_per_node"] if host.slots is None else host.slots
+    own = [f"--nproc-per-node={processes}", *arguments]
+    if ssh is None or host.is_local:
+        return local_command(own)
+    return ssh.line(host, settings, remote_command(_python(options), own, os.environ.get("PYTHONPATH", "")))
+
+
+def _working_directory() -> str:
+    """Return the working directory, by the path on which the user came there: links may differ between hosts."""
+    path = os.environ.get("PWD", "")
+    return path if path and Path(path).is_dir() and Path(path).samefile(Path.cwd()) else str(Path.cwd())
 
 
 def _check(options: argparse.Namespace, hosts: int) -> None:

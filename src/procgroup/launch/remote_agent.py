@@ -9,6 +9,7 @@ connection (see agent_channel.py)::
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -20,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from procgroup import __version__
-from procgroup.cluster.addresses import parse_endpoint
 from procgroup.launch import flags, run
 from procgroup.launch.agent_channel import Assignment, LineReader, Ready
 from procgroup.launch.console import say
@@ -38,23 +38,38 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     assignment = Assignment.from_line(line)
     os.environ.update(assignment.environment)
-    if problem := _enter(assignment.directory):
-        say(problem)
+    try:
+        os.chdir(assignment.directory)
+        reserved = None if assignment.port is None else ReservedPort("0.0.0.0", assignment.port)
+    except OSError as error:
+        say(_describe(error, assignment))
         return 2
     options = flags.parse("procgroup run", arguments)
     command = [*run.program_command(options), *options.script_arguments]
-    reserved = None if assignment.port is None else ReservedPort("0.0.0.0", assignment.port)
     _write(Ready(__version__, None if reserved is None else reserved.port).to_line())
     endpoint = channel.read()
     if endpoint is None:
         return 1
+    return _take_part(options, command, assignment, endpoint.decode(), channel)
+
+
+def _take_part(
+    options: argparse.Namespace, command: Sequence[str], assignment: Assignment, endpoint: str, channel: LineReader
+) -> int:
+    """Run this host's ranks, once all agents are ready; return the exit status of the job."""
     from procgroup.launch.job_plan import plan
 
-    parse_endpoint(endpoint.decode())
-    options.rdzv_endpoint = endpoint.decode()
-    job_plan = replace(plan(options), node_rank=assignment.node_rank, is_host=reserved is not None)
+    options.rdzv_endpoint = endpoint
+    is_host = assignment.port is not None
+    job_plan = replace(plan(options), node_rank=assignment.node_rank, is_host=is_host)
     threading.Thread(target=_follow, args=(channel,), name="procgroup-command", daemon=True).start()
     return run.run_agent(options, command, job_plan, reports_own_ranks_only=True)
+
+
+def _describe(error: OSError, assignment: Assignment) -> str:
+    if error.filename is not None:
+        return f"cannot go to the directory {assignment.directory}: {error.strerror}; make it, or name one by --chdir"
+    return f"cannot use port {assignment.port} of --rdzv-endpoint: {error.strerror}; choose another, or none"
 
 
 def _take_stdin() -> int:
@@ -63,15 +78,6 @@ def _take_stdin() -> int:
     with Path(os.devnull).open("rb") as empty:
         os.dup2(empty.fileno(), 0)
     return channel
-
-
-def _enter(directory: str) -> str:
-    """Go to the working directory; return what is wrong with it."""
-    try:
-        os.chdir(directory)
-    except OSError as error:
-        return f"cannot go to the working directory {directory}: {error.strerror}; make it, or name another by --chdir"
-    return ""
 
 
 def _write(line: bytes) -> None:
