@@ -27,6 +27,7 @@ _NAMES = """
     DistError
     DistNetworkError
     DistStoreError
+    EtcdStore
     FileStore
     ForkedProcessError
     GroupBroken
@@ -46,6 +47,7 @@ _NAMES = """
     ProcessGroup
     ProcessRaisedException
     QueueEmptyError
+    RedisStore
     ReduceOp
     RendezvousConflict
     RendezvousError
@@ -111,6 +113,9 @@ _NAMES = """
     new_group
     new_subgroups
     new_subgroups_by_enumeration
+    on_preemption
+    preempted
+    record
     recv
     recv_object_list
     reduce
@@ -120,6 +125,7 @@ _NAMES = """
     reduce_scatter_tensor
     register_rendezvous_handler
     rendezvous
+    report
     scatter
     scatter_object_list
     send

@@ -76,6 +76,7 @@ NO_DEADLINES_OF_USERS = {
     "launch.meeting._CLOSE_SECONDS": "threads that end",
     "launch.meeting._ELSEWHERE_SECONDS": "one look of many",
     "launch.meeting._GUEST_SECONDS": "the other agents read how the job ended",
+    "launch.status_line.DELAY_SECONDS": "how soon a line is printed",
     "launch.worker_group.SECONDARY_SECONDS": "which failure came first",
     "launch.worker_group.UNKILLABLE_SECONDS": "after SIGKILL",
     "stores.addresses._RESOLVE_SECONDS": "one attempt of many",

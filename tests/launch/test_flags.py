@@ -110,7 +110,7 @@ def test_variables_with_unusable_values_are_named(
     assert f"{name}={value!r}, set in the environment, is not usable: expected" in refusal(capsys, "a.py")
 
 
-@pytest.mark.parametrize("flag", ["-r", "--tee", "--run_path", "--logs-specs"])
+@pytest.mark.parametrize("flag", ["--numa-binding", "--run_path", "--logs-specs"])
 def test_flags_that_are_not_there_yet_are_refused_by_name_with_the_reason(
     capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
@@ -161,7 +161,7 @@ def test_what_has_no_effect_with_assigned_node_ranks_is_said() -> None:
         ("--nnodes 0 a.py", "got '0'"),
         ("--node-rank x a.py", "expected a number of at least 0, got 'x'"),
         ("--max-restarts -1 a.py", "--max-restarts"),
-        ("--rdzv-backend zeus a.py", "expected static or c10d or file, got 'zeus'"),
+        ("--rdzv-backend zeus a.py", "expected static or c10d or file or etcd or etcd-v2 or redis, got 'zeus'"),
         ("--rdzv-conf timeout a.py", "expected key=value,key=value, got 'timeout'"),
         ("--rdzv-conf tiemout=3 a.py", "got 'tiemout'"),
         ("--on-partition hope a.py", "expected continue or stop, got 'hope'"),

@@ -28,18 +28,22 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from procgroup.errors import DistError
 from procgroup.launch import job_changes
 from procgroup.launch.announcer import Announcer, describe_waiting
 from procgroup.launch.console import Console
 from procgroup.launch.hosted_store import HostedStore
+from procgroup.launch.hung_ranks import HungRanks
+from procgroup.launch.job_output import JobOutput
 from procgroup.launch.job_state import JobState
 from procgroup.launch.meeting import Meeting, Solo
-from procgroup.launch.report import first_failure
 from procgroup.launch.signals import SignalInbox
 from procgroup.launch.worker_group import RankPlan, WorkerGroup
+
+if TYPE_CHECKING:
+    from procgroup.launch.failure import Failure
 
 REPORT_SECONDS = 2.0
 """How long the other ranks have, after the first failure, to report it themselves, when the job is to end."""
@@ -71,18 +75,23 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults)."""
+    """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults).
+
+    ``hang`` is how long a rank may hang before it is killed (None: for ever).
+    """
 
     join: float = 600.0
     last_call: float = 30.0
-    recovery: float = 2.0
+    recovery: float = 1.5
     shutdown: float | None = None
+    hang: float | None = None
 
 
 class Agent:
     """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost.
 
-    ``reports_own_ranks_only``: the agents of the other nodes write to the same console.
+    When it has run, ``failures`` are those that ended the job; unless ``reports`` is False they have been shown. With
+    ``shares_console``, where all agents write to the same place, only the one whose rank failed first shows them.
     """
 
     def __init__(
@@ -91,27 +100,33 @@ class Agent:
         program: Program,
         signals: Sequence[signal.Signals],
         patience: Patience,
-        *,
-        reports_own_ranks_only: bool = False,
+        output: JobOutput,
     ) -> None:
         self._meet = meet
         self._program = program
         self._signals = signals
         self._patience = patience
-        self._console = Console()
+        self._console = Console(output)
         self._received: signal.Signals | None = None
         self._group: WorkerGroup | None = None
         self._store: HostedStore | None = None
         self._proposed: tuple[str, int] = ("", -1)
-        self._reports_own_ranks_only = reports_own_ranks_only
-        self._announcer = Announcer(self._console, reports_own_ranks_only)
+        self._announcer = Announcer(self._console)
         self._enough_since: float | None = None
         self._has_joined = False
+        self.reports: bool = True
+        self.shares_console: bool = False
+        self.failures: list[Failure] = []
         self._status: int | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._meeting: Meeting | Solo = meet(self._wake, None)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks that this node has started last."""
+        return [rank.rank for rank in self._group.ranks] if self._group is not None else []
 
     def run(self) -> int:
         """Take part until the job ends, or a signal ends this node's part; return the exit status."""
@@ -133,7 +148,9 @@ class Agent:
 
     def _turn(self, inbox: SignalInbox) -> None:
         """Wait for the next thing to happen, and note it."""
-        streams = self._group.streams if self._group is not None else []
+        group = self._group
+        streams = group.streams if group is not None else []
+        self._announcer.count(group)
         self._console.move_bytes(streams, [inbox.descriptor, self._wake_read], self._timeout())
         self._drain_wakes()
         self._heed(inbox)
@@ -185,6 +202,9 @@ class Agent:
             return  # a spare node, until a member goes
         if self._group is None or self._group.round != state.round:
             self._start(state, node_rank, inbox)
+        elif state.notice and self._proposed != ("warn", state.round):
+            self._proposed = ("warn", state.round)
+            self._group.warn(state.notice)
         elif self._group.has_settled:
             reason, failures, status = self._failures_here()
             change = partial(job_changes.fail, round_number=state.round, reason=reason, failures=failures)
@@ -198,12 +218,16 @@ class Agent:
             if node_rank == 0 and self._proposed != ("publish", state.round):
                 self._host(state)
             return
+        if self._group is not None:
+            self._group.close()
         self._group = group = WorkerGroup(
             self._program.plans(state, node_rank),
             state.round,
-            self._console.sinks,
             self._console.say,
+            node_rank=node_rank,
+            host=state.members[node_rank].host,
             awaits_cause=len(state.members) > 1,
+            hung=HungRanks(self._patience.hang, self._console.output.last_reports, self._console.say),
         )
 
         def stops() -> bool:
@@ -216,6 +240,7 @@ class Agent:
 
     def _host(self, state: JobState) -> None:
         earlier = self._store
+        self._meeting.forget_torch()
         try:
             self._store = self._program.host(state)
         except (DistError, OSError) as error:
@@ -249,19 +274,35 @@ class Agent:
         if self._group is not None and self._group.living:
             self._end_group(self._group)
             return
-        self._status = self._announcer.conclude(state, self._group)
+        self._status = state.exit_status
+        if state.failures:
+            from procgroup.launch import job_failures  # needed after a failure only
+
+            self.failures = job_failures.read(state.failures, self._group.failures if self._group is not None else ())
+            self._status = job_failures.exit_status(self.failures, state.exit_status)
+        if self.reports and self._is_reporter(state):
+            self._announcer.conclude(state, self.failures, self._group)
+
+    def _is_reporter(self, state: JobState) -> bool:
+        """Return whether it is this agent which is to show how the job has ended."""
+        if not (self.shares_console and self.failures):
+            return True
+        from procgroup.launch.report import first_failure
+
+        return first_failure(self.failures).node_rank == state.node_rank(self._node_id)
 
     def _failures_here(self) -> tuple[str, list[str], int]:
         """Return why this node's ranks failed: in a line, as records for the other nodes, and as an exit status."""
         group = self._group
         if group is None:
             return "", [], 1
-        records = [failure.to_json() for failure in group.failures]
         if not group.failures:
             return group.incomplete, [], 1
-        first = first_failure(group.failures)
-        host = socket.gethostname()
-        return f"rank {first.rank} ({host}, pid {first.pid}) failed: {first.reason}", records, first.exit_status
+        from procgroup.launch.job_failures import summary
+        from procgroup.launch.report import first_failure
+
+        records = [failure.to_json() for failure in group.failures]
+        return summary(group.failures), records, first_failure(group.failures).exit_status
 
     def _wait_for_nodes(self, state: JobState | None) -> None:
         """Give up when the nodes that are waited for have not come in time."""
@@ -297,7 +338,7 @@ class Agent:
         self._group = None
         self._proposed = ("", -1)
         self._has_joined = False
-        self._announcer = Announcer(self._console, self._reports_own_ranks_only)
+        self._announcer = Announcer(self._console)
         self._meeting = self._meet(self._wake, memory)
 
     def _fail_alone(self, reason: str) -> None:
@@ -335,13 +376,21 @@ class Agent:
                 self._received = number
                 self._console.say(f"{number.name}: ending {_count(group)}")
                 if group is not None:
-                    group.end(number, self._grace(INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS))
+                    self._end_by(number, group)
             elif number is signal.SIGINT:
                 self._console.say(f"SIGINT again: killing {_count(group)}")
                 if group is not None:
                     group.kill()
             elif group is not None:
                 group.forward(number)
+
+    def _end_by(self, number: signal.Signals, group: WorkerGroup) -> None:
+        """End the ranks by a signal; where they look for a notice, by that in the place of SIGTERM."""
+        grace = self._grace(INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS)
+        if number is signal.SIGTERM and group.preempt(grace):
+            self._meeting.propose(partial(job_changes.warn, round_number=group.round, seconds=grace))
+        else:
+            group.end(number, grace)
 
     def _propose(self, name: str, state: JobState, change: Callable[[JobState], JobState | None]) -> None:
         """Propose a change once in a round; the meeting applies it to whatever the state is by then."""

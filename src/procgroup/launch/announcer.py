@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from procgroup.launch import job_changes
 from procgroup.launch.console import Console
 from procgroup.launch.job_state import JobState
-from procgroup.launch.report import Failure, describe, first_failure
 from procgroup.launch.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from procgroup.launch.failure import Failure
 
 WAIT_REPORT_SECONDS = 5.0
 """After how many seconds an agent says for which nodes it waits, and once a minute from then on."""
@@ -18,15 +22,11 @@ _REPEAT_SECONDS = 60.0
 
 
 class Announcer:
-    """Says on the console what changes from one state of the job to the next.
+    """Says on the console what changes from one state of the job to the next."""
 
-    ``reports_own_ranks_only``: the agent whose rank failed first reports; the others write to the same console.
-    """
-
-    def __init__(self, console: Console, reports_own_ranks_only: bool = False) -> None:
+    def __init__(self, console: Console) -> None:
         self.waits_since: float = time.monotonic()
         self._console = console
-        self._reports_own_ranks_only = reports_own_ranks_only
         self._seen: JobState | None = None
         self._next_report = WAIT_REPORT_SECONDS
 
@@ -58,27 +58,25 @@ class Announcer:
             self._next_report = self.waited() + _REPEAT_SECONDS
             self._console.say(f"waiting: {describe_waiting(state)}")
 
-    def conclude(self, state: JobState, group: WorkerGroup | None) -> int:
-        """Put the report behind the ranks' output; return the exit status: that of the first failure."""
-        failures = [failure for text in state.failures if (failure := Failure.from_json(text)) is not None]
+    def count(self, group: WorkerGroup | None) -> None:
+        """Show in the status line how many ranks are running here."""
+        if group is not None and self._seen is not None:
+            self._console.output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
+
+    def conclude(self, state: JobState, failures: Sequence[Failure], group: WorkerGroup | None) -> None:
+        """Put the report behind the ranks' output."""
         if failures:
-            ranks = group.ranks if group is not None else []
-            first = first_failure(failures)
-            if self._reports_own_ranks_only and first.rank not in [rank.rank for rank in ranks]:
-                return first.exit_status
-            ended = [rank.rank for rank in ranks if rank.told_to_end]
-            left = [rank.rank for rank in ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
-            self._console.put(describe(failures, ended, left, socket.gethostname()))
-            return first.exit_status
-        if state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
+            from procgroup.launch import job_failures  # needed after a failure only
+
+            job_failures.report(failures, group, socket.gethostname(), self._console.output)
+        elif state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
             self._console.say(f"the job has ended: {state.reason}")
-        return state.exit_status
 
 
 def describe_waiting(state: JobState | None) -> str:
     """Return for what a node waits: the store of the agents, or other nodes."""
     if state is None:
-        return "no agent hosts the store at which the nodes meet, or it is not reached"
+        return "the store at which the nodes meet is not reached, or an earlier job of this name has just ended there"
     here, hosts = len(state.members), ", ".join(node.host for node in state.members)
     if here < state.settings.min_nodes:
         return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts})"

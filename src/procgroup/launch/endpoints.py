@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from procgroup.cluster.addresses import Endpoint, parse_endpoint
-from procgroup.errors import DistNetworkError
+from procgroup.errors import DistNetworkError, StoreLost
 from procgroup.launch.console import say
 from procgroup.stores import addresses
 from procgroup.stores.store import Store
@@ -29,17 +29,18 @@ from procgroup.stores.tcp import StoreServer, TCPStore
 DEFAULT_PORT = 29400
 """The port of an endpoint that names none, as torchrun's."""
 
-PATIENCE_SECONDS = 1.5
+PATIENCE_SECONDS = 1.0
 """How long an endpoint may be silent before the owner of the next one takes over."""
 
 _CONNECT_SECONDS = 0.75
-_HANDSHAKE_SECONDS = 2.0
+_HANDSHAKE_SECONDS = 1.0
 # How long something at an endpoint may be no store before that is an error: it may be about to end, or to begin.
 _FOREIGN_SECONDS = 5.0
 # An address of the block for documentation (RFC 5737): the way there is the way to anywhere else.
 _ELSEWHERE = "192.0.2.1"
-# What a client of a store says when nobody answered in time, in place of something else that did.
-_NOBODY = "has timed out"
+# What a client of a store says when nobody answered in time, in place of something that is no store: whoever listens
+# may be stopped, or on its way out.
+_NO_ANSWER = ("has timed out", "says nothing")
 _PAUSE_SECONDS = 0.1
 
 
@@ -77,17 +78,24 @@ def parse_endpoints(text: str, default_port: int = DEFAULT_PORT) -> list[Endpoin
     return [parse_endpoint(part if _has_port(part) else f"{part}:{default_port}") for part in parts]
 
 
-def find_store(endpoints: Sequence[Endpoint], stops: Callable[[], bool], *, is_host: bool | None = None) -> FoundStore:
+def find_store(
+    endpoints: Sequence[Endpoint],
+    stops: Callable[[], bool],
+    *,
+    is_host: bool | None = None,
+    answers_torch: bool = False,
+) -> FoundStore:
     """Return the agents' store, found or hosted here, however long that takes.
 
-    ``is_host`` says whether this node hosts it, where binding the address cannot tell. Raises DistNetworkError when
+    ``is_host`` says whether this node hosts it, where binding the address cannot tell; with ``answers_torch`` PyTorch's
+    clients have a store of their own at the same port. Raises DistNetworkError when
     something else listens there, or as soon as ``stops()`` says so.
     """
     began = time.monotonic()
     while True:
         waited = time.monotonic() - began
         owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * PATIENCE_SECONDS]
-        hosting = partial(_host_one, owners if is_host is not False else [], is_host)
+        hosting = partial(_host_one, owners if is_host is not False else [], is_host, answers_torch)
         # A sole endpoint that can be hosted has no store yet. Of several, one that has it may not be this host's own.
         found = hosting() if len(endpoints) == 1 else None
         try:
@@ -112,7 +120,7 @@ def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
         try:
             store = TCPStore(endpoint.host, endpoint.port, timeout=_HANDSHAKE_SECONDS, wait_for_workers=False)
         except DistNetworkError as error:
-            if _NOBODY not in str(error):
+            if not any(words in str(error) for words in _NO_ANSWER):
                 raise
         else:
             yield FoundStore(store, endpoint, None)
@@ -135,12 +143,19 @@ def _answers(endpoint: Endpoint) -> bool:
     return False
 
 
-def _host_one(owners: Sequence[Endpoint], is_host: bool | None) -> FoundStore | None:
+def _host_one(owners: Sequence[Endpoint], is_host: bool | None, answers_torch: bool) -> FoundStore | None:
     """Host the store at the first endpoint that is this host's own and free; return None where none is."""
     for endpoint in owners:
         listener = _listen(endpoint, is_host)
         if listener is not None:
-            server = StoreServer(endpoint.host, endpoint.port, listen_fd=listener.detach(), job="", warns_keyless=False)
+            server = StoreServer(
+                endpoint.host,
+                endpoint.port,
+                listen_fd=listener.detach(),
+                job="",
+                warns_keyless=False,
+                answers_torch=answers_torch,
+            )
             if server.is_open_to_anybody:
                 say(
                     f"the agents meet at port {server.port} without a secret, so whoever can connect there can read "
@@ -159,6 +174,20 @@ def _listen(endpoint: Endpoint, is_host: bool | None) -> socket.socket | None:
         if errno.errorcode[errno.EADDRINUSE] in str(error):
             return None
         raise
+
+
+def use_server(open_store: Callable[[], Store], endpoint: Endpoint, stops: Callable[[], bool]) -> FoundStore:
+    """Return the agents' store on a server that is no agent's, however long it takes to answer.
+
+    Raises DistNetworkError as soon as ``stops()`` says so.
+    """
+    while True:
+        try:
+            return FoundStore(open_store(), endpoint, None)
+        except (DistNetworkError, StoreLost):
+            if stops():
+                raise
+            time.sleep(_PAUSE_SECONDS)
 
 
 def share_file(path: str, stops: Callable[[], bool]) -> FoundStore:

@@ -19,7 +19,7 @@ class NodeRange(NamedTuple):
         return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
 
 
-RENDEZVOUS_BACKENDS = ("static", "c10d", "file")
+RENDEZVOUS_BACKENDS = ("static", "c10d", "file", "etcd", "etcd-v2", "redis")
 
 # Of torchrun: those of its back-ends which exist here have the same meaning; the last ones have none here.
 _CONF_SECONDS = (
@@ -31,7 +31,16 @@ _CONF_SECONDS = (
     "close_timeout",
     "heartbeat_timeout",
 )
-_CONF_OTHERS = ("keep_alive_max_attempt", "is_host", "store_type")
+_CONF_OTHERS = (
+    "keep_alive_max_attempt",
+    "is_host",
+    "store_type",
+    "protocol",
+    "user",
+    "cacert",
+    "ssl_cert",
+    "ssl_cert_key",
+)
 
 
 def text(value: str) -> str:

@@ -15,15 +15,9 @@ from typing import Any, NoReturn
 from procgroup.cluster.hosts import parse_hosts, read_hostfile
 from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
 from procgroup.launch import flag_values
+from procgroup.launch.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
 
 _REFUSED = {
-    "--redirects": "use --log-dir, which keeps stdout and stderr of every rank",
-    "-r": "use --log-dir, which keeps stdout and stderr of every rank",
-    "--tee": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
-    "-t": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
-    "--local-ranks-filter": "output is not filtered yet",
-    "--duplicate-stdout-filters": "output is not filtered yet",
-    "--duplicate-stderr-filters": "output is not filtered yet",
     "--logs-specs": "log plug-ins do not exist here; use --log-dir",
     "--numa-binding": "ranks are not bound yet; use numactl with --no-python",
     "--virtual-local-rank": "devices are not divided among the ranks yet; use LOCAL_RANK to choose one",
@@ -46,6 +40,13 @@ class Refuse(argparse.Action):
         parser.error(f"{option_string} is not supported: {self.metavar}")
 
 
+class _RaisingParser(argparse.ArgumentParser):
+    """A parser for callers in a program, which is not to end because of a value."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
 class _Flag:
     """One flag: how its text is read, and what it is by default, as text."""
 
@@ -65,12 +66,14 @@ class _Flag:
         return self.default, "default"
 
 
-def parse(program: str, arguments: Sequence[str], *, old_contract: bool = False) -> argparse.Namespace:
+def parse(
+    program: str, arguments: Sequence[str], *, old_contract: bool = False, raises: bool = False
+) -> argparse.Namespace:
     """Parse the command line; ``old_contract`` adds ``--use-env``. ``sources`` says where each value came from.
 
-    An unusable one ends the program with status 2 and the reason.
+    An unusable one ends the program with status 2 and the reason, or ``raises`` ValueError.
     """
-    parser, flags = _parser(program, old_contract)
+    parser, flags = _parser(program, old_contract, _RaisingParser if raises else argparse.ArgumentParser)
     _refuse_variables(parser)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -93,6 +96,12 @@ def parse(program: str, arguments: Sequence[str], *, old_contract: bool = False)
     return options
 
 
+def refuse(options: argparse.Namespace, text: str) -> NoReturn:
+    """End as for an unusable flag, with this reason."""
+    options.parser.error(text)
+    raise AssertionError("a parser's error returns never")
+
+
 def _read(parser: argparse.ArgumentParser, flag: _Flag, text: str, source: str) -> Any:
     try:
         return flag.read(text)
@@ -109,8 +118,10 @@ def _refuse_variables(parser: argparse.ArgumentParser) -> None:
                 parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
 
 
-def _parser(program: str, old_contract: bool) -> tuple[argparse.ArgumentParser, list[_Flag]]:
-    parser = argparse.ArgumentParser(
+def _parser(
+    program: str, old_contract: bool, kind: type[argparse.ArgumentParser]
+) -> tuple[argparse.ArgumentParser, list[_Flag]]:
+    parser = kind(
         prog=program,
         usage=f"{program} [flags] script [arguments of the script]",
         description="Start a program as N ranks on each of one or several nodes, and end them together.",
@@ -123,6 +134,7 @@ def _parser(program: str, old_contract: bool) -> tuple[argparse.ArgumentParser, 
     _add_hosts_flags(flags)
     _add_rendezvous_flags(flags)
     _add_behaviour_flags(flags)
+    _add_log_flags(flags)
     _add_program_flags(flags)
     if old_contract:
         flags.add_switch("--use-env", "leave out the --local-rank=N argument; LOCAL_RANK says the same")
@@ -199,9 +211,19 @@ def _add_hosts_flags(flags: _Flags) -> None:
 
 def _add_rendezvous_flags(flags: _Flags) -> None:
     flags.add(
-        "--rdzv-backend", flag_values.rendezvous_backend, "static", "how the nodes meet: static, c10d or file", "NAME"
+        "--rdzv-backend",
+        flag_values.rendezvous_backend,
+        "static",
+        "how the nodes meet: static, c10d, file, etcd or redis",
+        "NAME",
     )
-    flags.add("--rdzv-endpoint", flag_values.text, "", "where: host[:port] of a node, or several, or a path", "PLACE")
+    flags.add(
+        "--rdzv-endpoint",
+        flag_values.text,
+        "",
+        "where: host[:port] of a node or server, or several; a path; a URL",
+        "PLACE",
+    )
     flags.add("--rdzv-id", flag_values.text, "", "the job's name, the same on every node; TORCHELASTIC_RUN_ID", "NAME")
     flags.add("--rdzv-conf", flag_values.rendezvous_conf, "", "further settings: key=value,key=value", "LIST")
     flags.add("--local-addr", flag_values.text, "", "this node's address for the others, where it is not found", "HOST")
@@ -217,7 +239,6 @@ def _add_rendezvous_flags(flags: _Flags) -> None:
 def _add_behaviour_flags(flags: _Flags) -> None:
     flags.add("--role", flag_values.text, "default", "ROLE_NAME of the ranks", "NAME")
     flags.add_switch("--replace-gloo", "let PyTorch programs that say gloo run on procgroup")
-    flags.add("--log-dir", flag_values.text, "", "keep each rank's stdout.log and stderr.log below this folder", "PATH")
     flags.add(
         "--shutdown-timeout",
         flag_values.optional_seconds,
@@ -235,7 +256,44 @@ def _add_behaviour_flags(flags: _Flags) -> None:
     flags.add("--monitor-interval", flag_values.optional_seconds, "", "has no effect: ranks are watched by events", "S")
     flags.add("--start-method", flag_values.start_method, "spawn", "for functions, so without effect here", "NAME")
     flags.add("--event-log-handler", flag_values.event_log_handler, "null", "null, the only one yet", "NAME")
+    flags.add(
+        "--hang-timeout",
+        flag_values.optional_seconds,
+        "",
+        "kill a rank that is stopped, stuck in the kernel, or has ceased to call procgroup.report for so long",
+        "SECONDS",
+    )
     flags.add_switch("--dry-run", "show what each rank would be started with, and where that comes from")
+
+
+def _add_log_flags(flags: _Flags) -> None:
+    what = "0 none, 1 stdout, 2 stderr, 3 both; by local rank: 0:1,10:3"
+    flags.add("--log-dir", flag_values.text, "", "keep each rank's stdout.log and stderr.log below this folder", "PATH")
+    flags.add("--redirects", streams, "0", f"keep in files and do not show: {what}", "STREAMS", short=("-r",))
+    flags.add("--tee", streams, "0", f"keep in files and show: {what}", "STREAMS", short=("-t",))
+    flags.add("--show-ranks", chosen_ranks, "", "show these ranks only, such as 0,3-5; files have all", "RANKS")
+    flags.add("--local-ranks-filter", chosen_ranks, "", "the same, by local rank", "RANKS")
+    for name in ("stdout", "stderr"):
+        text = f"keep lines of {name} with one of these words, separated by commas, in filtered_{name}.log too"
+        flags.add(f"--duplicate-{name}-filters", filters, "", text, "WORDS")
+    flags.add("--log-prefix", prefix, "", "what stands before each line, such as '[r{rank} {host}]'", "TEMPLATE")
+    when = "show equal lines of several ranks once: always, never, or auto, on a terminal from 9 ranks on"
+    flags.add("--collapse", collapse, "auto", when, "WHEN")
+
+
+def log_options(options: argparse.Namespace) -> LogOptions:
+    """Return what the parsed flags say about output."""
+    is_default = options.sources["log_prefix"] == "default"
+    return LogOptions(
+        directory=options.log_dir,
+        prefix=None if is_default else options.log_prefix,
+        redirects=options.redirects,
+        tee=options.tee,
+        shown_ranks=options.show_ranks,
+        shown_local_ranks=options.local_ranks_filter,
+        filters=(options.duplicate_stdout_filters, options.duplicate_stderr_filters),
+        collapse=options.collapse,
+    )
 
 
 def _add_program_flags(flags: _Flags) -> None:

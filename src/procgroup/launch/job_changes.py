@@ -112,6 +112,13 @@ def fail(
     return _stop_after_failure(replace(state, failures=merged), reason, exit_status)
 
 
+def warn(state: JobState, round_number: int, seconds: float) -> JobState | None:
+    """Let the ranks of all members know that a node is to be taken away in so many seconds."""
+    if state.round != round_number or state.phase != "running" or state.notice:
+        return None
+    return replace(state, notice=seconds)
+
+
 def stopped(state: JobState, round_number: int, node_id: str, failures: Sequence[str] = ()) -> JobState | None:
     """Note that a member's ranks have ended because the round is being stopped; with the last one it is over."""
     if state.round != round_number or state.phase != "stopping" or node_id in state.passed:
@@ -230,6 +237,7 @@ def _begin(state: JobState) -> JobState:
         reason="",
         failures=(),
         store=None,
+        notice=0.0,
     )
 
 

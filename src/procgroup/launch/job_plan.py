@@ -7,6 +7,7 @@
     N      static           static           at --master-addr:--master-port, where node 0 hosts their store
     any    c10d             elastic          at --rdzv-endpoint, where the node that owns the address hosts it
     any    file             elastic          in the file --rdzv-endpoint
+    any    etcd, redis      elastic          at the server --rdzv-endpoint
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from procgroup.cluster.addresses import Endpoint
 from procgroup.environ import PROCGROUP_JOB_KEY
 from procgroup.launch import flag_values
 from procgroup.launch.agent import Patience
-from procgroup.launch.endpoints import FoundStore, connect_each, find_store, parse_endpoints, share_file
+from procgroup.launch.endpoints import FoundStore, connect_each, find_store, parse_endpoints, share_file, use_server
 from procgroup.launch.flag_values import NodeRange
 from procgroup.launch.job_state import JobState, Node, Settings
 from procgroup.launch.meeting import Lease, Meeting, Solo
@@ -51,7 +52,7 @@ class JobPlan:
     patience: Patience
     lease: Lease
     endpoints: tuple[Endpoint, ...] = ()
-    path: str = ""
+    find: Callable[[Callable[[], bool]], FoundStore] | None = None
     is_host: bool | None = None
     master_addr: str = "127.0.0.1"
     master_port: int = 0
@@ -64,13 +65,15 @@ class JobPlan:
         """Return the meeting of this node with the others."""
         if self.kind == "solo":
             return Solo(self._node(os.urandom(8).hex(), None), self.settings, wake)
-        find = (
-            partial(share_file, self.path) if self.path else partial(find_store, self.endpoints, is_host=self.is_host)
-        )
+        find = self.find or self._find
         others = self._others if len(self.endpoints) > 1 else None
         return Meeting(
             find, self._node, self.run_id, self.settings, wake, lease=self.lease, memory=memory, others=others
         )
+
+    def _find(self, stops: Callable[[], bool]) -> FoundStore:
+        answers_torch = self.kind == "static"
+        return find_store(self.endpoints, stops, is_host=self.is_host, answers_torch=answers_torch)
 
     def _others(self, found: FoundStore) -> Iterator[tuple[int, FoundStore]]:
         """Yield the stores at the other endpoints, and how far behind this one each is in the list."""
@@ -103,20 +106,22 @@ def plan(options: argparse.Namespace) -> JobPlan:
     conf: dict[str, str] = options.rdzv_conf
     is_elastic = options.rdzv_backend != "static" and not options.standalone
     kind: Kind = "elastic" if is_elastic else "static" if nodes.most > 1 else "solo"
-    endpoints, path = _places(options, kind)
+    endpoints = _endpoints(options, kind)
+    run_id = options.rdzv_id or (os.urandom(16).hex() if kind == "solo" else "none")
     return JobPlan(
         kind=kind,
-        run_id=options.rdzv_id or (os.urandom(16).hex() if kind == "solo" else "none"),
+        run_id=run_id,
         agent=os.urandom(8).hex(),
         settings=Settings(nodes.least, nodes.most, options.max_restarts, options.on_partition),
         patience=Patience(
             join=_join_seconds(conf, kind),
             last_call=flag_values.conf_seconds(conf, "last_call_timeout", LAST_CALL_SECONDS),
             shutdown=options.shutdown_timeout,
+            hang=options.hang_timeout or None,
         ),
         lease=_lease(conf),
         endpoints=endpoints,
-        path=path,
+        find=_finder(options, run_id) if kind == "elastic" else None,
         is_host=options.node_rank == 0 if kind == "static" else flag_values.conf_is_host(conf),
         master_addr=endpoints[0].host if kind == "static" else options.master_addr,
         master_port=endpoints[0].port if kind == "static" else options.master_port or 0,
@@ -154,8 +159,11 @@ def _check(options: argparse.Namespace) -> None:
         _refuse(options, text, "node_rank", options.node_rank)
     if options.standalone and options.rdzv_endpoint:
         _refuse(options, f"--standalone ({source['standalone']}) meets nobody", "rdzv_endpoint", options.rdzv_endpoint)
-    if options.rdzv_backend == "file" and not options.rdzv_endpoint:
-        options.parser.error("--rdzv-backend file needs --rdzv-endpoint PATH: a file that all nodes reach")
+    needed = {"file": "PATH: a file that all nodes reach", "redis": "HOST[:PORT] or a redis:// URL"}
+    needed |= dict.fromkeys(("etcd", "etcd-v2"), "HOST[:PORT] of the servers")
+    if options.rdzv_backend in needed and not options.rdzv_endpoint and not options.standalone:
+        what = needed[options.rdzv_backend]
+        options.parser.error(f"--rdzv-backend {options.rdzv_backend} needs --rdzv-endpoint {what}")
     if options.rdzv_backend == "c10d" and not options.rdzv_endpoint and nodes.most > 1:
         options.parser.error("--rdzv-backend c10d needs --rdzv-endpoint HOST[:PORT]: the address of one of the nodes")
 
@@ -165,20 +173,35 @@ def _refuse(options: argparse.Namespace, first: str, name: str, value: object) -
     options.parser.error(f"{first}, but {flag} is {value} ({options.sources[name]}): change one of them")
 
 
-def _places(options: argparse.Namespace, kind: Kind) -> tuple[tuple[Endpoint, ...], str]:
-    """Return the endpoints, or the path, at which the nodes meet."""
-    if kind == "solo":
-        return (), ""
-    if options.rdzv_backend == "file":
-        return (), options.rdzv_endpoint
+def _endpoints(options: argparse.Namespace, kind: Kind) -> tuple[Endpoint, ...]:
+    """Return the endpoints of agents, one of which hosts the store."""
+    if kind == "solo" or (kind == "elastic" and options.rdzv_backend != "c10d"):
+        return ()
     try:
         if kind == "elastic":
-            return tuple(parse_endpoints(options.rdzv_endpoint or "localhost:0")), ""
+            return tuple(parse_endpoints(options.rdzv_endpoint or "localhost:0"))
         if options.rdzv_endpoint:
-            return tuple(parse_endpoints(options.rdzv_endpoint, DEFAULT_MASTER_PORT))[:1], ""
+            return tuple(parse_endpoints(options.rdzv_endpoint, DEFAULT_MASTER_PORT))[:1]
     except ValueError as error:
         options.parser.error(f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
-    return (Endpoint(options.master_addr, options.master_port or DEFAULT_MASTER_PORT),), ""
+    return (Endpoint(options.master_addr, options.master_port or DEFAULT_MASTER_PORT),)
+
+
+def _finder(options: argparse.Namespace, run_id: str) -> Callable[[Callable[[], bool]], FoundStore] | None:
+    """Return what opens a store that no agent hosts; None where one does."""
+    if options.rdzv_backend == "file":
+        return partial(share_file, options.rdzv_endpoint)
+    if options.rdzv_backend == "c10d":
+        return None
+    from procgroup.launch import server_rendezvous  # its clients are optional
+
+    try:
+        open_store, endpoint = server_rendezvous.opener(
+            options.rdzv_backend, options.rdzv_endpoint, options.rdzv_conf, run_id
+        )
+    except ValueError as error:
+        options.parser.error(f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
+    return partial(use_server, open_store, endpoint)
 
 
 def _join_seconds(conf: dict[str, str], kind: Kind) -> float:

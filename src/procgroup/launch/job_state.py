@@ -85,7 +85,8 @@ class JobState:
     (running) or ended their ranks (stopping). ``previous`` are the agents of the last round that may still be at
     work somewhere. ``is_last`` says that no round follows the one that is being stopped, ``is_recovery``
     that the store is not the one of the last round. ``failures`` are JSON texts, each one rank's, ``reason`` says why
-    the round ends in one line. ``store`` is set once the first member hosts it.
+    the round ends in one line. ``store`` is set once the first member hosts it. ``notice`` is how many seconds a
+    member's ranks were given to save their work and end, 0 while none is to be taken away.
     """
 
     settings: Settings
@@ -103,6 +104,7 @@ class JobState:
     failures: tuple[str, ...] = ()
     store: WorkerStore | None = None
     exit_status: int = 0
+    notice: float = 0.0
 
     def node_rank(self, node_id: str) -> int | None:
         """Return the node's rank among the members; None where it is none of them."""
@@ -145,6 +147,7 @@ class JobState:
                     "version": int(fields["version"]),
                     "round": int(fields["round"]),
                     "restarts": int(fields["restarts"]),
+                    "notice": float(fields["notice"]),
                 }
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
 from procgroup.launch import job_changes
@@ -83,6 +84,9 @@ class Solo:
     def settle(self, seconds: float) -> None:
         """Wait until what was proposed is done; it is."""
 
+    def forget_torch(self) -> None:
+        """Forget the keys of PyTorch's clients; there are none."""
+
     def close(self) -> None:
         """Leave nothing; there is nothing."""
 
@@ -111,7 +115,6 @@ class Meeting:
         memory: JobState | None = None,
         others: Callable[[FoundStore], Iterator[tuple[int, FoundStore]]] | None = None,
     ) -> None:
-        self.state: JobState | None = None
         self.node_id: str = os.urandom(8).hex()
         self.lost: str = ""
         self.is_silent: bool = False
@@ -129,8 +132,11 @@ class Meeting:
         self._closing = threading.Event()
         self._joined = threading.Event()
         self._found: FoundStore | None = None
+        self._known: JobState | None = None
+        self._has_joined = False
         self._store: Store
         self._watched: dict[str, _Watched] = {}
+        self._looked = time.monotonic()
         self._on_disconnect: OnDisconnect | None = None
         self._answered = time.monotonic()
         self._threads = [
@@ -139,6 +145,11 @@ class Meeting:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def state(self) -> JobState | None:
+        """The latest known state, once this node has joined."""
+        return self._known if self._has_joined else None
 
     def propose(self, change: Change) -> None:
         """Have a change applied to the state, as soon as the store answers. Never waits."""
@@ -150,15 +161,22 @@ class Meeting:
         self._changes.put(done)
         done.wait(seconds)
 
+    def forget_torch(self) -> None:
+        """Forget the keys of PyTorch's clients, where this agent hosts them: the next round must not see them."""
+        if self._found is not None and self._found.server is not None:
+            self._found.server.forget_torch()
+
     def close(self) -> None:
         """End the threads and let go of the store; the other agents take this one for gone. Idempotent."""
         self._closing.set()
         self._changes.put(lambda state: None)
         self._joined.set()
-        self._threads[0].join(_CLOSE_SECONDS)
+        # Threads that wait for a store which does not answer end by themselves, when its connections are closed.
+        seconds = 0.0 if self.lost else _CLOSE_SECONDS
+        self._threads[0].join(seconds)
         if self._found is not None:
-            self._found.close_after_guests(_GUEST_SECONDS if not self.lost and self.error is None else 0.0)
-        self._threads[1].join(_CLOSE_SECONDS)
+            self._found.close_after_guests(0.0 if self.lost or self.error is not None else _GUEST_SECONDS)
+        self._threads[1].join(seconds)
 
     def _guarded(self, serve: Callable[[], None]) -> None:
         try:
@@ -217,11 +235,13 @@ class Meeting:
                 raise
             self._persist(lambda: self._apply(job_changes.anew))
             self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+        self._has_joined = True
         self._joined.set()
+        self._wake()
 
     def _is_anybody_there(self) -> bool:
         """Return whether an agent of a job that has ended still lives: the store of a dead job is used again."""
-        keys = [f"beat/{node.id}" for node in (self.state.members if self.state is not None else ())]
+        keys = [f"beat/{node.id}" for node in (self._known.members if self._known is not None else ())]
         before = self._store.multi_get(keys)
         return not self._closing.wait(self._lease.seconds) and self._store.multi_get(keys) != before
 
@@ -248,15 +268,15 @@ class Meeting:
             return
         state = JobState.from_json(text)
         with self._lock:
-            if self.state is not None and state.version <= self.state.version:
+            if self._known is not None and state.version <= self._known.version:
                 return
-            self.state = state
+            self._known = state
         self._wake()
 
     def _apply(self, change: Change) -> None:
         """Write the version that the change makes of the latest one, however often others are quicker."""
         while True:
-            state = self.state
+            state = self._known
             assert state is not None
             changed = change(state)
             if changed is None:
@@ -273,9 +293,9 @@ class Meeting:
 
     def _follow(self) -> None:
         self._joined.wait()
-        while self.state is not None and not (self._closing.is_set() or self.lost or self.error):
+        while self._known is not None and not (self._closing.is_set() or self.lost or self.error):
             with suppress(StoreTimeout):
-                self._take(self._store.get(f"state/{self.state.version + 1}", self._lease.interval))
+                self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
 
     def _persist(self, request: Callable[[], object]) -> None:
         """Do a request again until the store answers. Raises StoreTimeout once it has not for the lease's time."""
@@ -296,6 +316,7 @@ class Meeting:
         self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
         nodes = self._watched_nodes()
         if not nodes:
+            self._looked = time.monotonic()
             return
         beats: list[bytes] = []
         gone: list[str] = []
@@ -309,7 +330,7 @@ class Meeting:
 
     def _look_elsewhere(self) -> None:
         """Let go of a store that this agent hosts, and at which too few nodes meet, for one with more of them."""
-        state, found = self.state, self._found
+        state, found = self._known, self._found
         if self._others is None or found is None or found.server is None or state is None:
             return
         if state.phase != "forming" or job_changes.has_enough(state):
@@ -331,7 +352,7 @@ class Meeting:
 
     def _watched_nodes(self) -> list[Node]:
         """Return the nodes before this one in the ring of all."""
-        state = self.state
+        state = self._known
         nodes = [] if state is None else [*state.members, *state.waiting]
         here = next((index for index, node in enumerate(nodes) if node.id == self.node_id), None)
         if here is None or state is None or state.phase == "ended":
@@ -339,20 +360,29 @@ class Meeting:
         return [nodes[here - distance] for distance in range(1, min(_WATCHED + 1, len(nodes)))]
 
     def _judge(self, nodes: list[Node], beats: list[bytes], gone: set[str]) -> None:
+        """Propose to remove the nodes that are lost.
+
+        An agent that dies ends its connections at once, between two beats. One that has lost this store ends them,
+        too, but only after the lease's time, and may go on elsewhere: so the end of a connection is no death where
+        the last beat is old, or where this agent was itself away and cannot tell.
+        """
+        now = time.monotonic()
+        was_away = now - self._looked >= self._lease.seconds / 2
+        self._looked = now
         watched = {node.id: self._watched.get(node.id, _Watched()) for node in nodes}
         self._watched = watched
-        ended = {node.id: "its agent has ended" for node in nodes if node.id in gone}
-        silent = {}
+        dead, silent = {}, {}
         for node, beat in zip(nodes, beats, strict=True):
-            if node.id not in gone and watched[node.id].stands_still(beat, self._lease):
+            stands_still = watched[node.id].stands_still(beat, self._lease)
+            if node.id in gone and not was_away and watched[node.id].is_recent(self._lease):
+                dead[node.id] = "its agent has ended"
+            elif node.id in gone:
+                silent[node.id] = "its agent has ended its connections"
+            elif stands_still:
                 silent[node.id] = f"its agent has been silent for {self._lease.seconds:g} s"
-        for lost, is_silent in ((ended, False), (silent, True)):
+        for lost, is_silent in ((dead, False), (silent, True)):
             if lost:
-                self._persist(
-                    lambda lost=lost, is_silent=is_silent: self._apply(  # type: ignore[misc]
-                        lambda state: job_changes.lose(state, lost, silent=is_silent)
-                    )
-                )
+                self._persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
 
 
 def _has_enough(other: FoundStore, job: str) -> bool:
@@ -382,3 +412,7 @@ class _Watched:
             return False
         self._looks += 1
         return self._looks >= lease.looks and time.monotonic() - self._since >= lease.seconds
+
+    def is_recent(self, lease: Lease) -> bool:
+        """Return whether the last beat was not long ago."""
+        return time.monotonic() - self._since < lease.seconds / 2

@@ -63,7 +63,7 @@ def _take_part(
     is_host = assignment.port is not None
     job_plan = replace(plan(options), node_rank=assignment.node_rank, is_host=is_host)
     threading.Thread(target=_follow, args=(channel,), name="procgroup-command", daemon=True).start()
-    return run.run_agent(options, command, job_plan, reports_own_ranks_only=True)
+    return run.run_agent(options, command, job_plan, shares_console=True)
 
 
 def _describe(error: OSError, assignment: Assignment) -> str:

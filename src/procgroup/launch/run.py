@@ -8,22 +8,18 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procgroup.cluster.cores import usable_cores
-from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY, PYTHON_EXEC
+from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
 from procgroup.launch import flags
 from procgroup.launch.console import say
 
 if TYPE_CHECKING:
-    from procgroup.launch.hosted_store import HostedStore
+    from procgroup.launch.agent import Agent
+    from procgroup.launch.job_output import JobOutput
     from procgroup.launch.job_plan import JobPlan
-    from procgroup.launch.job_state import JobState
-    from procgroup.launch.reserved_port import ReservedPort
-    from procgroup.launch.worker_environment import Job
-    from procgroup.launch.worker_group import RankPlan
 
 
 def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
@@ -46,98 +42,54 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
 
 
 def run_agent(
-    options: argparse.Namespace, command: Sequence[str], job_plan: JobPlan, *, reports_own_ranks_only: bool = False
+    options: argparse.Namespace, command: Sequence[str], job_plan: JobPlan, *, shares_console: bool = False
 ) -> int:
-    """Run ``command`` as the ranks of this node of the job; return the job's exit status."""
-    from procgroup.launch.agent import Agent
-    from procgroup.launch.job_plan import unused_flags
-    from procgroup.launch.worker_environment import REPLACED, Job
+    """Run ``command`` as the ranks of this node of the job; return the job's exit status.
 
-    threads = max(1, usable_cores() // options.nproc_per_node)
-    _tell_about_environment(options.nproc_per_node, threads, REPLACED)
+    ``shares_console``: the agents of the other nodes write to the same place.
+    """
+    from procgroup.launch.job_plan import unused_flags
+    from procgroup.launch.worker_environment import REPLACED
+
+    _tell_about_environment(options.nproc_per_node, threads_per_rank(options), REPLACED)
     for line in unused_flags(options, job_plan):
         say(line)
+    with open_output(options, job_plan) as output:
+        agent = make_agent(options, job_plan, command, output)
+        agent.shares_console = shares_console
+        return agent.run()
+
+
+def open_output(options: argparse.Namespace, job_plan: JobPlan) -> JobOutput:
+    """Return where the ranks' output goes; unusable wishes end as unusable flags do."""
+    from procgroup.launch.job_output import JobOutput
+
+    try:
+        return JobOutput(flags.log_options(options), job_plan.run_id, needs_progress=bool(options.hang_timeout))
+    except (OSError, ValueError) as error:
+        flags.refuse(options, f"cannot keep or show the ranks' output: {error}")
+
+
+def make_agent(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str], output: JobOutput) -> Agent:
+    """Return this node's agent, which runs ``command`` as the ranks."""
+    from procgroup.launch.agent import Agent
+    from procgroup.launch.program import CommandProgram
+    from procgroup.launch.worker_environment import Job
+
     job = Job(
         run_id=job_plan.run_id,
-        threads_per_rank=threads,
+        threads_per_rank=threads_per_rank(options),
         signals=",".join(number.name for number in options.signals_to_handle),
         replace_gloo=options.replace_gloo,
         uses_agent_store=job_plan.kind == "static",
     )
-    program = ScriptProgram(job_plan, job, command, options.log_dir)
-    agent = Agent(
-        job_plan.meet,
-        program,
-        options.signals_to_handle,
-        job_plan.patience,
-        reports_own_ranks_only=reports_own_ranks_only,
-    )
-    return agent.run()
+    program = CommandProgram(job_plan, job, command, output)
+    return Agent(job_plan.meet, program, options.signals_to_handle, job_plan.patience, output)
 
 
-@dataclass
-class ScriptProgram:
-    """A script or another command, as the agents run it in each round."""
-
-    plan: JobPlan
-    job: Job
-    command: Sequence[str]
-    log_dir: str
-    _chosen_port: ReservedPort | None = None
-
-    def host(self, state: JobState) -> HostedStore:
-        from procgroup.launch.hosted_store import HostedStore
-
-        key = PROCGROUP_JOB_KEY.get()
-        if self.plan.kind == "static":
-            return HostedStore(self.plan.master_addr, self.plan.master_port, key, self.job.run_id)
-        address = state.members[0].address
-        return HostedStore(address, self._reserve(address), key, self.job.run_id)
-
-    def _reserve(self, address: str) -> ReservedPort:
-        """Return MASTER_PORT of a round: one that the user chose is kept from round to round, another is new."""
-        from procgroup.launch.reserved_port import ReservedPort
-
-        try:
-            if not self.plan.master_port:
-                return ReservedPort(address, 0)
-            if self._chosen_port is None:
-                self._chosen_port = ReservedPort(address, self.plan.master_port)
-            return self._chosen_port.share()
-        except OSError as error:
-            raise OSError(
-                f"cannot use --master-addr {address} --master-port {self.plan.master_port}: {error}"
-            ) from error
-
-    def plans(self, state: JobState, node_rank: int) -> list[RankPlan]:
-        from procgroup.launch.worker_environment import worker_environment
-        from procgroup.launch.worker_group import RankPlan
-
-        first = state.first_rank(node_rank)
-        attempt = self._attempt_folder(state)
-        plans = []
-        for local_rank in range(state.members[node_rank].processes):
-            folder = attempt / str(local_rank) if attempt else None
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-            error_file = str(folder / "error.json") if folder else ""
-            plans.append(
-                RankPlan(
-                    command=[part.replace("${local_rank}", str(local_rank)) for part in self.command],
-                    environment=worker_environment(self.job, state, node_rank, local_rank, error_file, os.environ),
-                    log_directory=folder,
-                    rank=first + local_rank,
-                )
-            )
-        return plans
-
-    def _attempt_folder(self, state: JobState) -> Path | None:
-        """Return where the ranks of this round leave their logs; say so once."""
-        if not self.log_dir or self.log_dir == os.devnull:
-            return None
-        folder = Path(self.log_dir, self.job.run_id, f"attempt_{state.round}")
-        say(f"logs are kept in {folder}")
-        return folder
+def threads_per_rank(options: argparse.Namespace) -> int:
+    """Return the default of OMP_NUM_THREADS: an equal share of the cores that this process may use."""
+    return max(1, usable_cores() // int(options.nproc_per_node))
 
 
 def program_command(options: argparse.Namespace) -> list[str]:

@@ -18,11 +18,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
-from procgroup.launch.output import Sink
+from procgroup.launch.job_output import RankOutput
+from procgroup.launch.preemption import Notice
 from procgroup.launch.rank_process import RankProcess, Stream
-from procgroup.launch.report import Failure
+
+if TYPE_CHECKING:
+    from procgroup.launch.failure import Failure
+    from procgroup.launch.hung_ranks import HungRanks
 
 SECONDARY_SECONDS = 1.5
 """How long a node whose ranks blame one of another node waits for that node to say so first."""
@@ -37,21 +42,27 @@ class RankPlan:
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    log_directory: Path | None = None
-    rank: int | None = None
+    output: RankOutput
+    rank: int
 
 
 class WorkerGroup:
-    """The ranks of one round. ``say`` shows a line of the launcher's; ``awaits_cause``: there are other nodes."""
+    """The ranks of one round on the node ``node_rank``, whose name is ``host``.
+
+    ``say`` shows a line of the launcher's; ``awaits_cause``: there are other nodes; ``hung`` looks after ranks that do
+    not get on.
+    """
 
     def __init__(
         self,
         plans: Sequence[RankPlan],
         round_number: int,
-        sinks: tuple[Sink, Sink],
         say: Callable[[str], None],
         *,
+        node_rank: int = 0,
+        host: str = "",
         awaits_cause: bool = False,
+        hung: HungRanks | None = None,
     ) -> None:
         self.round = round_number
         self.ranks: list[RankProcess] = []
@@ -59,33 +70,35 @@ class WorkerGroup:
         self.incomplete: str = ""
         self.given_up: bool = False
         self._plans = plans
-        self._sinks = sinks
+        self._node_rank = node_rank
+        self._host = host
         self._say = say
         self._kills_before = OutOfMemoryKills.so_far()
         self._next_step: tuple[float, Callable[[], None]] | None = None
         self._settles_at: float | None = None
         self._failed_at = 0.0
         self._awaits_cause = awaits_cause
+        self._notice = Notice()
+        self._hung = hung
 
     def start(self, stops: Callable[[], bool]) -> None:
         """Start the ranks, in order, until ``stops()``. One that cannot be started ends the others."""
-        for number, plan in enumerate(self._plans):
+        for plan in self._plans:
             if stops():
                 return
-            rank = number if plan.rank is None else plan.rank
             try:
                 self.ranks.append(
                     RankProcess(
-                        rank,
+                        plan.rank,
                         plan.command,
                         plan.environment,
-                        self._sinks,
-                        standard_input=rank == 0,
-                        log_directory=plan.log_directory,
+                        plan.output,
+                        standard_input=plan.rank == 0,
+                        notice=self._notice.descriptor,
                     )
                 )
             except OSError as error:
-                self.incomplete = f"cannot start rank {rank}: {error}"
+                self.incomplete = f"cannot start rank {plan.rank}: {error}"
                 self.kill()
                 return
 
@@ -123,6 +136,8 @@ class WorkerGroup:
         for rank in self.living:
             if rank.reap():
                 self._judge(rank, report_seconds)
+        if self._hung is not None and self._settles_at is None:
+            self._hung.look(self.living)
         if self._next_step is not None and time.monotonic() >= self._next_step[0]:
             _, step = self._next_step
             self._next_step = None
@@ -131,6 +146,8 @@ class WorkerGroup:
     def next_event(self) -> float | None:
         """Return the time.monotonic() at which ``watch`` or ``has_settled`` has something new; None: at an end only."""
         times = [self._next_step[0]] if self._next_step is not None else []
+        if self._hung is not None and self.living:
+            times.append(self._hung.next_look)
         if self._settles_at is not None:
             later = (self._settles_at, self._cause_until())
             times += [instant for instant in later if instant > time.monotonic()]
@@ -148,6 +165,27 @@ class WorkerGroup:
             rank.signal(number)
         self._schedule(grace, self.kill)
 
+    def preempt(self, grace: float) -> bool:
+        """Tell the ranks that they have so many seconds to end, and plan to kill those that have not by then.
+
+        Returns False, and does nothing, where no rank looks for such a notice.
+        """
+        if not self._notice.is_wanted:
+            return False
+        for rank in self.living:
+            rank.told_to_end = True
+        self._notice.give(grace)
+        self._schedule(grace, self.kill)
+        return True
+
+    def warn(self, seconds: float) -> None:
+        """Tell the ranks that another node is to be taken away in so many seconds."""
+        self._notice.give(seconds)
+
+    def close(self) -> None:
+        """Let go of what the ranks shared with the agent. They have ended."""
+        self._notice.close()
+
     def kill(self) -> None:
         """Kill every living rank."""
         for rank in self.living:
@@ -160,6 +198,9 @@ class WorkerGroup:
         assert rank.ending is not None
         if rank.ending.exit_code == 0 or rank.told_to_end:
             return
+        from procgroup.launch.error_file import read_error_file  # these are needed after a failure only
+        from procgroup.launch.failure import Failure
+
         shown = rank.stderr.traceback_time if rank.ending.exit_code == 1 else None
         self.failures.append(
             Failure(
@@ -170,6 +211,10 @@ class WorkerGroup:
                 stderr=rank.stderr.tail.decode(errors="replace"),
                 peak_memory=rank.ending.peak_memory,
                 kills=OutOfMemoryKills.so_far().since(self._kills_before),
+                host=self._host,
+                node_rank=self._node_rank,
+                record=read_error_file(Path(rank.error_file)) if rank.error_file else None,
+                killed_for=rank.killed_for,
             )
         )
         if self._settles_at is None:
