@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -79,10 +80,11 @@ def test_ranks_on_two_hosts_are_numbered_in_the_hosts_order_and_their_output_com
     done = launcher.run(SUM, *on_hosts("host2:1,host1:3"), arguments=("a b", "it's", '$HOME "x"'))
     assert done.returncode == 0, done.stderr
     tail = 'a b it\'s $HOME "x"'
-    expected = [f"[rank {rank}] sum 10 node {min(rank, 1)} {tail}" for rank in range(4)]
+    prefixes = ["[rank 0 host2]", *(f"[rank {rank} host1]" for rank in range(1, 4))]
+    expected = [f"{prefix} sum 10 node {min(rank, 1)} {tail}" for rank, prefix in enumerate(prefixes)]
     assert sorted(done.stdout.splitlines()) == expected
     assert sorted(line for line in done.stderr.splitlines() if "note" in line) == [
-        f"[rank {rank}] note" for rank in range(4)
+        f"{prefix} note" for prefix in prefixes
     ]
 
 
@@ -98,7 +100,7 @@ def test_the_first_failure_of_all_hosts_is_reported_once_and_its_status_is_the_c
     done = launcher.run(source, *on_hosts())
     assert done.returncode == 7, done.stderr
     assert done.stderr.count("failed first") == 1
-    assert "rank 3 (" in done.stderr and "failed first: exit code 7" in done.stderr
+    assert re.search(r"rank 3 \(host2, pid \d+\) failed first: exit code 7", done.stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -216,7 +218,7 @@ def test_a_host_that_is_lost_ends_the_job_and_is_named(
 ) -> None:
     running = start_launcher(SLEEP, *on_hosts("host1:1,host2:1"))
     running.wait_for("pid", 2)
-    (line,) = (line for line in running.stdout.splitlines() if line.startswith("[rank 1]"))
+    (line,) = (line for line in running.stdout.splitlines() if line.startswith("[rank 1 host2]"))
     agent = psutil.Process(int(line.split("agent ")[1]))
     session = next(parent for parent in agent.parents() if parent in server.sessions())
     assert session.name().startswith("sshd")
@@ -299,7 +301,7 @@ def test_a_reader_that_goes_away_ends_ranks_that_write_on(server: ssh_server.Ssh
 def test_localhost_and_another_host_meet(launcher: Any, on_hosts: Any) -> None:
     done = launcher.run(SUM, *on_hosts("localhost:1,host2:1"))
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] sum 3 node {rank}" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == ["[rank 0 localhost] sum 3 node 0", "[rank 1 host2] sum 3 node 1"]
 
 
 @pytest.mark.slow
@@ -319,7 +321,7 @@ def test_ranks_start_again_on_their_hosts_after_a_failure(launcher: Any, on_host
     """
     done = launcher.run(source, *on_hosts("host1:1,host2:1", "--max-restarts", "1"))
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] rank {rank} node {rank}" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == ["[rank 0 host1] rank 0 node 0", "[rank 1 host2] rank 1 node 1"]
 
 
 @pytest.mark.slow

@@ -19,6 +19,11 @@ class Host:
     slots: int | None = None
 
     @property
+    def label(self) -> str:
+        """The name for people, without a user."""
+        return self.name.rpartition("@")[2]
+
+    @property
     def is_local(self) -> bool:
         """Whether the user says that it is this machine; other names are not compared with this machine's own."""
         return self.name == "localhost"

@@ -29,11 +29,13 @@ MAX_LINE_BYTES = 16 << 20
 class Assignment:
     """One agent's part of the job.
 
-    ``environment`` is put on top of the host's own; it holds the job's key. ``port`` is where this agent is to host the
-    store at which the agents meet, 0 for any free one; None where another agent hosts it.
+    ``host`` is the name in the user's list. ``environment`` is put on top of the host's own; it holds the job's key.
+    ``port`` is where this agent is to host the store at which the agents meet, 0 for any free one; None where another
+    agent hosts it.
     """
 
     node_rank: int
+    host: str
     directory: str
     environment: Mapping[str, str]
     port: int | None = None

@@ -86,7 +86,7 @@ def plan_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> 
         AgentPlan(
             host,
             _command(options, host, ssh, settings.get(host.name, {}), arguments),
-            Assignment(rank, directory, environment, meeting.port if rank == 0 else None),
+            Assignment(rank, host.label, directory, environment, meeting.port if rank == 0 else None),
         )
         for rank, host in enumerate(hosts)
     ]

@@ -43,7 +43,10 @@ Kind = Literal["solo", "static", "elastic"]
 
 @dataclass(frozen=True)
 class JobPlan:
-    """How the nodes of a job meet, and what they must agree on."""
+    """How the nodes of a job meet, and what they must agree on.
+
+    ``host`` is this node's name for people, by default the one that its system has.
+    """
 
     kind: Kind
     run_id: str
@@ -58,6 +61,7 @@ class JobPlan:
     master_port: int = 0
     node_rank: int | None = None
     local_addr: str = ""
+    host: str = ""
     processes: int = 1
     role: str = "default"
 
@@ -88,7 +92,7 @@ class JobPlan:
         return Node(
             id=node_id,
             agent=self.agent,
-            host=socket.gethostname(),
+            host=self.host or socket.gethostname(),
             pid=os.getpid(),
             processes=self.processes,
             address=self.local_addr or (self.master_addr if found is None else found.address_here()),
@@ -134,7 +138,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
 
 def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
     """Return a line for each flag or variable that was given and has no effect in this job."""
-    of_static = {"node_rank": "node ranks are assigned", "master_addr": _PUBLISHED, "master_port": _PUBLISHED}
+    of_static = {"node_rank": "node ranks are assigned", "master_addr": _PUBLISHED}
     return [
         f"{options.sources[name]} has no effect with --rdzv-backend {options.rdzv_backend}: {why}"
         for name, why in of_static.items()

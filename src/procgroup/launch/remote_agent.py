@@ -61,7 +61,7 @@ def _take_part(
 
     options.rdzv_endpoint = endpoint
     is_host = assignment.port is not None
-    job_plan = replace(plan(options), node_rank=assignment.node_rank, is_host=is_host)
+    job_plan = replace(plan(options), node_rank=assignment.node_rank, host=assignment.host, is_host=is_host)
     threading.Thread(target=_follow, args=(channel,), name="procgroup-command", daemon=True).start()
     return run.run_agent(options, command, job_plan, shares_console=True)
 
