@@ -305,6 +305,17 @@ def test_localhost_and_another_host_meet(launcher: Any, on_hosts: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_host_that_is_lost_ends_a_job_that_might_start_again(start_launcher: Any, on_hosts: Any, gone: Gone) -> None:
+    running = start_launcher(SLEEP, *on_hosts("host1:1,host2:1", "--max-restarts", "3", "--shutdown-timeout", "1"))
+    running.wait_for("pid", 2)
+    (line,) = (line for line in running.stdout.splitlines() if line.startswith("[rank 1 host2]"))
+    psutil.Process(int(line.split("agent ")[1])).kill()
+    assert running.process.wait(timeout=30) == 255
+    assert "the agent on host2 has ended, so those on host1 are ended, too" in running.stderr
+    gone([*running.pids(), *running.pids("agent")], 6)
+
+
+@pytest.mark.slow
 def test_an_exit_status_that_ssh_uses_itself_is_the_commands_too(launcher: Any, on_hosts: Any) -> None:
     done = launcher.run("raise SystemExit(255)", *on_hosts("host1:1,host2:1"))
     assert done.returncode == 255

@@ -50,6 +50,7 @@ class HostsJob:
         self._agents: list[HostAgent] = []
         self._has_begun = False
         self._has_failed = False
+        self._ends_the_rest = False
         self._received: signal.Signals | None = None
         self._ended: list[HostAgent] = []
         self._next_step: tuple[float, Callable[[], None]] | None = None
@@ -113,9 +114,9 @@ class HostsJob:
 
     def _judge(self, agent: HostAgent) -> None:
         """Look at an agent that has just ended."""
-        self._ended.append(agent)
-        if self._received is not None or self._has_failed:
+        if self._received is not None or self._has_failed or self._ends_the_rest:
             return
+        self._ended.append(agent)
         if not self._has_begun:
             self._fail_start(agent.describe_failed_start(self._plan.python))
             return
@@ -145,6 +146,7 @@ class HostsJob:
 
     def _end_the_rest(self) -> None:
         """End agents that go on although the job is over for another one."""
+        self._ends_the_rest = True
         names = ", ".join(agent.host.name for agent in self._living)
         self._say(f"the agent on {self._ended[0].host.name} has ended, so those on {names} are ended, too")
         self._end(signal.SIGTERM)

@@ -138,15 +138,12 @@ def plan(options: argparse.Namespace) -> JobPlan:
 
 def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
     """Return a line for each flag or variable that was given and has no effect in this job."""
-    of_static = {"node_rank": "node ranks are assigned", "master_addr": _PUBLISHED}
+    of_static = {"node_rank": "node ranks are assigned", "master_addr": "rank 0's host publishes where the ranks meet"}
     return [
         f"{options.sources[name]} has no effect with --rdzv-backend {options.rdzv_backend}: {why}"
         for name, why in of_static.items()
         if job.kind == "elastic" and options.sources[name] != "default"
     ]
-
-
-_PUBLISHED = "rank 0's host publishes where the ranks meet"
 
 
 def _check(options: argparse.Namespace) -> None:
