@@ -110,7 +110,7 @@ def test_variables_with_unusable_values_are_named(
     assert f"{name}={value!r}, set in the environment, is not usable: expected" in refusal(capsys, "a.py")
 
 
-@pytest.mark.parametrize("flag", ["--numa-binding", "--run_path", "--logs-specs"])
+@pytest.mark.parametrize("flag", ["--logs-specs", "--logs_specs"])
 def test_flags_that_are_not_there_yet_are_refused_by_name_with_the_reason(
     capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:

@@ -169,7 +169,7 @@ class Agent:
             self._wait_for_nodes(None)
         else:
             self._has_joined |= state.node(self._node_id) is not None
-            self._announcer.follow(state)
+            self._announcer.follow(state, self._node_id)
             steps = {
                 "forming": self._form,
                 "running": self._run_round,
@@ -319,21 +319,30 @@ class Agent:
             return state is None and bool(self._meeting.lost)
         return bool(self._meeting.lost) or (self._has_joined and state.node(self._node_id) is None)
 
+    def _why_cut_off(self) -> str:
+        """Return in words why this agent has to meet the others anew."""
+        state = self._meeting.state
+        if not self._meeting.lost:
+            return "the other nodes took this one for lost"
+        host = next((node.host for node in state.members if node.hosts_store), "") if state is not None else ""
+        return f"{host} was lost, which hosted the agents' store: {self._meeting.lost}" if host else self._meeting.lost
+
     def _look_for_the_others(self) -> None:
         """End this node's ranks, then meet the other agents anew."""
         group = self._group
         if group is not None and group.living:
-            if self._proposed != ("end", group.round):
-                self._console.say(f"{self._meeting.lost or 'the other nodes took this one for lost'}; ending the ranks")
             self._end_group(group)
             return
         state, why = self._meeting.state, self._meeting.lost
         memory = None
-        if why and state is not None:
+        if why and state is not None and not self._meeting.moves:
             memory = job_changes.after_losing_store(state, silent=self._meeting.is_silent)
             if memory.restarts > state.settings.max_restarts:
-                self._fail_alone(f"{why}; no restart is left")
+                self._fail_alone(f"{self._why_cut_off()}; no restart is left")
                 return
+            if memory.restarts > state.restarts:
+                counted = f"restart {memory.restarts} of {state.settings.max_restarts}"
+                self._console.say(f"{self._why_cut_off()}; {counted}")
         self._meeting.close()
         self._group = None
         self._proposed = ("", -1)
@@ -363,6 +372,7 @@ class Agent:
             )
         )
         self._meeting.settle(SETTLE_SECONDS)
+        self._meeting.hand_over(SETTLE_SECONDS)
         self._status = 128 + self._received
 
     def _heed(self, inbox: SignalInbox) -> None:

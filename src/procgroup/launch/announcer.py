@@ -29,6 +29,7 @@ class Announcer:
         self._console = console
         self._seen: JobState | None = None
         self._next_report = WAIT_REPORT_SECONDS
+        self._is_spare = False
 
     def waited(self) -> float:
         """Return the seconds since the job was in another phase."""
@@ -38,9 +39,14 @@ class Announcer:
         """Return the time.monotonic() at which ``wait_for_nodes`` has something to say."""
         return self.waits_since + self._next_report
 
-    def follow(self, state: JobState) -> None:
-        """Say why the ranks end, where they are to start again."""
+    def follow(self, state: JobState, node_id: str) -> None:
+        """Say why the ranks end, where they are to start again, and when this node waits as a spare."""
         earlier, self._seen = self._seen, state
+        if state.node_rank(node_id) is None and state.phase == "running" and not self._is_spare:
+            self._is_spare = True
+            self._console.say(
+                f"this node is a spare: {len(state.members)} nodes run the job, and it takes the place of one that goes"
+            )
         if earlier is None or (state.phase, state.round) == (earlier.phase, earlier.round):
             return
         self.waits_since = time.monotonic()

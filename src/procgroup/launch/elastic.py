@@ -23,7 +23,7 @@ from procgroup.launch import flags
 from procgroup.launch.failure import Failure
 from procgroup.launch.job_plan import plan
 from procgroup.launch.report import first_failure
-from procgroup.launch.run import make_agent, open_output
+from procgroup.launch.run import make_agent, make_program, open_output
 from procgroup.launch.spawn_errors import ProcessException, ProcessExitedException, ProcessRaisedException
 
 __all__ = ["LaunchConfig", "elastic_launch"]
@@ -89,7 +89,8 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
         signal that ended the ranks. To be called in the main thread.
         """
         with TemporaryDirectory(prefix="procgroup_") as folder, open_output(self._options, self._plan) as output:
-            agent = make_agent(self._options, self._plan, self._command(Path(folder), arguments), output)
+            program = make_program(self._options, self._plan, self._command(Path(folder), arguments))
+            agent = make_agent(self._options, program, output)
             agent.reports = False
             status = agent.run()
             if status:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from procgroup.cluster.accelerators import visible_gpus
@@ -20,6 +22,7 @@ class NodeRange(NamedTuple):
 
 
 RENDEZVOUS_BACKENDS = ("static", "c10d", "file", "etcd", "etcd-v2", "redis")
+BINDINGS = ("node", "socket", "exclusive", "core-complex", "cores")
 
 # Of torchrun: those of its back-ends which exist here have the same meaning; the last ones have none here.
 _CONF_SECONDS = (
@@ -55,16 +58,34 @@ def truth(value: str) -> bool:
     return value == "1"
 
 
-def process_count(value: str) -> int:
-    """Read a number of ranks; ``auto`` is the number of GPUs, or of usable cores where there are none."""
+def process_count(value: str, gpus: Sequence[str] = ()) -> int:
+    """Read a number of ranks; ``auto`` is the number of GPUs, or of usable cores where there are none.
+
+    ``gpus`` is the value of ``--gpus``: only these count.
+    """
     if value == "cpu":
         return usable_cores()
     if value in ("gpu", "auto"):
-        gpus = visible_gpus()
-        if value == "gpu" and not gpus:
+        found = len(gpus) or visible_gpus()
+        if value == "gpu" and not found:
             raise ValueError("gpu: this host shows no GPU; give a number, cpu or auto")
-        return gpus or usable_cores()
+        return found or usable_cores()
     return number(value, 1, "a number of at least 1, cpu, gpu or auto")
+
+
+def gpus(value: str) -> list[str]:
+    """Read GPUs as CUDA_VISIBLE_DEVICES names them, also ranges of numbers; an empty list where nothing is said."""
+    found: list[str] = []
+    for part in filter(None, (part.strip() for part in value.split(","))):
+        numbers = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part, re.ASCII)
+        named = [part] if re.fullmatch(r"(GPU|MIG)-[\w/-]+", part, re.ASCII) else []
+        new = [str(gpu) for gpu in range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1)] if numbers else named
+        if not new:
+            raise ValueError(f"expected GPUs by number or UUID, such as 0,2-3 or GPU-8d0b77ac, got {part!r}")
+        found += new
+    if twice := next((gpu for gpu in found if found.count(gpu) > 1), None):
+        raise ValueError(f"GPU {twice} stands twice in {value!r}")
+    return found
 
 
 def node_range(value: str) -> NodeRange:
@@ -135,6 +156,11 @@ def rendezvous_backend(value: str) -> str:
 def partition_policy(value: str) -> str:
     """Read what half of the nodes does when the other half is cut off; "" where nothing is said."""
     return _one_of(value, ("", "continue", "stop"))
+
+
+def binding(value: str) -> str:
+    """Read to what the ranks are bound; "" where nothing is said."""
+    return _one_of(value, ("", *BINDINGS))
 
 
 def start_method(value: str) -> str:

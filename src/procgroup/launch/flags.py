@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from procgroup.cluster.hosts import parse_hosts, read_hostfile
@@ -19,9 +20,6 @@ from procgroup.launch.log_options import LogOptions, chosen_ranks, collapse, fil
 
 _REFUSED = {
     "--logs-specs": "log plug-ins do not exist here; use --log-dir",
-    "--numa-binding": "ranks are not bound yet; use numactl with --no-python",
-    "--virtual-local-rank": "devices are not divided among the ranks yet; use LOCAL_RANK to choose one",
-    "--run-path": "give the script itself",
 }
 
 _WITH_HOSTS = ("--ssh", "--ssh-timeout", "--chdir", "--export", "--remote-python")
@@ -47,14 +45,27 @@ class _RaisingParser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-class _Flag:
-    """One flag: how its text is read, and what it is by default, as text."""
+@dataclass(frozen=True)
+class Flag:
+    """One flag: how its text is read, what it is by default, as text, and how it is shown.
 
-    def __init__(self, name: str, read: Callable[[str], Any], default: str) -> None:
-        self.name = name
-        self.read = read
-        self.default = default
-        self.destination = name.lstrip("-").replace("-", "_")
+    ``read`` also takes the values of the flags ``needs``, which stand before this one. ``metavar`` is "" for a flag
+    without a value; ``words`` are the values that shells offer.
+    """
+
+    name: str
+    read: Callable[..., Any]
+    default: str
+    text: str
+    metavar: str = ""
+    short: Sequence[str] = ()
+    words: Sequence[str] = ()
+    needs: Sequence[str] = ()
+
+    @property
+    def destination(self) -> str:
+        """The flag's name among the parsed options."""
+        return self.name.lstrip("-").replace("-", "_")
 
     def find(self, given: str | None) -> tuple[str, str]:
         """Return the text that counts, and where it came from."""
@@ -69,9 +80,10 @@ class _Flag:
 def parse(
     program: str, arguments: Sequence[str], *, old_contract: bool = False, raises: bool = False
 ) -> argparse.Namespace:
-    """Parse the command line; ``old_contract`` adds ``--use-env``. ``sources`` says where each value came from.
+    """Parse the command line; ``old_contract`` adds ``--use-env``.
 
-    An unusable one ends the program with status 2 and the reason, or ``raises`` ValueError.
+    ``texts`` and ``sources`` of the options say how each value was given, and where it came from. An unusable one ends
+    the program with status 2 and the reason, or ``raises`` ValueError.
     """
     parser, flags = _parser(program, old_contract, _RaisingParser if raises else argparse.ArgumentParser)
     _refuse_variables(parser)
@@ -79,14 +91,12 @@ def parse(
     if unknown:
         parser.error(_unknown_flag(parser, unknown[0]))
     options.parser = parser
-    options.sources = {}
-    options.texts = {}
+    options.texts, options.sources = {}, {}
     for flag in flags:
         text, source = flag.find(getattr(options, flag.destination))
-        options.texts[flag.destination] = text
-        options.sources[flag.destination] = source
-        setattr(options, flag.destination, _read(parser, flag, text, source))
-    if options.module and options.no_python:
+        options.texts[flag.destination], options.sources[flag.destination] = text, source
+        setattr(options, flag.destination, _read(options, flag, text, source))
+    if options.module and options.no_python and not options.run_path:
         parser.error("--module and --no-python exclude each other: without Python there are no modules")
     if old_contract and options.no_python and not options.use_env:
         parser.error("--no-python needs --use-env: a program that is not Python gets no --local-rank argument")
@@ -102,13 +112,18 @@ def refuse(options: argparse.Namespace, text: str) -> NoReturn:
     raise AssertionError("a parser's error returns never")
 
 
-def _read(parser: argparse.ArgumentParser, flag: _Flag, text: str, source: str) -> Any:
+def table(program: str, *, old_contract: bool = False) -> list[Flag]:
+    """Return the flags of a program, in the order of its help."""
+    return _parser(program, old_contract, argparse.ArgumentParser)[1]
+
+
+def _read(options: argparse.Namespace, flag: Flag, text: str, source: str) -> Any:
     try:
-        return flag.read(text)
+        return flag.read(text, **{name: getattr(options, name) for name in flag.needs})
     except ValueError as error:
         if source.startswith("-"):
-            parser.error(f"argument {source}: {error}")
-        parser.error(f"{source}={text!r}, set in the environment, is not usable: {error}")
+            options.parser.error(f"argument {source}: {error}")
+        options.parser.error(f"{source}={text!r}, set in the environment, is not usable: {error}")
 
 
 def _refuse_variables(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +135,7 @@ def _refuse_variables(parser: argparse.ArgumentParser) -> None:
 
 def _parser(
     program: str, old_contract: bool, kind: type[argparse.ArgumentParser]
-) -> tuple[argparse.ArgumentParser, list[_Flag]]:
+) -> tuple[argparse.ArgumentParser, list[Flag]]:
     parser = kind(
         prog=program,
         usage=f"{program} [flags] script [arguments of the script]",
@@ -133,6 +148,7 @@ def _parser(
     _add_size_flags(flags)
     _add_hosts_flags(flags)
     _add_rendezvous_flags(flags)
+    _add_placement_flags(flags)
     _add_behaviour_flags(flags)
     _add_log_flags(flags)
     _add_program_flags(flags)
@@ -149,30 +165,35 @@ class _Flags:
     """The flags of a parser, as they are added."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.added: list[_Flag] = []
+        self.added: list[Flag] = []
         self._parser = parser
 
     def add(
         self,
         flag: str,
-        read: Callable[[str], Any],
+        read: Callable[..., Any],
         default: str,
         text: str,
         metavar: str,
         short: Sequence[str] = (),
+        words: Sequence[str] = (),
+        needs: Sequence[str] = (),
     ) -> None:
         """Add a flag with a value, in both spellings and in short ones."""
-        self.added.append(_Flag(flag, read, default))
+        added = Flag(flag, read, default, text, metavar, short, words, needs)
+        self.added.append(added)
         shown = text if not default else f"{text} (default: {default})"
-        self._parser.add_argument(*short, *_spellings(flag), default=None, metavar=metavar, help=shown)
+        spellings = [*short, *_spellings(flag)]
+        self._parser.add_argument(*spellings, dest=added.destination, default=None, metavar=metavar, help=shown)
 
     def add_switch(self, flag: str, text: str, short: Sequence[str] = ()) -> None:
         """Add a flag without a value."""
-        self.added.append(_Flag(flag, flag_values.truth, "0"))
+        self.added.append(Flag(flag, flag_values.truth, "0", text, short=short))
         self._parser.add_argument(*short, *_spellings(flag), action="store_const", const="1", default=None, help=text)
 
 
 def _add_size_flags(flags: _Flags) -> None:
+    flags.add("--gpus", flag_values.gpus, "", "GPUs of this host that the ranks may use, such as 0,2-3", "LIST")
     flags.add(
         "--nproc-per-node",
         flag_values.process_count,
@@ -180,6 +201,8 @@ def _add_size_flags(flags: _Flags) -> None:
         "ranks to start on this node: a number, cpu, gpu, or auto",
         "N",
         short=("-n", "-np"),
+        words=("auto", "cpu", "gpu"),
+        needs=("gpus",),
     )
     flags.add("--nnodes", flag_values.node_range, "1:1", "nodes of the job: N, or MIN:MAX", "N")
     flags.add("--node-rank", flag_values.count, "0", "this node's number, with addresses given by hand", "N")
@@ -216,6 +239,7 @@ def _add_rendezvous_flags(flags: _Flags) -> None:
         "static",
         "how the nodes meet: static, c10d, file, etcd or redis",
         "NAME",
+        words=flag_values.RENDEZVOUS_BACKENDS,
     )
     flags.add(
         "--rdzv-endpoint",
@@ -233,6 +257,20 @@ def _add_rendezvous_flags(flags: _Flags) -> None:
         "",
         "what half of the nodes does when the other half is cut off: continue or stop",
         "WHAT",
+        words=("continue", "stop"),
+    )
+
+
+def _add_placement_flags(flags: _Flags) -> None:
+    flags.add_switch("--virtual-local-rank", "show each rank one GPU only, as device 0, and set LOCAL_RANK to 0")
+    flags.add(
+        "--numa-binding",
+        flag_values.binding,
+        "",
+        f"CPUs of each rank: {', '.join(flag_values.BINDINGS)}; those of its GPU, where it is known",
+        "WHAT",
+        short=("--bind",),
+        words=flag_values.BINDINGS,
     )
 
 
@@ -299,6 +337,9 @@ def log_options(options: argparse.Namespace) -> LogOptions:
 def _add_program_flags(flags: _Flags) -> None:
     flags.add_switch("--module", "run a module, as python -m does", short=("-m",))
     flags.add_switch("--no-python", "run the program itself, without the Python interpreter")
+    flags.add_switch(
+        "--run-path", "run a script, folder or zip file in the launcher's interpreter; wins over -m and --no-python"
+    )
 
 
 def _spellings(flag: str) -> list[str]:

@@ -35,7 +35,13 @@ class JobEnded(Exception):
 
 def has_enough(state: JobState) -> bool:
     """Return whether the round that is forming may begin, once nobody else is waited for."""
-    return state.phase == "forming" and len(state.members) >= state.settings.min_nodes and _has_quorum(state)
+    enough = state.phase == "forming" and len(state.members) >= state.settings.min_nodes
+    return enough and not state.is_moving and _has_quorum(state)
+
+
+def is_at_work(state: JobState) -> bool:
+    """Return whether the nodes run a round, or are enough to begin one."""
+    return state.phase in ("running", "stopping") or has_enough(state)
 
 
 def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
@@ -159,15 +165,17 @@ def leave(state: JobState, node_id: str, reason: str, *, exit_status: int, for_g
         return None
     was_member = node in state.members
     state = _without(state, [node], keep_in_previous=False)
+    state = replace(state, is_moving=state.is_moving or node.hosts_store)
     if state.phase == "forming" or not was_member:
         return state
     said = f"{node.host} has left: {reason}"
     left = len(state.members) + len(state.waiting)
-    can_go_on = left >= state.settings.min_nodes and not node.is_sole_host
+    has_store = not node.hosts_store or any(other.can_host for other in (*state.members, *state.waiting))
+    can_go_on = left >= state.settings.min_nodes and has_store
     can_wait = not for_good and state.restarts < state.settings.max_restarts
     if state.phase == "running":
         if can_go_on or can_wait:
-            return _stop(state, said)
+            return _conclude(_stop(state, said))
         state = _stop(state, said, is_last=True, exit_status=exit_status)
     return _conclude(state)
 
@@ -186,7 +194,7 @@ def after_losing_store(state: JobState, *, silent: bool) -> JobState:
     hosts = [] if silent else [node.agent for node in state.members if node.hosts_store]
     return replace(
         state,
-        restarts=state.restarts + (state.phase == "running"),
+        restarts=state.restarts + (state.phase == "running" and not state.is_moving),
         previous=tuple(old for old in state.previous if old not in hosts),
     )
 
@@ -226,7 +234,11 @@ def _begin_when_full(state: JobState) -> JobState:
 
 
 def _begin(state: JobState) -> JobState:
-    members = tuple(sorted(state.members, key=lambda node: -1 if node.rank is None else node.rank))
+    places = {agent: place for place, agent in enumerate(state.previous)}
+    came_last = len(places)
+    members = tuple(
+        sorted(state.members, key=lambda node: places.get(node.agent, came_last) if node.rank is None else node.rank)
+    )
     return replace(
         state,
         phase="running",

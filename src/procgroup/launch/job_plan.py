@@ -21,13 +21,14 @@ from functools import partial
 from typing import Literal
 
 from procgroup.cluster.addresses import Endpoint
-from procgroup.environ import PROCGROUP_JOB_KEY
+from procgroup.environ import PROCGROUP_JOB_KEY, PYTHON_EXEC
 from procgroup.launch import flag_values
 from procgroup.launch.agent import Patience
 from procgroup.launch.endpoints import FoundStore, connect_each, find_store, parse_endpoints, share_file, use_server
 from procgroup.launch.flag_values import NodeRange
 from procgroup.launch.job_state import JobState, Node, Settings
 from procgroup.launch.meeting import Lease, Meeting, Solo
+from procgroup.stores import addresses
 
 DEFAULT_MASTER_PORT = 29500
 """Where the nodes of a static job meet when no port is given, as with torchrun."""
@@ -56,6 +57,7 @@ class JobPlan:
     lease: Lease
     endpoints: tuple[Endpoint, ...] = ()
     find: Callable[[Callable[[], bool]], FoundStore] | None = None
+    place: str = ""
     is_host: bool | None = None
     master_addr: str = "127.0.0.1"
     master_port: int = 0
@@ -74,6 +76,12 @@ class JobPlan:
         return Meeting(
             find, self._node, self.run_id, self.settings, wake, lease=self.lease, memory=memory, others=others
         )
+
+    def _can_host(self) -> bool:
+        """Return whether this node owns one of the endpoints, so that it can host the agents' store."""
+        if self.is_host is not None:
+            return self.is_host
+        return any(addresses.is_local(endpoint.host) for endpoint in self.endpoints)
 
     def _find(self, stops: Callable[[], bool]) -> FoundStore:
         answers_torch = self.kind == "static"
@@ -99,7 +107,7 @@ class JobPlan:
             role=self.role,
             rank=self.node_rank,
             hosts_store=hosts_store,
-            is_sole_host=hosts_store and len(self.endpoints) == 1,
+            can_host=self._can_host(),
         )
 
 
@@ -126,6 +134,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         lease=_lease(conf),
         endpoints=endpoints,
         find=_finder(options, run_id) if kind == "elastic" else None,
+        place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {options.rdzv_endpoint}",
         is_host=options.node_rank == 0 if kind == "static" else flag_values.conf_is_host(conf),
         master_addr=endpoints[0].host if kind == "static" else options.master_addr,
         master_port=endpoints[0].port if kind == "static" else options.master_port or 0,
@@ -139,11 +148,14 @@ def plan(options: argparse.Namespace) -> JobPlan:
 def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
     """Return a line for each flag or variable that was given and has no effect in this job."""
     of_static = {"node_rank": "node ranks are assigned", "master_addr": "rank 0's host publishes where the ranks meet"}
-    return [
+    ignored = [
         f"{options.sources[name]} has no effect with --rdzv-backend {options.rdzv_backend}: {why}"
         for name, why in of_static.items()
         if job.kind == "elastic" and options.sources[name] != "default"
     ]
+    if options.run_path and PYTHON_EXEC.is_set():
+        ignored.append(f"PYTHON_EXEC has no effect with --run-path ({options.sources['run_path']})")
+    return ignored
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -206,9 +218,10 @@ def _finder(options: argparse.Namespace, run_id: str) -> Callable[[Callable[[], 
 
 
 def _join_seconds(conf: dict[str, str], kind: Kind) -> float:
+    default = JOIN_TIMEOUT_SECONDS
     if kind == "static":
-        return flag_values.conf_seconds(conf, "timeout", STATIC_TIMEOUT_SECONDS)
-    return flag_values.conf_seconds(conf, "join_timeout", JOIN_TIMEOUT_SECONDS)
+        default = flag_values.conf_seconds(conf, "timeout", STATIC_TIMEOUT_SECONDS)
+    return flag_values.conf_seconds(conf, "join_timeout", default)
 
 
 def _lease(conf: dict[str, str]) -> Lease:

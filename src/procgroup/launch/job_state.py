@@ -38,8 +38,6 @@ class Node:
     """One agent. ``host`` is a name for people, ``address`` where other hosts reach its ranks.
 
     ``agent`` is random and the agent's for its life, ``id`` is another for each time that it joins.
-    ``rank`` is the node rank that the user fixed. ``hosts_store`` says that the store of the agents ends with this one,
-    ``is_sole_host`` that there is no other place for it.
     """
 
     id: str
@@ -51,7 +49,7 @@ class Node:
     role: str = "default"
     rank: int | None = None
     hosts_store: bool = False
-    is_sole_host: bool = False
+    can_host: bool = False
 
     def __str__(self) -> str:
         return f"{self.host} (agent's pid {self.pid})"
@@ -84,7 +82,8 @@ class JobState:
     ``waiting`` are nodes that came while a round was running. ``passed`` are the members that have finished the round
     (running) or ended their ranks (stopping). ``previous`` are the agents of the last round that may still be at
     work somewhere. ``is_last`` says that no round follows the one that is being stopped, ``is_recovery``
-    that the store is not the one of the last round. ``failures`` are JSON texts, each one rank's, ``reason`` says why
+    that the store is not the one of the last round, ``is_moving`` that the node that hosts the store has left, so that
+    the next round begins at another. ``failures`` are JSON texts, each one rank's, ``reason`` says why
     the round ends in one line. ``store`` is set once the first member hosts it. ``notice`` is how many seconds a
     member's ranks were given to save their work and end, 0 while none is to be taken away.
     """
@@ -100,6 +99,7 @@ class JobState:
     restarts: int = 0
     is_last: bool = False
     is_recovery: bool = False
+    is_moving: bool = False
     reason: str = ""
     failures: tuple[str, ...] = ()
     store: WorkerStore | None = None

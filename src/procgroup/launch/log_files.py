@@ -11,6 +11,7 @@ directory exists already, the attempt is kept in attempt_<n>_1, attempt_<n>_2, .
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -22,6 +23,9 @@ from procgroup.environ import TMPDIR
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is filtered as several lines."""
+
+_PREFIX = "procgroup_"
+_LOCK = "lock"
 
 OnFailure = Callable[[Path, OSError], None]
 
@@ -99,14 +103,42 @@ class JobDirectory:
 
 
 class TemporaryDirectory:
-    """A directory that only this user may read. ``remove`` takes it away with all that is in it."""
+    """A directory that only this user may read. ``remove`` takes it away with all that is in it.
+
+    A launcher that is killed cannot do that. So it holds a lock on a file there, and the next launcher removes the
+    directories whose locks nobody holds.
+    """
 
     def __init__(self) -> None:
-        self.path = Path(TMPDIR.get(), f"procgroup_{os.urandom(8).hex()}")
+        _remove_abandoned(Path(TMPDIR.get()))
+        self.path = Path(TMPDIR.get(), f"{_PREFIX}{os.urandom(8).hex()}")
         self.path.mkdir(mode=0o700)
+        # The lock appears under its name when it is held, so that nobody takes it first.
+        self._lock = os.open(self.path / "unlocked", os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (self.path / "unlocked").rename(self.path / _LOCK)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+        _remove_abandoned(self.path.parent)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the directories of this user's launchers that were killed."""
+    for lock in folder.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's, or one that is being removed
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:
+            pass  # its launcher lives
+        finally:
+            os.close(descriptor)
 
 
 def _make_directories(path: Path, ranks: Sequence[int]) -> bool:

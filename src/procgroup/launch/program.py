@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from procgroup.environ import PROCGROUP_JOB_KEY, PROCGROUP_REPORT_SOCKET
+from procgroup.environ import PROCGROUP_JOB_KEY, PROCGROUP_NOTICE, PROCGROUP_REPORT_SOCKET
 from procgroup.launch.hosted_store import HostedStore
 from procgroup.launch.job_output import JobOutput, Place
 from procgroup.launch.job_plan import JobPlan
 from procgroup.launch.job_state import JobState
+from procgroup.launch.placement import Placement
 from procgroup.launch.reserved_port import ReservedPort
 from procgroup.launch.worker_environment import Job, worker_environment
 from procgroup.launch.worker_group import RankPlan
@@ -23,7 +24,8 @@ class CommandProgram:
     plan: JobPlan
     job: Job
     command: Sequence[str]
-    output: JobOutput
+    placement: Placement
+    output: JobOutput | None = None
     _chosen_port: ReservedPort | None = None
 
     def host(self, state: JobState) -> HostedStore:
@@ -48,16 +50,32 @@ class CommandProgram:
 
     def plans(self, state: JobState, node_rank: int) -> list[RankPlan]:
         first, node = state.first_rank(node_rank), state.members[node_rank]
+        assert self.output is not None
         place = Place(state.settings.max_nodes, node_rank, node.host, node.role)
         self.output.begin_attempt(state.round, range(first, first + node.processes), place)
         return [self._plan(state, node_rank, local_rank) for local_rank in range(node.processes)]
 
     def _plan(self, state: JobState, node_rank: int, local_rank: int) -> RankPlan:
+        assert self.output is not None
         rank = state.first_rank(node_rank) + local_rank
         output = self.output.of_rank(rank, local_rank)
-        sockets = {PROCGROUP_REPORT_SOCKET.name: self.output.progress.address if self.output.progress else ""}
-        environment = worker_environment(
-            self.job, state, node_rank, local_rank, output.error_file, {**os.environ, **sockets}
-        )
-        command = [part.replace("${local_rank}", str(local_rank)) for part in self.command]
-        return RankPlan(command, environment, output, rank)
+        environment = self.environment(state, node_rank, local_rank, output.error_file, os.environ)
+        cpus = self.placement.cpus[local_rank] if self.placement.cpus else ()
+        return RankPlan(self.command_of(local_rank), environment, output, rank, cpus)
+
+    def command_of(self, local_rank: int) -> list[str]:
+        """Return the command of one rank, with its local rank in the place of ``${local_rank}``."""
+        return [part.replace("${local_rank}", str(local_rank)) for part in self.command]
+
+    def environment(
+        self, state: JobState, node_rank: int, local_rank: int, error_file: str, base: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Return the whole environment of one rank, on top of ``base``: torchrun's contract, its threads, its GPUs."""
+        progress = self.output.progress if self.output is not None else None
+        channels = {
+            PROCGROUP_REPORT_SOCKET.name: progress.address if progress is not None else "",
+            PROCGROUP_NOTICE.name: "",  # known when the rank is started
+        }
+        job = replace(self.job, threads_per_rank=self.placement.threads[local_rank])
+        contract = worker_environment(job, state, node_rank, local_rank, error_file, {**base, **channels})
+        return {**contract, **self.placement.devices.environment(local_rank)}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from procgroup.environ import PROCGROUP_NOTICE
@@ -88,7 +88,7 @@ class RankProcess:
 
     ``output`` is where its streams go; ``standard_input`` says whether it gets the launcher's stdin (else an empty
     one); ``notice`` is the descriptor by which it learns that it is to end. ``killed_for`` says why the launcher killed
-    it, as a failure.
+    it, as a failure. ``cpus`` are those that it may run on, by default all of the launcher's.
     """
 
     def __init__(
@@ -100,13 +100,15 @@ class RankProcess:
         *,
         standard_input: bool,
         notice: int | None = None,
+        cpus: Collection[int] = (),
     ) -> None:
         self.rank = rank
         self.error_file: str = output.error_file
         self.ending: Ending | None = None
         self.told_to_end = False
         self.killed_for: str = ""
-        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        bound_to = ",".join(map(str, sorted(cpus)))
+        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), bound_to]
         out, err = os.pipe(), os.pipe()
         self.streams: list[Stream] = [
             Stream(pipe[0], stream) for pipe, stream in zip((out, err), output.streams, strict=True)

@@ -7,7 +7,7 @@ import importlib.machinery
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from procgroup.launch.agent import Agent
     from procgroup.launch.job_output import JobOutput
     from procgroup.launch.job_plan import JobPlan
+    from procgroup.launch.placement import Placement
+    from procgroup.launch.program import CommandProgram
 
 
 def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
@@ -51,13 +53,37 @@ def run_agent(
     from procgroup.launch.job_plan import unused_flags
     from procgroup.launch.worker_environment import REPLACED
 
-    _tell_about_environment(options.nproc_per_node, threads_per_rank(options), REPLACED)
-    for line in unused_flags(options, job_plan):
-        say(line)
+    program = make_program(options, job_plan, command)
+    placement = program.placement
+    notes = [*_environment_notes(placement, REPLACED), *placement.notes, *unused_flags(options, job_plan)]
+    if options.dry_run:
+        from procgroup.launch import dry_run
+
+        print(dry_run.describe(options, program, notes))
+        return 0
+    for note in notes:
+        say(note)
     with open_output(options, job_plan) as output:
-        agent = make_agent(options, job_plan, command, output)
+        agent = make_agent(options, program, output)
         agent.shares_console = shares_console
         return agent.run()
+
+
+def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str]) -> CommandProgram:
+    """Return what the agents run in each round: ``command`` as the ranks."""
+    from procgroup.launch.placement import place
+    from procgroup.launch.program import CommandProgram
+    from procgroup.launch.worker_environment import Job
+
+    placement = place(options)
+    job = Job(
+        run_id=job_plan.run_id,
+        threads_per_rank=min(placement.threads),
+        signals=",".join(number.name for number in options.signals_to_handle),
+        replace_gloo=options.replace_gloo,
+        uses_agent_store=job_plan.kind == "static",
+    )
+    return CommandProgram(job_plan, job, command, placement)
 
 
 def open_output(options: argparse.Namespace, job_plan: JobPlan) -> JobOutput:
@@ -70,38 +96,25 @@ def open_output(options: argparse.Namespace, job_plan: JobPlan) -> JobOutput:
         flags.refuse(options, f"cannot keep or show the ranks' output: {error}")
 
 
-def make_agent(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str], output: JobOutput) -> Agent:
-    """Return this node's agent, which runs ``command`` as the ranks."""
+def make_agent(options: argparse.Namespace, program: CommandProgram, output: JobOutput) -> Agent:
+    """Return this node's agent, which runs the program and shows its ``output``."""
     from procgroup.launch.agent import Agent
-    from procgroup.launch.program import CommandProgram
-    from procgroup.launch.worker_environment import Job
 
-    job = Job(
-        run_id=job_plan.run_id,
-        threads_per_rank=threads_per_rank(options),
-        signals=",".join(number.name for number in options.signals_to_handle),
-        replace_gloo=options.replace_gloo,
-        uses_agent_store=job_plan.kind == "static",
-    )
-    program = CommandProgram(job_plan, job, command, output)
-    return Agent(job_plan.meet, program, options.signals_to_handle, job_plan.patience, output)
-
-
-def threads_per_rank(options: argparse.Namespace) -> int:
-    """Return the default of OMP_NUM_THREADS: an equal share of the cores that this process may use."""
-    return max(1, usable_cores() // int(options.nproc_per_node))
+    program.output = output
+    return Agent(program.plan.meet, program, options.signals_to_handle, program.plan.patience, output)
 
 
 def program_command(options: argparse.Namespace) -> list[str]:
     """Return the command that runs the program; exit with the reason when there is no such program."""
-    if options.no_python:
+    if options.no_python and not options.run_path:
         if shutil.which(options.script) is None:
             options.parser.error(f"there is no program {options.script!r} to execute: check the name and PATH")
         return [options.script]
-    interpreter = PYTHON_EXEC.get() or sys.executable
+    # With --run-path torchrun stays in its own interpreter.
+    interpreter = (not options.run_path and PYTHON_EXEC.get()) or sys.executable
     if shutil.which(interpreter) is None:
         options.parser.error(f"PYTHON_EXEC={interpreter!r} is no program that can be executed")
-    if not options.module:
+    if options.run_path or not options.module:
         if not Path(options.script).exists() and Path(options.script).name in ("python", "python3"):
             options.parser.error("give the script without python: the ranks run it with this interpreter")
         if not Path(options.script).exists():
@@ -118,10 +131,12 @@ def _module_exists(name: str) -> bool:
     return name in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(name, path) is not None
 
 
-def _tell_about_environment(ranks: int, threads: int, replaced_names: Sequence[str]) -> None:
-    """Say in one line each which thread count was chosen, and which variables of the user are replaced."""
+def _environment_notes(placement: Placement, replaced_names: Sequence[str]) -> Iterator[str]:
+    """Yield which thread count was chosen, and which variables of the user are replaced, in one line each."""
+    ranks = len(placement.threads)
     if not OMP_NUM_THREADS.is_set() and ranks > 1:
-        say(f"OMP_NUM_THREADS={threads} per rank ({usable_cores()} usable cores, {ranks} ranks); set it to choose")
+        cores = f"{usable_cores()} usable cores, {ranks} ranks"
+        yield f"OMP_NUM_THREADS={placement.threads_text} per rank ({cores}); set it to choose"
     replaced = [name for name in replaced_names if name in os.environ]
     if replaced:
-        say(f"{', '.join(replaced)} of the environment {'is' if len(replaced) == 1 else 'are'} replaced for the ranks")
+        yield f"{', '.join(replaced)} of the environment {'is' if len(replaced) == 1 else 'are'} replaced for the ranks"

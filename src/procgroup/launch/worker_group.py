@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,12 +38,13 @@ UNKILLABLE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What to start as one rank; ``rank`` is the global one."""
+    """What to start as one rank; ``rank`` is the global one, ``cpus`` are those that it is bound to, if any."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     output: RankOutput
     rank: int
+    cpus: Collection[int] = ()
 
 
 class WorkerGroup:
@@ -95,6 +96,7 @@ class WorkerGroup:
                         plan.output,
                         standard_input=plan.rank == 0,
                         notice=self._notice.descriptor,
+                        cpus=plan.cpus,
                     )
                 )
             except OSError as error:

@@ -96,11 +96,15 @@ def listen(host: str, port: int) -> socket.socket:
 def listen_if_local(host: str, port: int) -> socket.socket | None:
     """Return a listening socket, as ``listen`` does, if ``host`` is this host's own address or name; else None.
 
-    A host is this one when one of its addresses can be bound here. Raises DistNetworkError when the port is taken or
-    not allowed.
+    Raises DistNetworkError when the port is taken or not allowed.
     """
+    return listen(host, port) if is_local(host) else None
+
+
+def is_local(host: str) -> bool:
+    """Tell whether a host is this one: whether one of its addresses can be bound here."""
     candidates = [numeric(host) or _LOOPBACK[0]] if is_literal(host) else resolve(host, _RESOLVE_SECONDS)
-    return listen(host, port) if any(map(_is_bindable, candidates)) else None
+    return any(map(_is_bindable, candidates))
 
 
 def is_literal(host: str) -> bool:
