@@ -117,7 +117,9 @@ def test_a_signal_to_the_command_ends_the_ranks_of_all_hosts(
     )
 
 
-@pytest.mark.parametrize("source", [SLEEP, RESIST], ids=["ranks end", "ranks resist"])
+@pytest.mark.parametrize(
+    "source", [SLEEP, pytest.param(RESIST, marks=pytest.mark.slow)], ids=["ranks end", "ranks resist"]
+)
 def test_the_death_of_the_command_ends_agents_and_ranks_within_seconds(
     start_launcher: Any, on_hosts: Any, gone: Gone, source: str
 ) -> None:
@@ -288,6 +290,7 @@ def test_the_file_of_the_documentation_is_read(tmp_path: Path) -> None:
     assert read_hostfile(str(tmp_path / "hosts.txt")) == [Host("node1", 4), Host("node2", 4), Host("user@node3")]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_ranks_that_write_on(server: ssh_server.SshServer, launcher: Any) -> None:
     script = launcher.script("while True: print('more', flush=True)")
     line = f"{sys.executable} -m procgroup run --hosts host1:2 {script} | head -n 1; echo ${{PIPESTATUS[0]}}"
