@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from procgroup.environ import PROCGROUP_MASTER, PROCGROUP_STORE, PROCGROUP_STORE_KEY
+from procgroup.environ import (
+    PROCGROUP_MASTER,
+    PROCGROUP_NOTICE,
+    PROCGROUP_REPORT_SOCKET,
+    PROCGROUP_STORE,
+    PROCGROUP_STORE_KEY,
+)
 
 EXPORTED_PREFIXES = ("PROCGROUP_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "TORCH_", "JAX_", "XLA_", "PYTHON")
 """Variables with these names go along without being asked for."""
 
-_OF_ANOTHER_JOB = {variable.name for variable in (PROCGROUP_MASTER, PROCGROUP_STORE, PROCGROUP_STORE_KEY)}
+# Set by the launcher of a job that this command itself is a rank of.
+_OF_ANOTHER_JOB = {
+    variable.name
+    for variable in (
+        PROCGROUP_MASTER,
+        PROCGROUP_NOTICE,
+        PROCGROUP_REPORT_SOCKET,
+        PROCGROUP_STORE,
+        PROCGROUP_STORE_KEY,
+    )
+}
 
 
 def exported_environment(asked: str, base: Mapping[str, str], flags: Collection[str]) -> dict[str, str]:
