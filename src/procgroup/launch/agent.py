@@ -1,7 +1,7 @@
 """The agent of one node: runs the node's ranks in the rounds that the agents of all nodes agree on.
 
-One thread, one loop, no polling: it waits on the ranks' pipes, its own outputs, its signals (SIGCHLD among them) and
-the meeting, which agrees with the other nodes in threads of its own (see meeting.py; a job with one node agrees with
+One thread, one loop, no polling: it waits on the ranks' pipes and ends (pidfd), its own outputs, its signals and the
+meeting, which agrees with the other nodes in threads of its own (see meeting.py; a job with one node agrees with
 itself at once). What the agent does follows from the job's state and from its own ranks::
 
     state       ranks here         the agent
@@ -151,7 +151,8 @@ class Agent:
         group = self._group
         streams = group.streams if group is not None else []
         self._announcer.count(group)
-        self._console.move_bytes(streams, [inbox.descriptor, self._wake_read], self._timeout())
+        ends = [rank.descriptor for rank in self._group.living] if self._group is not None else []
+        self._console.move_bytes(streams, [inbox.descriptor, self._wake_read, *ends], self._timeout())
         self._drain_wakes()
         self._heed(inbox)
         if self._group is not None:

@@ -127,6 +127,13 @@ class RankProcess:
             os.close(out[1])
             os.close(err[1])
         self.pid: int = self._process.pid
+        try:
+            # Readable once the process has ended; its number belongs to nobody else until it is collected.
+            self.descriptor: int = os.pidfd_open(self.pid)
+        except OSError:
+            self._process.kill()
+            self._process.wait()
+            raise
 
     @property
     def stderr(self) -> Stream:
@@ -150,6 +157,7 @@ class RankProcess:
                 return False
             self.signal(signal.SIGKILL)
             _, status, usage = os.wait4(self.pid, 0)
+            os.close(self.descriptor)
             self._process.returncode = os.waitstatus_to_exitcode(status)
             unit = 1 if sys.platform == "darwin" else 1024
             self.ending = Ending(self._process.returncode, time.monotonic(), usage.ru_maxrss * unit)

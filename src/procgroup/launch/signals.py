@@ -11,7 +11,7 @@ from typing import Any
 
 
 class SignalInbox:
-    """Collects the given signals, and wakes a loop that waits on ``descriptor`` for each of them and each SIGCHLD.
+    """Collects the given signals, and wakes a loop that waits on ``descriptor`` for each of them.
 
     Nothing is done in the handlers themselves. A SIGHUP that is ignored on entry (``nohup``) stays ignored.
     Use as a context manager, in the main thread; the earlier handlers come back at the end.
@@ -33,7 +33,6 @@ class SignalInbox:
 
     def __enter__(self) -> SignalInbox:
         self._earlier_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        self._earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake_only)
         for number in self._numbers:
             self._earlier[number] = signal.signal(number, self._receive)
         return self
@@ -59,10 +58,6 @@ class SignalInbox:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(signal.Signals(number))
-
-
-def _wake_only(number: int, frame: FrameType | None) -> None:
-    """Handle SIGCHLD, so that the kernel reports it; the wake-up descriptor does the rest."""
 
 
 def _kept_ignored(number: signal.Signals) -> bool:
