@@ -34,6 +34,7 @@ _NAMES = """
     GroupMember
     HashStore
     IncompleteEnvironment
+    MPIStore
     ObjectError
     OperationError
     P2POp
@@ -50,6 +51,7 @@ _NAMES = """
     RendezvousConflict
     RendezvousError
     RendezvousTimeout
+    SlurmStore
     Store
     StoreLimitError
     StoreLost
