@@ -1,8 +1,9 @@
-"""A Slurm of several hosts on this machine: each has a network, a host name and an /etc/hosts of its own."""
+"""Several hosts on this machine, and a Slurm on them: each has a network, a host name and an /etc/hosts of its own."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,24 +21,49 @@ def lacks() -> str:
 
 
 @contextmanager
-def running(folder: Path, count: int) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Start Slurm on hosts node1, node2, ...; yield how a command runs on the first, and the environment."""
+def joined(folder: Path, count: int) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Make hosts node1, node2, ... that reach each other; yield, by name, what stands before a command that runs there.
+
+    Their /etc/hosts lies in ``folder``.
+    """
     names = [f"node{number}" for number in range(1, count + 1)]
-    (folder / "hosts").write_text(
-        "".join(f"{address} {name}\n" for address, name in [("127.0.0.1", "localhost"), *zip(_addresses(count), names, strict=True)])
-    )
+    entries = [("127.0.0.1", "localhost"), *zip(addresses(count), names, strict=True)]
+    (folder / "hosts").write_text("".join(f"{address} {name}\n" for address, name in entries))
     with _networks(count) as networks:
-        prefixes = [_command_on(network, name, folder / "hosts") for network, name in zip(networks, names, strict=True)]
+        pairs = zip(names, networks, strict=True)
+        yield {name: _command_on(network, name, folder / "hosts") for name, network in pairs}
+
+
+@contextmanager
+def running(folder: Path, count: int) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Start Slurm on such hosts; yield what stands before a command on the first, and the environment of commands."""
+    with joined(folder, count) as hosts:
         nodes = [
             slurm_cluster.Node(name, f"NodeAddr={address}", prefix)
-            for name, address, prefix in zip(names, _addresses(count), prefixes, strict=True)
+            for (name, prefix), address in zip(hosts.items(), addresses(count), strict=True)
         ]
-        controller = f"{names[0]}({_addresses(count)[0]})"
+        controller = f"node1({addresses(count)[0]})"
         with slurm_cluster.running_on(folder, nodes, controller, _CONTROLLER_PORT) as environment:
-            yield list(prefixes[0]), environment
+            yield list(hosts["node1"]), environment
 
 
-def _addresses(count: int) -> list[str]:
+def remote_shell(folder: Path, hosts: dict[str, tuple[str, ...]]) -> str:
+    """Return the path of a program that runs a command on one of these hosts as ssh does: ``PROGRAM HOST COMMAND``."""
+    cases = "".join(
+        f'{name}|{address}) exec {shlex.join(prefix)} sh -c "$*";;\n'
+        for (name, prefix), address in zip(hosts.items(), addresses(len(hosts)), strict=True)
+    )
+    program = folder / "remote_shell"
+    program.write_text(
+        '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\n'
+        f'host=$1; shift\ncase $host in\n{cases}esac\necho "no host $host" >&2; exit 1\n'
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+def addresses(count: int) -> list[str]:
+    """Return the addresses of the hosts, in order."""
     return [f"192.168.78.{number}" for number in range(1, count + 1)]
 
 
@@ -57,7 +83,7 @@ def _networks(count: int) -> Iterator[list[str]]:
         _ip("netns", "add", switch)
         _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
         _ip("-n", switch, "link", "set", "bridge", "up")
-        for number, (network, address) in enumerate(zip(networks, _addresses(count), strict=True), start=1):
+        for number, (network, address) in enumerate(zip(networks, addresses(count), strict=True), start=1):
             port = f"port{number}"
             _ip("netns", "add", network)
             _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "cable", "netns", network)

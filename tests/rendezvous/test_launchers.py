@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import launcher_environments
 import slurm_hosts
+import two_hosts
 import world
 
 pytestmark = pytest.mark.timeout(300)  # the first test of an mpiexec installs it
@@ -36,8 +38,6 @@ if kind == "url":  # ranks that meet again
     dist.init_process_group(init_method=arguments[0] if arguments else None, timeout=30)
     dist.barrier()
 """
-
-Start = Callable[..., list[str]]
 
 
 def start_ranks(command: list[str], directory: Path, environment: Mapping[str, str], arguments: list[str]) -> list[str]:
@@ -139,25 +139,38 @@ def test_srun_starts_ranks_on_several_hosts(hosts: int, tmp_path: Path) -> None:
         pytest.skip(lack)
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "slurm").mkdir()
-    key = {"PROCGROUP_JOB_KEY": os.urandom(32).hex()}
+    command = ["srun", "-N", str(hosts), "-n", "4", sys.executable, "train.py", "url"]
     with slurm_hosts.running(tmp_path / "slurm", hosts) as (first_host, environment):
-        for arguments in (["url"], ["SlurmStore"]):
-            command = [*first_host, "srun", "-N", str(hosts), "-n", "4", sys.executable, "train.py", *arguments]
-            done = world.run_command(command, directory=tmp_path, environment={**environment, **key}, timeout=60)
-            assert done.returncode == 0, done.stderr
-            ranks = [line.partition(",")[0] for line in done.stdout.splitlines()]
-            assert sorted(ranks) == [f"rank {rank} of 4" for rank in range(4)]
-            assert "job key" not in done.stderr
-            assert done.stdout.count(", with a key: 10") == 4
+        for key in (os.urandom(32).hex(), ""):
+            job = {**environment, "PROCGROUP_JOB_KEY": key}
+            done = world.run_command([*first_host, *command], directory=tmp_path, environment=job, timeout=60)
+            check_ranks_of_several_hosts(done, key)
 
 
-def test_a_step_on_several_hosts_without_a_key_says_so(tmp_path: Path) -> None:
-    if lack := slurm_hosts.lacks():
+def check_ranks_of_several_hosts(done: subprocess.CompletedProcess[str], key: str) -> None:
+    assert done.returncode == 0, done.stderr
+    ranks = [line.partition(",")[0] for line in done.stdout.splitlines()]
+    assert sorted(ranks) == [f"rank {rank} of 4" for rank in range(4)]
+    assert done.stdout.count(f", {'with' if key else 'without'} a key: 10") == 4
+    assert "the ranks do not share memory, using TCP" in done.stderr
+    assert done.stderr.count("listens beyond this host without a job key") == (0 if key else 1)
+
+
+@pytest.mark.parametrize("by", ["names", "addresses"])
+def test_mpiexec_starts_ranks_on_two_hosts(by: str, mpiexec: list[str], tmp_path: Path) -> None:
+    if lack := two_hosts.lacks():
         pytest.skip(lack)
     (tmp_path / "train.py").write_text(PROGRAM)
-    (tmp_path / "slurm").mkdir()
-    with slurm_hosts.running(tmp_path / "slurm", 2) as (first_host, environment):
-        command = [*first_host, "srun", "-N", "2", "-n", "2", sys.executable, "train.py", "url", "slurm://"]
-        done = world.run_command(command, directory=tmp_path, environment=environment, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("listens beyond this host without a job key") == 1
+    with slurm_hosts.joined(tmp_path, 2) as hosts:
+        shell, names = (
+            slurm_hosts.remote_shell(tmp_path, hosts),
+            [*hosts] if by == "names" else slurm_hosts.addresses(2),
+        )
+        if "--oversubscribe" in mpiexec:
+            host_list = ",".join(f"{name}:2" for name in names)
+            flags = ["--mca", "plm_ssh_agent", shell, "--host", host_list, "--map-by", "ppr:2:node"]
+        else:
+            flags = ["-launcher", "ssh", "-launcher-exec", shell, "-hosts", ",".join(names), "-ppn", "2"]
+        command = [*hosts["node1"], *mpiexec, *flags, "-n", "4", sys.executable, "train.py", "url"]
+        done = world.run_command(command, directory=tmp_path, timeout=60)
+    check_ranks_of_several_hosts(done, "announced")
