@@ -358,8 +358,8 @@ nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str>> list_guests(const s
   return guests;
 }
 
-void start_server(store::Server* place, int listener, std::string job, nb::bytes job_key) {
-  new (place) store::Server(listener, {std::move(job), {job_key.c_str(), job_key.size()}});
+void start_server(store::Server* place, int listener, std::string job, nb::bytes job_key, bool answers_torch) {
+  new (place) store::Server(listener, {std::move(job), {job_key.c_str(), job_key.size()}}, answers_torch);
 }
 
 nb::bytes hmac_sha256(nb::bytes key, nb::bytes message) {
@@ -373,14 +373,16 @@ void bind_stores(nb::module_& module) {
   module.def("hmac_sha256", &hmac_sha256, nb::arg("key"), nb::arg("message"));
 
   nb::class_<store::Server>(module, "StoreServer")
-      .def("__init__", &start_server, nb::arg("listener"), nb::arg("job"), nb::arg("job_key"))
+      .def("__init__", &start_server, nb::arg("listener"), nb::arg("job"), nb::arg("job_key"),
+           nb::arg("answers_torch") = false)
       .def_prop_ro("port", &store::Server::port)
       .def_prop_ro("running", &store::Server::running)
       .def_prop_ro("guests", &store::Server::guests)
       .def_prop_ro("requests", &store::Server::requests)
       .def("list_guests", &list_guests)
       .def("stop", &store::Server::stop)
-      .def("drain", &store::Server::drain);
+      .def("drain", &store::Server::drain)
+      .def("forget_torch", &store::Server::forget_torch, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<StoreClient>(module, "StoreClient")
       .def(nb::init<std::vector<std::string>, std::string, int, std::string, nb::bytes, uint32_t, double, double>(),

@@ -62,16 +62,33 @@ bool Connection::send(uint32_t request, const Answer& answer) {
   bool ok = true;
   for (const Value& value : answer.values) {
     if (answer.fields) put_length(bytes, value->size());
-    if (value->size() <= kCopyBytes) {
-      bytes.append(*value);
-      continue;
-    }
-    ok = ok && send(bytes);
-    bytes.clear();
-    output_.push_back({{}, value});
+    ok = ok && add(bytes, value);
   }
   if (!bytes.empty()) ok = ok && send(bytes);
   return ok && flush();
+}
+
+bool Connection::send(const TorchReply& reply) {
+  std::string bytes = reply.bytes;
+  bool ok = true;
+  for (const Value& value : reply.values) {
+    put(bytes, value->size());
+    ok = ok && add(bytes, value);
+  }
+  if (!bytes.empty()) ok = ok && send(bytes);
+  return ok && flush();
+}
+
+// Adds a value to the bytes that are about to be sent; a large one follows them instead, without a copy.
+bool Connection::add(std::string& bytes, const Value& value) {
+  if (value->size() <= kCopyBytes) {
+    bytes.append(*value);
+    return true;
+  }
+  const bool ok = send(bytes);
+  bytes.clear();
+  output_.push_back({{}, value});
+  return ok;
 }
 
 bool Connection::flush() {

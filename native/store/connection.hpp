@@ -8,12 +8,13 @@
 #include "base/file_descriptor.hpp"
 #include "store/protocol.hpp"
 #include "store/table.hpp"
+#include "store/torch_table.hpp"
 
 namespace procgroup::store {
 
 class Connection {
  public:
-  enum class State { kHello, kProof, kOpen };
+  enum class State { kHello, kProof, kOpen, kTorch };
   enum class Receipt { kSome, kNothing, kClosed };
 
   Connection(uint64_t number, FileDescriptor accepted, std::string from)
@@ -23,20 +24,24 @@ class Connection {
   FileDescriptor socket;
   const std::string peer;  // "address:port", for log lines
   State state = State::kHello;
-  Hello hello{};        // once it has come
-  Welcome welcome{};    // what was answered
-  bool doomed = false;  // closed at the end of this turn of the server's loop
+  TorchParser torch_parser;  // in state kTorch
+  Hello hello{};             // once it has come
+  Welcome welcome{};         // what was answered
+  bool doomed = false;       // closed at the end of this turn of the server's loop
   bool polls_writable = false;
 
+  // Whether its handshake is done.
+  bool is_open() const { return state == State::kOpen || state == State::kTorch; }
   // Read once from the socket.
   Receipt receive();
   // What has come and is not used yet.
   std::string_view input() const { return std::string_view(input_).substr(used_); }
   void use(size_t bytes);
 
-  // Both send what goes now and keep the rest; false: the connection is broken.
+  // All three send what goes now and keep the rest; false: the connection is broken.
   bool send(std::string_view bytes);
   bool send(uint32_t request, const Answer& answer);
+  bool send(const TorchReply& reply);
   bool flush();
   bool has_output() const { return !output_.empty(); }
 
@@ -46,6 +51,8 @@ class Connection {
     Value shared;  // instead of `own`
     std::string_view bytes() const { return shared ? std::string_view(*shared) : std::string_view(own); }
   };
+
+  bool add(std::string& bytes, const Value& value);
 
   std::string input_;
   size_t used_ = 0;

@@ -29,6 +29,7 @@
 // second thread.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -130,6 +131,13 @@ static_assert(sizeof(Header) == 12);
 struct ProtocolError {
   std::string reason;
 };
+
+// The first bytes of something foreign, fit for a log line.
+inline std::string printable(std::string_view bytes) {
+  std::string text(bytes.substr(0, 24));
+  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 32 || c > 126; }, '.');
+  return text;
+}
 
 inline void put(std::string& body, uint64_t number) { body.append(reinterpret_cast<const char*>(&number), 8); }
 inline void put_length(std::string& body, size_t length) {

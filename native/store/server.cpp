@@ -24,11 +24,11 @@ int port_of(int listener) {
 
 }  // namespace
 
-Server::Server(int listener, Identity identity)
+Server::Server(int listener, Identity identity, bool answers_torch)
     : port_(port_of(listener)),
       generation_(fork_generation()),
       shared_(std::make_unique<Shared>()),
-      loop_(std::make_unique<Loop>(listener, port_, std::move(identity), *shared_)) {
+      loop_(std::make_unique<Loop>(listener, port_, std::move(identity), answers_torch, *shared_)) {
   thread_ = std::make_unique<std::thread>(start_native_thread("pg-store", [loop = loop_.get()] { loop->run(); }));
 }
 
@@ -72,6 +72,22 @@ void Server::Shared::remove_guests() {
   const std::lock_guard lock(list_mutex);
   list.clear();
   guests.store(0, std::memory_order_release);
+}
+
+void Server::Shared::report_forgotten(uint64_t order) {
+  forgets_done.store(order, std::memory_order_release);
+  forgets_done.notify_all();
+}
+
+void Server::forget_torch() {
+  if (!thread_ || generation_ != fork_generation()) return;
+  const uint64_t order = shared_->forgets_ordered.fetch_add(1, std::memory_order_acq_rel) + 1;
+  wake();
+  uint64_t done = shared_->forgets_done.load(std::memory_order_acquire);
+  while (done < order) {
+    shared_->forgets_done.wait(done, std::memory_order_acquire);
+    done = shared_->forgets_done.load(std::memory_order_acquire);
+  }
 }
 
 void Server::drain() {

@@ -1,5 +1,8 @@
 // The store's server: one thread, one epoll, any number of clients.
 //
+// It can answer PyTorch's TCPStore clients at the same socket (see torch_protocol.hpp). Their keys are a table of their
+// own, since their protocol proves no secret.
+//
 // Whatever a client sends is bounded by the limits in protocol.hpp; what is not the protocol closes that
 // connection with one line on stderr and concerns nobody else. A connection whose replies are not
 // read is not read from either, so that its output stays bounded.
@@ -20,7 +23,7 @@ namespace procgroup::store {
 class Server {
  public:
   // Takes over a listening TCP socket. Throws std::system_error when it is none.
-  Server(int listener, Identity identity);
+  Server(int listener, Identity identity, bool answers_torch = false);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -30,11 +33,13 @@ class Server {
   void stop();
   // End as soon as no client but those of this process is connected.
   void drain();
+  // Close the connections of PyTorch's clients and forget their keys; returns when that is done.
+  void forget_torch();
   bool running() const { return shared_->running.load(std::memory_order_acquire); }
   // Connected clients' connections, without those of this process.
   int guests() const { return shared_->guests.load(std::memory_order_acquire); }
   struct Guest {
-    uint32_t process;     // as its client gave it
+    uint32_t process;     // as its client gave it; 0: one of PyTorch's, which gives none
     std::string address;  // "address:port"
   };
   // Those connections.
@@ -45,17 +50,21 @@ class Server {
   class Loop;
   // Written by the server's thread. `running` and `guests` are released after what they tell of has
   // happened (the listener is closed; the connection is admitted or closed); `requests` only counts.
-  // `stopping` and `draining` are requests to the thread; the eventfd's write orders them.
+  // `stopping`, `draining` and `forgets_ordered` are requests to the thread; the eventfd's write orders them.
+  // `forgets_done` follows `forgets_ordered`, and has its greatest value when the thread ends.
   struct Shared {
     std::atomic<bool> running{true};
     std::atomic<int> guests{0};
     std::atomic<uint64_t> requests{0};
     std::atomic<bool> stopping{false};
     std::atomic<bool> draining{false};
+    std::atomic<uint64_t> forgets_ordered{0};
+    std::atomic<uint64_t> forgets_done{0};
 
     void add_guest(uint64_t connection, Guest guest);
     void remove_guest(uint64_t connection);
     void remove_guests();
+    void report_forgotten(uint64_t order);
     std::mutex list_mutex;
     std::map<uint64_t, Guest> list;  // under list_mutex; by connection, as many as `guests`
   };

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <new>
 #include <system_error>
 
@@ -52,14 +53,16 @@ void configure(int socket) {
 
 }  // namespace
 
-Server::Loop::Loop(int listener, int port, Identity identity, Shared& shared)
+Server::Loop::Loop(int listener, int port, Identity identity, bool answers_torch, Shared& shared)
     : listener_(listener),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       port_(port),
       identity_(std::move(identity)),
+      answers_torch_(answers_torch),
       shared_(shared),
-      table_([this](Ticket ticket, Answer&& answer) { deliver(ticket, std::move(answer)); }) {
+      table_([this](Ticket ticket, Answer&& answer) { deliver(ticket, std::move(answer)); }),
+      torch_table_([this](uint64_t id, TorchReply&& reply) { deliver_torch(id, std::move(reply)); }) {
   if (!epoll_) fail("epoll_create1");
   if (!wake_) fail("eventfd");
   fcntl(listener, F_SETFL, fcntl(listener, F_GETFL) | O_NONBLOCK);
@@ -80,11 +83,13 @@ void Server::Loop::run() {
     if (accept_again_.at_ns != Deadline::never().at_ns && accept_again_.passed()) resume_accepting();
     if (!doomed_.empty()) bury_the_doomed();
     if (!handshakes_.empty()) end_late_handshakes();
+    forget_torch();
   }
   listener_.reset();
   connections_.clear();
   shared_.remove_guests();
   shared_.running.store(false, std::memory_order_release);
+  shared_.report_forgotten(std::numeric_limits<uint64_t>::max());
 }
 
 void Server::Loop::turn(const epoll_event& event) {
@@ -170,9 +175,9 @@ void Server::Loop::bury_the_doomed() {
   for (size_t i = 0; i < doomed_.size(); ++i) {
     const uint64_t id = doomed_[i];
     const auto found = connections_.find(id);
-    const Connection& connection = *found->second;
-    if (connection.state == Connection::State::kOpen && !(connection.hello.flags & kHost)) shared_.remove_guest(id);
+    shared_.remove_guest(id);
     connections_.erase(found);
+    torch_table_.forget(id);
     try {
       table_.forget(id);
     } catch (const std::bad_alloc&) {
@@ -186,7 +191,7 @@ void Server::Loop::end_late_handshakes() {
   while (!handshakes_.empty()) {
     const auto [deadline, id] = handshakes_.front();
     const auto found = connections_.find(id);
-    const bool over = found == connections_.end() || found->second->state == Connection::State::kOpen;
+    const bool over = found == connections_.end() || found->second->is_open();
     if (!over && !deadline.passed()) return;
     handshakes_.pop_front();
     if (!over) refuse(*found->second, "no complete handshake within " + std::to_string(int(kHandshakeSeconds)) + " s");

@@ -1,4 +1,4 @@
-// The server's thread: every connection, and the table that they ask.
+// The server's thread: every connection, and the tables that they ask.
 #pragma once
 
 #include <sys/socket.h>
@@ -16,15 +16,17 @@
 #include "store/connection.hpp"
 #include "store/server.hpp"
 #include "store/table.hpp"
+#include "store/torch_table.hpp"
 
 struct epoll_event;
 
 namespace procgroup::store {
 
-// server_loop.cpp accepts, polls and ends connections; server_requests.cpp reads what they ask, and answers.
+// server_loop.cpp accepts, polls and ends connections; server_requests.cpp reads what they ask, and answers;
+// server_torch.cpp does so for PyTorch's clients.
 class Server::Loop {
  public:
-  Loop(int listener, int port, Identity identity, Shared& shared);
+  Loop(int listener, int port, Identity identity, bool answers_torch, Shared& shared);
   void run();
   int waker() const { return wake_.get(); }
 
@@ -43,10 +45,14 @@ class Server::Loop {
   size_t use_hello(Connection& connection, std::string_view input);
   size_t use_proof(Connection& connection, std::string_view input);
   size_t use_frame(Connection& connection, std::string_view input);
+  size_t use_torch_validation(Connection& connection, std::string_view input);
+  size_t use_torch_request(Connection& connection, std::string_view input);
   void open(Connection& connection);
   void write_to(Connection& connection);
   void after_send(Connection& connection, bool ok);
   void deliver(Ticket ticket, Answer&& answer);
+  void deliver_torch(uint64_t id, TorchReply&& reply);
+  void forget_torch();
   void refuse(Connection& connection, const std::string& reason);
   void doom(Connection& connection);
   void bury_the_doomed();
@@ -60,8 +66,10 @@ class Server::Loop {
   FileDescriptor wake_;
   const int port_;
   const Identity identity_;
+  const bool answers_torch_;
   Shared& shared_;
   Table table_;
+  TorchTable torch_table_;
   uint64_t next_id_ = kFirstConnectionId;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
   std::deque<std::pair<Deadline, uint64_t>> handshakes_;

@@ -1,23 +1,12 @@
 // What connections say, from the handshake on, and what they are answered.
 #include <sys/epoll.h>
 
-#include <algorithm>
 #include <cstring>
 #include <new>
 
 #include "store/server_loop.hpp"
 
 namespace procgroup::store {
-namespace {
-
-// The first bytes of something foreign, fit for a log line.
-std::string printable(std::string_view bytes) {
-  std::string text(bytes.substr(0, 24));
-  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 32 || c > 126; }, '.');
-  return text;
-}
-
-}  // namespace
 
 void Server::Loop::read_from(Connection& connection) {
   switch (connection.receive()) {
@@ -54,11 +43,16 @@ size_t Server::Loop::use_one(Connection& connection, std::string_view input) {
       return use_proof(connection, input);
     case Connection::State::kOpen:
       return use_frame(connection, input);
+    case Connection::State::kTorch:
+      return use_torch_request(connection, input);
   }
   return 0;
 }
 
 size_t Server::Loop::use_hello(Connection& connection, std::string_view input) {
+  if (kTorchValidation.starts_with(input.substr(0, kTorchValidation.size()))) {
+    return use_torch_validation(connection, input);
+  }
   if (!kMagic.starts_with(input.substr(0, kMagic.size()))) {
     throw ProtocolError{"it does not speak the store's protocol; its first bytes: '" + printable(input) + "'"};
   }

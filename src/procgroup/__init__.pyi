@@ -103,6 +103,10 @@ from procgroup.errors import UnpicklingFailed as UnpicklingFailed
 from procgroup.errors import WaitTimeout as WaitTimeout
 from procgroup.groups.group import ProcessGroup as ProcessGroup
 from procgroup.groups.work import Work as Work
+from procgroup.launch.preemption import on_preemption as on_preemption
+from procgroup.launch.preemption import preempted as preempted
+from procgroup.launch.progress import report as report
+from procgroup.launch.record import record as record
 from procgroup.launch.spawn import ProcessContext as ProcessContext
 from procgroup.launch.spawn import spawn as spawn
 from procgroup.launch.spawn import start_processes as start_processes
@@ -114,9 +118,11 @@ from procgroup.rendezvous.handlers import register_rendezvous_handler as registe
 from procgroup.rendezvous.handlers import rendezvous as rendezvous
 from procgroup.rendezvous.launcher_stores import MPIStore as MPIStore
 from procgroup.rendezvous.launcher_stores import SlurmStore as SlurmStore
+from procgroup.stores.etcd import EtcdStore as EtcdStore
 from procgroup.stores.file import FileStore as FileStore
 from procgroup.stores.hash import HashStore as HashStore
 from procgroup.stores.prefix import PrefixStore as PrefixStore
+from procgroup.stores.redis import RedisStore as RedisStore
 from procgroup.stores.store import Store as Store
 from procgroup.stores.tcp import TCPStore as TCPStore
 from procgroup.types import ReduceOp as ReduceOp

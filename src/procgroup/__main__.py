@@ -22,6 +22,7 @@ COMMANDS = {
         "procgroup.diagnostics.bench.command", "measure procgroup here, beside Gloo and MPI where installed"
     ),
     "launch": Command("procgroup.launch.launch", "as run, by the older contract: each rank gets --local-rank=N"),
+    "completion": Command("procgroup.completion", "print a script with which bash, zsh or fish complete commands"),
 }
 
 
@@ -71,7 +72,7 @@ def _version() -> str:
 
 
 def _help() -> str:
-    lines = [f"  {name:<8} {command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: procgroup COMMAND ...",

@@ -123,6 +123,12 @@ PROCGROUP_REPLACE_GLOO = Variable[bool](
     False,
     "Let PyTorch programs that say gloo run on procgroup. Set by --replace-gloo.",
 )
+PROCGROUP_RDZV_PASSWORD = Variable[str](
+    "PROCGROUP_RDZV_PASSWORD", str, "", "The password of the etcd or Redis server at which the launcher's agents meet."
+)
+PROCGROUP_NOTICE = Variable[int | None](
+    "PROCGROUP_NOTICE", _integer, None, "The descriptor by which procgroup.preempted learns. Set by the launcher."
+)
 TORCH_DISTRIBUTED_DEBUG = Variable[str](
     "TORCH_DISTRIBUTED_DEBUG", _debug_level, "OFF", "What get_debug_level returns: OFF, INFO or DETAIL."
 )
@@ -134,6 +140,24 @@ TORCHELASTIC_USE_AGENT_STORE = Variable[bool](
     False,
     "True: torchrun's agent hosts a store of torch's at MASTER_ADDR:MASTER_PORT. procgroup's launchers say False.",
 )
+TORCHELASTIC_ERROR_FILE = Variable[str](
+    "TORCHELASTIC_ERROR_FILE", str, "", "Where a process leaves the exception that ends it; read by its launcher."
+)
+TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE = Variable[str](
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+    str,
+    "",
+    "What the launcher puts before each line: ${role_name}, ${rank} and ${local_rank} are replaced; --log-prefix wins.",
+)
+PROCGROUP_REPORT_SOCKET = Variable[str](
+    "PROCGROUP_REPORT_SOCKET",
+    str,
+    "",
+    "The abstract Unix socket to which procgroup.report sends a rank's progress. Set by the launcher.",
+)
+NO_COLOR = Variable[str]("NO_COLOR", str, "", "Anything: no colours on a terminal (no-color.org).")
+TERM = Variable[str]("TERM", str, "", "The kind of terminal; dumb: one without colours and cursor movements.")
+TMPDIR = Variable[str]("TMPDIR", str, "/tmp", "Where the launcher keeps temporary files.")
 OMP_NUM_THREADS = Variable[str]("OMP_NUM_THREADS", str, "", "Threads per rank; the launcher sets it when nobody has.")
 PYTHON_EXEC = Variable[str]("PYTHON_EXEC", str, "", "The interpreter of the ranks; the launcher's own by default.")
 TORCH_ELASTIC_SHUTDOWN_TIMEOUT = Variable[str](
@@ -141,7 +165,11 @@ TORCH_ELASTIC_SHUTDOWN_TIMEOUT = Variable[str](
 )
 
 
-def launcher_flag(flag: str) -> Variable[str]:
-    """Return the variable that sets the default of a launcher's flag: PET_NNODES for ``--nnodes``."""
-    name = "PET_" + flag.removeprefix("--").replace("-", "_").upper()
-    return Variable[str](name, str, "", f"Default of the launcher's {flag}.")
+def launcher_flag(flag: str) -> tuple[Variable[str], Variable[str]]:
+    """Return the variables that set the default of a launcher's flag: PET_NNODES and PROCGROUP_NNODES for ``--nnodes``.
+
+    The first, torchrun's, wins.
+    """
+    name = flag.removeprefix("--").replace("-", "_").upper()
+    meaning = f"Default of the launcher's {flag}."
+    return Variable[str](f"PET_{name}", str, "", meaning), Variable[str](f"PROCGROUP_{name}", str, "", meaning)

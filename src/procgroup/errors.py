@@ -355,11 +355,12 @@ class StoreTimeout(DistStoreError):
 
 
 class StoreLost(DistStoreError):
-    """The store's server is gone. ``host`` and ``port`` say which."""
+    """The store's server is gone. ``host`` and ``port`` say which, ``reason`` how that was seen."""
 
     def __init__(self, *, host: str, port: int, reason: str) -> None:
         self.host = host
         self.port = port
+        self.reason = reason
         super().__init__(f"lost the store at {host}:{port}: {reason}. Look at the process that hosts it.")
 
 

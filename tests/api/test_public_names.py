@@ -27,6 +27,7 @@ _NAMES = """
     DistError
     DistNetworkError
     DistStoreError
+    EtcdStore
     FileStore
     ForkedProcessError
     GroupBroken
@@ -47,6 +48,7 @@ _NAMES = """
     ProcessGroup
     ProcessRaisedException
     QueueEmptyError
+    RedisStore
     ReduceOp
     RendezvousConflict
     RendezvousError
@@ -113,6 +115,9 @@ _NAMES = """
     new_group
     new_subgroups
     new_subgroups_by_enumeration
+    on_preemption
+    preempted
+    record
     recv
     recv_object_list
     reduce
@@ -122,6 +127,7 @@ _NAMES = """
     reduce_scatter_tensor
     register_rendezvous_handler
     rendezvous
+    report
     scatter
     scatter_object_list
     send

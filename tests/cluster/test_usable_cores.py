@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from procgroup.cluster.accelerators import visible_gpus
 from procgroup.cluster.control_group import directories
 from procgroup.cluster.cores import quota_of, usable_cores
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
@@ -110,20 +109,8 @@ def test_a_real_quota_is_seen_from_inside(quota_group: Path) -> None:
     assert run_command([sys.executable, "-c", source]).stdout == "1\n"
 
 
-def test_gpus_are_counted_by_their_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus(tmp_path) == 0
-    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    assert visible_gpus(tmp_path) == 3
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert visible_gpus(tmp_path) == 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus(tmp_path) == 0
-
-
 def test_out_of_memory_kills_are_counted_from_a_moment_on() -> None:
     before = OutOfMemoryKills.so_far()
-    assert before.group >= 0
-    assert before.host >= 0
+    assert (before.host or 0) >= 0
     assert OutOfMemoryKills(3, 5).since(OutOfMemoryKills(1, 5)) == OutOfMemoryKills(2, 0)
+    assert OutOfMemoryKills(3, None).since(OutOfMemoryKills(None, 5)) == OutOfMemoryKills(None, None)

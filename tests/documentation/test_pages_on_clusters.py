@@ -39,7 +39,7 @@ def provide_program(directory: Path) -> None:
     (directory / "train.py").write_text(program)
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["by hand", "torchrun"])
+@pytest.mark.parametrize("number", range(4), ids=["fixed addresses", "elastic", "by hand", "torchrun"])
 @pytest.mark.parametrize("first", [0, 1], ids=["host1 first", "host2 first"])
 @pytest.mark.timeout(150)
 def test_the_lines_for_two_hosts_start_a_job(

@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
-from world import run_command
+from launch.agents import SOON, Job, elastic, is_running, wait_until
+from world import free_port, run_command
 
 Done = subprocess.CompletedProcess[str]
 
@@ -70,21 +69,6 @@ class Running:
         return [int(line.split(f"{word} ")[1].split()[0]) for line in self.stdout.splitlines() if f"{word} " in line]
 
 
-def wait_until(condition: Callable[[], bool], timeout: float, show: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not so after {timeout:g} s; {show()}"
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process is alive; one that is only waiting to be collected is not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.fixture
 def launcher(tmp_path: Path) -> Launcher:
     return Launcher(tmp_path)
@@ -126,3 +110,24 @@ def gone() -> Callable[[list[int], float], None]:
         wait_until(lambda: not any(map(is_running, pids)), timeout, lambda: f"alive: {list(filter(is_running, pids))}")
 
     return check
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Make jobs of several agents; what is left of them is killed at the end."""
+    made: list[Job] = []
+
+    def make(*flags: str, **more: str) -> Job:
+        made.append(Job(tmp_path / f"job-{len(made)}", flags, **more))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.close()
+
+
+@pytest.fixture
+def elastic_flags(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[str]]:
+    """Return the flags of an elastic job on this host; the parameter is the back-end: c10d or file."""
+    endpoint = f"127.0.0.1:{free_port()}" if request.param == "c10d" else str(tmp_path / "meeting")
+    return lambda nodes, conf=SOON: elastic(nodes, endpoint, request.param, conf)

@@ -274,13 +274,19 @@ def test_a_rank_that_cannot_be_started_ends_those_that_were(launcher: Any) -> No
     script = launcher.script("import time; time.sleep(60)")
     argument = "x" * 200_000  # more than the kernel takes as one argument
     source = f"""
-        from procgroup.launch.agent import Agent, RankPlan
-        plans = [RankPlan([{sys.executable!r}, {str(script)!r}], {{}}), RankPlan(["true", {argument!r}], {{}})]
-        print(Agent(plans, []).run())
+        from procgroup.launch.job_output import JobOutput, LogOptions
+        from procgroup.launch.worker_group import RankPlan, WorkerGroup
+        output = JobOutput(LogOptions(directory="/dev/null"), "job")
+        commands = [{sys.executable!r}, {str(script)!r}], ["true", {argument!r}]
+        plans = [RankPlan(command, {{}}, output.of_rank(rank, rank), rank) for rank, command in enumerate(commands)]
+        group = WorkerGroup(plans, 0, print)
+        group.start(lambda: False)
+        while group.living:
+            group.watch(0)
+        print(group.has_settled, group.incomplete)
     """
     done = run_command([sys.executable, str(launcher.script(source, "agent.py"))])
-    assert done.stdout == "1\n"
-    assert "cannot start rank 1 of 2: " in done.stderr
+    assert done.stdout.startswith("True cannot start rank 1: ")
     assert "Traceback" not in done.stderr
 
 

@@ -42,12 +42,13 @@ def test_every_variable_of_the_contract_is_set(launcher: Any) -> None:
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_USE_AGENT_STORE": "False",
-            "TORCHELASTIC_ERROR_FILE": "",
+            "PROCGROUP_REPORT_SOCKET": "",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             "PYTHONFAULTHANDLER": "1",
         }
         assert {name: found.get(name) for name in expected} == expected
+        assert found["TORCHELASTIC_ERROR_FILE"].endswith(f"/attempt_0/{rank}/error.json")
         assert found["PROCGROUP_STORE"].startswith("127.0.0.1:")
         assert found["MASTER_PORT"] != found["PROCGROUP_STORE"].partition(":")[2]
         assert len(bytes.fromhex(found["PROCGROUP_JOB_KEY"])) == 32

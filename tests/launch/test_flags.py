@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from procgroup.cluster.cores import usable_cores
-from procgroup.launch import flags
+from procgroup.launch import flag_values, flags
+from procgroup.launch.job_plan import plan, unused_flags
 from world import run_command
 
 
@@ -72,10 +73,10 @@ def test_what_follows_the_script_is_the_script_s() -> None:
 
 
 def test_cpu_and_auto_count_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(flag_values, "visible_gpus", lambda: 0)
     assert flags.parse("run", ["--nproc-per-node", "cpu", "a.py"]).nproc_per_node == usable_cores()
     assert flags.parse("run", ["--nproc-per-node", "auto", "a.py"]).nproc_per_node == usable_cores()
-    monkeypatch.setattr(flags, "visible_gpus", lambda: 3)
+    monkeypatch.setattr(flag_values, "visible_gpus", lambda: 3)
     assert flags.parse("run", ["--nproc-per-node", "auto", "a.py"]).nproc_per_node == 3
 
 
@@ -87,20 +88,29 @@ def test_pet_variables_are_defaults_and_flags_beat_them(monkeypatch: pytest.Monk
     assert flags.parse("run", ["--nproc-per-node", "2", "mod"]).nproc_per_node == 2
 
 
+def test_procgroup_variables_are_defaults_below_pet_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROCGROUP_MAX_RESTARTS", "4")
+    monkeypatch.setenv("PROCGROUP_NNODES", "3")
+    monkeypatch.setenv("PET_NNODES", "2")
+    options = flags.parse("run", ["a.py"])
+    assert (options.max_restarts, str(options.nnodes)) == (4, "2")
+    assert options.sources["max_restarts"] == "PROCGROUP_MAX_RESTARTS"
+    assert options.sources["nnodes"] == "PET_NNODES"
+    assert options.sources["role"] == "default"
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("PET_NNODES", "2"), ("PET_RDZV_ENDPOINT", "host:1"), ("PET_STANDALONE", "maybe")]
+    ("name", "value"),
+    [("PET_NNODES", "0"), ("PET_NNODES", "3:2"), ("PROCGROUP_RDZV_BACKEND", "x"), ("PET_STANDALONE", "maybe")],
 )
-def test_pet_variables_that_do_not_work_are_named(
+def test_variables_with_unusable_values_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    said = refusal(capsys, "a.py")
-    assert name in said or "--nnodes" in said
+    assert f"{name}={value!r}, set in the environment, is not usable: expected" in refusal(capsys, "a.py")
 
 
-@pytest.mark.parametrize(
-    "flag", ["--rdzv-backend", "--rdzv_endpoint", "--monitor_interval", "-r", "--tee", "--run_path"]
-)
+@pytest.mark.parametrize("flag", ["--logs-specs", "--logs_specs"])
 def test_flags_that_are_not_there_yet_are_refused_by_name_with_the_reason(
     capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
@@ -110,12 +120,51 @@ def test_flags_that_are_not_there_yet_are_refused_by_name_with_the_reason(
 
 
 @pytest.mark.parametrize(
+    ("line", "first", "second"),
+    [
+        ("--standalone --nnodes 2", "--standalone (--standalone)", "--nnodes is 2 (--nnodes)"),
+        ("--nnodes 1:2", "--rdzv-backend static (default)", "--nnodes is 1:2 (--nnodes)"),
+        ("--node-rank 1", "--nnodes 1 (default)", "--node-rank is 1 (--node-rank)"),
+        ("--nnodes 2 --node-rank 2", "--nnodes 2 (--nnodes)", "--node-rank is 2 (--node-rank)"),
+        ("--standalone --rdzv-endpoint a:1", "--standalone (--standalone)", "--rdzv-endpoint is a:1 (--rdzv-endpoint)"),
+    ],
+)
+def test_contradictory_flags_are_refused_with_both_their_sources(
+    capsys: pytest.CaptureFixture[str], line: str, first: str, second: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        plan(flags.parse("procgroup run", [*line.split(), "a.py"]))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert first in said
+    assert second in said
+
+
+@pytest.mark.parametrize("line", ["--nnodes 2 --rdzv-backend c10d", "--rdzv-backend file"])
+def test_nodes_that_are_to_meet_need_a_place(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    with pytest.raises(SystemExit):
+        plan(flags.parse("procgroup run", [*line.split(), "a.py"]))
+    assert "needs --rdzv-endpoint" in capsys.readouterr().err
+
+
+def test_what_has_no_effect_with_assigned_node_ranks_is_said() -> None:
+    options = flags.parse("run", ["--rdzv-backend", "c10d", "--rdzv-endpoint", "h", "--node-rank", "1", "a.py"])
+    assert unused_flags(options, plan(options)) == [
+        "--node-rank has no effect with --rdzv-backend c10d: node ranks are assigned"
+    ]
+
+
+@pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("--nnodes 2 a.py", "2 is not supported: this launcher runs on one node only"),
-        ("--nnodes 1:4 a.py", "1:4 is not supported"),
-        ("--node-rank 1 a.py", "1 is not supported"),
-        ("--max-restarts 3 a.py", "3 is not supported"),
+        ("--nnodes 2:1 a.py", "expected N or MIN:MAX with 0 < MIN <= MAX, got '2:1'"),
+        ("--nnodes 0 a.py", "got '0'"),
+        ("--node-rank x a.py", "expected a number of at least 0, got 'x'"),
+        ("--max-restarts -1 a.py", "--max-restarts"),
+        ("--rdzv-backend zeus a.py", "expected static or c10d or file or etcd or etcd-v2 or redis, got 'zeus'"),
+        ("--rdzv-conf timeout a.py", "expected key=value,key=value, got 'timeout'"),
+        ("--rdzv-conf tiemout=3 a.py", "got 'tiemout'"),
+        ("--on-partition hope a.py", "expected continue or stop, got 'hope'"),
         ("--nproc-per-node 0 a.py", "expected a number of at least 1, cpu, gpu or auto, got '0'"),
         ("--nproc-per-node -2 a.py", "--nproc-per-node"),
         ("--nproc-per-node two a.py", "got 'two'"),

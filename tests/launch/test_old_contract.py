@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from world import run_command
+from world import free_port, run_command
 
+SHOW_WORLD = """
+    import os, sys
+    import numpy as np
+    import procgroup as dist
+    dist.init_process_group()
+    total = np.array([float(os.environ["RANK"])])
+    dist.all_reduce(total)
+    size, node = os.environ["WORLD_SIZE"], os.environ["GROUP_RANK"]
+    print(f"rank {dist.get_rank()} of {size}, node {node}, {sys.argv[1:]}, sum {total[0]}")
+    dist.destroy_process_group()
+"""
 SHOW = "import os, sys; print(os.environ['LOCAL_RANK'], sys.argv[1:])"
 
 
@@ -42,3 +54,42 @@ def test_no_python_needs_use_env(launcher: Any) -> None:
 def test_it_is_a_command_too_and_passes_the_exit_code_on(launcher: Any) -> None:
     done = launcher.run("import sys; sys.exit(17)", command="launch")
     assert done.returncode == 17
+
+
+def launch_node(launcher: Any, node: int, port: int, *flags: str) -> Any:
+    """Start one of two nodes as torch.distributed.launch's documentation has it."""
+    script = launcher.script(SHOW_WORLD)
+    place = ["--nnodes=2", f"--node_rank={node}", "--master_addr=127.0.0.1", f"--master_port={port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "procgroup.launch",
+        "--nproc_per_node=2",
+        *place,
+        *flags,
+        str(script),
+        "--epochs=3",
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("flags", [(), ("--use-env",)])
+def test_each_rank_of_two_nodes_gets_its_rank_on_its_node(launcher: Any, flags: tuple[str, ...]) -> None:
+    port = free_port()
+    nodes = [launch_node(launcher, node, port, *flags) for node in (1, 0)]
+    try:
+        shown = [node.communicate(timeout=45) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], shown
+    lines = sorted(line.partition("] ")[2] for output, _ in shown for line in output.splitlines())
+    arguments = [["--epochs=3"] if flags else [f"--local-rank={rank % 2}", "--epochs=3"] for rank in range(4)]
+    assert lines == [f"rank {rank} of 4, node {rank // 2}, {arguments[rank]}, sum 6.0" for rank in range(4)]
+
+
+def test_a_node_without_the_others_ends_with_the_reason(launcher: Any) -> None:
+    flags = [f"--master_port={free_port()}", "--rdzv-conf", "timeout=1", "--nnodes=2", "--node_rank=1"]
+    done = launch(launcher, *flags, str(launcher.script(SHOW)))
+    assert done.returncode == 1
+    assert "the nodes have not come together within 1 s" in done.stderr

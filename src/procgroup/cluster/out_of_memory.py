@@ -7,34 +7,52 @@ from pathlib import Path
 
 from procgroup.cluster import control_group
 
+_HOST_COUNTERS = Path("/proc/vmstat")
+
 
 @dataclass(frozen=True)
 class OutOfMemoryKills:
-    """How many processes the kernel has killed so far for want of memory.
+    """How many processes the kernel has killed for want of memory; None where it does not show that.
 
-    ``group`` counts this process's control group (0 where that is not shown), ``host`` the whole machine.
+    ``group`` counts this process's control group, ``host`` the whole machine.
     """
 
-    group: int
-    host: int
+    group: int | None
+    host: int | None
 
     @classmethod
-    def so_far(cls) -> OutOfMemoryKills:
+    def so_far(cls, process: Path = Path("/proc/self"), host: Path = _HOST_COUNTERS) -> OutOfMemoryKills:
         """Read the counters now."""
-        group = 0
-        for directory in control_group.directories("memory")[:1]:
-            group = max(_counter(directory / "memory.events"), _counter(directory / "memory.oom_control"))
-        return cls(group=group, host=_counter(Path("/proc/vmstat")))
+        group = None
+        for directory in control_group.directories("memory", process)[:1]:
+            # Version 2 counts in the first file, version 1 in the second.
+            group = _counter(directory / "memory.events")
+            group = _counter(directory / "memory.oom_control") if group is None else group
+        return cls(group=group, host=_counter(host))
 
     def since(self, earlier: OutOfMemoryKills) -> OutOfMemoryKills:
         """Return how many were killed between an earlier reading and this one."""
-        return OutOfMemoryKills(group=self.group - earlier.group, host=self.host - earlier.host)
+        return OutOfMemoryKills(group=_difference(self.group, earlier.group), host=_difference(self.host, earlier.host))
+
+    @property
+    def verdict(self) -> str:
+        """What the counters say of a process that was killed meanwhile, as a part of a sentence."""
+        if self.group or self.host:
+            where = "control group" if self.group else "host"
+            return f"the kernel killed {self.group or self.host} process(es) of this {where} for want of memory"
+        if self.group is None and self.host is None:
+            return "this system does not show whether memory ran out"
+        return "no out-of-memory kill was seen, so somebody sent the signal"
 
 
-def _counter(path: Path) -> int:
-    """Return the number in the line ``oom_kill <number>``; 0 without such a file or line."""
+def _difference(now: int | None, earlier: int | None) -> int | None:
+    return None if now is None or earlier is None else now - earlier
+
+
+def _counter(path: Path) -> int | None:
+    """Return the number in the line ``oom_kill <number>``; None without such a file or line."""
     try:
         lines = path.read_text().splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
     except (OSError, ValueError):
-        return 0
+        return None

@@ -1,40 +1,55 @@
-"""The agent: starts the ranks of one host, shows what they write, and ends them together.
+"""The agent of one node: runs the node's ranks in the rounds that the agents of all nodes agree on.
 
-One thread, one loop, no polling: it waits on the ranks' pipes, its own outputs and its signals (SIGCHLD among
-them). A job ends in one of these ways; the times are the longest that each step waits::
+One thread, one loop, no polling: it waits on the ranks' pipes, its own outputs, its signals (SIGCHLD among them) and
+the meeting, which agrees with the other nodes in threads of its own (see meeting.py; a job with one node agrees with
+itself at once). What the agent does follows from the job's state and from its own ranks::
 
-    all ranks end with 0 ─────────────────────────────────────────────────────> 0
-    a rank fails ──REPORT_SECONDS──> SIGTERM ──shutdown_timeout──> SIGKILL ───> the first failure's status
-    the launcher gets a signal ────> same signal ──grace──────────> SIGKILL ──> 128 + signal
-        Ctrl-C after it ───────────> SIGKILL at once
-    a rank cannot be started ──────> SIGKILL at once ─────────────────────────> 1
+    state       ranks here         the agent
+    forming     none               waits; with enough nodes, and nobody else for a while, begins the round
+    running     none yet           the first node hosts the ranks' store; all start their ranks
+                all ended with 0   "finished"
+                one failed         after a moment for the others' reports: "failed", with all that is known
+    stopping    some               SIGTERM ── grace ──> SIGKILL
+                none               "stopped"
+    ended       none               reports the first failure; exits with its status
 
-After a failure the other ranks first get a moment to say themselves whom they lost; that costs nothing when
-they end by themselves. Every signal goes to a rank's whole process group. A second Ctrl-C shows that somebody has
-no more patience; other signals that come again are only passed on. When the agent itself is killed, the kernel
-kills the ranks (``die_with_parent``), which is why they are started from the thread that lives as long as the
-process.
+A signal to the agent goes to its ranks; when they have ended, the node leaves the job, and the others go on or end
+(job_changes.leave). A second Ctrl-C kills at once. An agent that loses the others ends its ranks, because the others
+take it for lost, and looks for them again.
 """
 
 from __future__ import annotations
 
-import selectors
+import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
-from procgroup.cluster.out_of_memory import OutOfMemoryKills
-from procgroup.launch.output import Sink, open_sinks
-from procgroup.launch.rank_process import RankProcess, Stream
-from procgroup.launch.report import Failure, describe, first_failure
+from procgroup.errors import DistError
+from procgroup.launch import job_changes
+from procgroup.launch.announcer import Announcer, describe_waiting
+from procgroup.launch.console import Console
+from procgroup.launch.hosted_store import HostedStore
+from procgroup.launch.hung_ranks import HungRanks
+from procgroup.launch.job_output import JobOutput
+from procgroup.launch.job_state import JobState
+from procgroup.launch.meeting import Meeting, Solo
 from procgroup.launch.signals import SignalInbox
+from procgroup.launch.worker_group import RankPlan, WorkerGroup
+
+if TYPE_CHECKING:
+    from procgroup.launch.failure import Failure
 
 REPORT_SECONDS = 2.0
-"""How long the other ranks have, after the first failure, to report it themselves."""
+"""How long the other ranks have, after the first failure, to report it themselves, when the job is to end."""
+
+RESTART_REPORT_SECONDS = 0.3
+"""The same when the ranks are to be started again."""
 
 INTERRUPT_SECONDS = 2.0
 """How long ranks have to end after Ctrl-C, when no shutdown timeout was asked for."""
@@ -42,199 +57,391 @@ INTERRUPT_SECONDS = 2.0
 SHUTDOWN_SECONDS = 30.0
 """How long ranks have to end after SIGTERM, when no shutdown timeout was asked for."""
 
-FLUSH_SECONDS = 1.0
-"""How long, after a signal, to try to write what the reader of the output does not take."""
+SETTLE_SECONDS = 3.0
+"""How long an agent that leaves tries to tell the others."""
 
-_UNKILLABLE_SECONDS = 30.0
-_PENDING_BYTES = 1 << 20
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Program(Protocol):
+    """What the agents run in each round."""
+
+    def host(self, state: JobState) -> HostedStore:
+        """Host the store at which the ranks of the running round meet, on the first node."""
+
+    def plans(self, state: JobState, node_rank: int) -> Sequence[RankPlan]:
+        """Return what to start on a node, once the state says where the ranks meet."""
 
 
 @dataclass(frozen=True)
-class RankPlan:
-    """What to start as one rank."""
+class Patience:
+    """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults).
 
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log_directory: Path | None = None
+    ``hang`` is how long a rank may hang before it is killed (None: for ever).
+    """
+
+    join: float = 600.0
+    last_call: float = 30.0
+    recovery: float = 1.5
+    shutdown: float | None = None
+    hang: float | None = None
 
 
 class Agent:
-    """Runs the planned ranks to their common end. ``shutdown_timeout`` is in seconds; None: the defaults above."""
+    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost.
+
+    When it has run, ``failures`` are those that ended the job; unless ``reports`` is False they have been shown.
+    """
 
     def __init__(
-        self, plans: Sequence[RankPlan], signals: Sequence[signal.Signals], shutdown_timeout: float | None = None
+        self,
+        meet: Callable[[Callable[[], None], JobState | None], Meeting | Solo],
+        program: Program,
+        signals: Sequence[signal.Signals],
+        patience: Patience,
+        output: JobOutput,
     ) -> None:
-        self._plans = plans
+        self._meet = meet
+        self._program = program
         self._signals = signals
-        self._shutdown_timeout = shutdown_timeout
-        self._sinks: tuple[Sink, Sink] = open_sinks()
-        self._ranks: list[RankProcess] = []
-        self._failures: list[Failure] = []
-        self._kills_before = OutOfMemoryKills.so_far()
+        self._patience = patience
+        self._console = Console(output)
         self._received: signal.Signals | None = None
-        self._next_step: tuple[float, Callable[[], None]] | None = None
-        self._given_up = False
-        self._incomplete = False
+        self._group: WorkerGroup | None = None
+        self._store: HostedStore | None = None
+        self._proposed: tuple[str, int] = ("", -1)
+        self._announcer = Announcer(self._console)
+        self._enough_since: float | None = None
+        self._has_joined = False
+        self.reports: bool = True
+        self.failures: list[Failure] = []
+        self._status: int | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._meeting: Meeting | Solo = meet(self._wake, None)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks that this node has started last."""
+        return [rank.rank for rank in self._group.ranks] if self._group is not None else []
 
     def run(self) -> int:
-        """Start the ranks, wait for the end of all, report; return the exit status of the job."""
-        with SignalInbox(self._signals) as inbox:
+        """Take part until the job ends, or a signal ends this node's part; return the exit status."""
+        with SignalInbox([*self._signals, *(number for number in _FORWARDED if number not in self._signals)]) as inbox:
             try:
-                self._start(inbox)
-                while self._living() and not self._given_up:
-                    self._turn(inbox)
-                status = self._conclude()
+                while self._status is None:
+                    self._follow(inbox)
+                    if self._status is None:
+                        self._turn(inbox)
                 self._flush(inbox)
-                return status if self._received is None else 128 + self._received
+                return self._status if self._received is None else 128 + self._received
             finally:
-                for rank in self._ranks:
-                    rank.signal(signal.SIGKILL)
-
-    def _start(self, inbox: SignalInbox) -> None:
-        for number, plan in enumerate(self._plans):
-            self._heed(inbox)
-            if self._received is not None:
-                return
-            try:
-                self._ranks.append(
-                    RankProcess(
-                        number,
-                        plan.command,
-                        plan.environment,
-                        self._sinks,
-                        standard_input=number == 0,
-                        log_directory=plan.log_directory,
-                    )
-                )
-            except OSError as error:
-                self._say(f"cannot start rank {number} of {len(self._plans)}: {error}")
-                self._incomplete = True
-                self._kill()
-                return
-
-    def _living(self) -> list[RankProcess]:
-        return [rank for rank in self._ranks if rank.ending is None]
+                if self._group is not None:
+                    for rank in self._group.ranks:
+                        rank.signal(signal.SIGKILL)
+                self._meeting.close()
+                if self._store is not None:
+                    self._store.close()
 
     def _turn(self, inbox: SignalInbox) -> None:
-        """Wait for the next thing to happen and deal with it."""
-        timeout = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
-        self._move_bytes(inbox, timeout)
+        """Wait for the next thing to happen, and note it."""
+        group = self._group
+        streams = group.streams if group is not None else []
+        self._announcer.count(group)
+        self._console.move_bytes(streams, [inbox.descriptor, self._wake_read], self._timeout())
+        self._drain_wakes()
         self._heed(inbox)
-        for rank in self._living():
-            if rank.reap():
-                self._judge(rank)
-        if self._next_step is not None and time.monotonic() >= self._next_step[0]:
-            _, step = self._next_step
-            self._next_step = None
-            step()
+        if self._group is not None:
+            self._group.watch(self._report_seconds())
 
-    def _move_bytes(self, inbox: SignalInbox, timeout: float | None) -> None:
-        """Read what ranks wrote and write what fits; while an output is behind, its readers wait."""
-        with selectors.PollSelector() as selector:
-            selector.register(inbox.descriptor, selectors.EVENT_READ)
-            for sink in set(self._sinks):
-                if sink.pending:
-                    selector.register(sink.descriptor, selectors.EVENT_WRITE, sink)
-            for stream in self._open_streams():
-                if stream.sink.pending < _PENDING_BYTES:
-                    selector.register(stream.descriptor, selectors.EVENT_READ, stream)
-            for key, _ in selector.select(timeout):
-                if isinstance(key.data, Stream):
-                    key.data.read_some()
-                elif isinstance(key.data, Sink):
-                    key.data.write_some()
+    def _follow(self, inbox: SignalInbox) -> None:
+        """Do what the job's state and this node's ranks ask for."""
+        if self._received is not None:
+            self._leave_when_ended(inbox)
+        elif self._meeting.error is not None:
+            self._fail_alone(str(self._meeting.error))
+        elif self._is_cut_off():
+            self._look_for_the_others()
+        elif (state := self._meeting.state) is None:
+            self._wait_for_nodes(None)
+        else:
+            self._has_joined |= state.node(self._node_id) is not None
+            self._announcer.follow(state, self._node_id)
+            steps = {
+                "forming": self._form,
+                "running": self._run_round,
+                "stopping": self._stop_round,
+                "ended": self._conclude,
+            }
+            steps[state.phase](state, inbox)
 
-    def _open_streams(self) -> list[Stream]:
-        """Return the open streams; close those whose output is gone, so that its ranks learn it from their writes."""
-        streams = [stream for rank in self._ranks for stream in rank.streams if stream.open]
-        for stream in streams:
-            if stream.sink.broken:
-                stream.close()
-        return [stream for stream in streams if stream.open]
+    def _form(self, state: JobState, inbox: SignalInbox) -> None:
+        """Wait for nodes; begin when there are enough and nobody else has come for a while."""
+        self._wait_for_nodes(state)
+        if not job_changes.has_enough(state):
+            self._enough_since = None
+            self._proposed = ("", -1)
+            return
+        if self._enough_since is None:
+            self._enough_since = time.monotonic()
+        if time.monotonic() >= self._begins_at(state, self._enough_since):
+            self._propose("begin", state, partial(job_changes.begin, round_number=state.round))
+
+    def _begins_at(self, state: JobState, since: float) -> float:
+        if state.is_recovery:
+            return since + self._patience.recovery
+        return since + (self._patience.last_call if state.round == 0 else 0.0)
+
+    def _run_round(self, state: JobState, inbox: SignalInbox) -> None:
+        self._enough_since = None
+        node_rank = state.node_rank(self._node_id)
+        if node_rank is None:
+            return  # a spare node, until a member goes
+        if self._group is None or self._group.round != state.round:
+            self._start(state, node_rank, inbox)
+        elif state.notice and self._proposed != ("warn", state.round):
+            self._proposed = ("warn", state.round)
+            self._group.warn(state.notice)
+        elif self._group.has_settled:
+            reason, failures, status = self._failures_here()
+            change = partial(job_changes.fail, round_number=state.round, reason=reason, failures=failures)
+            self._propose("fail", state, partial(change, exit_status=status))
+        elif self._group.has_succeeded:
+            self._propose("finish", state, partial(job_changes.finish, round_number=state.round, node_id=self._node_id))
+
+    def _start(self, state: JobState, node_rank: int, inbox: SignalInbox) -> None:
+        """Start this node's ranks, once the first node has said where they meet."""
+        if state.store is None:
+            if node_rank == 0 and self._proposed != ("publish", state.round):
+                self._host(state)
+            return
+        if self._group is not None:
+            self._group.close()
+        self._group = group = WorkerGroup(
+            self._program.plans(state, node_rank),
+            state.round,
+            self._console.say,
+            node_rank=node_rank,
+            host=state.members[node_rank].host,
+            awaits_cause=len(state.members) > 1,
+            hung=HungRanks(self._patience.hang, self._console.output.last_reports, self._console.say),
+        )
+
+        def stops() -> bool:
+            self._heed(inbox)
+            return self._received is not None
+
+        group.start(stops)
+        if group.incomplete:
+            self._console.say(group.incomplete)
+
+    def _host(self, state: JobState) -> None:
+        earlier = self._store
+        self._meeting.forget_torch()
+        try:
+            self._store = self._program.host(state)
+        except (DistError, OSError) as error:
+            reason = f"{socket.gethostname()} cannot host the ranks' store: {error}"
+            self._propose("publish", state, partial(job_changes.end, reason=reason, exit_status=1))
+            return
+        finally:
+            if earlier is not None:
+                earlier.close()
+        change = partial(job_changes.publish, round_number=state.round, store=self._store.record())
+        self._propose("publish", state, change)
+
+    def _stop_round(self, state: JobState, inbox: SignalInbox) -> None:
+        """End this node's ranks; say so when they have ended."""
+        group = self._group
+        if group is not None and group.round == state.round and group.living:
+            self._end_group(group)
+        elif state.node_rank(self._node_id) is not None and self._node_id not in state.passed:
+            known = set(state.failures)
+            failures = [text for text in self._failures_here()[1] if text not in known]
+            change = partial(job_changes.stopped, round_number=state.round, node_id=self._node_id, failures=failures)
+            self._propose("stopped", state, change)
+
+    def _end_group(self, group: WorkerGroup) -> None:
+        if self._proposed != ("end", group.round):
+            self._proposed = ("end", group.round)
+            group.end(signal.SIGTERM, self._grace(SHUTDOWN_SECONDS))
+
+    def _conclude(self, state: JobState, inbox: SignalInbox) -> None:
+        """Report, once this node's ranks have ended; the job's exit status is that of the first failure."""
+        if self._group is not None and self._group.living:
+            self._end_group(self._group)
+            return
+        self._status = state.exit_status
+        if state.failures:
+            from procgroup.launch import job_failures  # needed after a failure only
+
+            self.failures = job_failures.read(state.failures, self._group.failures if self._group is not None else ())
+            self._status = job_failures.exit_status(self.failures, state.exit_status)
+        if self.reports:
+            self._announcer.conclude(state, self.failures, self._group)
+
+    def _failures_here(self) -> tuple[str, list[str], int]:
+        """Return why this node's ranks failed: in a line, as records for the other nodes, and as an exit status."""
+        group = self._group
+        if group is None:
+            return "", [], 1
+        if not group.failures:
+            return group.incomplete, [], 1
+        from procgroup.launch.job_failures import summary
+        from procgroup.launch.report import first_failure
+
+        records = [failure.to_json() for failure in group.failures]
+        return summary(group.failures), records, first_failure(group.failures).exit_status
+
+    def _wait_for_nodes(self, state: JobState | None) -> None:
+        """Give up when the nodes that are waited for have not come in time."""
+        if self._announcer.waited() >= self._patience.join and (state is None or not job_changes.has_enough(state)):
+            seconds = f"{self._patience.join:g} s"
+            self._fail_alone(f"the nodes have not come together within {seconds}: {describe_waiting(state)}")
+        else:
+            self._announcer.wait_for_nodes(state)
+
+    def _is_cut_off(self) -> bool:
+        """Return whether the store is out of reach, or the other agents have taken this one for lost."""
+        state = self._meeting.state
+        if state is None or state.phase == "ended":
+            return state is None and bool(self._meeting.lost)
+        return bool(self._meeting.lost) or (self._has_joined and state.node(self._node_id) is None)
+
+    def _why_cut_off(self) -> str:
+        """Return in words why this agent has to meet the others anew."""
+        state = self._meeting.state
+        if not self._meeting.lost:
+            return "the other nodes took this one for lost"
+        host = next((node.host for node in state.members if node.hosts_store), "") if state is not None else ""
+        return f"{host} was lost, which hosted the agents' store: {self._meeting.lost}" if host else self._meeting.lost
+
+    def _look_for_the_others(self) -> None:
+        """End this node's ranks, then meet the other agents anew."""
+        group = self._group
+        if group is not None and group.living:
+            if self._proposed != ("end", group.round):
+                self._console.say(f"{self._why_cut_off()}; ending the ranks")
+            self._end_group(group)
+            return
+        state, why = self._meeting.state, self._meeting.lost
+        memory = None
+        if why and state is not None:
+            memory = job_changes.after_losing_store(state, silent=self._meeting.is_silent)
+            if memory.restarts > state.settings.max_restarts:
+                self._fail_alone(f"{self._why_cut_off()}; no restart is left")
+                return
+            if memory.restarts > state.restarts:
+                self._console.say(f"restart {memory.restarts} of {state.settings.max_restarts}")
+        self._meeting.close()
+        self._group = None
+        self._proposed = ("", -1)
+        self._has_joined = False
+        self._announcer = Announcer(self._console)
+        self._meeting = self._meet(self._wake, memory)
+
+    def _fail_alone(self, reason: str) -> None:
+        """End this node's part with an error of its own."""
+        if self._group is not None and self._group.living:
+            self._end_group(self._group)
+            return
+        self._console.say(reason)
+        self._status = 1
+
+    def _leave_when_ended(self, inbox: SignalInbox) -> None:
+        assert self._received is not None
+        if self._group is not None and self._group.living:
+            return
+        self._meeting.propose(
+            partial(
+                job_changes.leave,
+                node_id=self._node_id,
+                reason=self._received.name,
+                exit_status=128 + self._received,
+                for_good=self._received is signal.SIGINT,
+            )
+        )
+        self._meeting.settle(SETTLE_SECONDS)
+        self._meeting.hand_over(SETTLE_SECONDS)
+        self._status = 128 + self._received
 
     def _heed(self, inbox: SignalInbox) -> None:
         """End the ranks by the first signal that comes; kill them by a Ctrl-C after it."""
         for number in inbox.take():
-            if self._received is None:
+            group = self._group
+            if number in _FORWARDED and number not in self._signals:
+                if group is not None:
+                    group.forward(number)
+            elif self._received is None:
                 self._received = number
-                self._say(f"{number.name}: ending {_count(self._living())}")
-                default = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
-                self._end(number, default)
+                self._console.say(f"{number.name}: ending {_count(group)}")
+                if group is not None:
+                    self._end_by(number, group)
             elif number is signal.SIGINT:
-                self._say(f"SIGINT again: killing {_count(self._living())}")
-                self._kill()
-            else:
-                for rank in self._living():
-                    rank.signal(number)
+                self._console.say(f"SIGINT again: killing {_count(group)}")
+                if group is not None:
+                    group.kill()
+            elif group is not None:
+                group.forward(number)
 
-    def _judge(self, rank: RankProcess) -> None:
-        """Look at a rank that has just ended; the first failure begins the end of the others."""
-        assert rank.ending is not None
-        if rank.ending.exit_code == 0 or rank.told_to_end:
-            return
-        shown = rank.stderr.traceback_time if rank.ending.exit_code == 1 else None
-        failure = Failure(
-            rank=rank.rank,
-            pid=rank.pid,
-            exit_code=rank.ending.exit_code,
-            time=shown or rank.ending.time,
-            stderr=rank.stderr.tail.decode(errors="replace"),
-            peak_memory=rank.ending.peak_memory,
-            kills=OutOfMemoryKills.so_far().since(self._kills_before),
-        )
-        self._failures.append(failure)
-        if len(self._failures) == 1:
-            self._schedule(REPORT_SECONDS, lambda: self._end(signal.SIGTERM, SHUTDOWN_SECONDS))
+    def _end_by(self, number: signal.Signals, group: WorkerGroup) -> None:
+        """End the ranks by a signal; where they look for a notice, by that in the place of SIGTERM."""
+        grace = self._grace(INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS)
+        if number is signal.SIGTERM and group.preempt(grace):
+            self._meeting.propose(partial(job_changes.warn, round_number=group.round, seconds=grace))
+        else:
+            group.end(number, grace)
 
-    def _end(self, number: signal.Signals, default_timeout: float) -> None:
-        """Ask every living rank to end, and plan to kill those that do not."""
-        for rank in self._living():
-            rank.told_to_end = True
-            rank.signal(number)
-        self._schedule(default_timeout if self._shutdown_timeout is None else self._shutdown_timeout, self._kill)
+    def _propose(self, name: str, state: JobState, change: Callable[[JobState], JobState | None]) -> None:
+        """Propose a change once in a round; the meeting applies it to whatever the state is by then."""
+        if self._proposed != (name, state.round):
+            self._proposed = (name, state.round)
+            self._meeting.propose(change)
 
-    def _kill(self) -> None:
-        for rank in self._living():
-            rank.told_to_end = True
-            rank.signal(signal.SIGKILL)
-        self._schedule(_UNKILLABLE_SECONDS, self._give_up)
+    @property
+    def _node_id(self) -> str:
+        return self._meeting.node_id
 
-    def _give_up(self) -> None:
-        """Stop waiting for ranks that even SIGKILL does not end: they hang in the kernel."""
-        for rank in self._living():
-            self._say(f"rank {rank.rank} (pid {rank.pid}) hangs in the kernel and cannot be killed; leaving it")
-        self._given_up = True
+    def _grace(self, default: float) -> float:
+        return default if self._patience.shutdown is None else self._patience.shutdown
 
-    def _schedule(self, seconds: float, step: Callable[[], None]) -> None:
-        self._next_step = (time.monotonic() + seconds, step)
+    def _report_seconds(self) -> float:
+        state = self._meeting.state
+        restarts = state is not None and state.restarts < state.settings.max_restarts
+        return RESTART_REPORT_SECONDS if restarts else REPORT_SECONDS
 
-    def _conclude(self) -> int:
-        """Put the report, unless a signal ended the job, behind the ranks' output; return the exit status."""
-        if not self._failures or self._received is not None:
-            return 1 if self._given_up or self._incomplete else 0
-        first = first_failure(self._failures)
-        ended = [rank.rank for rank in self._ranks if rank.told_to_end]
-        left = [rank.rank for rank in self._ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
-        self._sinks[1].put_lines(None, describe(self._failures, ended, left, socket.gethostname()).encode())
-        return first.exit_status
+    def _timeout(self) -> float | None:
+        """Return how long the loop may wait; None while only an event changes anything."""
+        times = []
+        if self._group is not None and (event := self._group.next_event()) is not None:
+            times.append(event)
+        state = self._meeting.state
+        if state is None or state.phase == "forming":
+            times += [self._announcer.next_line(), self._announcer.waits_since + self._patience.join]
+            if state is not None and self._enough_since is not None:
+                times.append(self._begins_at(state, self._enough_since))
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _wake(self) -> None:
+        """Make the loop look again; called in the meeting's threads."""
+        with suppress(OSError):  # it is full, so the loop will look anyway; or the agent has ended
+            os.write(self._wake_write, b".")
+
+    def _drain_wakes(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass
 
     def _flush(self, inbox: SignalInbox) -> None:
-        """Write what is still to be written; somebody who has sent a signal need not wait for it long."""
-        began = time.monotonic()
-        while any(sink.pending for sink in self._sinks):
-            self._received = next(iter(inbox.take()), self._received)
-            if self._received is not None and time.monotonic() - began > FLUSH_SECONDS:
-                break
-            self._move_bytes(inbox, FLUSH_SECONDS)
+        def was_interrupted() -> bool:
+            self._received = next(iter(number for number in inbox.take() if number in self._signals), self._received)
+            return self._received is not None
 
-    def _say(self, text: str) -> None:
-        self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())
+        streams = self._group.streams if self._group is not None else []
+        self._console.flush(streams, inbox.descriptor, was_interrupted)
 
 
-def _count(ranks: Sequence[RankProcess]) -> str:
-    return "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
-
-
-def say(text: str) -> None:
-    """Write one line of the launcher's own to stderr."""
-    print(f"procgroup run: {text}", file=sys.stderr, flush=True)
+def _count(group: WorkerGroup | None) -> str:
+    number = len(group.living) if group is not None else 0
+    return "1 rank" if number == 1 else f"{number} ranks"

@@ -2,7 +2,9 @@
 
 Also a program, run before a rank's own program, in the process that becomes the rank::
 
-    python -I -S die_with_parent.py PARENT_PID COMMAND ARGUMENT...
+    python -I -S die_with_parent.py PARENT_PID CPUS COMMAND ARGUMENT...
+
+CPUS are the numbers of those CPUs that the rank may run on, with commas between them, or "" for all.
 
 The kernel sends the signal when the *thread* that started the child ends, so children are started from a
 thread that lives as long as its process. The request survives exec, so the command need not know of it. It
@@ -57,9 +59,19 @@ def die_with_writer(pipe: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def bind_to_cpus(cpus: str) -> None:
+    """Bind this process, and those it starts, to CPUs; say so on stderr and go on where the system refuses that."""
+    try:
+        os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    except OSError as error:
+        print(f"procgroup run: cannot bind this rank to CPUs {cpus}: {error.strerror}; not bound", file=sys.stderr)
+
+
 def _main() -> None:
-    parent_pid, command = int(sys.argv[1]), sys.argv[2:]
+    parent_pid, cpus, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     die_with_parent(parent_pid)
+    if cpus:
+        bind_to_cpus(cpus)
     # Python ignores SIGPIPE and SIGXFSZ, and a shell's background jobs ignore SIGINT; exec hands that on.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

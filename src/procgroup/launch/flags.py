@@ -1,41 +1,24 @@
-"""The flags of ``procgroup run``: torchrun's names, in both spellings, with defaults from PET_* variables.
+"""The flags of ``procgroup run``: torchrun's names, in both spellings, with defaults from the environment.
 
-A flag of torchrun that this launcher does not have yet is refused by name with the reason; it is never
-ignored, and never an unknown argument.
+A flag wins over its variable PET_<FLAG> (torchrun's), that over PROCGROUP_<FLAG>, that over the default; where each
+value came from is kept, for messages and for ``--dry-run``. A flag of torchrun that this launcher does not have yet is
+refused by name with the reason; it is never ignored, and never an unknown argument.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from procgroup.cluster.accelerators import visible_gpus
-from procgroup.cluster.cores import usable_cores
 from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
+from procgroup.launch import flag_values
+from procgroup.launch.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
 
-_ONE_NODE = "it serves jobs of several nodes, and this launcher runs on one node only"
 _REFUSED = {
-    "--rdzv-backend": _ONE_NODE,
-    "--rdzv-endpoint": _ONE_NODE,
-    "--rdzv-conf": _ONE_NODE,
-    "--local-addr": _ONE_NODE,
-    "--monitor-interval": "ranks are watched by events, without an interval",
-    "--start-method": "it applies to functions; use procgroup.start_processes(..., start_method=...)",
-    "--event-log-handler": "there is no event log yet",
-    "--redirects": "use --log-dir, which keeps stdout and stderr of every rank",
-    "-r": "use --log-dir, which keeps stdout and stderr of every rank",
-    "--tee": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
-    "-t": "use --log-dir, which keeps stdout and stderr of every rank and still shows them",
-    "--local-ranks-filter": "output is not filtered yet",
-    "--duplicate-stdout-filters": "output is not filtered yet",
-    "--duplicate-stderr-filters": "output is not filtered yet",
     "--logs-specs": "log plug-ins do not exist here; use --log-dir",
-    "--numa-binding": "ranks are not bound yet; use numactl with --no-python",
-    "--virtual-local-rank": "devices are not divided among the ranks yet; use LOCAL_RANK to choose one",
-    "--run-path": "give the script itself",
 }
 
 
@@ -52,109 +35,286 @@ class Refuse(argparse.Action):
         parser.error(f"{option_string} is not supported: {self.metavar}")
 
 
-def parse(program: str, arguments: Sequence[str], *, old_contract: bool = False) -> argparse.Namespace:
+class _RaisingParser(argparse.ArgumentParser):
+    """A parser for callers in a program, which is not to end because of a value."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag: how its text is read, what it is by default, as text, and how it is shown.
+
+    ``read`` also takes the values of the flags ``needs``, which stand before this one. ``metavar`` is "" for a flag
+    without a value; ``words`` are the values that shells offer.
+    """
+
+    name: str
+    read: Callable[..., Any]
+    default: str
+    text: str
+    metavar: str = ""
+    short: Sequence[str] = ()
+    words: Sequence[str] = ()
+    needs: Sequence[str] = ()
+
+    @property
+    def destination(self) -> str:
+        """The flag's name among the parsed options."""
+        return self.name.lstrip("-").replace("-", "_")
+
+    def find(self, given: str | None) -> tuple[str, str]:
+        """Return the text that counts, and where it came from."""
+        if given is not None:
+            return given, self.name
+        for variable in launcher_flag(self.name):
+            if variable.is_set():
+                return variable.get(), variable.name
+        return self.default, "default"
+
+
+def parse(
+    program: str, arguments: Sequence[str], *, old_contract: bool = False, raises: bool = False
+) -> argparse.Namespace:
     """Parse the command line; ``old_contract`` adds ``--use-env``.
 
-    An unusable one ends the program with status 2 and the reason.
+    ``texts`` and ``sources`` of the options say how each value was given, and where it came from. An unusable one ends
+    the program with status 2 and the reason, or ``raises`` ValueError.
     """
-    parser = _parser(program, old_contract)
-    for flag, reason in _REFUSED.items():
-        variable = launcher_flag(flag)
-        if flag.startswith("--") and variable.is_set():
-            parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
+    parser, flags = _parser(program, old_contract, _RaisingParser if raises else argparse.ArgumentParser)
+    _refuse_variables(parser)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(_unknown_flag(parser, unknown[0]))
-    if options.module and options.no_python:
+    options.parser = parser
+    options.texts, options.sources = {}, {}
+    for flag in flags:
+        text, source = flag.find(getattr(options, flag.destination))
+        options.texts[flag.destination], options.sources[flag.destination] = text, source
+        setattr(options, flag.destination, _read(options, flag, text, source))
+    if options.module and options.no_python and not options.run_path:
         parser.error("--module and --no-python exclude each other: without Python there are no modules")
     if old_contract and options.no_python and not options.use_env:
         parser.error("--no-python needs --use-env: a program that is not Python gets no --local-rank argument")
-    options.parser = parser
     return options
 
 
-def _parser(program: str, old_contract: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def refuse(options: argparse.Namespace, text: str) -> NoReturn:
+    """End as for an unusable flag, with this reason."""
+    options.parser.error(text)
+    raise AssertionError("a parser's error returns never")
+
+
+def table(program: str, *, old_contract: bool = False) -> list[Flag]:
+    """Return the flags of a program, in the order of its help."""
+    return _parser(program, old_contract, argparse.ArgumentParser)[1]
+
+
+def _read(options: argparse.Namespace, flag: Flag, text: str, source: str) -> Any:
+    try:
+        return flag.read(text, **{name: getattr(options, name) for name in flag.needs})
+    except ValueError as error:
+        if source.startswith("-"):
+            options.parser.error(f"argument {source}: {error}")
+        options.parser.error(f"{source}={text!r}, set in the environment, is not usable: {error}")
+
+
+def _refuse_variables(parser: argparse.ArgumentParser) -> None:
+    for flag, reason in _REFUSED.items():
+        for variable in launcher_flag(flag) if flag.startswith("--") else ():
+            if variable.is_set():
+                parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
+
+
+def _parser(
+    program: str, old_contract: bool, kind: type[argparse.ArgumentParser]
+) -> tuple[argparse.ArgumentParser, list[Flag]]:
+    parser = kind(
         prog=program,
         usage=f"{program} [flags] script [arguments of the script]",
-        description="Start a program as N ranks on this host and end them together.",
-        epilog="Every flag may be written with dashes or underscores; PET_<FLAG> in the environment sets its default.",
+        description="Start a program as N ranks on each of one or several nodes, and end them together.",
+        epilog="Every flag may be written with dashes or underscores; PET_<FLAG> or PROCGROUP_<FLAG> in the "
+        "environment sets its default.",
         allow_abbrev=False,
     )
-    _add_size_flags(parser)
-    _add_behaviour_flags(parser)
-    _add_program_flags(parser)
+    flags = _Flags(parser)
+    _add_size_flags(flags)
+    _add_rendezvous_flags(flags)
+    _add_placement_flags(flags)
+    _add_behaviour_flags(flags)
+    _add_log_flags(flags)
+    _add_program_flags(flags)
     if old_contract:
-        _add(parser, "--use-env", bool, False, "leave out the --local-rank=N argument; LOCAL_RANK says the same")
+        flags.add_switch("--use-env", "leave out the --local-rank=N argument; LOCAL_RANK says the same")
     for flag, reason in _REFUSED.items():
         parser.add_argument(*_spellings(flag), action=Refuse, nargs="?", metavar=reason, help=argparse.SUPPRESS)
     parser.add_argument("script", help="the program: a script, a module with -m, any command with --no-python")
     parser.add_argument("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
-    return parser
+    return parser, flags.added
 
 
-def _add_size_flags(parser: argparse.ArgumentParser) -> None:
-    _add(
-        parser,
+class _Flags:
+    """The flags of a parser, as they are added."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.added: list[Flag] = []
+        self._parser = parser
+
+    def add(
+        self,
+        flag: str,
+        read: Callable[..., Any],
+        default: str,
+        text: str,
+        metavar: str,
+        short: Sequence[str] = (),
+        words: Sequence[str] = (),
+        needs: Sequence[str] = (),
+    ) -> None:
+        """Add a flag with a value, in both spellings and in short ones."""
+        added = Flag(flag, read, default, text, metavar, short, words, needs)
+        self.added.append(added)
+        shown = text if not default else f"{text} (default: {default})"
+        spellings = [*short, *_spellings(flag)]
+        self._parser.add_argument(*spellings, dest=added.destination, default=None, metavar=metavar, help=shown)
+
+    def add_switch(self, flag: str, text: str, short: Sequence[str] = ()) -> None:
+        """Add a flag without a value."""
+        self.added.append(Flag(flag, flag_values.truth, "0", text, short=short))
+        self._parser.add_argument(*short, *_spellings(flag), action="store_const", const="1", default=None, help=text)
+
+
+def _add_size_flags(flags: _Flags) -> None:
+    flags.add("--gpus", flag_values.gpus, "", "GPUs of this host that the ranks may use, such as 0,2-3", "LIST")
+    flags.add(
         "--nproc-per-node",
-        _process_count,
+        flag_values.process_count,
         "1",
-        "ranks to start: a number, cpu, gpu, or auto",
+        "ranks to start on this node: a number, cpu, gpu, or auto",
         "N",
         short=("-n", "-np"),
+        words=("auto", "cpu", "gpu"),
+        needs=("gpus",),
     )
-    _add(parser, "--nnodes", _one_node, "1", "1, the only number yet", "N")
-    _add(parser, "--node-rank", _only_zero, "0", "0, the only node", "N")
-    _add(parser, "--max-restarts", _only_zero, "0", "0, the only number yet", "N")
-    _add(parser, "--standalone", bool, False, "one node, nothing to configure; this is the default")
-    _add(parser, "--master-addr", str, "127.0.0.1", "MASTER_ADDR of the ranks: this host", "HOST")
-    _add(parser, "--master-port", _port, "0", "MASTER_PORT, kept for the ranks; 0 takes a free one", "PORT")
+    flags.add("--nnodes", flag_values.node_range, "1:1", "nodes of the job: N, or MIN:MAX", "N")
+    flags.add("--node-rank", flag_values.count, "0", "this node's number, with addresses given by hand", "N")
+    flags.add("--max-restarts", flag_values.count, "0", "how often the job may start its ranks again", "N")
+    flags.add_switch("--standalone", "one node, nothing to configure; this is the default")
+    flags.add("--master-addr", flag_values.text, "127.0.0.1", "MASTER_ADDR of the ranks: the first node", "HOST")
+    flags.add(
+        "--master-port", flag_values.port, "", "MASTER_PORT: where the nodes meet; on one node any free one", "PORT"
+    )
 
 
-def _add_behaviour_flags(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "--rdzv-id", str, "", "the job's name, TORCHELASTIC_RUN_ID; random by default", "NAME")
-    _add(parser, "--role", str, "default", "ROLE_NAME of the ranks", "NAME")
-    _add(parser, "--replace-gloo", bool, False, "let PyTorch programs that say gloo run on procgroup")
-    _add(parser, "--log-dir", str, "", "keep each rank's stdout.log and stderr.log below this directory", "PATH")
-    _add(
-        parser,
+def _add_rendezvous_flags(flags: _Flags) -> None:
+    flags.add(
+        "--rdzv-backend",
+        flag_values.rendezvous_backend,
+        "static",
+        "how the nodes meet: static, c10d, file, etcd or redis",
+        "NAME",
+        words=flag_values.RENDEZVOUS_BACKENDS,
+    )
+    flags.add(
+        "--rdzv-endpoint",
+        flag_values.text,
+        "",
+        "where: host[:port] of a node or server, or several; a path; a URL",
+        "PLACE",
+    )
+    flags.add("--rdzv-id", flag_values.text, "", "the job's name, the same on every node; TORCHELASTIC_RUN_ID", "NAME")
+    flags.add("--rdzv-conf", flag_values.rendezvous_conf, "", "further settings: key=value,key=value", "LIST")
+    flags.add("--local-addr", flag_values.text, "", "this node's address for the others, where it is not found", "HOST")
+    flags.add(
+        "--on-partition",
+        flag_values.partition_policy,
+        "",
+        "what half of the nodes does when the other half is cut off: continue or stop",
+        "WHAT",
+        words=("continue", "stop"),
+    )
+
+
+def _add_placement_flags(flags: _Flags) -> None:
+    flags.add_switch("--virtual-local-rank", "show each rank one GPU only, as device 0, and set LOCAL_RANK to 0")
+    flags.add(
+        "--numa-binding",
+        flag_values.binding,
+        "",
+        f"CPUs of each rank: {', '.join(flag_values.BINDINGS)}; those of its GPU, where it is known",
+        "WHAT",
+        short=("--bind",),
+        words=flag_values.BINDINGS,
+    )
+
+
+def _add_behaviour_flags(flags: _Flags) -> None:
+    flags.add("--role", flag_values.text, "default", "ROLE_NAME of the ranks", "NAME")
+    flags.add_switch("--replace-gloo", "let PyTorch programs that say gloo run on procgroup")
+    flags.add(
         "--shutdown-timeout",
-        _seconds,
-        TORCH_ELASTIC_SHUTDOWN_TIMEOUT.get() or None,
+        flag_values.optional_seconds,
+        TORCH_ELASTIC_SHUTDOWN_TIMEOUT.get(),
         "seconds between asking ranks to end and killing them; 30 by default, 2 after Ctrl-C",
         "SECONDS",
     )
-    _add(
-        parser,
+    flags.add(
         "--signals-to-handle",
-        _signals,
+        flag_values.signals,
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        "signals that are passed on to the ranks, separated by commas",
+        "signals that end the ranks, separated by commas",
         "NAMES",
+    )
+    flags.add("--monitor-interval", flag_values.optional_seconds, "", "has no effect: ranks are watched by events", "S")
+    flags.add("--start-method", flag_values.start_method, "spawn", "for functions, so without effect here", "NAME")
+    flags.add("--event-log-handler", flag_values.event_log_handler, "null", "null, the only one yet", "NAME")
+    flags.add(
+        "--hang-timeout",
+        flag_values.optional_seconds,
+        "",
+        "kill a rank that is stopped, stuck in the kernel, or has ceased to call procgroup.report for so long",
+        "SECONDS",
+    )
+    flags.add_switch("--dry-run", "show what each rank would be started with, and where that comes from")
+
+
+def _add_log_flags(flags: _Flags) -> None:
+    what = "0 none, 1 stdout, 2 stderr, 3 both; by local rank: 0:1,10:3"
+    flags.add("--log-dir", flag_values.text, "", "keep each rank's stdout.log and stderr.log below this folder", "PATH")
+    flags.add("--redirects", streams, "0", f"keep in files and do not show: {what}", "STREAMS", short=("-r",))
+    flags.add("--tee", streams, "0", f"keep in files and show: {what}", "STREAMS", short=("-t",))
+    flags.add("--show-ranks", chosen_ranks, "", "show these ranks only, such as 0,3-5; files have all", "RANKS")
+    flags.add("--local-ranks-filter", chosen_ranks, "", "the same, by local rank", "RANKS")
+    for name in ("stdout", "stderr"):
+        text = f"keep lines of {name} with one of these words, separated by commas, in filtered_{name}.log too"
+        flags.add(f"--duplicate-{name}-filters", filters, "", text, "WORDS")
+    flags.add("--log-prefix", prefix, "", "what stands before each line, such as '[r{rank} {host}]'", "TEMPLATE")
+    when = "show equal lines of several ranks once: always, never, or auto, on a terminal from 9 ranks on"
+    flags.add("--collapse", collapse, "auto", when, "WHEN")
+
+
+def log_options(options: argparse.Namespace) -> LogOptions:
+    """Return what the parsed flags say about output."""
+    is_default = options.sources["log_prefix"] == "default"
+    return LogOptions(
+        directory=options.log_dir,
+        prefix=None if is_default else options.log_prefix,
+        redirects=options.redirects,
+        tee=options.tee,
+        shown_ranks=options.show_ranks,
+        shown_local_ranks=options.local_ranks_filter,
+        filters=(options.duplicate_stdout_filters, options.duplicate_stderr_filters),
+        collapse=options.collapse,
     )
 
 
-def _add_program_flags(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "--module", bool, False, "run a module, as python -m does", short=("-m",))
-    _add(parser, "--no-python", bool, False, "run the program itself, without the Python interpreter")
-
-
-def _add(
-    parser: argparse.ArgumentParser,
-    flag: str,
-    kind: Callable[[str], Any],
-    default: str | bool | None,
-    text: str,
-    metavar: str | None = None,
-    short: Sequence[str] = (),
-) -> None:
-    """Add one flag in both spellings and in short ones, with its PET_ variable as default."""
-    spellings = [*short, *_spellings(flag)]
-    set_by = launcher_flag(flag).get()
-    if kind is bool:
-        parser.add_argument(*spellings, action="store_true", default=_truth(parser, flag, set_by), help=text)
-    else:
-        parser.add_argument(*spellings, type=kind, default=set_by or default, metavar=metavar, help=text)
+def _add_program_flags(flags: _Flags) -> None:
+    flags.add_switch("--module", "run a module, as python -m does", short=("-m",))
+    flags.add_switch("--no-python", "run the program itself, without the Python interpreter")
+    flags.add_switch(
+        "--run-path", "run a script, folder or zip file in the launcher's interpreter; wins over -m and --no-python"
+    )
 
 
 def _spellings(flag: str) -> list[str]:
@@ -172,70 +332,3 @@ def _unknown_flag(parser: argparse.ArgumentParser, given: str) -> str:
     close = [flag for flag in known if flag.startswith(meant)] or difflib.get_close_matches(meant, known, n=1)
     advice = f"did you mean {' or '.join(close)}?" if close else f"{parser.prog} --help lists the flags."
     return f"there is no flag {name}: {advice} Flags of the script follow the script's name."
-
-
-def _truth(parser: argparse.ArgumentParser, flag: str, text: str) -> bool:
-    if text not in ("", "0", "1"):
-        parser.error(f"{launcher_flag(flag).name}={text!r}, set in the environment, is not usable: expected 1 or 0")
-    return text == "1"
-
-
-def _process_count(text: str) -> int:
-    """Read a number of ranks; ``auto`` is the number of GPUs, or of usable cores where there are none."""
-    if text == "cpu":
-        return usable_cores()
-    if text in ("gpu", "auto"):
-        gpus = visible_gpus()
-        if text == "gpu" and not gpus:
-            raise argparse.ArgumentTypeError("gpu: this host shows no GPU; give a number, cpu or auto")
-        return gpus or usable_cores()
-    return _number(text, 1, "a number of at least 1, cpu, gpu or auto")
-
-
-def _one_node(text: str) -> int:
-    if text not in ("1", "1:1"):
-        raise argparse.ArgumentTypeError(f"{text} is not supported: this launcher runs on one node only")
-    return 1
-
-
-def _only_zero(text: str) -> int:
-    if text != "0":
-        reason = "this launcher runs on one node and does not restart ranks; only 0 works"
-        raise argparse.ArgumentTypeError(f"{text} is not supported: {reason}")
-    return 0
-
-
-def _port(text: str) -> int:
-    port = _number(text, 0, "a port from 0 to 65535")
-    if port > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
-    return port
-
-
-def _number(text: str, least: int, expected: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least 0, got {text!r}")
-    return value
-
-
-def _signals(text: str) -> list[signal.Signals]:
-    """Read names of signals; those that no process can handle are refused."""
-    chosen: list[signal.Signals] = []
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        number = getattr(signal, name, None)
-        if not isinstance(number, signal.Signals):
-            raise argparse.ArgumentTypeError(f"expected names of signals such as SIGTERM,SIGINT, got {name!r}")
-        if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
-            raise argparse.ArgumentTypeError(f"{name} cannot be passed on to the ranks")
-        chosen.append(number)
-    return chosen

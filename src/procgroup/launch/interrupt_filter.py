@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from procgroup.launch.report import RANK_PREFIX, TRACEBACK_HEADER
+from procgroup.launch.evidence import RANK_PREFIX, TRACEBACK_HEADER
 
 _HEADER = TRACEBACK_HEADER.encode()
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+)')

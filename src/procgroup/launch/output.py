@@ -10,6 +10,9 @@ stderr); when both are one file they are one sink, since two could tear each oth
 
 Bytes are never decoded, so text that is cut in the middle of a character, or is no text, passes unchanged.
 At most one rank owns the live line of a sink. Another rank's line ends it first; it goes on below.
+
+A sink that is a terminal may have a *status line*, the launcher's own: it is erased before anything else is shown and
+drawn again below that, unless a live line stands there.
 """
 
 from __future__ import annotations
@@ -32,9 +35,11 @@ class Sink:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.broken: bool = False
+        self.is_terminal: bool = _is_terminal(descriptor)
         self._pending = bytearray()
         self._live_owner: LinePrefixer | None = None
-        self._terminal = _is_terminal(descriptor)
+        self._status = b""
+        self._status_is_drawn = False
 
     @property
     def pending(self) -> int:
@@ -44,10 +49,11 @@ class Sink:
     def put_lines(self, owner: LinePrefixer | None, text: bytes) -> None:
         """Show whole lines. A live line of another owner is ended first."""
         if self._live_owner is not None and self._live_owner is not owner:
-            self._put(_ERASE_LINE if self._terminal else b"\n")
+            self._put(_ERASE_LINE if self.is_terminal else b"\n")
             self._live_owner.interrupt()
         self._live_owner = None
         self._put(text)
+        self._draw_status()
 
     def put_live(self, owner: LinePrefixer, text: bytes) -> bool:
         """Show part of a live line, unless the live line is another owner's; return whether it was shown."""
@@ -56,6 +62,14 @@ class Sink:
         self._live_owner = owner
         self._put(text)
         return True
+
+    def show_status(self, text: str) -> None:
+        """Set the status line, or take it away with an empty text; nothing happens where no terminal is."""
+        status = _fitting(text, self.descriptor).encode(errors="replace") if self.is_terminal else b""
+        if status != self._status:
+            self._status = status
+            self._put(b"")
+            self._draw_status()
 
     def write_some(self) -> None:
         """Write what fits without blocking; to be called when the descriptor is ready."""
@@ -71,7 +85,13 @@ class Sink:
 
     def _put(self, text: bytes) -> None:
         if not self.broken:
-            self._pending += text
+            self._pending += _ERASE_LINE + text if self._status_is_drawn else text
+            self._status_is_drawn = False
+
+    def _draw_status(self) -> None:
+        if self._status and self._live_owner is None and not self.broken:
+            self._pending += self._status
+            self._status_is_drawn = True
 
 
 class LinePrefixer:
@@ -112,8 +132,8 @@ class LinePrefixer:
         self._live = self._returned = False
 
     def _show_lines(self, text: bytes) -> None:
-        if self._own_prefix is not None:
-            text = self._own_prefix.sub(b"", text)
+        """Show whole lines, the end of the last one included."""
+        text = self._without_own_prefix(text)
         body = self._redrawn(text[:-1]).replace(b"\n", b"\n" + self._prefix)
         self.sink.put_lines(self, self._opening(text) + body + b"\n")
         self._live = self._returned = False
@@ -124,6 +144,9 @@ class LinePrefixer:
             self._partial.clear()
             self._live, self._returned = True, text.endswith(b"\r")
 
+    def _without_own_prefix(self, text: bytes) -> bytes:
+        return text if self._own_prefix is None else self._own_prefix.sub(b"", text)
+
     def _opening(self, text: bytes) -> bytes:
         """Return the prefix unless the text goes on with a live line or brings a prefix of its own."""
         continues = self._live and not (self._returned and text[:1] not in (b"\r", b"\n"))
@@ -132,6 +155,11 @@ class LinePrefixer:
     def _redrawn(self, text: bytes) -> bytes:
         """Repeat the prefix behind each carriage return that overwrites it."""
         return _REDRAW.sub(lambda match: b"\r" + self._prefix, text) if b"\r" in text else text
+
+
+def redraws(text: bytes) -> bool:
+    """Return whether a text overwrites its own line, as a progress bar does."""
+    return _REDRAW.search(text) is not None
 
 
 def open_sinks() -> tuple[Sink, Sink]:
@@ -156,6 +184,15 @@ def _is_terminal(descriptor: int) -> bool:
         return os.isatty(descriptor)
     except OSError:
         return False
+
+
+def _fitting(text: str, descriptor: int) -> str:
+    """Return as much of a text as one line of the terminal holds; a wrapped line could not be erased."""
+    try:
+        columns = os.get_terminal_size(descriptor).columns
+    except OSError:
+        columns = 0
+    return text[: (columns or 80) - 1]
 
 
 def _character_boundary(text: bytearray, end: int) -> int:

@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
+from procgroup.environ import PROCGROUP_NOTICE
 from procgroup.launch import die_with_parent
+from procgroup.launch.evidence import TRACEBACK_HEADER
 from procgroup.launch.interrupt_filter import InterruptFilter
-from procgroup.launch.output import LinePrefixer, Sink
-from procgroup.launch.report import TRACEBACK_HEADER
+from procgroup.launch.job_output import RankOutput, StreamOutput
+from procgroup.launch.output import Sink
 
 READ_BYTES = 64 * 1024
 TAIL_BYTES = 64 * 1024
@@ -34,18 +34,16 @@ class Ending:
 
 
 class Stream:
-    """One stream of a rank: read from a pipe, shown by prefixed lines, and, when asked for, kept in a file."""
+    """One stream of a rank, read from a pipe; ``tail`` is the end of what it wrote there."""
 
-    def __init__(self, descriptor: int, rank: int, sink: Sink, log: Path | None) -> None:
+    def __init__(self, descriptor: int, output: StreamOutput) -> None:
         self.descriptor = descriptor
         self.open: bool = True
-        self.sink = sink
+        self.sink: Sink = output.sink
         self.tail: bytearray = bytearray()
         self.traceback_time: float | None = None
         self.interrupts: InterruptFilter = InterruptFilter()
-        # Torch and procgroup prefix the lines of an uncaught exception with the latter.
-        self._lines = LinePrefixer(f"[rank {rank}] ", sink, own_prefix=f"[rank{rank}]: ")
-        self._log: BinaryIO | None = log.open("wb", buffering=0) if log else None
+        self._output = output
         os.set_blocking(descriptor, False)
 
     def read_some(self) -> bool:
@@ -65,10 +63,8 @@ class Stream:
         if self.open:
             self.open = False
             os.close(self.descriptor)
-            self._lines.feed(self.interrupts.finish())
-            self._lines.finish()
-            if self._log:
-                self._log.close()
+            self._output.show(self.interrupts.finish())
+            self._output.finish()
 
     def drain(self) -> None:
         """Take all that an ended rank left in the pipe, but do not wait for others who hold it open."""
@@ -83,25 +79,16 @@ class Stream:
             self.traceback_time = time.monotonic()
         self.tail += data
         del self.tail[:-TAIL_BYTES]
-        self._lines.feed(self.interrupts.feed(data))
-        if self._log:
-            self._keep(self._log, data)
-
-    def _keep(self, log: BinaryIO, data: bytes) -> None:
-        """Write to the log; when that fails (a full disk), say so once and go on without it."""
-        try:
-            log.write(data)
-        except OSError as error:
-            log.close()
-            self._log = None
-            self.sink.put_lines(None, f"procgroup run: {log.name} is kept no longer: {error.strerror}\n".encode())
+        self._output.show(self.interrupts.feed(data))
+        self._output.keep(data)
 
 
 class RankProcess:
     """A rank's process, in a session and process group of its own.
 
-    ``standard_input`` says whether it gets the launcher's stdin (else an empty one). ``log_directory``, where
-    given, gets ``stdout.log`` and ``stderr.log``, without prefixes.
+    ``output`` is where its streams go; ``standard_input`` says whether it gets the launcher's stdin (else an empty
+    one); ``notice`` is the descriptor by which it learns that it is to end. ``killed_for`` says why the launcher killed
+    it, as a failure. ``cpus`` are those that it may run on, by default all of the launcher's.
     """
 
     def __init__(
@@ -109,28 +96,32 @@ class RankProcess:
         rank: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        sinks: tuple[Sink, Sink],
+        output: RankOutput,
         *,
         standard_input: bool,
-        log_directory: Path | None,
+        notice: int | None = None,
+        cpus: Collection[int] = (),
     ) -> None:
         self.rank = rank
+        self.error_file: str = output.error_file
         self.ending: Ending | None = None
         self.told_to_end = False
-        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        self.killed_for: str = ""
+        bound_to = ",".join(map(str, sorted(cpus)))
+        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), bound_to]
         out, err = os.pipe(), os.pipe()
-        logs = [log_directory and log_directory / name for name in ("stdout.log", "stderr.log")]
         self.streams: list[Stream] = [
-            Stream(pipe[0], rank, sink, log) for pipe, sink, log in zip((out, err), sinks, logs, strict=True)
+            Stream(pipe[0], stream) for pipe, stream in zip((out, err), output.streams, strict=True)
         ]
         try:
             self._process = subprocess.Popen(
                 [*guard, *command],
-                env=dict(environment),
+                env={**environment, PROCGROUP_NOTICE.name: "" if notice is None else str(notice)},
                 stdin=None if standard_input else subprocess.DEVNULL,
                 stdout=out[1],
                 stderr=err[1],
                 start_new_session=True,
+                pass_fds=[] if notice is None else [notice],
             )
         finally:
             os.close(out[1])

@@ -25,6 +25,12 @@ class ReservedPort:
             raise
         self.port: int = self._socket.getsockname()[1]
 
+    def share(self) -> ReservedPort:
+        """Return another holder of the same port, which is given back with the last of them."""
+        other = ReservedPort.__new__(ReservedPort)
+        other._socket, other.port = self._socket.dup(), self.port
+        return other
+
     def close(self) -> None:
         """Give the port back. Idempotent."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""``procgroup run``: start a program as N ranks on this host and end them together."""
+"""``procgroup run``: start a program as N ranks on each node of a job, and end them together."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import importlib.machinery
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from procgroup.cluster.cores import usable_cores
 from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
-from procgroup.errors import DistError
 from procgroup.launch import flags
-from procgroup.launch.agent import Agent, RankPlan, say
-from procgroup.launch.worker_environment import REPLACED, Job, worker_environment
+from procgroup.launch.console import say
+
+if TYPE_CHECKING:
+    from procgroup.launch.agent import Agent
+    from procgroup.launch.job_output import JobOutput
+    from procgroup.launch.job_plan import JobPlan
+    from procgroup.launch.placement import Placement
+    from procgroup.launch.program import CommandProgram
 
 
 def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
@@ -26,42 +32,72 @@ def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
 
 def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     """Start the ranks that the parsed ``options`` describe; return the exit status of the job."""
-    command = _command(options)
+    command = [*_command(options), *script_arguments]
     # Imported only now: the flags and their help need no store, and so no native module.
-    from procgroup.launch.hosted_store import HostedStore
+    from procgroup.launch.job_plan import plan, unused_flags
+    from procgroup.launch.worker_environment import REPLACED
 
-    threads = max(1, usable_cores() // options.nproc_per_node)
-    _tell_about_environment(options.nproc_per_node, threads)
-    run_id = options.rdzv_id or os.urandom(16).hex()
+    job_plan = plan(options)
+    program = make_program(options, job_plan, command)
+    placement = program.placement
+    notes = [*_environment_notes(placement, REPLACED), *placement.notes, *unused_flags(options, job_plan)]
+    if options.dry_run:
+        from procgroup.launch import dry_run
+
+        print(dry_run.describe(options, program, notes))
+        return 0
+    for note in notes:
+        say(note)
+    with open_output(options, job_plan) as output:
+        return make_agent(options, program, output).run()
+
+
+def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str]) -> CommandProgram:
+    """Return what the agents run in each round: ``command`` as the ranks."""
+    from procgroup.launch.placement import place
+    from procgroup.launch.program import CommandProgram
+    from procgroup.launch.worker_environment import Job
+
+    placement = place(options)
+    job = Job(
+        run_id=job_plan.run_id,
+        threads_per_rank=min(placement.threads),
+        signals=",".join(number.name for number in options.signals_to_handle),
+        replace_gloo=options.replace_gloo,
+        uses_agent_store=job_plan.kind == "static",
+    )
+    return CommandProgram(job_plan, job, command, placement)
+
+
+def open_output(options: argparse.Namespace, job_plan: JobPlan) -> JobOutput:
+    """Return where the ranks' output goes; unusable wishes end as unusable flags do."""
+    from procgroup.launch.job_output import JobOutput
+
     try:
-        store = HostedStore(options.master_addr, options.master_port, job=run_id)
-    except (DistError, OSError) as error:
-        say(f"cannot use --master-addr {options.master_addr} --master-port {options.master_port}: {error}")
-        return 1
-    with store:
-        job = Job(
-            run_id=run_id,
-            ranks=options.nproc_per_node,
-            store=store.environment(),
-            threads_per_rank=threads,
-            role=options.role,
-            replace_gloo=options.replace_gloo,
-            signals=",".join(number.name for number in options.signals_to_handle),
-        )
-        plans = _plans(job, [*command, *script_arguments], options.log_dir)
-        return Agent(plans, options.signals_to_handle, options.shutdown_timeout).run()
+        return JobOutput(flags.log_options(options), job_plan.run_id, needs_progress=bool(options.hang_timeout))
+    except (OSError, ValueError) as error:
+        flags.refuse(options, f"cannot keep or show the ranks' output: {error}")
+
+
+def make_agent(options: argparse.Namespace, program: CommandProgram, output: JobOutput) -> Agent:
+    """Return this node's agent, which runs the program and shows its ``output``."""
+    from procgroup.launch.agent import Agent
+
+    program.output = output
+    return Agent(program.plan.meet, program, options.signals_to_handle, program.plan.patience, output)
 
 
 def _command(options: argparse.Namespace) -> list[str]:
     """Return the command that runs the program; exit with the reason when there is no such program."""
-    if options.no_python:
+    if options.no_python and not options.run_path:
         if shutil.which(options.script) is None:
             options.parser.error(f"there is no program {options.script!r} to execute: check the name and PATH")
         return [options.script]
-    interpreter = PYTHON_EXEC.get() or sys.executable
+    # With --run-path torchrun stays in its own interpreter.
+    interpreter = (not options.run_path and PYTHON_EXEC.get()) or sys.executable
     if shutil.which(interpreter) is None:
         options.parser.error(f"PYTHON_EXEC={interpreter!r} is no program that can be executed")
-    if not options.module:
+    if options.run_path or not options.module:
         if not Path(options.script).exists() and Path(options.script).name in ("python", "python3"):
             options.parser.error("give the script without python: the ranks run it with this interpreter")
         if not Path(options.script).exists():
@@ -78,31 +114,12 @@ def _module_exists(name: str) -> bool:
     return name in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(name, path) is not None
 
 
-def _plans(job: Job, command: Sequence[str], log_dir: str) -> list[RankPlan]:
-    plans = []
-    attempt = Path(log_dir, job.run_id, "attempt_0") if log_dir and log_dir != os.devnull else None
-    if attempt:
-        say(f"logs are kept in {attempt}")
-    for rank in range(job.ranks):
-        directory = attempt / str(rank) if attempt else None
-        if directory:
-            directory.mkdir(parents=True, exist_ok=True)
-        plans.append(
-            RankPlan(
-                command=[part.replace("${local_rank}", str(rank)) for part in command],
-                environment=worker_environment(
-                    job, rank, str(directory / "error.json") if directory else "", os.environ
-                ),
-                log_directory=directory,
-            )
-        )
-    return plans
-
-
-def _tell_about_environment(ranks: int, threads: int) -> None:
-    """Say in one line each which thread count was chosen, and which variables of the user are replaced."""
+def _environment_notes(placement: Placement, replaced_names: Sequence[str]) -> Iterator[str]:
+    """Yield which thread count was chosen, and which variables of the user are replaced, in one line each."""
+    ranks = len(placement.threads)
     if not OMP_NUM_THREADS.is_set() and ranks > 1:
-        say(f"OMP_NUM_THREADS={threads} per rank ({usable_cores()} usable cores, {ranks} ranks); set it to choose")
-    replaced = [name for name in REPLACED if name in os.environ]
+        cores = f"{usable_cores()} usable cores, {ranks} ranks"
+        yield f"OMP_NUM_THREADS={placement.threads_text} per rank ({cores}); set it to choose"
+    replaced = [name for name in replaced_names if name in os.environ]
     if replaced:
-        say(f"{', '.join(replaced)} of the environment {'is' if len(replaced) == 1 else 'are'} replaced for the ranks")
+        yield f"{', '.join(replaced)} of the environment {'is' if len(replaced) == 1 else 'are'} replaced for the ranks"

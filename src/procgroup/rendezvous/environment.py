@@ -82,7 +82,7 @@ def _open_store(task: Task | None, rank: int, world_size: int, timeout: Timeout)
         return _launcher_s_store(task, host, port, rank, world_size, timeout)
     if not host or port is None:
         raise _missing(rank, world_size)
-    if environ.TORCHELASTIC_USE_AGENT_STORE.get():
+    if environ.TORCHELASTIC_USE_AGENT_STORE.get() and not hosting.is_launcher_s(host, port):
         from procgroup.rendezvous import agent_store
 
         return agent_store.open_store(host, port, rank=rank, world_size=world_size, timeout=timeout)

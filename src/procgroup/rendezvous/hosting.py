@@ -122,6 +122,11 @@ def host_store(host: str, port: int, limit: float) -> TCPStore:
         return _hosted[place]
 
 
+def is_launcher_s(host: str, port: int) -> bool:
+    """Return whether a launcher of procgroup hosts a store for the ranks that are to meet at this address."""
+    return _launcher_s_store(host, port) is not None
+
+
 def _launcher_s_store(host: str, port: int) -> tuple[str, int] | None:
     """Return where the launcher hosts the store that this address stands for; None when it hosts none."""
     store = environ.PROCGROUP_STORE.get()

@@ -1,20 +1,23 @@
 """Key-value stores, through which processes find each other.
 
 ``HashStore`` (threads of one process), ``FileStore`` (processes that share a file), ``TCPStore`` (any
-processes), ``PrefixStore`` (a part of another store). They are imported on first use, so that only
-TCPStore loads the native module.
+processes), ``EtcdStore`` and ``RedisStore`` (any processes, on a server that outlives them), ``PrefixStore``
+(a part of another store). They are imported on first use, so that only TCPStore loads the native module,
+and only RedisStore the client library of Redis.
 """
 
 from procgroup.lazy_names import bound_on_first_use
 
 _MODULE_OF_NAME = {
+    "EtcdStore": "etcd",
     "FileStore": "file",
     "HashStore": "hash",
     "PrefixStore": "prefix",
+    "RedisStore": "redis",
     "Store": "store",
     "TCPStore": "tcp",
 }
 
-__all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
+__all__ = ["EtcdStore", "FileStore", "HashStore", "PrefixStore", "RedisStore", "Store", "TCPStore"]
 
 __getattr__, __dir__ = bound_on_first_use(__name__, _MODULE_OF_NAME)

@@ -13,6 +13,7 @@ from procgroup.errors import DistNetworkError
 
 _BACKLOG = 4096
 _LOOPBACK = ("127.0.0.1", "::1")
+_RESOLVE_SECONDS = 5.0
 
 
 def numeric(host: str) -> str | None:
@@ -90,6 +91,35 @@ def listen(host: str, port: int) -> socket.socket:
             return _listen_everywhere(port)
     except OSError as error:
         raise DistNetworkError(_listen_text(host, port, error)) from error
+
+
+def listen_if_local(host: str, port: int) -> socket.socket | None:
+    """Return a listening socket, as ``listen`` does, if ``host`` is this host's own address or name; else None.
+
+    Raises DistNetworkError when the port is taken or not allowed.
+    """
+    return listen(host, port) if is_local(host) else None
+
+
+def is_local(host: str) -> bool:
+    """Tell whether a host is this one: whether one of its addresses can be bound here."""
+    candidates = [numeric(host) or _LOOPBACK[0]] if is_literal(host) else resolve(host, _RESOLVE_SECONDS)
+    return any(map(_is_bindable, candidates))
+
+
+def is_literal(host: str) -> bool:
+    """Tell whether a host is an address, or "localhost", so that no resolver is asked for it."""
+    return numeric(host) is not None or host.lower() == "localhost"
+
+
+def _is_bindable(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _listen_on(address: str, port: int, *, dual_stack: bool = False) -> socket.socket:

@@ -21,6 +21,7 @@ MAX_VALUE_BYTES = 1 << 30
 MAX_KEYS_PER_REQUEST = 65_536
 
 _SLICE_SECONDS = 0.2
+_INT_64_DIGITS = 20
 
 
 class OnDisconnect(Protocol):
@@ -224,9 +225,39 @@ def checked_amount(amount: int) -> int:
     """Return what is to be added. Raises TypeError and ValueError for what is no 64-bit integer."""
     if not isinstance(amount, int):
         raise TypeError(f"expected amount to be int, got {type(amount).__name__}")
-    if not -(2**63) <= amount < 2**63:
+    if not _fits_in_64_bits(amount):
         raise ValueError(f"expected amount to fit in 64 bits, got {amount}")
     return int(amount)
+
+
+def sum_of(key: str, text: bytes, amount: int) -> int:
+    """Return the number that a key holds as decimal text, plus an amount. Raises what ``Store.add`` raises."""
+    digits = text.removeprefix(b"-")
+    significant = digits.lstrip(b"0")
+    if not (digits.isdigit() and digits.isascii() and len(significant) < _INT_64_DIGITS):
+        raise not_a_number(key)
+    number = int(significant or b"0") * (-1 if text[:1] == b"-" else 1)
+    if not _fits_in_64_bits(number):
+        raise not_a_number(key)
+    if not _fits_in_64_bits(number + amount):
+        raise sum_too_large(key)
+    return number + amount
+
+
+def _fits_in_64_bits(number: int) -> bool:
+    return -(2**63) <= number < 2**63
+
+
+def not_a_number(key: str) -> DistStoreError:
+    return DistStoreError(f"add: key '{key}' holds a value that is not a decimal number of 64 bits")
+
+
+def sum_too_large(key: str) -> DistStoreError:
+    return DistStoreError(f"add: the sum at key '{key}' does not fit in 64 bits")
+
+
+def other_world_size(key: str, theirs: int, ours: int) -> DistStoreError:
+    return DistStoreError(f"barrier '{key}': others wait in it with world size {theirs}, this call said {ours}")
 
 
 def checked_world_size(world_size: int) -> int:

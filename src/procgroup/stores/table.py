@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from procgroup.errors import DistStoreError, QueueEmptyError, StoreLimitError
+from procgroup.errors import QueueEmptyError, StoreLimitError
 from procgroup.stores.store import (
     MAX_VALUE_BYTES,
     Store,
@@ -24,6 +24,8 @@ from procgroup.stores.store import (
     checked_keys,
     checked_value,
     checked_world_size,
+    other_world_size,
+    sum_of,
 )
 from procgroup.types import Timeout
 
@@ -90,13 +92,7 @@ class Table:
         return self.values.keys() | self.queues.keys()
 
     def add(self, key: str, amount: int) -> int:
-        text = self.values.get(key, b"0")
-        digits = text.removeprefix(b"-")
-        if not (digits.isdigit() and digits.isascii() and -(2**63) <= int(text) < 2**63):
-            raise DistStoreError(f"add: key '{key}' holds a value that is not a decimal number of 64 bits")
-        total = int(text) + amount
-        if not -(2**63) <= total < 2**63:
-            raise DistStoreError(f"add: the sum at key '{key}' does not fit in 64 bits")
+        total = sum_of(key, self.values.get(key, b"0"), amount)
         self.change(SET, key, str(total).encode())
         return total
 
@@ -129,9 +125,7 @@ class Table:
         """Enter a barrier; return the generation that the caller waits to see pass."""
         barrier = self.barriers.setdefault(key, Barrier())
         if barrier.callers and barrier.world_size != world_size:
-            raise DistStoreError(
-                f"barrier '{key}': others wait in it with world size {barrier.world_size}, this call said {world_size}"
-            )
+            raise other_world_size(key, barrier.world_size, world_size)
         generation = barrier.generation
         self.change(ARRIVE, key, f"{world_size}:{caller}".encode())
         return generation

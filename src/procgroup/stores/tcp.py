@@ -52,8 +52,12 @@ class StoreServer:
 
     Listens on ``host`` and ``port`` (0: any free one; see ``port``), or takes over the listening socket
     ``listen_fd``. ``job_key`` is the job's secret: bytes, hex text as in PROCGROUP_JOB_KEY, "" for none, or
-    None for that variable's; ``job`` its name, by default what TORCHELASTIC_RUN_ID says. Raises
-    DistNetworkError when it cannot listen there.
+    None for that variable's; ``job`` its name, by default what TORCHELASTIC_RUN_ID says. Without a secret a line on
+    stderr warns of it when other hosts can connect, unless ``warns_keyless`` is False. Raises DistNetworkError when it
+    cannot listen there.
+
+    With ``answers_torch`` clients of ``torch.distributed.TCPStore`` (torch 2.13) connect to the same port. They have
+    keys of their own and reach no others. Their protocol has no secret: whoever can connect reads and changes these.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class StoreServer:
         listen_fd: int | None = None,
         job_key: bytes | str | None = None,
         job: str | None = None,
+        warns_keyless: bool = True,
+        answers_torch: bool = False,
     ) -> None:
         key = _key_bytes(job_key)
         listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
@@ -71,7 +77,8 @@ class StoreServer:
         address, self.port = listener.getsockname()[:2]
         self.addresses: list[str] = _addresses_here(address)
         try:
-            self._native = _native.StoreServer(listener.detach(), _job() if job is None else job, key)
+            name = _job() if job is None else job
+            self._native = _native.StoreServer(listener.detach(), name, key, answers_torch)
         except RuntimeError as error:
             raise DistStoreError(
                 f"the store at {host}:{self.port} cannot start its thread: {error}. "
@@ -81,8 +88,14 @@ class StoreServer:
         self._users: dict[int, str] = {}
         _servers.add(self)
         at_process_end(_linger, priority=0)
-        if not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        self._is_open_to_anybody = not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        if warns_keyless and self._is_open_to_anybody:
             _say_keyless(self.port)
+
+    @property
+    def is_open_to_anybody(self) -> bool:
+        """Whether other hosts can connect, and no secret is asked for."""
+        return self._is_open_to_anybody
 
     @property
     def running(self) -> bool:
@@ -107,8 +120,14 @@ class StoreServer:
         """Return who has connections from other processes, as far as that is known."""
         guests = {}
         for process, address in self._native.list_guests():
-            guests[process, address.rpartition(":")[0]] = self._users.get(process)
-        return sorted(known or f"process {process} at {host}" for (process, host), known in guests.items())
+            name = f"process {process}" if process else "a client of PyTorch's TCPStore"
+            host = address.rpartition(":")[0]
+            guests[process, host] = self._users.get(process, f"{name} at {host}")
+        return sorted(guests.values())
+
+    def forget_torch(self) -> None:
+        """Close the connections of PyTorch's clients and forget their keys, as before another attempt of a job."""
+        self._native.forget_torch()
 
     def close(self) -> None:
         """Stop serving now; its clients' calls raise StoreLost. Idempotent."""

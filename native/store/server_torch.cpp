@@ -1,0 +1,42 @@
+// Requests of PyTorch's TCPStore clients, from the validation on, and the replies to them.
+#include "store/server_loop.hpp"
+
+namespace procgroup::store {
+
+size_t Server::Loop::use_torch_validation(Connection& connection, std::string_view input) {
+  if (input.size() < kTorchValidation.size()) return 0;
+  if (!answers_torch_) {
+    throw ProtocolError{"it is a client of PyTorch's TCPStore, and this store answers clients of procgroup only"};
+  }
+  connection.state = Connection::State::kTorch;
+  shared_.add_guest(connection.id, {0, connection.peer});
+  return kTorchValidation.size();
+}
+
+size_t Server::Loop::use_torch_request(Connection& connection, std::string_view input) {
+  const std::optional<TorchRequest> request = connection.torch_parser.parse(input);
+  if (!request) return 0;
+  shared_.requests.fetch_add(1, std::memory_order_relaxed);
+  torch_table_.run(connection.id, *request);
+  return request->length;
+}
+
+void Server::Loop::deliver_torch(uint64_t id, TorchReply&& reply) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end() || found->second->doomed) return;
+  after_send(*found->second, found->second->send(reply));
+}
+
+// Closes the connections first: a client that is still connected must not set keys of its attempt in the next one.
+void Server::Loop::forget_torch() {
+  const uint64_t order = shared_.forgets_ordered.load(std::memory_order_acquire);
+  if (order == shared_.forgets_done.load(std::memory_order_relaxed)) return;
+  for (const auto& [id, connection] : connections_) {
+    if (connection->state == Connection::State::kTorch) doom(*connection);
+  }
+  bury_the_doomed();
+  torch_table_.clear();
+  shared_.report_forgotten(order);
+}
+
+}  // namespace procgroup::store

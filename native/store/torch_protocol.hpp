@@ -1,0 +1,91 @@
+// The wire protocol of PyTorch's TCPStore, as of torch 2.13.
+//
+// Vocabulary. A connection begins with a *validation*: the operation kValidate and a magic number; it has no reply.
+// *Requests* follow: one byte for the operation, then its *arguments*. A request carries no total length, so its end is
+// known only when its last argument has arrived. Most requests have one *reply*; those that only write have none. A
+// wait or a barrier has its reply when it ends. Deadlines belong to the client: when one passes it sends kCancelWait,
+// which always has a reply, also when the wait's own reply was sent before.
+//
+//   client                                  server
+//     | -- kValidate, magic number ----------> |
+//     | -- kPing, nonce ---------------------> |
+//     | <-------------------------- the nonce -|
+//     | -- kSet "/a" "1" --------------------> |   no reply
+//     | -- kWait 2 keys "/a" "/b" -----------> |   "/b" is missing
+//     | <---------------------- kStopWaiting - |   once another client has set it
+//     | -- kMultiGet 2 keys "/a" "/b" -------> |
+//     | <------------------ value, value ------|
+//
+//   request:  | u8 operation | arguments |
+//   key, value, and a value in a reply:   | u64 length | bytes |
+//   several keys:   | u64 count | the keys |
+//
+// All numbers are little-endian. The client puts "/" before its keys, except for "init/", which counts the clients.
+//
+// The protocol knows neither secret nor job nor error reply: a request that cannot be answered closes its connection.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "store/protocol.hpp"
+
+namespace procgroup::store {
+
+// The validation: the operation kValidate and the magic number 0x3C85F7CE.
+inline constexpr std::string_view kTorchValidation{"\x00\xCE\xF7\x85\x3C", 5};
+
+enum class TorchOp : uint8_t {
+  kValidate,
+  kSet,          // key, value             ->
+  kCompareSet,   // key, expected, desired -> the value
+  kGet,          // key                    -> the value, or an empty one
+  kAdd,          // key, i64               -> i64
+  kCheck,        // keys                   -> TorchCheckReply
+  kWait,         // keys                   -> kStopWaiting, in the end
+  kNumKeys,      //                        -> i64
+  kDelete,       // key                    -> i64 how many
+  kAppend,       // key, value             ->
+  kMultiGet,     // keys                   -> values
+  kMultiSet,     // their count, keys and values in turn ->
+  kCancelWait,   //                        -> kWaitCancelled
+  kPing,         // u32 nonce              -> u32 nonce
+  kQueuePush,    // key, value             ->
+  kQueuePop,     // key                    -> i64 length before, and if that is not 0 the value
+  kQueueLength,  // key                    -> i64
+  kListKeys,     //                        -> i64 how many, keys
+  kBarrier,      // key, i64 world size    -> kStopWaiting, in the end
+};
+
+enum class TorchCheckReply : char { kReady, kNotReady };
+enum class TorchWaitReply : char { kStopWaiting, kWaitCancelled };
+
+// A whole request: its arguments' bytes in the order above, without lengths and counts, where they lie in the input.
+struct TorchRequest {
+  TorchOp op;
+  std::vector<std::string_view> arguments;
+  size_t length;  // of all of it
+};
+
+// Splits a connection's input into requests. An argument is examined once, in however many parts the input arrives.
+class TorchParser {
+ public:
+  // Return the request that `input` begins with, or nothing when it is not complete yet; the next call is then given
+  // the same bytes and those that have come since. Throws ProtocolError for an unknown operation and
+  // for sizes beyond the limits.
+  std::optional<TorchRequest> parse(std::string_view input);
+
+ private:
+  bool start(std::string_view input);
+  bool take_argument(std::string_view input, char kind);
+
+  std::string_view kinds_;  // of the arguments of the request that has begun; see torch_protocol.cpp
+  uint64_t rounds_ = 0;     // how often `kinds_` is still to come
+  size_t kind_ = 0;         // the next in this round
+  size_t position_ = 0;     // of the next argument; 0: no request has begun
+  std::vector<std::pair<size_t, size_t>> arguments_;  // position and size
+};
+
+}  // namespace procgroup::store

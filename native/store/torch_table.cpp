@@ -1,0 +1,270 @@
+#include "store/torch_table.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+namespace procgroup::store {
+namespace {
+
+Value make_value(std::string_view bytes) { return std::make_shared<const std::string>(bytes); }
+
+std::string as_bytes(int64_t number) {
+  std::string bytes;
+  put(bytes, static_cast<uint64_t>(number));
+  return bytes;
+}
+
+int64_t as_number(std::string_view bytes) {
+  int64_t number;
+  std::memcpy(&number, bytes.data(), sizeof number);
+  return number;
+}
+
+template <class Reply>
+std::string as_byte(Reply reply) {
+  return std::string(1, static_cast<char>(reply));
+}
+
+// Torch's server takes leading blanks and a plus sign, and ignores what follows the digits.
+std::string_view without_lead(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\n\v\f\r"), text.size()));
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
+  return text;
+}
+
+void check_reply_size(size_t size) {
+  if (size > kMaxFrameBytes) throw ProtocolError{"its reply would have " + std::to_string(size) + " bytes"};
+}
+
+}  // namespace
+
+void TorchTable::run(uint64_t connection, const TorchRequest& request) {
+  const Arguments& arguments = request.arguments;
+  const std::string key(arguments.empty() ? std::string_view() : arguments.front());
+  switch (request.op) {
+    case TorchOp::kSet:
+      return set(key, make_value(arguments[1]));
+    case TorchOp::kCompareSet:
+      return compare_set(connection, arguments);
+    case TorchOp::kGet:
+      return deliver_(connection, TorchReply{{}, {find(key)}});
+    case TorchOp::kAdd:
+      return add(connection, key, as_number(arguments[1]));
+    case TorchOp::kCheck: {
+      const auto there = [this](std::string_view each) { return exists(std::string(each)); };
+      const bool all = std::all_of(arguments.begin(), arguments.end(), there);
+      return reply(connection, as_byte(all ? TorchCheckReply::kReady : TorchCheckReply::kNotReady));
+    }
+    case TorchOp::kWait:
+      return wait(connection, arguments);
+    case TorchOp::kNumKeys:
+      return reply_number(connection, static_cast<int64_t>(values_.size()));
+    case TorchOp::kDelete:
+      return reply_number(connection, static_cast<int64_t>(values_.erase(key)));
+    case TorchOp::kAppend:
+      return append(key, arguments[1]);
+    case TorchOp::kMultiGet:
+      return multi_get(connection, arguments);
+    case TorchOp::kMultiSet:
+      return multi_set(arguments);
+    case TorchOp::kCancelWait:
+      forget(connection);
+      return reply(connection, as_byte(TorchWaitReply::kWaitCancelled));
+    case TorchOp::kPing:
+      return reply(connection, key);
+    case TorchOp::kQueuePush:
+      return queue_push(key, arguments[1]);
+    case TorchOp::kQueuePop:
+      return queue_pop(connection, key);
+    case TorchOp::kQueueLength: {
+      const auto found = queues_.find(key);
+      return reply_number(connection, found == queues_.end() ? 0 : static_cast<int64_t>(found->second.size()));
+    }
+    case TorchOp::kListKeys:
+      return list_keys(connection);
+    case TorchOp::kBarrier:
+      return barrier(connection, key, as_number(arguments[1]));
+    case TorchOp::kValidate:
+      break;
+  }
+}
+
+void TorchTable::forget(uint64_t connection) {
+  const auto wait = waits_.find(connection);
+  if (wait == waits_.end()) return;
+  for (const auto& [key, place] : wait->second) {
+    const auto line = lines_.find(key);
+    line->second.erase(place);
+    if (line->second.empty()) lines_.erase(line);
+  }
+  waits_.erase(wait);
+}
+
+void TorchTable::clear() {
+  waits_.clear();
+  lines_.clear();
+  queues_.clear();
+  values_.clear();
+}
+
+void TorchTable::set(const std::string& key, Value value) {
+  values_[key] = std::move(value);
+  wake_all(key);
+}
+
+// A missing key is set when the expected value is empty; otherwise the expected value is returned, as in torch.
+void TorchTable::compare_set(uint64_t connection, const Arguments& arguments) {
+  const std::string key(arguments[0]);
+  const std::string_view expected = arguments[1];
+  const auto found = values_.find(key);
+  const bool present = found != values_.end();
+  const bool matches = present ? *found->second == expected : expected.empty();
+  if (!matches) return deliver_(connection, TorchReply{{}, {present ? found->second : make_value(expected)}});
+  const Value desired = make_value(arguments[2]);
+  set(key, desired);
+  deliver_(connection, TorchReply{{}, {desired}});
+}
+
+void TorchTable::add(uint64_t connection, const std::string& key, int64_t amount) {
+  const int64_t sum = sum_at(key, amount);
+  set(key, make_value(std::to_string(sum)));
+  reply_number(connection, sum);
+}
+
+void TorchTable::wait(uint64_t connection, const Arguments& keys) {
+  check_may_wait(connection);
+  std::vector<std::string> missing;
+  for (const std::string_view each : keys) {
+    std::string key(each);
+    if (!exists(key)) missing.push_back(std::move(key));
+  }
+  if (missing.empty()) return reply(connection, as_byte(TorchWaitReply::kStopWaiting));
+  begin_wait(connection, missing);
+}
+
+void TorchTable::append(const std::string& key, std::string_view tail) {
+  std::string joined = *find(key);
+  if (joined.size() + tail.size() > kMaxValueBytes) {
+    throw ProtocolError{"append: the value at key '" + printable(key) + "' would have " +
+                        std::to_string(joined.size() + tail.size()) + " bytes"};
+  }
+  joined.append(tail);
+  set(key, std::make_shared<const std::string>(std::move(joined)));
+}
+
+void TorchTable::multi_get(uint64_t connection, const Arguments& keys) {
+  TorchReply answer;
+  size_t total = 0;
+  for (const std::string_view key : keys) {
+    answer.values.push_back(find(std::string(key)));
+    total += sizeof(uint64_t) + answer.values.back()->size();
+  }
+  check_reply_size(total);
+  deliver_(connection, std::move(answer));
+}
+
+void TorchTable::multi_set(const Arguments& arguments) {
+  for (size_t i = 0; i < arguments.size(); i += 2) set(std::string(arguments[i]), make_value(arguments[i + 1]));
+}
+
+// A client that waited fetches the value with kQueuePop.
+void TorchTable::queue_push(const std::string& key, std::string_view value) {
+  queues_[key].push_back(make_value(value));
+  wake_one(key);
+}
+
+void TorchTable::queue_pop(uint64_t connection, const std::string& key) {
+  const auto found = queues_.find(key);
+  if (found == queues_.end()) return reply_number(connection, 0);
+  TorchReply answer{as_bytes(static_cast<int64_t>(found->second.size())), {found->second.front()}};
+  found->second.pop_front();
+  if (found->second.empty()) queues_.erase(found);
+  deliver_(connection, std::move(answer));
+}
+
+void TorchTable::list_keys(uint64_t connection) {
+  std::string keys = as_bytes(static_cast<int64_t>(values_.size()));
+  for (const auto& [key, value] : values_) {
+    put(keys, key.size());
+    keys.append(key);
+    check_reply_size(keys.size());
+  }
+  reply(connection, std::move(keys));
+}
+
+// The key counts the arrivals and is not reset: a second barrier at the same key ends at once, as in torch.
+void TorchTable::barrier(uint64_t connection, const std::string& key, int64_t world_size) {
+  check_may_wait(connection);
+  const int64_t arrived = sum_at(key, 1);
+  values_[key] = make_value(std::to_string(arrived));
+  if (arrived < world_size) return begin_wait(connection, {key});
+  wake_all(key);
+  reply(connection, as_byte(TorchWaitReply::kStopWaiting));
+}
+
+Value TorchTable::find(const std::string& key) const {
+  const auto found = values_.find(key);
+  return found == values_.end() ? make_value({}) : found->second;
+}
+
+// The number that the key's value begins with, and `amount`.
+int64_t TorchTable::sum_at(const std::string& key, int64_t amount) const {
+  const auto found = values_.find(key);
+  if (found == values_.end()) return amount;
+  const std::string_view text = without_lead(*found->second);
+  int64_t number = 0;
+  const std::errc error = std::from_chars(text.data(), text.data() + text.size(), number).ec;
+  if (error != std::errc() || __builtin_add_overflow(number, amount, &number)) {
+    throw ProtocolError{"cannot add " + std::to_string(amount) + " to key '" + printable(key) + "', which holds '" +
+                        printable(*found->second) + "': it is not a decimal number, or the sum exceeds 64 bits"};
+  }
+  return number;
+}
+
+void TorchTable::check_may_wait(uint64_t connection) const {
+  if (waits_.contains(connection)) throw ProtocolError{"a second wait before the end of the first"};
+}
+
+void TorchTable::begin_wait(uint64_t connection, const std::vector<std::string>& missing) {
+  Wait& wait = waits_[connection];
+  for (const std::string& key : missing) {
+    if (wait.contains(key)) continue;
+    Line& line = lines_[key];
+    wait.emplace(key, line.insert(line.end(), connection));
+  }
+}
+
+void TorchTable::wake_all(const std::string& key) {
+  const auto found = lines_.find(key);
+  if (found == lines_.end()) return;
+  const Line line = std::move(found->second);
+  lines_.erase(found);
+  for (const uint64_t connection : line) end_wait_for(connection, key);
+}
+
+void TorchTable::wake_one(const std::string& key) {
+  const auto found = lines_.find(key);
+  if (found == lines_.end()) return;
+  Line& line = found->second;
+  for (bool ended = false; !line.empty() && !ended;) {
+    const uint64_t connection = line.front();
+    line.pop_front();
+    ended = end_wait_for(connection, key);
+  }
+  if (line.empty()) lines_.erase(found);
+}
+
+// Remove the key from the connection's wait, and end the wait if it was the last one; returns whether it was.
+bool TorchTable::end_wait_for(uint64_t connection, const std::string& key) {
+  const auto wait = waits_.find(connection);
+  if (wait == waits_.end()) return false;
+  wait->second.erase(key);
+  if (!wait->second.empty()) return false;
+  waits_.erase(wait);
+  reply(connection, as_byte(TorchWaitReply::kStopWaiting));
+  return true;
+}
+
+void TorchTable::reply_number(uint64_t connection, int64_t number) { reply(connection, as_bytes(number)); }
+
+}  // namespace procgroup::store

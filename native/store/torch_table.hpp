@@ -1,0 +1,75 @@
+// The keys of PyTorch's clients, and the connections that wait for them. No sockets.
+//
+// Answers as torch's own server does, with these exceptions: a sum that does not fit in 64 bits is an error; a queue
+// that is not empty counts as present in a wait for several keys; compare_set ends waits only when it sets the key.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "store/table.hpp"
+#include "store/torch_protocol.hpp"
+
+namespace procgroup::store {
+
+struct TorchReply {
+  std::string bytes;
+  std::vector<Value> values;  // after the bytes, each behind its length
+};
+
+class TorchTable {
+ public:
+  using Deliver = std::function<void(uint64_t connection, TorchReply&&)>;
+
+  // `deliver` is given every reply, also those that end other connections' waits.
+  explicit TorchTable(Deliver deliver) : deliver_(std::move(deliver)) {}
+
+  // Run one request. Throws ProtocolError, and changes nothing, for an error that the protocol has no reply for.
+  void run(uint64_t connection, const TorchRequest& request);
+  // End the connection's wait, if any, unanswered.
+  void forget(uint64_t connection);
+  // Forget every key, every queue and every wait.
+  void clear();
+
+ private:
+  using Line = std::list<uint64_t>;  // the connections that wait for a key, in order of arrival
+  // The keys that were missing since the wait began, each with the connection's place in the key's line.
+  using Wait = std::unordered_map<std::string, Line::iterator>;
+  using Arguments = std::vector<std::string_view>;
+
+  void set(const std::string& key, Value value);
+  void compare_set(uint64_t connection, const Arguments& arguments);
+  void add(uint64_t connection, const std::string& key, int64_t amount);
+  void wait(uint64_t connection, const Arguments& keys);
+  void append(const std::string& key, std::string_view tail);
+  void multi_get(uint64_t connection, const Arguments& keys);
+  void multi_set(const Arguments& arguments);
+  void queue_push(const std::string& key, std::string_view value);
+  void queue_pop(uint64_t connection, const std::string& key);
+  void list_keys(uint64_t connection);
+  void barrier(uint64_t connection, const std::string& key, int64_t world_size);
+
+  Value find(const std::string& key) const;
+  bool exists(const std::string& key) const { return values_.contains(key) || queues_.contains(key); }
+  int64_t sum_at(const std::string& key, int64_t amount) const;
+  void check_may_wait(uint64_t connection) const;
+  // Let the connection wait for these keys, whether or not they are there.
+  void begin_wait(uint64_t connection, const std::vector<std::string>& missing);
+  void wake_all(const std::string& key);
+  void wake_one(const std::string& key);
+  bool end_wait_for(uint64_t connection, const std::string& key);
+  void reply(uint64_t connection, std::string bytes) { deliver_(connection, TorchReply{std::move(bytes), {}}); }
+  void reply_number(uint64_t connection, int64_t number);
+
+  Deliver deliver_;
+  std::unordered_map<std::string, Value> values_;
+  std::unordered_map<std::string, std::deque<Value>> queues_;  // none is empty
+  std::unordered_map<std::string, Line> lines_;                // none is empty
+  std::unordered_map<uint64_t, Wait> waits_;                   // by connection, which has one at most
+};
+
+}  // namespace procgroup::store

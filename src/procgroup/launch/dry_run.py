@@ -1,0 +1,203 @@
+"""``--dry-run``: describe what would be started on this node, and where each value comes from. Nothing is started.
+
+"Assigned at start" is what other nodes have a part in: ranks and the size of the world in an elastic job, and in a
+static job of several nodes, because each node chooses its number of ranks. Secrets are not shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import shlex
+import socket
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from procgroup.cluster.addresses import Endpoint
+from procgroup.cluster.topology import format_cpus
+from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
+from procgroup.launch.job_plan import JobPlan
+from procgroup.launch.job_state import JobState, Node, WorkerStore
+from procgroup.launch.reserved_port import ReservedPort
+from procgroup.stores import addresses
+
+if TYPE_CHECKING:
+    from procgroup.launch.program import CommandProgram
+
+_AT_START = "assigned at start"
+_RESOLVE_SECONDS = 5.0
+
+_SIZES = ("nnodes", "nproc_per_node")
+_PLACES = ("rdzv_endpoint", "local_addr", "master_addr")
+_GPUS = ("gpus", "virtual_local_rank")
+# The flags from which the variables of the contract follow.
+_FLAGS: dict[str, Sequence[str]] = {
+    "RANK": (*_SIZES, "node_rank"),
+    "LOCAL_RANK": ("nproc_per_node", "virtual_local_rank"),
+    "WORLD_SIZE": _SIZES,
+    "LOCAL_WORLD_SIZE": ("nproc_per_node",),
+    "GROUP_RANK": ("node_rank",),
+    "GROUP_WORLD_SIZE": ("nnodes",),
+    "ROLE_NAME": ("role",),
+    "ROLE_RANK": (*_SIZES, "node_rank"),
+    "ROLE_WORLD_SIZE": _SIZES,
+    "MASTER_ADDR": _PLACES,
+    "MASTER_PORT": ("rdzv_endpoint", "master_port"),
+    "PROCGROUP_MASTER": (*_PLACES, "master_port"),
+    "PROCGROUP_REPLACE_GLOO": ("replace_gloo",),
+    "TORCHELASTIC_RUN_ID": ("rdzv_id",),
+    "TORCHELASTIC_MAX_RESTARTS": ("max_restarts",),
+    "TORCHELASTIC_ERROR_FILE": ("log_dir",),
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": ("signals_to_handle",),
+    "CUDA_VISIBLE_DEVICES": _GPUS,
+    "HIP_VISIBLE_DEVICES": _GPUS,
+}
+
+
+class Line(NamedTuple):
+    """A name, its value, and where that comes from."""
+
+    name: str
+    value: str
+    source: str = ""
+
+
+def describe(options: argparse.Namespace, program: CommandProgram, notes: Sequence[str]) -> str:
+    """Return the whole text, for people to read; ``notes`` are the lines that a start would show."""
+    ranks = [_variables(options, program, local_rank) for local_rank in range(program.plan.processes)]
+    common = [line for line in ranks[0] if all(line in other for other in ranks)]
+    text = [
+        "nothing is started (--dry-run)",
+        "",
+        *_aligned(_head(options, program)),
+        "",
+        "each rank",
+        *_aligned(common),
+    ]
+    for local_rank, lines in enumerate(ranks):
+        own = [*_own_lines(options, program, local_rank), *(line for line in lines if line not in common)]
+        text += ["", _title(lines, local_rank), *_aligned(own)]
+    return "\n".join(text + [f"\nnote: {note}" for note in notes])
+
+
+def _head(options: argparse.Namespace, program: CommandProgram) -> Iterator[Line]:
+    plan = program.plan
+    node = _AT_START if plan.kind == "elastic" else str(plan.node_rank or 0)
+    yield Line("host", socket.gethostname())
+    yield Line("node", f"{node}, of {options.nnodes}", _sources(options, ("nnodes", "node_rank")))
+    yield Line("command", shlex.join(program.command))
+    yield from (Line("store", text) for text in _meeting(plan))
+    for name, source in options.sources.items():
+        if source != "default" and name != "dry_run":
+            yield Line("--" + name.replace("_", "-"), options.texts[name], source)
+
+
+def _title(lines: Sequence[Line], local_rank: int) -> str:
+    rank = next(line.value for line in lines if line.name == "RANK")
+    return f"rank {rank}, local rank {local_rank}, on {socket.gethostname()}"
+
+
+def _own_lines(options: argparse.Namespace, program: CommandProgram, local_rank: int) -> Iterator[Line]:
+    command = program.command_of(local_rank)
+    if command != list(program.command):
+        yield Line("command", shlex.join(command))
+    if program.placement.cpus:
+        yield Line("CPUs", format_cpus(program.placement.cpus[local_rank]), options.sources["numa_binding"])
+
+
+def _variables(options: argparse.Namespace, program: CommandProgram, local_rank: int) -> list[Line]:
+    """Return the variables that the launcher sets for a rank, by name."""
+    plan = program.plan
+    state, node_rank = _likely_state(plan), plan.node_rank or 0
+    names = program.environment(state, node_rank, local_rank, "", {})
+    values = program.environment(state, node_rank, local_rank, "", os.environ)
+    values.update(dict.fromkeys(_unknown(options, plan), _AT_START))
+    values[PROCGROUP_JOB_KEY.name] = "(a secret, not shown)"
+    if options.log_dir and options.log_dir != os.devnull:
+        values["TORCHELASTIC_ERROR_FILE"] = f"below {options.log_dir}"
+    return [Line(name, values[name], _source(options, name, values[name])) for name in sorted(names)]
+
+
+def _likely_state(plan: JobPlan) -> JobState:
+    """Return the state in which the job would run, if all nodes were like this one."""
+    node = Node("", "", socket.gethostname(), 0, plan.processes, role=plan.role)
+    address = plan.master_addr if plan.kind == "static" else plan.local_addr or plan.master_addr
+    store = WorkerStore(address, plan.master_port, 0, PROCGROUP_JOB_KEY.get())
+    return JobState(plan.settings, members=(node,) * plan.settings.max_nodes, store=store)
+
+
+def _unknown(options: argparse.Namespace, plan: JobPlan) -> Iterator[str]:
+    """Yield the variables that nobody knows before the start."""
+    yield "PROCGROUP_STORE"
+    if not options.rdzv_id:
+        yield from ["TORCHELASTIC_RUN_ID"] if plan.kind == "solo" else []
+    if plan.kind == "elastic" or not plan.master_port:
+        yield from ("MASTER_PORT", "PROCGROUP_MASTER")
+    if plan.kind == "elastic":
+        yield from ("MASTER_ADDR", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    if plan.kind != "solo":
+        yield from ("WORLD_SIZE", "ROLE_WORLD_SIZE")
+    if plan.kind == "elastic" or plan.node_rank:
+        yield from ("RANK", "ROLE_RANK")
+
+
+def _source(options: argparse.Namespace, name: str, value: str) -> str:
+    if value == _AT_START:
+        return ""
+    if name == PROCGROUP_JOB_KEY.name:
+        return "environment" if PROCGROUP_JOB_KEY.is_set() else "random"
+    if name in _FLAGS:
+        return _sources(options, _FLAGS[name])
+    if os.environ.get(name) == value:
+        return "environment"
+    return "usable cores" if name == OMP_NUM_THREADS.name else "default"
+
+
+def _sources(options: argparse.Namespace, names: Sequence[str]) -> str:
+    """Return where those values of flags come from that are not their defaults."""
+    sources = (options.sources[name] for name in names)
+    return ", ".join(source for source in sources if source != "default") or "default"
+
+
+def _meeting(plan: JobPlan) -> Iterator[str]:
+    """Yield where the nodes meet, who hosts their store there, and whether this node can."""
+    if plan.kind == "solo":
+        address = plan.local_addr or plan.master_addr
+        where = f"{address}, port {plan.master_port or 'assigned at start'}"
+        yield f"at {where}, hosted by this node: {_probe(Endpoint(address, plan.master_port)).text}"
+    elif plan.find is not None:
+        yield plan.place
+    for endpoint in plan.endpoints:
+        found = _probe(endpoint)
+        is_host = found.is_own if plan.is_host is None else plan.is_host
+        other = "node 0" if plan.kind == "static" else "the node that owns this address"
+        yield f"at {endpoint}, hosted by {'this node' if is_host else other}: {found.text}"
+
+
+class _Probe(NamedTuple):
+    is_own: bool
+    text: str
+
+
+def _probe(endpoint: Endpoint) -> _Probe:
+    """Bind an address, without listening there, and give it back."""
+    problem = "its name has no address"
+    for address in addresses.resolve(endpoint.host, _RESOLVE_SECONDS):
+        try:
+            ReservedPort(address, endpoint.port).close()
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                return _Probe(True, f"cannot be bound here: {error.strerror}")
+            problem = "no address of this host"
+        else:
+            return _Probe(True, "can be bound here")
+    return _Probe(False, problem)
+
+
+def _aligned(lines: Sequence[Line] | Iterator[Line]) -> list[str]:
+    """Return the lines in columns; a long value does not widen them."""
+    lines = list(lines)
+    names = max((len(line.name) for line in lines), default=0)
+    values = max((len(line.value) for line in lines if len(line.value) <= 40), default=0)
+    return [f"  {line.name:<{names}}  {line.value:<{values}}  {line.source}".rstrip() for line in lines]

@@ -1,0 +1,128 @@
+"""Run a function as the ranks of a job on one or several nodes, with restarts: ``elastic_launch``.
+
+The engine is that of ``procgroup run``: each rank is a new interpreter, which unpickles the function and its arguments
+from a file that only this user can read, calls it, and leaves the pickled result in another::
+
+    elastic_launch(config, train)(3)      agent ── starts ──> function_worker.py ── train(3) ──> result of its rank
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.spawn import get_preparation_data
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from procgroup.launch import flags
+from procgroup.launch.failure import Failure
+from procgroup.launch.job_plan import plan
+from procgroup.launch.report import first_failure
+from procgroup.launch.run import make_agent, make_program, open_output
+from procgroup.launch.spawn_errors import ProcessException, ProcessExitedException, ProcessRaisedException
+
+__all__ = ["LaunchConfig", "elastic_launch"]
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How to launch: the flags of ``procgroup run`` as fields, with the names of torch's LaunchConfig.
+
+    ``rdzv_configs`` are the keys of ``--rdzv-conf``; ``flags`` further flags as they would be written. Values are
+    checked by ``elastic_launch``.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: int = 1
+    run_id: str = ""
+    role: str = "default"
+    rdzv_backend: str = "static"
+    rdzv_endpoint: str = ""
+    rdzv_configs: Mapping[str, object] = field(default_factory=dict)
+    max_restarts: int = 3
+    local_addr: str = ""
+    log_dir: str = ""
+    shutdown_timeout: float | None = None
+    flags: Sequence[str] = ()
+
+    def arguments(self) -> list[str]:
+        """Return the flags of ``procgroup run`` that mean the same."""
+        named = {
+            "--nnodes": f"{self.min_nodes}:{self.max_nodes}",
+            "--nproc-per-node": self.nproc_per_node,
+            "--rdzv-id": self.run_id,
+            "--role": self.role,
+            "--rdzv-backend": self.rdzv_backend,
+            "--rdzv-endpoint": self.rdzv_endpoint,
+            "--rdzv-conf": ",".join(f"{key}={value}" for key, value in self.rdzv_configs.items()),
+            "--max-restarts": self.max_restarts,
+            "--local-addr": self.local_addr,
+            "--log-dir": self.log_dir,
+            "--shutdown-timeout": "" if self.shutdown_timeout is None else self.shutdown_timeout,
+        }
+        return [f"{flag}={value}" for flag, value in named.items() if value != ""] + list(self.flags)
+
+
+class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
+    """Launch a function, or a command, as the ranks of this node: ``elastic_launch(config, function)(*arguments)``.
+
+    ``function`` is one that can be pickled, such as one at the top of a module, or the name of a program to execute.
+    Raises ValueError for a configuration that is not usable.
+    """
+
+    def __init__(self, config: LaunchConfig, function: Callable[..., object] | str) -> None:
+        self._options = flags.parse("elastic_launch", [*config.arguments(), "--no-python", "-"], raises=True)
+        self._plan = plan(self._options)
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> dict[int, Any]:
+        """Run the ranks to the end of the job; return what the function returned on each rank of this node, by rank.
+
+        A command returns None on each. Raises ProcessRaisedException or ProcessExitedException for the rank, of any
+        node, that failed first when no restart is left; KeyboardInterrupt after Ctrl-C, SystemExit after another
+        signal that ended the ranks. To be called in the main thread.
+        """
+        with TemporaryDirectory(prefix="procgroup_") as folder, open_output(self._options, self._plan) as output:
+            program = make_program(self._options, self._plan, self._command(Path(folder), arguments))
+            agent = make_agent(self._options, program, output)
+            agent.reports = False
+            status = agent.run()
+            if status:
+                raise _error(status, agent.failures)
+            return {rank: self._result(Path(folder), rank) for rank in agent.ranks}
+
+    def _command(self, folder: Path, arguments: Sequence[Any]) -> list[str]:
+        if isinstance(self._function, str):
+            return [self._function, *map(str, arguments)]
+        preparation = {name: value for name, value in get_preparation_data("rank").items() if name != "authkey"}
+        payload = (preparation, ForkingPickler.dumps((self._function, arguments)).tobytes())
+        (folder / "function").write_bytes(pickle.dumps(payload))
+        return [sys.executable, "-u", "-m", "procgroup.launch.function_worker", str(folder)]
+
+    def _result(self, folder: Path, rank: int) -> Any:
+        if isinstance(self._function, str):
+            return None
+        return pickle.loads((folder / f"result_{rank}").read_bytes())  # written by this process's own child
+
+
+def _error(status: int, failures: Sequence[Failure]) -> BaseException:
+    if not failures:
+        number = status - 128
+        return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(status)
+    first = first_failure(failures)
+    return _exception(first)
+
+
+def _exception(first: Failure) -> ProcessException:
+    where = f"rank {first.rank} ({first.host}, pid {first.pid})"
+    if first.exception:
+        text = f"\n\n-- {where} terminated with the following error:\n{first.evidence}"
+        return ProcessRaisedException(text, first.rank, first.pid)
+    name = signal.Signals(-first.exit_code).name if first.exit_code < 0 else None
+    return ProcessExitedException(f"{where}: {first.reason}", first.rank, first.pid, first.exit_code, name)

@@ -1,0 +1,103 @@
+"""The error file of a rank: torch's JSON, which its ``@record`` and ours write, at TORCHELASTIC_ERROR_FILE.
+
+::
+
+    {"message": {"message": "ValueError: boom", "errorCode": 1,
+                 "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1795215725"}}}
+
+``errorCode`` is what a launcher adds when it passes the file on. An older form, which is read too, has a plain text as
+"message".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+MAX_FILE_BYTES = 1 << 20
+"""A larger error file is not read; ours are smaller."""
+
+MAX_TEXT_BYTES = 64 * 1024
+"""How much of a message, and of a traceback, is written."""
+
+
+class ErrorRecord(NamedTuple):
+    """What a rank says of its error: ``message`` is "ValueError: boom", ``content`` the whole file."""
+
+    message: str
+    traceback: str = ""
+    content: Mapping[str, Any] = MappingProxyType({})
+
+
+def read_error_file(path: Path) -> ErrorRecord | None:
+    """Return what a rank left in its error file; None when there is none, or none of the form above."""
+    content = _content(path)
+    message = content.get("message")
+    details: Any = None
+    if isinstance(message, dict):
+        details, message = message.get("extraInfo"), message.get("message")
+    if not isinstance(message, str) or not message:
+        return None
+    traceback = details.get("py_callstack") if isinstance(details, dict) else None
+    return ErrorRecord(message, traceback if isinstance(traceback, str) else "", content)
+
+
+def write_error_file(path: Path, message: str, traceback: str) -> None:
+    """Write an error file at once, so that nobody reads half of it. Raises OSError when that fails."""
+    info = {"py_callstack": traceback, "timestamp": str(int(time.time()))}
+    _write(path, {"message": {"message": message, "extraInfo": info}})
+
+
+def pass_on(path: Path, record: ErrorRecord | None, *, message: str, traceback: str, exit_code: int) -> None:
+    """Write the first failing rank's error to the launcher's own error file, with its exit code.
+
+    ``record`` is what the rank itself left; ``message`` and ``traceback`` stand for it where it left nothing.
+    Raises OSError when the file cannot be written.
+    """
+    if record is None or not record.content:
+        write_error_file(path, message, traceback)
+        record = read_error_file(path)
+    content = dict(record.content) if record else {}
+    if isinstance(content.get("message"), dict):
+        content["message"] = {**content["message"], "errorCode": exit_code}
+    _write(path, content)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    import json  # needed after a failure only
+
+    try:
+        content = json.loads(_read_regular_file(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_regular_file(path: Path) -> bytes:
+    """Return a file's bytes, but wait for no pipe and read no file of any size."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+            raise ValueError(f"{path} is no error file")
+        return file.read(MAX_FILE_BYTES)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    import json
+
+    if path.exists() and not path.is_file():  # a device, which must not be replaced
+        raise OSError(errno.EINVAL, "the error file is no plain file", str(path))
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    try:
+        unfinished.write_text(json.dumps(content))
+        unfinished.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)

@@ -1,0 +1,212 @@
+"""The values of the launcher's flags, read from text. Each function raises ValueError that says what it expects."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from procgroup.cluster.accelerators import visible_gpus
+from procgroup.cluster.cores import usable_cores
+
+
+class NodeRange(NamedTuple):
+    """How many nodes a job may have."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+RENDEZVOUS_BACKENDS = ("static", "c10d", "file", "etcd", "etcd-v2", "redis")
+BINDINGS = ("node", "socket", "exclusive", "core-complex", "cores")
+
+# Of torchrun: those of its back-ends which exist here have the same meaning; the last ones have none here.
+_CONF_SECONDS = (
+    "join_timeout",
+    "last_call_timeout",
+    "keep_alive_interval",
+    "timeout",
+    "read_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+)
+_CONF_OTHERS = (
+    "keep_alive_max_attempt",
+    "is_host",
+    "store_type",
+    "protocol",
+    "user",
+    "cacert",
+    "ssl_cert",
+    "ssl_cert_key",
+)
+
+
+def text(value: str) -> str:
+    """Return the text itself."""
+    return value
+
+
+def truth(value: str) -> bool:
+    """Read 1 or 0."""
+    if value not in ("", "0", "1"):
+        raise ValueError("expected 1 or 0")
+    return value == "1"
+
+
+def process_count(value: str, gpus: Sequence[str] = ()) -> int:
+    """Read a number of ranks; ``auto`` is the number of GPUs, or of usable cores where there are none.
+
+    ``gpus`` is the value of ``--gpus``: only these count.
+    """
+    if value == "cpu":
+        return usable_cores()
+    if value in ("gpu", "auto"):
+        found = len(gpus) or visible_gpus()
+        if value == "gpu" and not found:
+            raise ValueError("gpu: this host shows no GPU; give a number, cpu or auto")
+        return found or usable_cores()
+    return number(value, 1, "a number of at least 1, cpu, gpu or auto")
+
+
+def gpus(value: str) -> list[str]:
+    """Read GPUs as CUDA_VISIBLE_DEVICES names them, also ranges of numbers; an empty list where nothing is said."""
+    found: list[str] = []
+    for part in filter(None, (part.strip() for part in value.split(","))):
+        numbers = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part, re.ASCII)
+        named = [part] if re.fullmatch(r"(GPU|MIG)-[\w/-]+", part, re.ASCII) else []
+        new = [str(gpu) for gpu in range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1)] if numbers else named
+        if not new:
+            raise ValueError(f"expected GPUs by number or UUID, such as 0,2-3 or GPU-8d0b77ac, got {part!r}")
+        found += new
+    if twice := next((gpu for gpu in found if found.count(gpu) > 1), None):
+        raise ValueError(f"GPU {twice} stands twice in {value!r}")
+    return found
+
+
+def node_range(value: str) -> NodeRange:
+    """Read N or MIN:MAX with 0 < MIN <= MAX."""
+    expected = "N or MIN:MAX with 0 < MIN <= MAX"
+    least, colon, most = value.partition(":")
+    found = NodeRange(number(least, 1, expected, value), number(most if colon else least, 1, expected, value))
+    if found.least > found.most:
+        raise ValueError(f"expected {expected}, got {value!r}")
+    return found
+
+
+def count(value: str) -> int:
+    """Read a number of at least 0."""
+    return number(value, 0, "a number of at least 0")
+
+
+def port(value: str) -> int | None:
+    """Read a port; None where nothing is said, and for 0, which takes a free one."""
+    if value in ("", "0"):
+        return None
+    if (found := number(value, 0, "a port from 0 to 65535")) > 65535:
+        raise ValueError(f"expected a port from 0 to 65535, got {value!r}")
+    return found
+
+
+def number(value: str, least: int, expected: str, shown: str | None = None) -> int:
+    """Read a number. ``expected`` says what it is to be; ``shown`` is the whole text that it is a part of."""
+    if not value.isascii() or not value.isdigit() or int(value) < least:
+        raise ValueError(f"expected {expected}, got {value if shown is None else shown!r}")
+    return int(value)
+
+
+def optional_seconds(value: str) -> float | None:
+    """Read a number of seconds; None where nothing is said."""
+    return None if value == "" else seconds(value)
+
+
+def seconds(value: str) -> float:
+    """Read a number of seconds of at least 0."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise ValueError(f"expected a number of seconds of at least 0, got {value!r}")
+    return found
+
+
+def signals(value: str) -> list[signal.Signals]:
+    """Read names of signals; those that no process can handle are refused."""
+    chosen: list[signal.Signals] = []
+    for name in filter(None, (part.strip() for part in value.split(","))):
+        found = getattr(signal, name, None)
+        if not isinstance(found, signal.Signals):
+            raise ValueError(f"expected names of signals such as SIGTERM,SIGINT, got {name!r}")
+        if found in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+            raise ValueError(f"{name} cannot be passed on to the ranks")
+        chosen.append(found)
+    return chosen
+
+
+def rendezvous_backend(value: str) -> str:
+    """Read the name of a way in which nodes meet."""
+    return _one_of(value.lower(), RENDEZVOUS_BACKENDS)
+
+
+def partition_policy(value: str) -> str:
+    """Read what half of the nodes does when the other half is cut off; "" where nothing is said."""
+    return _one_of(value, ("", "continue", "stop"))
+
+
+def binding(value: str) -> str:
+    """Read to what the ranks are bound; "" where nothing is said."""
+    return _one_of(value, ("", *BINDINGS))
+
+
+def start_method(value: str) -> str:
+    """Read a start method of multiprocessing."""
+    return _one_of(value, ("spawn", "fork", "forkserver"))
+
+
+def event_log_handler(value: str) -> str:
+    """Read the name of a handler of events."""
+    return _one_of(value, ("null",))
+
+
+def rendezvous_conf(value: str) -> dict[str, str]:
+    """Read ``key=value,key=value``; the keys are torchrun's."""
+    found = {}
+    for part in filter(None, (part.strip() for part in value.split(","))):
+        key, equals, said = (word.strip() for word in part.partition("="))
+        if not equals or not said:
+            raise ValueError(f"expected key=value,key=value, got {part!r}")
+        if key not in (*_CONF_SECONDS, *_CONF_OTHERS):
+            raise ValueError(f"expected one of the keys {', '.join((*_CONF_SECONDS, *_CONF_OTHERS))}, got {key!r}")
+        if key in _CONF_SECONDS:
+            seconds(said)
+        if key == "keep_alive_max_attempt":
+            number(said, 1, "keep_alive_max_attempt to be a number of at least 1")
+        if key == "is_host":
+            truth(_truth_word(said))
+        found[key] = said
+    return found
+
+
+def conf_seconds(conf: dict[str, str], key: str, default: float) -> float:
+    """Return a number of seconds of ``--rdzv-conf``."""
+    return float(conf.get(key, default))
+
+
+def conf_is_host(conf: dict[str, str]) -> bool | None:
+    """Return whether ``--rdzv-conf`` says that this node hosts the store; None where it says nothing."""
+    return truth(_truth_word(conf["is_host"])) if "is_host" in conf else None
+
+
+def _truth_word(word: str) -> str:
+    return {"true": "1", "t": "1", "yes": "1", "false": "0", "f": "0", "no": "0"}.get(word.lower(), word)
+
+
+def _one_of(value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"expected {' or '.join(filter(None, known))}, got {value!r}")
+    return value

@@ -1,0 +1,161 @@
+"""What the agents of a job agree on: its nodes, the round that they are in, and how that goes.
+
+Words: a *node* is one agent and the ranks that it starts. A *round* is one attempt of a fixed set of nodes, its
+*members*, to run the program. ``JobState`` is what all agents agree on; every agent holds the same value. How it
+changes is in job_changes.py, how the agents agree in meeting.py.
+
+The order of the members gives the node ranks. It is the order in which they came, and it is kept from round to round,
+so that ranks move only when a node before them has gone; a node rank that the user fixed wins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from procgroup.environ import PROCGROUP_JOB_KEY, Variable
+
+Phase = Literal["forming", "running", "stopping", "ended"]
+
+MAX_STATE_BYTES = 8 << 20
+"""A longer text is not read as a state."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all nodes of a job must agree on."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    max_restarts: int = 0
+    on_partition: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One agent. ``host`` is a name for people, ``address`` where other hosts reach its ranks.
+
+    ``agent`` is random and the agent's for its life, ``id`` is another for each time that it joins.
+    """
+
+    id: str
+    agent: str
+    host: str
+    pid: int
+    processes: int
+    address: str = ""
+    role: str = "default"
+    rank: int | None = None
+    hosts_store: bool = False
+    can_host: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.host} (agent's pid {self.pid})"
+
+
+@dataclass(frozen=True)
+class WorkerStore:
+    """Where the ranks of a round meet: MASTER_ADDR and MASTER_PORT, and the store of procgroup's programs."""
+
+    master_addr: str
+    master_port: int
+    port: int
+    job_key: str
+
+    def environment(self, key: Variable[str] = PROCGROUP_JOB_KEY) -> dict[str, str]:
+        """Return the variables that lead a rank there; ``key`` is the one that holds the secret."""
+        return {
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            "PROCGROUP_MASTER": f"{self.master_addr}:{self.master_port}",
+            "PROCGROUP_STORE": f"{self.master_addr}:{self.port}",
+            key.name: self.job_key,
+        }
+
+
+@dataclass(frozen=True)
+class JobState:
+    """One version of what the agents agree on.
+
+    ``waiting`` are nodes that came while a round was running. ``passed`` are the members that have finished the round
+    (running) or ended their ranks (stopping). ``previous`` are the agents of the last round that may still be at
+    work somewhere. ``is_last`` says that no round follows the one that is being stopped, ``is_recovery``
+    that the store is not the one of the last round, ``is_moving`` that the node that hosts the store has left, so that
+    the next round begins at another. ``failures`` are JSON texts, each one rank's, ``reason`` says why
+    the round ends in one line. ``store`` is set once the first member hosts it. ``notice`` is how many seconds a
+    member's ranks were given to save their work and end, 0 while none is to be taken away.
+    """
+
+    settings: Settings
+    version: int = 0
+    round: int = 0
+    phase: Phase = "forming"
+    members: tuple[Node, ...] = ()
+    waiting: tuple[Node, ...] = ()
+    passed: tuple[str, ...] = ()
+    previous: tuple[str, ...] = ()
+    restarts: int = 0
+    is_last: bool = False
+    is_recovery: bool = False
+    is_moving: bool = False
+    reason: str = ""
+    failures: tuple[str, ...] = ()
+    store: WorkerStore | None = None
+    exit_status: int = 0
+    notice: float = 0.0
+
+    def node_rank(self, node_id: str) -> int | None:
+        """Return the node's rank among the members; None where it is none of them."""
+        return next((rank for rank, node in enumerate(self.members) if node.id == node_id), None)
+
+    def node(self, node_id: str) -> Node | None:
+        """Return a member or a waiting node by its id."""
+        return next((node for node in (*self.members, *self.waiting) if node.id == node_id), None)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the round has."""
+        return sum(node.processes for node in self.members)
+
+    def first_rank(self, node_rank: int) -> int:
+        """Return the global rank of a node's first process."""
+        return sum(node.processes for node in self.members[:node_rank])
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> JobState:
+        """Read a state. Raises ValueError for what is none: anybody who reaches the store can write there."""
+        if len(text) > MAX_STATE_BYTES:
+            raise ValueError(f"a job's state of {len(text)} bytes")
+        try:
+            fields = json.loads(text)
+            store = fields["store"]
+            return cls(
+                **{
+                    **fields,
+                    "settings": Settings(**fields["settings"]),
+                    "members": tuple(_read_node(node) for node in fields["members"]),
+                    "waiting": tuple(_read_node(node) for node in fields["waiting"]),
+                    "passed": tuple(map(str, fields["passed"])),
+                    "previous": tuple(map(str, fields["previous"])),
+                    "failures": tuple(map(str, fields["failures"])),
+                    "store": None if store is None else WorkerStore(**store),
+                    "version": int(fields["version"]),
+                    "round": int(fields["round"]),
+                    "restarts": int(fields["restarts"]),
+                    "notice": float(fields["notice"]),
+                }
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"no job's state: {error!r}") from error
+
+
+def _read_node(fields: Mapping[str, Any]) -> Node:
+    node = Node(**fields)
+    if not isinstance(node.processes, int) or not 0 < node.processes <= 1 << 20:
+        raise ValueError(f"a node with {node.processes!r} processes")
+    return node

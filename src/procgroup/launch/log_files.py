@@ -1,0 +1,155 @@
+"""The files in which the ranks' output is kept.
+
+::
+
+    <log directory>/<run id>/attempt_<n>/<rank>/stdout.log     and stderr.log, error.json: torchrun's layout
+    <log directory>/<run id>/attempt_<n>/filtered_stdout.log   lines of all ranks that hold one of some words
+
+The rank is the global one, so that several hosts may share a directory. Nothing is ever overwritten: where a rank's
+directory exists already, the attempt is kept in attempt_<n>_1, attempt_<n>_2, ...
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from procgroup.environ import TMPDIR
+
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is filtered as several lines."""
+
+_PREFIX = "procgroup_"
+_LOCK = "lock"
+
+OnFailure = Callable[[Path, OSError], None]
+
+
+class LogFile:
+    """A file that raw bytes are appended to. The first write that fails ends it, and is passed to ``on_failure``."""
+
+    def __init__(self, path: Path, on_failure: OnFailure) -> None:
+        self._path = path
+        self._on_failure = on_failure
+        self._file: BinaryIO | None = None
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            on_failure(path, error)
+
+    def write(self, data: bytes) -> None:
+        """Append all of the bytes; raises nothing."""
+        if self._file is None:
+            return
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self.close()
+            self._on_failure(self._path, error)
+
+    def close(self) -> None:
+        """Close the file; what comes later is dropped. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class LineFilter:
+    """Copies those lines of one stream that hold one of some words to a file, which several streams may share."""
+
+    def __init__(self, words: Sequence[str], prefix: str, log: LogFile) -> None:
+        self._words = [word.encode() for word in words]
+        self._prefix = prefix.encode()
+        self._log = log
+        self._partial = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take what the rank wrote; copy the lines that match."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > MAX_LINE_BYTES:
+            lines.append(self._partial)
+            self._partial = b""
+        for line in lines:
+            if any(word in line for word in self._words):
+                self._log.write(self._prefix + line + b"\n")
+
+    def finish(self) -> None:
+        """Take a last line that has no newline."""
+        if self._partial:
+            self.feed(b"\n")
+
+
+class JobDirectory:
+    """The directory of one job, in which each attempt gets one of its own."""
+
+    def __init__(self, root: Path, run_id: str) -> None:
+        name = re.sub(r"[/\0]", "_", run_id)
+        self.path = root / (name if name.strip(".") else f"run_{name}")
+
+    def begin_attempt(self, attempt: int, ranks: Sequence[int]) -> Path:
+        """Make the directories of an attempt's ranks, and return theirs. Raises OSError when that fails."""
+        path, number = self.path / f"attempt_{attempt}", 0
+        while not _make_directories(path, ranks):
+            number += 1
+            path = self.path / f"attempt_{attempt}_{number}"
+        return path
+
+
+class TemporaryDirectory:
+    """A directory that only this user may read. ``remove`` takes it away with all that is in it.
+
+    A launcher that is killed cannot do that. So it holds a lock on a file there, and the next launcher removes the
+    directories whose locks nobody holds.
+    """
+
+    def __init__(self) -> None:
+        _remove_abandoned(Path(TMPDIR.get()))
+        self.path = Path(TMPDIR.get(), f"{_PREFIX}{os.urandom(8).hex()}")
+        self.path.mkdir(mode=0o700)
+        # The lock appears under its name when it is held, so that nobody takes it first.
+        self._lock = os.open(self.path / "unlocked", os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (self.path / "unlocked").rename(self.path / _LOCK)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the directories of this user's launchers that were killed."""
+    for lock in folder.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's, or one that is being removed
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:
+            pass  # its launcher lives
+        finally:
+            os.close(descriptor)
+
+
+def _make_directories(path: Path, ranks: Sequence[int]) -> bool:
+    """Make a directory for each rank; return False, with nothing made, where one of them exists already."""
+    path.mkdir(parents=True, exist_ok=True)
+    made: list[Path] = []
+    for rank in ranks:
+        try:
+            (path / str(rank)).mkdir()
+        except FileExistsError:
+            for directory in made:
+                directory.rmdir()
+            return False
+        made.append(path / str(rank))
+    return True

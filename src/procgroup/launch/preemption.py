@@ -1,0 +1,112 @@
+"""A notice that a node is about to be taken away: from its agent to its ranks, so that they save their work in time.
+
+The agent makes a page of memory that its ranks inherit by descriptor and map. Looking costs a rank next to nothing, and
+a rank that has looked once is one that wants the notice in the place of SIGTERM::
+
+    agent                                   page                    rank
+    gets SIGTERM                  | magic                  |
+    give(seconds) ──────────────> | deadline (0: none)     | ──────> preempted() -> seconds left
+    is_wanted <────────────────── | a rank has looked      | <──────  (marks it)
+
+Both use CLOCK_MONOTONIC of their host.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from procgroup.environ import PROCGROUP_NOTICE
+
+_MAGIC = b"PGNOTICE"
+_DEADLINE = struct.Struct("=d")
+_SIZE = 64
+_DEADLINE_AT = 8
+_WANTED_AT = 16
+_LOOK_SECONDS = 0.2
+
+# Of this process: the page, None where there is none.
+_page: list[mmap.mmap | None] = []
+_watchers: list[threading.Thread] = []
+_callbacks: list[Callable[[float], object]] = []
+
+
+class Notice:
+    """The agent's end. ``descriptor`` is to be inherited by the ranks; PROCGROUP_NOTICE tells them its number."""
+
+    def __init__(self) -> None:
+        self.descriptor: int = os.memfd_create("procgroup-notice")
+        os.ftruncate(self.descriptor, _SIZE)
+        self._page = mmap.mmap(self.descriptor, _SIZE)
+        self._page[: len(_MAGIC)] = _MAGIC
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a rank has looked for a notice, so that it will see one."""
+        return self._page[_WANTED_AT] != 0
+
+    def give(self, seconds: float) -> None:
+        """Tell the ranks that they have so many seconds left."""
+        _DEADLINE.pack_into(self._page, _DEADLINE_AT, time.monotonic() + seconds)
+
+    def close(self) -> None:
+        self._page.close()
+        os.close(self.descriptor)
+
+
+def preempted() -> float | None:
+    """Return how many seconds this rank has left to save its work and end; None while nothing is known.
+
+    The launcher gives the notice on every node when one of the nodes gets SIGTERM, as schedulers send it before they
+    take a machine away. A rank that has called this once gets no SIGTERM then: it ends by itself, and is killed when
+    ``--shutdown-timeout`` has passed. Ranks see the notice at different times; let all agree (all_reduce MAX) before
+    they save together. Costs about a microsecond; always None without ``procgroup run``.
+    """
+    page = _mapped()
+    if page is None:
+        return None
+    page[_WANTED_AT] = 1
+    deadline: float = _DEADLINE.unpack_from(page, _DEADLINE_AT)[0]
+    return max(0.0, deadline - time.monotonic()) if deadline else None
+
+
+def on_preemption(callback: Callable[[float], object]) -> None:
+    """Call ``callback(seconds)`` in a thread of its own, once, when ``preempted()`` would return the seconds left.
+
+    Does nothing without ``procgroup run``.
+    """
+    if _mapped() is None:
+        return
+    preempted()
+    _callbacks.append(callback)
+    if not any(thread.is_alive() for thread in _watchers):
+        _watchers[:] = [threading.Thread(target=_watch, name="procgroup-preemption", daemon=True)]
+        _watchers[0].start()
+
+
+def _watch() -> None:
+    while (seconds := preempted()) is None:
+        time.sleep(_LOOK_SECONDS)
+    while _callbacks:
+        _callbacks.pop(0)(seconds)
+
+
+def _mapped() -> mmap.mmap | None:
+    """Return the page, mapped once; a descriptor of this number that is something else is none."""
+    if not _page:
+        _page.append(_map(PROCGROUP_NOTICE.get()))
+    return _page[0]
+
+
+def _map(descriptor: int | None) -> mmap.mmap | None:
+    if descriptor is None:
+        return None
+    try:
+        page = mmap.mmap(descriptor, _SIZE)
+    except (OSError, ValueError):
+        return None
+    return page if page[: len(_MAGIC)] == _MAGIC else None

@@ -1,0 +1,305 @@
+"""Requests to etcd's JSON gateway: one of several endpoints answers, the next one takes over when it is gone.
+
+The gateway is a part of every etcd server from 3.4 on, so HTTP and JSON of the standard library are all that a
+client needs (docs/design/findings.md compares the client libraries). A request that was not sent, or that may be
+repeated, goes to the next endpoint; a change whose answer was lost is not repeated, because it could count twice.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import socket
+import ssl
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
+
+from procgroup.errors import DistStoreError, StoreLost
+from procgroup.stores.addresses import resolve
+from procgroup.stores.database import ANSWER_SECONDS
+
+T = TypeVar("T")
+
+_MAX_IDLE = 8
+_PAUSE_SECONDS = 0.1
+_UNAVAILABLE, _UNAUTHENTICATED = 14, 16
+_AUTHENTICATE = "/v3/auth/authenticate"
+_OUTDATED_TOKEN = "revision of auth store is old"
+_NOT_PROPOSED = "etcdserver: no leader"
+
+
+class Endpoint(NamedTuple):
+    """Address of one member of an etcd cluster."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Refusal(Exception):
+    """An answer that is an error: a gRPC status code and etcd's words."""
+
+    def __init__(self, endpoint: Endpoint, code: int, text: str) -> None:
+        super().__init__(f"etcd at {endpoint} refuses: {text}")
+        self.code = code
+        self.text = text
+
+
+class _NotSentError(Exception):
+    """The endpoint did not receive the request."""
+
+
+class _NoAnswerError(Exception):
+    """The endpoint may have executed the request."""
+
+
+class EtcdGateway:
+    """The connections of one process to the members of an etcd cluster. May be used from several threads."""
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], tls: ssl.SSLContext | None, user: str | None, password: str | None
+    ) -> None:
+        self._endpoints = list(endpoints)
+        self._tls = tls
+        self._credentials = None if user is None else {"name": user, "password": password or ""}
+        self._token = ""
+        self._preferred = 0
+        self._closed = False
+        self._process = os.getpid()
+        # Taken and put back by list.pop and list.append, which are atomic: a lock could be held while another
+        # thread forks.
+        self._idle: list[tuple[Endpoint, http.client.HTTPConnection]] = []
+        weakref.finalize(self, _close_all, self._idle)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self._endpoints))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The endpoint that gets the next request."""
+        return self._endpoints[self._preferred % len(self._endpoints)]
+
+    @property
+    def can_fail_over(self) -> bool:
+        """Whether there is another endpoint than the one that gets the next request."""
+        return len(self._endpoints) > 1
+
+    def call(self, path: str, body: Mapping[str, object], *, repeatable: bool, limit: float = ANSWER_SECONDS) -> Any:
+        """Return the decoded answer to a request. Raises Refusal, StoreLost, or DistStoreError when closed."""
+        data = json.dumps(body).encode()
+        return self._try_endpoints(lambda endpoint, left: self._post(endpoint, path, data, left), repeatable, limit)
+
+    @contextmanager
+    def watch(self, requests: Sequence[Mapping[str, object]]) -> Iterator[EtcdWatch]:
+        """Watch what etcd's watch requests say, from now on, on a connection of its own."""
+        data = "".join(json.dumps({"create_request": request}) for request in requests).encode()
+        connection, response = self._try_endpoints(
+            lambda endpoint, left: self._open_watch(endpoint, data, len(requests), left), True, ANSWER_SECONDS
+        )
+        try:
+            yield EtcdWatch(connection, response)
+        finally:
+            response.close()
+            connection.close()
+
+    def close(self) -> None:
+        self._closed = True
+        _close_all(self._idle)
+
+    def clone(self) -> EtcdGateway:
+        self._check_usable()
+        clone = EtcdGateway(self._endpoints, self._tls, None, None)
+        clone._credentials, clone._token, clone._preferred = self._credentials, self._token, self._preferred
+        return clone
+
+    def _try_endpoints(self, action: Callable[[Endpoint, float], T], repeatable: bool, limit: float) -> T:
+        """Run an action on one endpoint after the other, until one of them answers."""
+        deadline = time.monotonic() + limit
+        untried = len(self._endpoints)
+        while True:
+            self._check_usable()
+            endpoint = self.endpoint
+            try:
+                return self._authenticated(action, endpoint, max((deadline - time.monotonic()) / untried, 0.001))
+            except (_NotSentError, _NoAnswerError) as failure:
+                self._turn_away_from(endpoint)
+                is_safe = repeatable or isinstance(failure, _NotSentError)
+                reason = str(failure) + ("" if is_safe else "; whether the change was made is not known")
+                if not is_safe or time.monotonic() + _PAUSE_SECONDS > deadline:
+                    raise StoreLost(host=endpoint.host, port=endpoint.port, reason=reason) from failure
+            if untried == 1:
+                time.sleep(_PAUSE_SECONDS)
+            untried = max(untried - 1, 1)
+
+    def _authenticated(self, action: Callable[[Endpoint, float], T], endpoint: Endpoint, limit: float) -> T:
+        """Run an action with a token; once more with a new one, when etcd does not know the token any longer."""
+        if self._credentials and not self._token:
+            self._authenticate(endpoint, limit)
+        try:
+            return action(endpoint, limit)
+        except Refusal as refusal:
+            is_outdated = refusal.code == _UNAUTHENTICATED or _OUTDATED_TOKEN in refusal.text
+            if not (self._credentials and is_outdated):
+                raise
+        self._authenticate(endpoint, limit)
+        return action(endpoint, limit)
+
+    def _authenticate(self, endpoint: Endpoint, limit: float) -> None:
+        self._token = ""
+        self._token = self._post(endpoint, _AUTHENTICATE, json.dumps(self._credentials).encode(), limit)["token"]
+
+    def _turn_away_from(self, endpoint: Endpoint) -> None:
+        if self.endpoint == endpoint:
+            self._preferred += 1
+
+    def _post(self, endpoint: Endpoint, path: str, data: bytes, limit: float) -> Any:
+        connection = self._take_idle(endpoint, limit) or self._connect(endpoint, limit)
+        try:
+            response = self._send(connection, path, data)
+            content = response.read()
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, (OSError, http.client.HTTPException)):
+                raise _NoAnswerError(_reason(error, limit)) from error
+            raise
+        self._keep(endpoint, connection)
+        return _decoded(endpoint, response.status, content)
+
+    def _keep(self, endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection for the next request, unless it or this gateway has ended or there are enough."""
+        if connection.sock is None or self._closed or len(self._idle) >= _MAX_IDLE:
+            connection.close()
+        else:
+            self._idle.append((endpoint, connection))
+
+    def _send(self, connection: http.client.HTTPConnection, path: str, data: bytes) -> http.client.HTTPResponse:
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = self._token
+        connection.request("POST", path, data, headers)
+        return connection.getresponse()
+
+    def _open_watch(
+        self, endpoint: Endpoint, data: bytes, confirmations: int, limit: float
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = self._connect(endpoint, limit)
+        try:
+            response = self._send(connection, "/v3/watch", data)
+            for _ in range(confirmations):
+                answer = _decoded(endpoint, response.status, response.readline())
+                if answer["result"].get("canceled"):
+                    raise Refusal(endpoint, 0, answer["result"].get("cancel_reason", "the watch was cancelled"))
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, (OSError, http.client.HTTPException)):
+                raise _NoAnswerError(_reason(error, limit)) from error
+            raise
+        return connection, response
+
+    def _connect(self, endpoint: Endpoint, limit: float) -> http.client.HTTPConnection:
+        try:
+            connected = _connect_socket(endpoint, self._tls, limit)
+        except OSError as error:
+            raise _NotSentError(_reason(error, limit)) from error
+        connection = http.client.HTTPConnection(endpoint.host, endpoint.port)
+        connection.auto_open = 0
+        connection.sock = connected
+        return connection
+
+    def _take_idle(self, endpoint: Endpoint, limit: float) -> http.client.HTTPConnection | None:
+        """Return a connection that waits for its next request, unless the endpoint has closed it."""
+        while self._idle:
+            try:
+                owner, connection = self._idle.pop()
+            except IndexError:  # another thread was faster
+                return None
+            if owner == endpoint and not _is_readable(connection.sock):
+                connection.sock.settimeout(limit)
+                return connection
+            connection.close()
+        return None
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise DistStoreError(f"this EtcdStore ({self}) was closed")
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            _close_all(self._idle)  # in a forked child they are the parent's
+
+
+class EtcdWatch:
+    """A watch that etcd has confirmed."""
+
+    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+        self._socket = connection.sock
+        self._response = response
+
+    def wait(self, limit: float) -> None:
+        """Sleep until etcd reports a change or ends the watch, at most ``limit`` seconds."""
+        try:
+            self._socket.settimeout(max(limit, 0.001))
+            if self._response.readline():
+                return
+        except TimeoutError:
+            return
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(min(limit, _PAUSE_SECONDS))  # the read that follows says what is wrong with the server
+
+
+def _close_all(connections: list[tuple[Endpoint, http.client.HTTPConnection]]) -> None:
+    with suppress(IndexError):
+        while True:
+            connections.pop()[1].close()
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _connect_socket(endpoint: Endpoint, tls: ssl.SSLContext | None, limit: float) -> socket.socket:
+    addresses = resolve(endpoint.host, limit)
+    error = OSError("no address is known for this host name")
+    for address in addresses:
+        try:
+            connected = socket.create_connection((address, endpoint.port), limit / len(addresses))
+        except OSError as failure:
+            error = failure
+            continue
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.settimeout(limit)
+        return tls.wrap_socket(connected, server_hostname=endpoint.host) if tls else connected
+    raise error
+
+
+def _reason(error: Exception, limit: float) -> str:
+    return f"no answer within {limit:.3g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+
+
+def _decoded(endpoint: Endpoint, status: int, content: bytes) -> Any:
+    """Return what an answer holds. Raises Refusal for an error, DistStoreError for what is no answer of etcd."""
+    try:
+        answer = json.loads(content)
+        if "error" not in answer and status == http.client.OK:
+            return answer
+        error = answer["error"] if isinstance(answer.get("error"), dict) else answer
+        code, text = int(error.get("grpc_code", error.get("code"))), str(error["message"])
+    except (ValueError, TypeError, KeyError, AttributeError) as failure:
+        raise DistStoreError(
+            f"what listens at {endpoint} answers as no etcd of version 3.4 or later does: HTTP status {status}, "
+            f"{content[:80]!r}. Correct the endpoint, or enable etcd's gRPC gateway."
+        ) from failure
+    if _NOT_PROPOSED in text:
+        raise _NotSentError(text)
+    if code == _UNAVAILABLE:
+        raise _NoAnswerError(text)
+    raise Refusal(endpoint, code, text)

@@ -1,0 +1,122 @@
+"""Real servers of etcd and Redis, from the distribution's packages, for as long as a test needs them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import world
+from procgroup.launch import die_with_parent
+
+_SECONDS_TO_START = 30.0
+
+
+def lacks_etcd() -> str:
+    """Return what this machine lacks for tests with etcd; "" where it lacks nothing."""
+    return "" if shutil.which("etcd") else "not installed: etcd (Debian's package etcd-server)"
+
+
+def lacks_redis() -> str:
+    """Return what this machine lacks for tests with Redis; "" where it lacks nothing."""
+    if shutil.which("redis-server") is None:
+        return "not installed: redis-server (Debian's package redis-server)"
+    return "" if find_spec("redis") else "not installed: the client library redis"
+
+
+@contextmanager
+def running(command: Sequence[str], folder: Path, answers: Callable[[], bool]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server with its files in ``folder``, wait until it answers, yield it, and kill it."""
+    server = _start(command, folder, "log")
+    try:
+        deadline = time.monotonic() + _SECONDS_TO_START
+        while not answers():
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{command[0]} does not answer:\n{(folder / 'log').read_text()[-2000:]}")
+            time.sleep(0.02)
+        yield server
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _start(command: Sequence[str], folder: Path, log_name: str) -> subprocess.Popen[bytes]:
+    """Start a server that ends with this process, however that ends."""
+    tied = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command]
+    with (folder / log_name).open("ab") as log:
+        return subprocess.Popen(tied, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+@contextmanager
+def redis_server(
+    folder: Path, port: int, *arguments: str, answering: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server without TLS at ``port``; 0 for none, then ``answering`` is the port to wait for."""
+    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", *arguments]
+    # A server that expects TLS or a password has answered, too, when it has taken the connection.
+    with running(command, folder, lambda: _takes_connections(answering or port)) as server:
+        yield server
+
+
+@contextmanager
+def etcd_server(folder: Path, port: int, *arguments: str, scheme: str = "http") -> Iterator[subprocess.Popen[bytes]]:
+    """Start a cluster of one member."""
+    peer = f"http://127.0.0.1:{world.free_port()}"
+    arguments = (*_peers(peer, f"default={peer}"), *arguments)
+    with running(_etcd(folder, port, scheme, *arguments), folder, lambda: _has_leader(port, scheme)) as server:
+        yield server
+
+
+def etcd_member(folder: Path, port: int, name: str, peers: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start one member of a cluster of several, given the URLs of all by name; the caller kills it."""
+    cluster = ",".join(f"{name}={url}" for name, url in peers.items())
+    arguments = ("--name", name, *_peers(peers[name], cluster))
+    return _start(_etcd(folder / name, port, "http", *arguments), folder, f"{name}.log")
+
+
+def _peers(peer: str, cluster: str) -> tuple[str, ...]:
+    return (
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+        *("--initial-cluster", cluster),
+    )
+
+
+def _etcd(folder: Path, port: int, scheme: str, *arguments: str) -> list[str]:
+    client = f"{scheme}://127.0.0.1:{port}"
+    urls = ("--listen-client-urls", client, "--advertise-client-urls", client)
+    return ["etcd", "--data-dir", str(folder / "data"), *urls, *arguments]
+
+
+def etcd_answers(port: int) -> bool:
+    """Tell whether the cluster of the member at this port has a leader."""
+    return _has_leader(port, "http")
+
+
+def _has_leader(port: int, scheme: str) -> bool:
+    if scheme == "https":
+        return _takes_connections(port)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return bool(json.loads(connection.getresponse().read())["health"] == "true")
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _takes_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
