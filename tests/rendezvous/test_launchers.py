@@ -162,15 +162,13 @@ def test_mpiexec_starts_ranks_on_two_hosts(by: str, mpiexec: list[str], tmp_path
         pytest.skip(lack)
     (tmp_path / "train.py").write_text(PROGRAM)
     with slurm_hosts.joined(tmp_path, 2) as hosts:
-        shell, names = (
-            slurm_hosts.remote_shell(tmp_path, hosts),
-            [*hosts] if by == "names" else slurm_hosts.addresses(2),
-        )
+        shell = slurm_hosts.remote_shell(tmp_path, hosts)
+        names = [host.name if by == "names" else host.address for host in hosts]
         if "--oversubscribe" in mpiexec:
             host_list = ",".join(f"{name}:2" for name in names)
             flags = ["--mca", "plm_ssh_agent", shell, "--host", host_list, "--map-by", "ppr:2:node"]
         else:
             flags = ["-launcher", "ssh", "-launcher-exec", shell, "-hosts", ",".join(names), "-ppn", "2"]
-        command = [*hosts["node1"], *mpiexec, *flags, "-n", "4", sys.executable, "train.py", "url"]
+        command = [*hosts[0].prefix, *mpiexec, *flags, "-n", "4", sys.executable, "train.py", "url"]
         done = world.run_command(command, directory=tmp_path, timeout=60)
     check_ranks_of_several_hosts(done, "announced")
