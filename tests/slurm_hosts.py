@@ -29,22 +29,22 @@ class Node(NamedTuple):
 
 
 @contextmanager
-def joined(folder: Path, count: int) -> Iterator[list[Node]]:
-    """Make hosts node1, node2, ... that reach each other; their /etc/hosts lies in ``folder``."""
-    with bridged_hosts.connected(count) as switch:
+def joined(folder: Path, names: Sequence[str], domain: str = "test") -> Iterator[list[Node]]:
+    """Make hosts of these names, in a domain, that reach each other; their /etc/hosts lies in ``folder``."""
+    with bridged_hosts.connected(len(names)) as switch:
         nodes = [
-            Node(f"node{number}", host.address, _command_on(host, f"node{number}", folder / "hosts"))
-            for number, host in enumerate(switch.hosts, start=1)
+            Node(name, host.address, _command_on(host, name, folder / "hosts"))
+            for name, host in zip(names, switch.hosts, strict=True)
         ]
-        entries = [("127.0.0.1", "localhost"), *((node.address, node.name) for node in nodes)]
-        (folder / "hosts").write_text("".join(f"{address} {name}\n" for address, name in entries))
+        whole = [f"{node.address} {node.name}.{domain} {node.name}\n" for node in nodes]
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(whole))
         yield nodes
 
 
 @contextmanager
 def running(folder: Path, count: int) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Start Slurm on such hosts; yield what stands before a command on the first, and the environment of commands."""
-    with joined(folder, count) as hosts:
+    """Start Slurm on so many hosts; yield what stands before a command on the first, and the commands' environment."""
+    with joined(folder, [f"node{number}" for number in range(1, count + 1)]) as hosts:
         nodes = [slurm_cluster.Node(host.name, f"NodeAddr={host.address}", host.prefix) for host in hosts]
         controller = f"{hosts[0].name}({hosts[0].address})"
         with slurm_cluster.running_on(folder, nodes, controller, _CONTROLLER_PORT) as environment:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,7 @@ def test_mpiexec_starts_ranks_on_two_hosts(by: str, mpiexec: list[str], tmp_path
     if lack := two_hosts.lacks():
         pytest.skip(lack)
     (tmp_path / "train.py").write_text(PROGRAM)
-    with slurm_hosts.joined(tmp_path, 2) as hosts:
+    with slurm_hosts.joined(tmp_path, ["node1", "node2"]) as hosts:
         shell = slurm_hosts.remote_shell(tmp_path, hosts)
         names = [host.name if by == "names" else host.address for host in hosts]
         if "--oversubscribe" in mpiexec:
@@ -172,3 +173,20 @@ def test_mpiexec_starts_ranks_on_two_hosts(by: str, mpiexec: list[str], tmp_path
         command = [*hosts[0].prefix, *mpiexec, *flags, "-n", "4", sys.executable, "train.py", "url"]
         done = world.run_command(command, directory=tmp_path, timeout=60)
     check_ranks_of_several_hosts(done, "announced")
+
+
+def test_the_pods_of_an_indexed_job_meet_at_the_first(tmp_path: Path) -> None:
+    """Pods as Kubernetes makes them, but for the image: a network, a host name and an /etc/hosts of their own."""
+    if lack := two_hosts.lacks():
+        pytest.skip(lack)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    names = [f"train-{index}" for index in range(4)]
+    with slurm_hosts.joined(tmp_path, names, "train.default.svc.cluster.local") as pods, ThreadPoolExecutor(4) as pool:
+
+        def run(index: int) -> subprocess.CompletedProcess[str]:
+            environment = {"JOB_COMPLETION_INDEX": str(index), "WORLD_SIZE": "4", "PROCGROUP_JOB_KEY": "5e" * 32}
+            command = [*pods[index].prefix, "env", "LOCAL_RANK=0", sys.executable, "train.py", "url"]
+            return world.run_command(command, directory=tmp_path, environment=environment, timeout=60)
+
+        for index, done in enumerate(pool.map(run, range(4))):
+            assert done.stdout == f"rank {index} of 4, local rank 0, with a key: 10\n", done.stderr
