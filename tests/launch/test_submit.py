@@ -65,10 +65,13 @@ def packages_of(name: str) -> Path:
 
 def test_a_batch_script_runs_under_slurm(slurm: Mapping[str, str], directory: Path) -> None:
     environment = {**slurm, "PATH": f"{directory}/bin:{slurm['PATH']}"}
-    flags = ["--ntasks-per-node", "4", "--time", "00:05:00", "--sbatch=--wait"]
+    flags = ["--ntasks-per-node", "4", "--time", "00:05:00", "--sbatch=--exclusive"]
     done = submit(directory, "slurm", *flags, "train.py", "a b", environment=environment)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"Submitted batch job \d+\n", done.stdout)
+    submitted = re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)
+    assert submitted
+    awaited = ["srun", "--quiet", f"--dependency=afterany:{submitted[1]}", "true"]
+    assert world.run_command(awaited, environment=environment, timeout=60).returncode == 0
     (log,) = directory.glob("train.*.log")
     assert sorted(log.read_text().splitlines()) == [f"{rank}: {line}" for rank, line in enumerate(EXPECTED)]
 
@@ -170,6 +173,7 @@ def test_a_ray_job_starts_four_ranks(directory: Path) -> None:
     assert sorted(lines) == EXPECTED, done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_ray_job(directory: Path) -> None:
     done = run_with_ray(directory, "fail")
     assert done.returncode != 0
