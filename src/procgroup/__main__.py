@@ -17,7 +17,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "run": Command("procgroup.launch.run", "start a program as N ranks on this host and end them together"),
+    "run": Command("procgroup.launch.run", "start a program as N ranks, here or on several hosts"),
     "bench": Command(
         "procgroup.diagnostics.bench.command", "measure procgroup here, beside Gloo and MPI where installed"
     ),

@@ -85,7 +85,7 @@ def test_a_rank_that_runs_out_of_a_real_group_s_memory_is_said_to_have_done_so(
     script = tmp_path / "greedy.py"
     script.write_text("import os\nif os.environ['RANK'] == '1':\n    held = bytearray(os.urandom(1 << 20) * 400)\n")
     inside = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid()));"
-    start = f"os.execv('{sys.executable}', ['python', '-m', 'procgroup', 'run', '-n', '2', '{script}'])"
+    start = f"os.execv('{sys.executable}', ['{sys.executable}', '-m', 'procgroup', 'run', '-n', '2', '{script}'])"
     done = run_command([sys.executable, "-c", f"{inside} {start}"])
     assert done.returncode == 137, done.stderr
     last = done.stderr.splitlines()[-1]

@@ -213,7 +213,7 @@ def test_of_two_halves_neither_goes_on_where_a_partition_is_to_stop_them(switch:
     switch.cut(switch.hosts[1])
     for agent in agents:
         wait_until(lambda agent=agent: not agent.running(), left(deadline), lambda: job.output)
-    agents[0].wait_for("1 of 2 are here", left(deadline))
+    agents[0].wait_for("1 of the 2 nodes of the last round are here", left(deadline))
     assert [len(agent.starts()) for agent in agents] == started
     switch.heal(switch.hosts[1])
     job.wait_for_round(2, after=starts, within=RESTARTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Callable
 
 import psutil
@@ -168,7 +169,7 @@ def test_user_signals_reach_the_ranks_and_end_nothing(make_job: MakeJob, number:
     starts = job.wait_for_round(4)
     for start in starts:
         job.order(start.rank, f"signal.signal({number}, lambda *_: print('got it', rank, flush=True)); print('ready')")
-        agents[start.node].wait_for(f"[rank {start.rank} ")
+        agents[start.node].wait_for(f"[rank {start.rank} {socket.gethostname()}] ready")
     agents[1].signal(number)
     for rank in (2, 3):
         agents[1].wait_for(f"got it {rank}")

@@ -90,7 +90,8 @@ class Patience:
 class Agent:
     """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost.
 
-    When it has run, ``failures`` are those that ended the job; unless ``reports`` is False they have been shown.
+    When it has run, ``failures`` are those that ended the job; unless ``reports`` is False they have been shown. With
+    ``shares_console``, where all agents write to the same place, only the one whose rank failed first shows them.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Agent:
         self._enough_since: float | None = None
         self._has_joined = False
         self.reports: bool = True
+        self.shares_console: bool = False
         self.failures: list[Failure] = []
         self._status: int | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -278,8 +280,16 @@ class Agent:
 
             self.failures = job_failures.read(state.failures, self._group.failures if self._group is not None else ())
             self._status = job_failures.exit_status(self.failures, state.exit_status)
-        if self.reports:
+        if self.reports and self._is_reporter(state):
             self._announcer.conclude(state, self.failures, self._group)
+
+    def _is_reporter(self, state: JobState) -> bool:
+        """Return whether it is this agent which is to show how the job has ended."""
+        if not (self.shares_console and self.failures):
+            return True
+        from procgroup.launch.report import first_failure
+
+        return first_failure(self.failures).node_rank == state.node_rank(self._node_id)
 
     def _failures_here(self) -> tuple[str, list[str], int]:
         """Return why this node's ranks failed: in a line, as records for the other nodes, and as an exit status."""
@@ -321,19 +331,18 @@ class Agent:
         """End this node's ranks, then meet the other agents anew."""
         group = self._group
         if group is not None and group.living:
-            if self._proposed != ("end", group.round):
-                self._console.say(f"{self._why_cut_off()}; ending the ranks")
             self._end_group(group)
             return
         state, why = self._meeting.state, self._meeting.lost
         memory = None
-        if why and state is not None:
+        if why and state is not None and not self._meeting.moves:
             memory = job_changes.after_losing_store(state, silent=self._meeting.is_silent)
             if memory.restarts > state.settings.max_restarts:
                 self._fail_alone(f"{self._why_cut_off()}; no restart is left")
                 return
             if memory.restarts > state.restarts:
-                self._console.say(f"restart {memory.restarts} of {state.settings.max_restarts}")
+                counted = f"restart {memory.restarts} of {state.settings.max_restarts}"
+                self._console.say(f"{self._why_cut_off()}; {counted}")
         self._meeting.close()
         self._group = None
         self._proposed = ("", -1)

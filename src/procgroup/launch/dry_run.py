@@ -129,7 +129,7 @@ def _likely_state(plan: JobPlan) -> JobState:
 
 def _unknown(options: argparse.Namespace, plan: JobPlan) -> Iterator[str]:
     """Yield the variables that nobody knows before the start."""
-    yield "PROCGROUP_STORE"
+    yield from ("PROCGROUP_STORE", "PROCGROUP_NOTICE")
     if not options.rdzv_id:
         yield from ["TORCHELASTIC_RUN_ID"] if plan.kind == "solo" else []
     if plan.kind == "elastic" or not plan.master_port:

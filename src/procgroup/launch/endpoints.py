@@ -58,7 +58,7 @@ class FoundStore:
             return _fitting_address()
         if self.server is not None:
             return "127.0.0.1" if self.endpoint.host == "localhost" else self.endpoint.host
-        return _source_address(self.endpoint)
+        return source_address(self.endpoint)
 
     def close_after_guests(self, seconds: float) -> None:
         """Close the connections; a server that is here waits at most so long for the other agents to go."""
@@ -202,7 +202,7 @@ def _has_port(part: str) -> bool:
     return part.rpartition("]")[2].count(":") == 1
 
 
-def _source_address(endpoint: Endpoint) -> str:
+def source_address(endpoint: Endpoint) -> str:
     """Return this host's address on the way to an endpoint; the loopback address where there is no way."""
     for found in addresses.resolve(endpoint.host, _CONNECT_SECONDS):
         family = socket.AF_INET6 if ":" in found else socket.AF_INET
@@ -214,4 +214,4 @@ def _source_address(endpoint: Endpoint) -> str:
 
 def _fitting_address() -> str:
     """Return this host's address on the way to other networks, where no endpoint tells which one is meant."""
-    return _source_address(Endpoint(_ELSEWHERE, 9))
+    return source_address(Endpoint(_ELSEWHERE, 9))

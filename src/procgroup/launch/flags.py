@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from procgroup.cluster.hosts import parse_hosts, read_hostfile
 from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
 from procgroup.launch import flag_values
 from procgroup.launch.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
@@ -20,6 +21,8 @@ from procgroup.launch.log_options import LogOptions, chosen_ranks, collapse, fil
 _REFUSED = {
     "--logs-specs": "log plug-ins do not exist here; use --log-dir",
 }
+
+_WITH_HOSTS = ("--ssh", "--ssh-timeout", "--chdir", "--export", "--remote-python")
 
 
 class Refuse(argparse.Action):
@@ -97,6 +100,9 @@ def parse(
         parser.error("--module and --no-python exclude each other: without Python there are no modules")
     if old_contract and options.no_python and not options.use_env:
         parser.error("--no-python needs --use-env: a program that is not Python gets no --local-rank argument")
+    given = [flag for flag in _WITH_HOSTS if options.sources[flag[2:].replace("-", "_")] == flag]
+    if given and not (options.hosts or options.hostfile):
+        parser.error(f"{given[0]} needs --hosts or --hostfile: without them nothing is started on another host")
     return options
 
 
@@ -140,6 +146,7 @@ def _parser(
     )
     flags = _Flags(parser)
     _add_size_flags(flags)
+    _add_hosts_flags(flags)
     _add_rendezvous_flags(flags)
     _add_placement_flags(flags)
     _add_behaviour_flags(flags)
@@ -205,6 +212,24 @@ def _add_size_flags(flags: _Flags) -> None:
     flags.add(
         "--master-port", flag_values.port, "", "MASTER_PORT: where the nodes meet; on one node any free one", "PORT"
     )
+
+
+def _add_hosts_flags(flags: _Flags) -> None:
+    flags.add("--hosts", parse_hosts, "", "start the ranks on these hosts over ssh: a:4,b:4; see --hostfile", "LIST")
+    flags.add(
+        "--hostfile",
+        lambda path: read_hostfile(path) if path else [],
+        "",
+        "the same from a file, a line each: host slots=4",
+        "PATH",
+    )
+    flags.add("--ssh", flag_values.text, "ssh", "with --hosts: OpenSSH's client and its options", "COMMAND")
+    flags.add("--ssh-timeout", flag_values.seconds, "60", "with --hosts: until when each host must be ready", "SECONDS")
+    flags.add("--chdir", flag_values.text, "", "with --hosts: working directory there, by default this one", "PATH")
+    flags.add(
+        "--export", flag_values.text, "", "with --hosts: further variables for the ranks there", "NAME,NAME=VALUE"
+    )
+    flags.add("--remote-python", flag_values.text, "", "with --hosts: interpreter there, by default this one", "PATH")
 
 
 def _add_rendezvous_flags(flags: _Flags) -> None:

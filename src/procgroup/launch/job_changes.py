@@ -39,6 +39,11 @@ def has_enough(state: JobState) -> bool:
     return enough and not state.is_moving and _has_quorum(state)
 
 
+def is_at_work(state: JobState) -> bool:
+    """Return whether the nodes run a round, or are enough to begin one."""
+    return state.phase in ("running", "stopping") or has_enough(state)
+
+
 def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
     """Add a node: to the members while a round is forming, else to those who wait for the next one.
 

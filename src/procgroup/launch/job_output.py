@@ -98,7 +98,7 @@ class JobOutput:
         for the files that were asked for.
         """
         self.sinks: tuple[Sink, Sink] = sinks or open_sinks()
-        self.status = StatusLine(self.sinks[STDERR])
+        self.status: StatusLine = StatusLine(self.sinks[STDERR])
         self.progress: ProgressInbox | None = _open_progress() if self.status.is_shown or needs_progress else None
         self.last_reports: dict[int, float] = {}
         self._options = options

@@ -44,7 +44,10 @@ Kind = Literal["solo", "static", "elastic"]
 
 @dataclass(frozen=True)
 class JobPlan:
-    """How the nodes of a job meet, and what they must agree on."""
+    """How the nodes of a job meet, and what they must agree on.
+
+    ``host`` is this node's name for people, by default the one that its system has.
+    """
 
     kind: Kind
     run_id: str
@@ -60,6 +63,7 @@ class JobPlan:
     master_port: int = 0
     node_rank: int | None = None
     local_addr: str = ""
+    host: str = ""
     processes: int = 1
     role: str = "default"
 
@@ -96,7 +100,7 @@ class JobPlan:
         return Node(
             id=node_id,
             agent=self.agent,
-            host=socket.gethostname(),
+            host=self.host or socket.gethostname(),
             pid=os.getpid(),
             processes=self.processes,
             address=self.local_addr or (self.master_addr if found is None else found.address_here()),
@@ -130,7 +134,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         lease=_lease(conf),
         endpoints=endpoints,
         find=_finder(options, run_id) if kind == "elastic" else None,
-        place=f"{options.rdzv_backend} {options.rdzv_endpoint}",
+        place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {options.rdzv_endpoint}",
         is_host=options.node_rank == 0 if kind == "static" else flag_values.conf_is_host(conf),
         master_addr=endpoints[0].host if kind == "static" else options.master_addr,
         master_port=endpoints[0].port if kind == "static" else options.master_port or 0,
@@ -143,7 +147,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
 
 def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
     """Return a line for each flag or variable that was given and has no effect in this job."""
-    of_static = {"node_rank": "node ranks are assigned", "master_addr": _PUBLISHED, "master_port": _PUBLISHED}
+    of_static = {"node_rank": "node ranks are assigned", "master_addr": "rank 0's host publishes where the ranks meet"}
     ignored = [
         f"{options.sources[name]} has no effect with --rdzv-backend {options.rdzv_backend}: {why}"
         for name, why in of_static.items()
@@ -152,9 +156,6 @@ def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
     if options.run_path and PYTHON_EXEC.is_set():
         ignored.append(f"PYTHON_EXEC has no effect with --run-path ({options.sources['run_path']})")
     return ignored
-
-
-_PUBLISHED = "rank 0's host publishes where the ranks meet"
 
 
 def _check(options: argparse.Namespace) -> None:

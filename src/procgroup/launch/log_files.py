@@ -91,7 +91,7 @@ class JobDirectory:
 
     def __init__(self, root: Path, run_id: str) -> None:
         name = re.sub(r"[/\0]", "_", run_id)
-        self.path = root / (name if name.strip(".") else f"run_{name}")
+        self.path: Path = root / (name if name.strip(".") else f"run_{name}")
 
     def begin_attempt(self, attempt: int, ranks: Sequence[int]) -> Path:
         """Make the directories of an attempt's ranks, and return theirs. Raises OSError when that fails."""
@@ -111,7 +111,7 @@ class TemporaryDirectory:
 
     def __init__(self) -> None:
         _remove_abandoned(Path(TMPDIR.get()))
-        self.path = Path(TMPDIR.get(), f"{_PREFIX}{os.urandom(8).hex()}")
+        self.path: Path = Path(TMPDIR.get(), f"{_PREFIX}{os.urandom(8).hex()}")
         self.path.mkdir(mode=0o700)
         # The lock appears under its name when it is held, so that nobody takes it first.
         self._lock = os.open(self.path / "unlocked", os.O_CREAT | os.O_RDWR, 0o600)
@@ -121,6 +121,7 @@ class TemporaryDirectory:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+        _remove_abandoned(self.path.parent)
 
 
 def _remove_abandoned(folder: Path) -> None:

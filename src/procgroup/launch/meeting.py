@@ -46,6 +46,7 @@ _PASSED = b"passed"
 _CLOSE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.02
 _ELSEWHERE_SECONDS = 1.0
+_LOOK_ELSEWHERE_SECONDS = 5.0
 # How long an agent that hosts the store lets the others read how the job ended.
 _GUEST_SECONDS = 10.0
 
@@ -71,6 +72,7 @@ class Solo:
         self.node_id: str = node.id
         self.lost: str = ""
         self.is_silent: bool = False
+        self.moves: bool = False
         self.error: Exception | None = None
         self._wake = wake
 
@@ -101,10 +103,11 @@ class Meeting:
     ``find(stops)`` connects to the store, or hosts it; ``describe`` makes the node, given where that store is.
     ``state`` is the latest known state, None until there is one; ``wake`` is called, in another thread, whenever it,
     ``lost`` or ``error`` has changed. ``lost`` says why the store is out of reach, ``is_silent`` that its connections
-    have not ended; ``error`` is the exception that keeps the node out of the job. ``memory`` is what this agent knows
-    of the job from a store that was lost. ``others(found)`` yields the stores at other endpoints, each
-    with its distance in the list: an agent that hosts a store at which too few nodes meet looks whether they meet at
-    another, and goes there; of two such stores the first in the list is kept.
+    have not ended, ``moves`` that this agent gave it up; ``error`` is the exception that keeps the node out of the job.
+
+    ``memory`` is what this agent knows of the job from a store that was lost. ``others(found)`` yields the stores at
+    other endpoints, each with its distance in the list: an agent that hosts a store at which nodes are missing looks
+    whether more meet at another.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Meeting:
         self.node_id: str = os.urandom(8).hex()
         self.lost: str = ""
         self.is_silent: bool = False
+        self.moves: bool = False
         self.error: Exception | None = None
         self._find = find
         self._describe = describe
@@ -142,6 +146,7 @@ class Meeting:
         self._store: Store
         self._watched: dict[str, _Watched] = {}
         self._looked = time.monotonic()
+        self._looks_elsewhere_at = 0.0
         self._on_disconnect: OnDisconnect | None = None
         self._answered = time.monotonic()
         self._threads = [
@@ -346,26 +351,39 @@ class Meeting:
         self._judge(nodes, beats, {key.removeprefix("gone/") for key in gone})
 
     def _look_elsewhere(self) -> None:
-        """Let go of a store that this agent hosts, and at which too few nodes meet, for one with more of them."""
+        """Let go of a store that this agent hosts for one at which more nodes have met; of two alike, for the first.
+
+        There are two when agents were started, or lost their store, while a network was cut.
+        """
         state, found = self._known, self._found
         if self._others is None or found is None or found.server is None or state is None:
             return
-        if state.phase != "forming" or job_changes.has_enough(state):
+        if state.phase not in ("forming", "running") or len(state.members) == state.settings.max_nodes:
             return
-        better = None
+        if time.monotonic() < self._looks_elsewhere_at:
+            return
         with suppress(DistError):
-            better = next((place for place, has_enough in self._look_at_others(found) if has_enough or place < 0), None)
-        if better is not None:
-            raise DistStoreError("the other nodes meet at another endpoint")
+            self.moves = any(self._is_better(place, other, state) for place, other in self._others(found))
+        pause = _LOOK_ELSEWHERE_SECONDS if job_changes.is_at_work(state) else 0.0
+        self._looks_elsewhere_at = time.monotonic() + pause
+        if self.moves:
+            raise DistStoreError("more of the other nodes meet at another endpoint")
 
-    def _look_at_others(self, found: FoundStore) -> Iterator[tuple[int, bool]]:
-        """Yield of each other store how far before (< 0) or behind this one it is in the list, and if it has enough."""
-        assert self._others is not None
-        for place, other in self._others(found):
-            try:
-                yield place, _has_enough(other, self._job)
-            finally:
-                other.close_after_guests(0)
+    def _is_better(self, place: int, other: FoundStore, mine: JobState) -> bool:
+        """Return whether to go to another store, ``place`` entries further in the list of endpoints; close it."""
+        try:
+            store = PrefixStore(f"agents/{self._job}", other.store.with_timeout(_ELSEWHERE_SECONDS))
+            if not store.check(["latest"]):
+                return False
+            theirs = JobState.from_json(store.get("state/" + store.get("latest").decode()))
+        except (DistError, ValueError):
+            return False
+        finally:
+            other.close_after_guests(0)
+        if theirs.phase == "ended":
+            return False
+        weights = [(job_changes.is_at_work(state), len(state.members)) for state in (mine, theirs)]
+        return weights[1] > weights[0] or (weights[1] == weights[0] and place < 0)
 
     def _watched_nodes(self) -> list[Node]:
         """Return the nodes before this one in the ring of all."""
@@ -400,18 +418,6 @@ class Meeting:
         for lost, is_silent in ((dead, False), (silent, True)):
             if lost:
                 self._persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
-
-
-def _has_enough(other: FoundStore, job: str) -> bool:
-    """Return whether the nodes at another store are enough to go on."""
-    try:
-        store = PrefixStore(f"agents/{job}", other.store.with_timeout(_ELSEWHERE_SECONDS))
-        if not store.check(["latest"]):
-            return False
-        state = JobState.from_json(store.get("state/" + store.get("latest").decode()))
-        return job_changes.has_enough(state) or state.phase in ("running", "stopping")
-    except (DistError, ValueError):
-        return False
 
 
 class _Watched:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from procgroup.environ import PROCGROUP_JOB_KEY, PROCGROUP_REPORT_SOCKET
+from procgroup.environ import PROCGROUP_JOB_KEY, PROCGROUP_NOTICE, PROCGROUP_REPORT_SOCKET
 from procgroup.launch.hosted_store import HostedStore
 from procgroup.launch.job_output import JobOutput, Place
 from procgroup.launch.job_plan import JobPlan
@@ -72,7 +72,10 @@ class CommandProgram:
     ) -> dict[str, str]:
         """Return the whole environment of one rank, on top of ``base``: torchrun's contract, its threads, its GPUs."""
         progress = self.output.progress if self.output is not None else None
-        sockets = {PROCGROUP_REPORT_SOCKET.name: progress.address if progress is not None else ""}
+        channels = {
+            PROCGROUP_REPORT_SOCKET.name: progress.address if progress is not None else "",
+            PROCGROUP_NOTICE.name: "",  # known when the rank is started
+        }
         job = replace(self.job, threads_per_rank=self.placement.threads[local_rank])
-        contract = worker_environment(job, state, node_rank, local_rank, error_file, {**base, **sockets})
+        contract = worker_environment(job, state, node_rank, local_rank, error_file, {**base, **channels})
         return {**contract, **self.placement.devices.environment(local_rank)}

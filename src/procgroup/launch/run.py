@@ -32,12 +32,27 @@ def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
 
 def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     """Start the ranks that the parsed ``options`` describe; return the exit status of the job."""
-    command = [*_command(options), *script_arguments]
     # Imported only now: the flags and their help need no store, and so no native module.
-    from procgroup.launch.job_plan import plan, unused_flags
+    if options.hosts or options.hostfile:
+        from procgroup.launch.hosts_job import run_on_hosts
+
+        return run_on_hosts(options, script_arguments)
+    command = [*program_command(options), *script_arguments]
+    from procgroup.launch.job_plan import plan
+
+    return run_agent(options, command, plan(options))
+
+
+def run_agent(
+    options: argparse.Namespace, command: Sequence[str], job_plan: JobPlan, *, shares_console: bool = False
+) -> int:
+    """Run ``command`` as the ranks of this node of the job; return the job's exit status.
+
+    ``shares_console``: the agents of the other nodes write to the same place.
+    """
+    from procgroup.launch.job_plan import unused_flags
     from procgroup.launch.worker_environment import REPLACED
 
-    job_plan = plan(options)
     program = make_program(options, job_plan, command)
     placement = program.placement
     notes = [*_environment_notes(placement, REPLACED), *placement.notes, *unused_flags(options, job_plan)]
@@ -49,7 +64,9 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     for note in notes:
         say(note)
     with open_output(options, job_plan) as output:
-        return make_agent(options, program, output).run()
+        agent = make_agent(options, program, output)
+        agent.shares_console = shares_console
+        return agent.run()
 
 
 def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str]) -> CommandProgram:
@@ -87,7 +104,7 @@ def make_agent(options: argparse.Namespace, program: CommandProgram, output: Job
     return Agent(program.plan.meet, program, options.signals_to_handle, program.plan.patience, output)
 
 
-def _command(options: argparse.Namespace) -> list[str]:
+def program_command(options: argparse.Namespace) -> list[str]:
     """Return the command that runs the program; exit with the reason when there is no such program."""
     if options.no_python and not options.run_path:
         if shutil.which(options.script) is None:

@@ -1,0 +1,95 @@
+"""Lists of hosts, as the user writes them: ``a:4,b:4`` on a command line, or a file with one host in a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_SLOTS = re.compile(r"(?P<name>.*[^:]|\[.*\]):(?P<slots>[0-9]+)")
+_EXPECTED = "HOST, HOST:N or USER@HOST:N with N of at least 1, and an IPv6 address in brackets"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and how many processes it gets (None: not said). ``name`` is what ssh takes, user@name as well."""
+
+    name: str
+    slots: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The name for people, without a user."""
+        return self.name.rpartition("@")[2]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the user says that it is this machine; other names are not compared with this machine's own."""
+        return self.name == "localhost"
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Read ``HOST:N,USER@HOST:N,HOST``; the processes of a host that is named again are added up.
+
+    Raises ValueError that shows the part which is none.
+    """
+    return _merge(_parse_host(part.strip()) for part in text.split(",")) if text.strip() else []
+
+
+def read_hostfile(path: str) -> list[Host]:
+    """Read a file with lines ``HOST``, ``HOST:N`` and ``HOST slots=N``; ``#`` begins a comment.
+
+    Raises ValueError that shows the line which is none, or says why the file cannot be read.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"cannot read the hosts from {path}: {error}") from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            try:
+                hosts.append(_parse_line(words))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+    if not hosts:
+        raise ValueError(f"{path} names no host; expected one in a line, such as: node1 slots=4")
+    return _merge(hosts)
+
+
+def _parse_line(words: list[str]) -> Host:
+    host = _parse_host(words[0])
+    if len(words) == 1:
+        return host
+    name, _, slots = words[1].partition("=")
+    if len(words) > 2 or name != "slots" or host.slots is not None:
+        raise ValueError(f"expected HOST, HOST:N or HOST slots=N, got {' '.join(words)!r}")
+    return Host(host.name, _parse_slots(slots, words[1]))
+
+
+def _parse_host(text: str) -> Host:
+    found = _SLOTS.fullmatch(text) if text.count(":") == 1 or "]" in text else None
+    name = found["name"] if found else text
+    slots = _parse_slots(found["slots"], text) if found else None
+    user, at, address = name.rpartition("@")
+    bare = address[1:-1] if address.startswith("[") and address.endswith("]") else address
+    if not re.fullmatch(r"[\w.:%~-]+", bare) or (":" in bare and bare == address) or text.startswith("-"):
+        raise ValueError(f"expected {_EXPECTED}, got {text!r}")
+    return Host(user + at + bare, slots)
+
+
+def _parse_slots(digits: str, shown: str) -> int:
+    if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
+        raise ValueError(f"expected {_EXPECTED}, got {shown!r}")
+    return int(digits)
+
+
+def _merge(hosts: Iterable[Host]) -> list[Host]:
+    """Give each host one entry: a list with one line for each process, as some schedulers write it, is read as well."""
+    merged: dict[str, Host] = {}
+    for host in hosts:
+        known = merged.get(host.name)
+        merged[host.name] = host if known is None else Host(host.name, (known.slots or 1) + (host.slots or 1))
+    return list(merged.values())

@@ -1,0 +1,98 @@
+"""What a command and the agents that it starts on other hosts send to each other, over stdin and stdout of ssh.
+
+Each message is one line::
+
+    command ──stdin───> agent    Assignment, as JSON: what the agent needs and no command line may show
+    agent ────stdout──> command  READY and a Ready, as JSON: the flags are understood, the program is there
+    command ──stdin───> agent    the endpoint, host:port, at which the agents meet: begin
+    command ──stdin───> agent    the name of a signal, for each signal that the command gets
+
+After READY stdout and stderr carry what the ranks and the agent write. The end of stdin means that the command or the
+connection has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+READY = b"procgroup-agent: "
+"""What the line begins with that an agent writes to stdout when it is ready."""
+
+MAX_LINE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One agent's part of the job.
+
+    ``host`` is the name in the user's list. ``environment`` is put on top of the host's own; it holds the job's key.
+    ``port`` is where this agent is to host the store at which the agents meet, 0 for any free one; None where another
+    agent hosts it.
+    """
+
+    node_rank: int
+    host: str
+    directory: str
+    environment: Mapping[str, str]
+    port: int | None = None
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Assignment:
+        """Read an assignment. Raises ValueError for what is none."""
+        try:
+            return cls(**_known_fields(cls, line))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"expected an assignment as one line of JSON, got {len(line)} bytes: {error}") from error
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An agent's answer: its version of procgroup, and the port at which it is going to host the store, if it is."""
+
+    version: str
+    port: int | None = None
+
+    def to_line(self) -> bytes:
+        return READY + json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Ready:
+        """Read an answer. Raises ValueError for what is none."""
+        try:
+            return cls(**_known_fields(cls, line.removeprefix(READY)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"expected an agent's answer, got {line[:200]!r}") from error
+
+
+def _known_fields(kind: type[Assignment] | type[Ready], line: bytes) -> dict[str, Any]:
+    """Read the fields of a message; those that another version of procgroup has added are left out."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in json.loads(line).items() if name in names}
+
+
+class LineReader:
+    """Reads lines from a descriptor. Unlike a file object, it is no trouble for an interpreter that ends meanwhile."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pending = b""
+
+    def read(self) -> bytes | None:
+        """Return the next line without its newline, however long it takes to come; None at the end."""
+        while b"\n" not in self._pending:
+            try:
+                data = os.read(self._descriptor, 1 << 16)
+            except OSError:
+                return None
+            if not data or len(self._pending) > MAX_LINE_BYTES:
+                return None
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line

@@ -1,0 +1,51 @@
+"""Which variables of the command's environment the ranks on other hosts get."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from procgroup.environ import (
+    PROCGROUP_MASTER,
+    PROCGROUP_NOTICE,
+    PROCGROUP_REPORT_SOCKET,
+    PROCGROUP_STORE,
+    PROCGROUP_STORE_KEY,
+)
+
+EXPORTED_PREFIXES = ("PROCGROUP_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "TORCH_", "JAX_", "XLA_", "PYTHON")
+"""Variables with these names go along without being asked for."""
+
+# Set by the launcher of a job that this command itself is a rank of.
+_OF_ANOTHER_JOB = {
+    variable.name
+    for variable in (
+        PROCGROUP_MASTER,
+        PROCGROUP_NOTICE,
+        PROCGROUP_REPORT_SOCKET,
+        PROCGROUP_STORE,
+        PROCGROUP_STORE_KEY,
+    )
+}
+
+
+def exported_environment(asked: str, base: Mapping[str, str], flags: Collection[str]) -> dict[str, str]:
+    """Return the variables of ``base`` that go along, and those of ``asked``: ``NAME,NAME=VALUE``.
+
+    ``flags`` are the launcher's flags, as in ``options.sources``: they are passed on themselves, not as the variables
+    that set them. Raises ValueError for a name that is not set, or is none.
+    """
+    kept_back = _OF_ANOTHER_JOB | {f"PROCGROUP_{flag.upper()}" for flag in flags}
+    found = {name: value for name, value in base.items() if name.startswith(EXPORTED_PREFIXES)}
+    return {name: value for name, value in found.items() if name not in kept_back} | _asked(asked, base)
+
+
+def _asked(text: str, base: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not name.isidentifier():
+            raise ValueError(f"expected NAME,NAME=VALUE, got the name {name!r}; use NAME for a value with commas")
+        if not equals and name not in base:
+            raise ValueError(f"{name} is not set here; set it, or write {name}=VALUE")
+        found[name] = value if equals else base[name]
+    return found
