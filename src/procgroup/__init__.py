@@ -49,6 +49,7 @@ _NAMES_OF_MODULES = {
     "parallel.device_mesh": "DeviceMesh",
     "parallel.mesh_creation": "init_device_mesh",
     "rendezvous.handlers": "register_rendezvous_handler rendezvous",
+    "rendezvous.launcher_stores": "MPIStore SlurmStore",
     "stores.etcd": "EtcdStore",
     "stores.file": "FileStore",
     "stores.hash": "HashStore",

@@ -96,6 +96,12 @@ PROCGROUP_MASTER = Variable[str](
 PROCGROUP_JOB_KEY = Variable[str](
     "PROCGROUP_JOB_KEY", str, "", "The job's secret, in hex; stores and data connections prove it. Set by the launcher."
 )
+PROCGROUP_JOB = Variable[str](
+    "PROCGROUP_JOB",
+    str,
+    "",
+    "The job's name, where no launcher sets TORCHELASTIC_RUN_ID: stores refuse processes of other jobs.",
+)
 PROCGROUP_STORE_KEY = Variable[str](
     "PROCGROUP_STORE_KEY",
     str,

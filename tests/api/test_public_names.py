@@ -35,6 +35,7 @@ _NAMES = """
     GroupMember
     HashStore
     IncompleteEnvironment
+    MPIStore
     ObjectError
     OperationError
     P2POp
@@ -52,6 +53,7 @@ _NAMES = """
     RendezvousConflict
     RendezvousError
     RendezvousTimeout
+    SlurmStore
     Store
     StoreLimitError
     StoreLost

@@ -40,6 +40,8 @@ SLURM_BATCH_SCRIPT = {
     "SLURM_TASKS_PER_NODE": "1(x2)",
     "SLURM_TASK_PID": "16245",
 }
+# The shell of salloc, where Slurm starts it on the job's first node (LaunchParameters=use_interactive_step).
+SLURM_INTERACTIVE_SHELL = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"}
 OPEN_MPI = {
     "OMPI_COMMAND": "python",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -68,7 +70,7 @@ MPICH = {
     "PMI_SIZE": "2",
 }
 MPICH_ON_TWO_HOSTS = {**MPICH, "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
-PALS = {
+PALS = {  # on one host
     "PALS_APID": "5d4e1f0a-9f0e",
     "PALS_NODEID": "0",
     "PALS_RANKID": "1",
@@ -86,3 +88,5 @@ KUBERNETES = {
     "KUBERNETES_SERVICE_PORT": "443",
 }
 RAY = {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": "812", "RAY_NODE_ID": "5f", "OMP_NUM_THREADS": "1"}
+# Ray's daemons were started by srun, one on each node.
+RAY_IN_SLURM = {**SRUN, **RAY}

@@ -68,19 +68,27 @@ def test_the_lines_for_two_hosts_start_a_job(
             each.result()
 
 
+def provide_program_of_slurm(directory: Path) -> None:
+    provide_commands(directory)
+    (program,) = (block.text for block in blocks(SLURM) if block.language == "python")
+    (directory / "train.py").write_text(program)
+
+
+def line_of_slurm(name: str) -> str:
+    """Return the page's line that starts the ranks with this launcher."""
+    (lines,) = (block.text for block in blocks(SLURM) if block.language == "bash")
+    (line,) = (line for line in lines.splitlines() if line.startswith(f"{name} "))
+    return line
+
+
 @pytest.mark.timeout(150)
-def test_the_batch_script_starts_a_job(slurm: Mapping[str, str], tmp_path: Path) -> None:
-    provide_program(tmp_path)
-    (script,) = (block.text for block in blocks(SLURM) if block.language == "bash")
-    (tmp_path / "train.sbatch").write_text(script)
+def test_the_line_for_srun_starts_the_ranks(slurm: Mapping[str, str], tmp_path: Path) -> None:
+    provide_program_of_slurm(tmp_path)
     environment = {**slurm, "PATH": f"{tmp_path}/bin:{slurm['PATH']}"}
-    # The one node of the tests stands for the two of the script.
-    command = "sbatch --wait --nodes=1 --ntasks-per-node=4 train.sbatch"
-    done = world.run_command(shlex.split(command), directory=tmp_path, environment=environment, timeout=100)
-    (log,) = tmp_path.glob("train.*.log")
-    assert done.returncode == 0, done.stderr + log.read_text()
-    expected = [f"{rank}: rank {rank} of 4, local rank {rank}: the sum is 10" for rank in range(4)]
-    assert sorted(log.read_text().splitlines()) == expected
+    command = shlex.split(line_of_slurm("srun"))
+    done = world.run_command(command, directory=tmp_path, environment=environment, timeout=100)
+    expected = [f"rank {rank} of 4, local rank {rank}: the sum is 10" for rank in range(4)]
+    assert sorted(done.stdout.splitlines()) == expected, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +104,9 @@ def mpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(400)
 def test_the_line_for_mpiexec_starts_the_ranks(mpi: Path, tmp_path: Path) -> None:
-    provide_program(tmp_path)
-    (line,) = re.findall(r"^`(mpiexec .*)`$", SLURM.read_text(), re.MULTILINE)
+    provide_program_of_slurm(tmp_path)
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    line = line.replace("mpiexec", f"{mpi}/mpiexec", 1).replace("29500", str(world.free_port()))
+    line = line_of_slurm("mpiexec").replace("mpiexec", f"{mpi}/mpiexec", 1)
     done = world.run_command(["bash", "-c", line], directory=tmp_path, environment=environment, timeout=60)
     expected = [f"rank {rank} of 4, local rank {rank}: the sum is 10" for rank in range(4)]
     assert sorted(done.stdout.splitlines()) == expected, done.stderr

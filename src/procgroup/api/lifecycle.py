@@ -39,9 +39,9 @@ def init_process_group(
 ) -> None:
     """Find the other ranks and make the default group.
 
-    ``init_method`` is env:// (the default), tcp://host:port or file:///path; ``store`` may be given instead,
-    with ``rank`` and ``world_size``. Keywords win over the environment. ``timeout`` is a timedelta or seconds,
-    30 minutes by default; ``pg_options={"init_method_timeout": ...}`` sets another one for this call.
+    ``init_method`` is env:// (the default), tcp://host:port, file:///path, slurm:// or mpi://; ``store`` may be
+    given instead, with ``rank`` and ``world_size``. Keywords win over the environment. ``timeout`` is a timedelta or
+    seconds, 30 minutes by default; ``pg_options={"init_method_timeout": ...}`` sets another one for this call.
     ``deterministic="order"`` promises that reductions combine in the order of the ranks, whatever the size, the
     transport and the version: the same inputs then give the same bits everywhere, also in groups made later on.
     ``group_name`` and ``device_id`` are taken for compatibility and mean nothing on CPUs.

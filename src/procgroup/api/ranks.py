@@ -40,11 +40,14 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this process's rank on its host: LOCAL_RANK, else ``fallback_rank``.
+    """Return this process's rank on its host: LOCAL_RANK, else srun's or mpiexec's number, else ``fallback_rank``.
 
-    Raises RuntimeError without both.
+    Raises RuntimeError without all of them.
     """
     local_rank = environ.LOCAL_RANK.get()
+    if local_rank is not None:
+        return local_rank
+    local_rank = _launcher_s_local_rank()
     if local_rank is not None:
         return local_rank
     if fallback_rank is not None:
@@ -53,3 +56,12 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
         "assuming you are not running in a multi-device context and want the code to run locally instead."
     )
+
+
+def _launcher_s_local_rank() -> int | None:
+    """Return the number that srun or mpiexec gave this rank on its host; None for a rank that they did not number."""
+    from procgroup.cluster import task_launcher  # not for every start of a program
+
+    task = task_launcher.detect()
+    is_rank = task is not None and environ.RANK.get() in (None, task.rank) and not environ.TORCHELASTIC_RUN_ID.is_set()
+    return task.local_rank if task is not None and is_rank else None

@@ -1,8 +1,8 @@
-"""Which launcher of tasks started this process, recognised by the variables that it sets.
+"""Which launcher of tasks started this process, recognised by the variables that it sets, and this task's place.
 
 These launchers number their tasks, each in variables of its own, and set none of torch.distributed's RANK,
 WORLD_SIZE, MASTER_ADDR and MASTER_PORT: Slurm's srun, the mpiexec of Open MPI, MPICH, Intel MPI and HPE Cray (PALS),
-Kubernetes Indexed Jobs, and Ray.
+Kubernetes Indexed Jobs (JobSet makes such Jobs), and Ray.
 """
 
 from __future__ import annotations
@@ -13,25 +13,18 @@ from typing import NamedTuple
 
 
 class TaskLauncher(NamedTuple):
-    """A kind of launcher, and which of its variables tell a task's place; "" where it has none for that.
+    """A kind of launcher, and which of its variables hold a task's place; "" where it has none for that.
 
-    A process is one of its tasks when all variables of ``marks`` are set and none of ``unless`` is. ``master_addr`` and
-    ``master_port`` are POSIX shell text that finds the host of rank 0, and a port there, in every task.
+    A process is one of its tasks when all variables of ``marks`` are set.
     """
 
     name: str
     marks: tuple[str, ...]
-    unless: tuple[str, ...] = ()
     rank: str = ""
     world_size: str = ""
     local_rank: str = ""
     local_world_size: str = ""
-    master_addr: str = ""
-    master_port: str = "29500"
 
-
-# Jobs that share a node must not share a port.
-_PORT_OF_JOB = "$((20000 + SLURM_JOB_ID % 10000))"
 
 OPEN_MPI = TaskLauncher(
     name="mpiexec (Open MPI)",
@@ -57,49 +50,81 @@ PALS = TaskLauncher(
     local_rank="PMI_LOCAL_RANK",
     local_world_size="PMI_LOCAL_SIZE",
 )
+RAY = TaskLauncher(name="Ray", marks=("RAY_JOB_ID", "RAY_RAYLET_PID"))
 SLURM = TaskLauncher(
     name="srun (Slurm)",
     marks=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
     rank="SLURM_PROCID",
-    world_size="SLURM_NTASKS",
+    world_size="SLURM_STEP_NUM_TASKS",
     local_rank="SLURM_LOCALID",
-    master_addr='$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)',
-    master_port=_PORT_OF_JOB,
 )
-SLURM_BATCH = SLURM._replace(name="Slurm, outside srun", marks=("SLURM_JOB_ID",), unless=("SLURM_STEP_ID",))
+SLURM_BATCH = TaskLauncher(name="Slurm, outside srun", marks=("SLURM_JOB_ID",))
 PMI = TaskLauncher(name="an MPI launcher (PMI)", marks=("PMI_RANK", "PMI_SIZE"), rank="PMI_RANK", world_size="PMI_SIZE")
-KUBERNETES = TaskLauncher(
-    name="a Kubernetes Indexed Job",
-    marks=("JOB_COMPLETION_INDEX",),
-    rank="JOB_COMPLETION_INDEX",
-    master_addr="${HOSTNAME%-*}-0.SERVICE",
-)
-RAY = TaskLauncher(name="Ray", marks=("RAY_JOB_ID", "RAY_RAYLET_PID"))
+KUBERNETES = TaskLauncher(name="a Kubernetes Indexed Job", marks=("JOB_COMPLETION_INDEX",), rank="JOB_COMPLETION_INDEX")
 
-# Inside a Slurm job an MPI launcher's tasks inherit the variables of the srun that started its daemons, and srun can
-# set MPI's PMI_RANK itself: the launcher that is nearest to the task comes first.
-ALL = (OPEN_MPI, HYDRA, PALS, SLURM, SLURM_BATCH, PMI, KUBERNETES, RAY)
+# Inside a Slurm job the tasks of an MPI launcher and the actors of Ray inherit the variables of the srun that started
+# their daemons, and srun can set MPI's PMI_RANK itself: the launcher that is nearest to the task comes first.
+ALL = (OPEN_MPI, HYDRA, PALS, RAY, SLURM, SLURM_BATCH, PMI, KUBERNETES)
+
+_FIRST_SPECIAL_STEP = 0xFFFF_FFF0
+"""From here on SLURM_STEP_ID means no step of srun's: the batch script, salloc's shell, what ssh brought into a job."""
 
 
 class Task(NamedTuple):
-    """This process as a launcher's task: the launcher, and the variables that told so, with their values."""
+    """This process as a launcher's task: the launcher, and the variables that showed it, with their values."""
 
     launcher: TaskLauncher
     variables: Mapping[str, str]
 
     @property
+    def rank(self) -> int | None:
+        """The launcher's number of this task; None where it has none."""
+        return self._number(self.launcher.rank)
+
+    @property
+    def world_size(self) -> int | None:
+        """How many tasks the launcher started; None where it does not say."""
+        return self._number(self.launcher.world_size)
+
+    @property
+    def local_rank(self) -> int | None:
+        """The launcher's number of this task on its host; None where it has none."""
+        return self._number(self.launcher.local_rank)
+
+    @property
     def is_on_one_host(self) -> bool:
         """Whether all tasks of the launcher are known to be on one host."""
-        sizes = self.launcher.local_world_size, self.launcher.world_size
-        return bool(all(sizes)) and self.variables.get(sizes[0]) == self.variables.get(sizes[1], "")
+        if self.launcher is SLURM:
+            return self.variables.get("SLURM_STEP_NUM_NODES") == "1"
+        local_size = self._number(self.launcher.local_world_size)
+        return local_size is not None and local_size == self.world_size
+
+    def described(self) -> str:
+        """Return the variables as text: ``SLURM_JOB_ID=17, SLURM_PROCID=1``."""
+        return ", ".join(f"{name}={value}" for name, value in self.variables.items())
+
+    def _number(self, name: str) -> int | None:
+        """Read a variable. Raises ValueError, which names it, for anything but digits."""
+        text = self.variables.get(name)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError(f"{name}={text!r}, which {self.launcher.name} sets, is no number. Unset or correct it.")
+        return int(text)
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Task | None:
     """Return the launcher that the environment (by default this process's) shows; None where it shows none."""
     environment = os.environ if environment is None else environment
     for launcher in ALL:
-        if all(map(environment.get, launcher.marks)) and not any(map(environment.get, launcher.unless)):
-            place = (launcher.rank, launcher.world_size, launcher.local_rank, launcher.local_world_size)
+        if all(map(environment.get, launcher.marks)) and not (launcher is SLURM and _is_special_step(environment)):
+            extra = ("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES") if launcher is SLURM else ()
+            place = (launcher.rank, launcher.world_size, launcher.local_rank, launcher.local_world_size, *extra)
             names = dict.fromkeys((*launcher.marks, *filter(None, place)))
             return Task(launcher, {name: environment[name] for name in names if environment.get(name)})
     return None
+
+
+def _is_special_step(environment: Mapping[str, str]) -> bool:
+    step = environment["SLURM_STEP_ID"]
+    return not step.isdigit() or int(step) >= _FIRST_SPECIAL_STEP

@@ -2,19 +2,24 @@
 
 That is how launchers tell a process its place. Rank 0 hosts the store at MASTER_ADDR:MASTER_PORT, unless
 the launcher already does (PROCGROUP_STORE), or torchrun's agent has a store of its own there (agent_store).
+
+srun, mpiexec and Kubernetes set other variables: where RANK, WORLD_SIZE or the address is not set, it comes from these.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from procgroup import environ
 from procgroup.errors import IncompleteEnvironment
 from procgroup.rendezvous import hosting, place
 from procgroup.stores.store import Store
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
+
+if TYPE_CHECKING:
+    from procgroup.cluster.task_launcher import Task
 
 _NEEDED: tuple[environ.Variable[Any], ...] = (
     environ.RANK,
@@ -24,15 +29,21 @@ _NEEDED: tuple[environ.Variable[Any], ...] = (
 )
 
 
+# A process that lacks these was numbered by nobody but env://'s own variables.
+_TASK_NUMBERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
+
+
 def env_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:
     """Yield (store, rank, world size) from the environment; the URL's query wins over it.
 
     A world of 1 needs no address and touches no network. Raises IncompleteEnvironment, a ValueError, when
-    variables are missing: it names them, the launcher that was detected, and what to write.
+    variables are missing: it names them, the launcher that was detected, and what to write. Raises RendezvousConflict
+    when RANK or WORLD_SIZE contradicts the launcher's numbers.
     """
     rank, world_size = place.from_query(url)
-    rank = environ.RANK.get() if rank is None else rank
-    world_size = environ.WORLD_SIZE.get() if world_size is None else world_size
+    task = _task(is_placed=rank is not None and world_size is not None)
+    rank = _first(rank, environ.RANK.get(), task and task.rank)
+    world_size = _first(world_size, environ.WORLD_SIZE.get(), task and task.world_size)
     if rank is None or world_size is None:
         raise _missing(rank, world_size)
     place.check(rank, world_size)
@@ -41,16 +52,57 @@ def env_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> It
 
         yield HashStore(), rank, world_size
         return
+    yield _open_store(task, rank, world_size, timeout), rank, world_size
+
+
+def _first(*numbers: int | None) -> int | None:
+    return next((number for number in numbers if number is not None), None)
+
+
+def _task(*, is_placed: bool) -> Task | None:
+    """Return this process as a launcher's task, whose numbers agree with the environment's; None where it is none.
+
+    A launcher of torch.distributed's variables, which a task has started, is nearer than the task's own.
+    """
+    if environ.TORCHELASTIC_RUN_ID.is_set() or not any(os.environ.get(name) for name in _TASK_NUMBERS):
+        return None
+    # Not for every start of a group: importing them would make it slower.
+    from procgroup.cluster import task_launcher
+    from procgroup.rendezvous import launched
+
+    task = task_launcher.detect()
+    if task is not None and task.launcher.rank and not is_placed:
+        launched.check_agreement(task)
+    return task
+
+
+def _open_store(task: Task | None, rank: int, world_size: int, timeout: Timeout) -> Store:
     host, port = environ.MASTER_ADDR.get(), environ.MASTER_PORT.get()
+    if task is not None and (not host or port is None):
+        return _launcher_s_store(task, host, port, rank, world_size, timeout)
     if not host or port is None:
         raise _missing(rank, world_size)
     if environ.TORCHELASTIC_USE_AGENT_STORE.get() and not hosting.is_launcher_s(host, port):
         from procgroup.rendezvous import agent_store
 
-        store = agent_store.open_store(host, port, rank=rank, world_size=world_size, timeout=timeout)
+        return agent_store.open_store(host, port, rank=rank, world_size=world_size, timeout=timeout)
+    return hosting.open_store(host, port, rank=rank, timeout=timeout)
+
+
+def _launcher_s_store(task: Task, host: str, port: int | None, rank: int, world_size: int, timeout: Timeout) -> Store:
+    """Return the store of the launcher's tasks; MASTER_ADDR or MASTER_PORT, where one of them is set, wins."""
+    from procgroup.rendezvous import launched
+
+    if task.rank != rank or task.world_size not in (None, world_size):
+        raise _missing(rank, world_size)
+    if not host and port is None:
+        store = launched.open_store(task, rank=rank, timeout=timeout)
     else:
-        store = hosting.open_store(host, port, rank=rank, timeout=timeout)
-    yield store, rank, world_size
+        found = launched.meeting_point(task)
+        store = found and hosting.open_store(host or found.host, port or found.port, rank=rank, timeout=timeout)
+    if store is None:
+        raise _missing(rank, world_size)
+    return store
 
 
 def _missing(rank: int | None, world_size: int | None) -> IncompleteEnvironment:
@@ -59,9 +111,9 @@ def _missing(rank: int | None, world_size: int | None) -> IncompleteEnvironment:
     from procgroup.rendezvous import start_advice
 
     found = {variable.name: os.environ[variable.name] for variable in _NEEDED if variable.is_set()}
-    for variable, passed in ((environ.RANK, rank), (environ.WORLD_SIZE, world_size)):
-        if passed is not None and variable.name not in found:
-            found[variable.name] = str(passed)
+    for variable, known in ((environ.RANK, rank), (environ.WORLD_SIZE, world_size)):
+        if known is not None and variable.name not in found:
+            found[variable.name] = str(known)
     task = task_launcher.detect()
     return IncompleteEnvironment(
         missing=[variable.name for variable in _NEEDED if variable.name not in found],

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from procgroup.rendezvous.environment import env_rendezvous
 from procgroup.rendezvous.file import file_rendezvous
+from procgroup.rendezvous.tasks import mpi_rendezvous, slurm_rendezvous
 from procgroup.rendezvous.tcp import tcp_rendezvous
 from procgroup.stores.store import Store
 
@@ -16,6 +17,8 @@ Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 _handlers: dict[str, Handler] = {
     "env": env_rendezvous,
     "file": file_rendezvous,
+    "mpi": mpi_rendezvous,
+    "slurm": slurm_rendezvous,
     "tcp": tcp_rendezvous,
 }
 
@@ -31,7 +34,7 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
 
 
 def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
-    """Yield (store, rank, world size) for a URL: env://, tcp://host:port, file:///path or a registered scheme.
+    """Yield (store, rank, world size) for a URL of a scheme: env, tcp, file, slurm, mpi, or a registered one.
 
     ``rank`` and ``world_size``, when not -1, win over the URL's query, and that wins over the environment.
     ``timeout`` (timedelta or seconds) says how long to wait for the store. Raises TypeError for arguments

@@ -1,4 +1,4 @@
-"""What to write where env:// finds no ranks: the lines for the launcher that started this process, or in general."""
+"""What to do where env:// lacks something: for the launcher that started this process, or in general."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _LONGEST_COMMAND = 300
 _ALONE = "A program of one process passes rank=0 and world_size=1"
 _ON_ONE_HOST = "start the ranks of one host with `procgroup run --nproc-per-node N script.py`, which sets them all"
 
+_SIZE_OF_JOB = "WORLD_SIZE, in the environment of the pod's template, to the number of pods (.spec.completions)"
+
 
 def advice(task: Task | None, found: Mapping[str, str]) -> str:
     """Return what to do where some of env://'s variables are missing.
@@ -25,7 +27,7 @@ def advice(task: Task | None, found: Mapping[str, str]) -> str:
     if task is not None and task.launcher is task_launcher.RAY:
         return _ray()
     if task is not None:
-        return _under(task)
+        return _under(task, found)
     return (
         f"{_cause(found)} {_ALONE}; {_ON_ONE_HOST}; or set the variables yourself, or pass rank=, world_size= and "
         "init_method='tcp://host:port'."
@@ -52,43 +54,27 @@ def _cause(found: Mapping[str, str]) -> str:
     return "No launcher was detected."
 
 
-def _under(task: Task) -> str:
-    launcher = task.launcher
-    seen = ", ".join(f"{name}={value}" for name, value in task.variables.items())
-    command, line = _command(), shlex.quote(_script(task))
-    if launcher is task_launcher.SLURM_BATCH:
-        where = f"This process runs in a Slurm job, but is not one of srun's tasks ({seen}). Start the ranks with\n"
-        how = f"  srun sh -c {line}\n"
-    else:
-        where = f"This process was started by {launcher.name}, which sets other variables: {seen}. "
-        where += f"In place of `{command}`, let that launcher start\n"
-        how = f"  sh -c {line}\n"
-    return f"{where}{how}{_placeholders(line)}{_ALONE}."
+def _under(task: Task, found: Mapping[str, str]) -> str:
+    if task.launcher is task_launcher.SLURM_BATCH:
+        return (
+            f"This process runs in a Slurm job, but is not one of srun's tasks ({task.described()}). Start the ranks "
+            f"with\n  srun {_command()}\n{_ALONE}."
+        )
+    where = f"This process was started by {task.launcher.name}, which sets other variables: {task.described()}. "
+    if task.world_size is None and environ.WORLD_SIZE.name not in found:
+        return f"{where}Set {_SIZE_OF_JOB}. {_ALONE}."
+    return f"{where}They do not say where these ranks meet: {_address(task)} {_ALONE}."
 
 
-def _script(task: Task) -> str:
-    """Return the shell's program that turns the launcher's variables into env://'s and starts this program."""
-    launcher = task.launcher
-    settings = {
-        "RANK": f"${launcher.rank}",
-        "WORLD_SIZE": f"${launcher.world_size}" if launcher.world_size else "NUMBER_OF_RANKS",
-        "LOCAL_RANK": f"${launcher.local_rank}" if launcher.local_rank else "",
-        "MASTER_ADDR": launcher.master_addr or ("127.0.0.1" if task.is_on_one_host else "HOST_OF_RANK_0"),
-        "MASTER_PORT": launcher.master_port,
-    }
-    assignments = " ".join(f"{name}={value}" for name, value in settings.items() if value)
-    return f"export {assignments}; exec {_command()}"
-
-
-def _placeholders(line: str) -> str:
-    meanings = {
-        "NUMBER_OF_RANKS": "the Job's .spec.completions",
-        ".SERVICE": "the headless service that .spec.template.spec.subdomain names",
-        "HOST_OF_RANK_0": "the name or address of the first host, which every host can reach",
-        "=127.0.0.1 ": "enough while all ranks are on one host; on several, write the name or address of the first",
-    }
-    there = [f"{word.strip('.= ')} is {meaning}" for word, meaning in meanings.items() if word in line]
-    return "; ".join(there) + ".\n" if there else ""
+def _address(task: Task) -> str:
+    """Return what sets the address that a launcher's variables lack."""
+    if task.launcher is task_launcher.KUBERNETES:
+        return (
+            "set .spec.template.spec.subdomain of the Job to the name of a headless service, as `procgroup submit k8s` "
+            "does, or MASTER_ADDR to the name or address of the pod with index 0 and MASTER_PORT to a port there."
+        )
+    host = "127.0.0.1" if task.is_on_one_host else "the name or address of rank 0's host"
+    return f"set MASTER_ADDR to {host} and MASTER_PORT to a port that is free there, the same on every rank."
 
 
 def _ray() -> str:

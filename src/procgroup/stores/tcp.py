@@ -385,7 +385,7 @@ def _addresses_here(bound: str) -> list[str]:
 
 
 def _job() -> str:
-    return environ.TORCHELASTIC_RUN_ID.get()
+    return environ.TORCHELASTIC_RUN_ID.get() or environ.PROCGROUP_JOB.get()
 
 
 def _key_bytes(job_key: bytes | str | None) -> bytes:

@@ -1,0 +1,55 @@
+"""One text from rank 0 to all tasks of an Open MPI job, through PMIx, which Open MPI's mpiexec serves.
+
+The protocol of PMIx is libpmix's own, so that library is used, which Open MPI 5 brings along: by a process that lasts
+for this exchange (pmix_client), because it cannot begin again in a process once it has ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from procgroup.errors import DistNetworkError
+
+_LIBRARY = "libpmix.so.2"
+_CLIENT = Path(__file__).with_name("pmix_client.py")
+
+
+def library() -> str | None:
+    """Return the name or path of Open MPI's libpmix; None where there is none, or this is no task of PMIx."""
+    if not (os.environ.get("PMIX_NAMESPACE") and os.environ.get("PMIX_RANK")):
+        return None
+    prefixes = [os.environ[name] for name in ("PMIX_PREFIX", "OPAL_PREFIX") if os.environ.get(name)]
+    directories = [Path(prefix, part) for prefix in prefixes for part in ("lib", "lib/openmpi", "lib64")]
+    found = [str(directory / _LIBRARY) for directory in directories if (directory / _LIBRARY).exists()]
+    return next(iter(found), _system_library())
+
+
+def broadcast(path: str, value: str | None, seconds: float) -> str:
+    """Return the text that rank 0 gives; the others give None. All tasks call it. ``path`` is what library() found.
+
+    Raises TimeoutError when some task has not called it in time, DistNetworkError when PMIx fails.
+    """
+    command = [sys.executable, "-I", "-S", str(_CLIENT), path]
+    try:
+        done = subprocess.run(command, input=value or "", capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError("PMIx has not brought the tasks together in time") from None
+    if done.returncode != 0:
+        raise DistNetworkError(
+            f"PMIx did not bring the tasks of mpiexec (Open MPI) together: {done.stderr.strip() or done.returncode}. "
+            "Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks."
+        )
+    return done.stdout.strip()
+
+
+def _system_library() -> str | None:
+    """Return the name of the library where the dynamic linker finds it."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    return _LIBRARY

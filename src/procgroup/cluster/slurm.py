@@ -1,0 +1,48 @@
+"""Where the tasks of a Slurm step meet, found from variables that all of them have.
+
+The first node of the step runs task 0. The port follows from the numbers of the job and of the step, so that jobs and
+steps that share a node differ. These numbers are public: they keep jobs apart, and keep nobody out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from procgroup.cluster.addresses import Endpoint
+from procgroup.cluster.host_lists import expand_hosts
+
+# Below the ports that Linux gives to connections (from 32768 on).
+_FIRST_PORT = 20_000
+_PORTS = 12_000
+_STEPS_BETWEEN_JOBS = 31
+"""Ports between those of one job's step 0 and of the next one's: jobs have few steps at a time."""
+
+
+def meeting_point(environment: Mapping[str, str] | None = None) -> Endpoint:
+    """Return the host and port at which the tasks of this step meet; loopback where the step has one node.
+
+    Raises ValueError, which names the variable, where one is missing or is not Slurm's.
+    """
+    environment = os.environ if environment is None else environment
+    job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
+    port = _FIRST_PORT + (job * _STEPS_BETWEEN_JOBS + step) % _PORTS
+    if _number(environment, "SLURM_STEP_NUM_NODES") == 1:
+        return Endpoint("127.0.0.1", port)
+    try:
+        return Endpoint(expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))[0], port)
+    except ValueError as error:
+        raise ValueError(f"SLURM_STEP_NODELIST does not name the step's nodes: {error}") from error
+
+
+def step_name(environment: Mapping[str, str] | None = None) -> str:
+    """Return the name of this step, such as ``slurm 17.0``: stores refuse connections from steps of another name."""
+    environment = os.environ if environment is None else environment
+    return f"slurm {environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"expected the number that srun sets in {name}, got {text!r}")
+    return int(text)

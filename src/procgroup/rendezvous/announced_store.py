@@ -1,0 +1,158 @@
+"""A store on a free port of rank 0's host, which the launcher itself announces to the other ranks.
+
+The launchers of MPI carry a short text from rank 0 to all tasks (PMI, PMIx). Here that is where the store listens and a
+secret that it asks for: whoever cannot read the launcher's own messages cannot join. A secret that the user gave
+(PROCGROUP_JOB_KEY) is not announced. One announcement is enough for a process's life: rank 0 keeps its store.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import os
+import secrets
+import socket
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from procgroup import environ, types
+from procgroup.cluster import pmi, pmix, task_launcher
+from procgroup.cluster.task_launcher import Task
+from procgroup.errors import DistNetworkError, RendezvousError
+from procgroup.rendezvous import hosting
+from procgroup.stores.store import Store
+from procgroup.types import Timeout
+
+if TYPE_CHECKING:
+    from procgroup.stores.tcp import TCPStore
+
+_ATTEMPT_SECONDS = 2.0
+"""How long a rank tries one of the addresses before it tries the next."""
+
+_SHORTEST_ATTEMPT_SECONDS = 0.1
+_RESOLVE_SECONDS = 5.0
+_MAX_HOSTS = 4
+_OTHER_NETWORK = "192.0.2.1"  # of no host (RFC 5737): the way there is that to other hosts
+
+
+class _Announcement(NamedTuple):
+    """Where rank 0's store listens, under several names and addresses, and its secret; "" for the user's."""
+
+    port: int
+    job_key: str
+    hosts: tuple[str, ...]
+
+    def text(self) -> str:
+        return ",".join([str(self.port), self.job_key, *self.hosts])
+
+    @classmethod
+    def read(cls, text: str) -> _Announcement:
+        port, job_key, *hosts = text.split(",")
+        return cls(int(port), job_key, tuple(hosts))
+
+
+_known: dict[int, _Announcement] = {}
+"""What was announced in this process, by its id: a forked child starts without."""
+
+_spaces: dict[int, pmi.KeyValueSpace] = {}
+_made_keys: set[str] = set()
+
+
+def can_announce(task: Task) -> bool:
+    """Return whether this task's launcher carries announcements."""
+    if task.launcher in (task_launcher.HYDRA, task_launcher.PMI):
+        return pmi.descriptor() is not None
+    return task.launcher is task_launcher.OPEN_MPI and pmix.library() is not None
+
+
+def open_store(task: Task, *, rank: int, timeout: Timeout) -> Store:
+    """Return rank 0's store, connected. All tasks of the launcher call it.
+
+    Raises RendezvousError when not all tasks have called it in ``timeout``, DistNetworkError when the store is not
+    reached, or the launcher announces nothing.
+    """
+    limit = types.seconds(timeout)
+    deadline = time.monotonic() + limit
+    hosted = _host(task, limit) if rank == 0 else None
+    if os.getpid() not in _known:
+        mine = _announcement(task, hosted.port).text() if hosted is not None else None
+        _known[os.getpid()] = _Announcement.read(_broadcast(task, mine, rank, limit))
+    return hosted if hosted is not None else _join(_known[os.getpid()], rank, limit, deadline)
+
+
+def _host(task: Task, limit: float) -> TCPStore:
+    if not environ.PROCGROUP_JOB_KEY.is_set():
+        key = os.environ[environ.PROCGROUP_JOB_KEY.name] = secrets.token_hex(32)
+        _made_keys.add(key)
+    return hosting.host_store(_hosts(task)[0], 0, limit)
+
+
+def _announcement(task: Task, port: int) -> _Announcement:
+    key = environ.PROCGROUP_JOB_KEY.get()
+    return _Announcement(port, key if key in _made_keys else "", _hosts(task))
+
+
+def _hosts(task: Task) -> tuple[str, ...]:
+    """Return the names and addresses of this host, the first of which rank 0 itself listens at."""
+    if task.is_on_one_host:
+        return ("127.0.0.1",)
+    from procgroup.stores.addresses import resolve
+
+    name = os.environ.get("PMI_HOSTNAME") or os.environ.get("PMIX_HOSTNAME") or socket.gethostname()
+    resolved = resolve(name, _RESOLVE_SECONDS)
+    outward = [address for address in (*resolved, *_outward_address()) if not ipaddress.ip_address(address).is_loopback]
+    found = dict.fromkeys([name, *outward] if resolved else outward)
+    return tuple(found)[:_MAX_HOSTS] or (name,)
+
+
+def _outward_address() -> list[str]:
+    """Return this host's address on the way to other networks; nothing where there is no way."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_OTHER_NETWORK, 9))  # of a datagram socket: nothing is sent
+            return [str(probe.getsockname()[0])]
+    except OSError:
+        return []
+
+
+def _broadcast(task: Task, mine: str | None, rank: int, limit: float) -> str:
+    try:
+        library = pmix.library() if task.launcher is task_launcher.OPEN_MPI else None
+        if library is not None:
+            return pmix.broadcast(library, mine, limit)
+        descriptor = pmi.descriptor()
+        if descriptor is None:
+            raise DistNetworkError("PMI_FD names no open socket of this process, by which mpiexec joins its tasks")
+        return _spaces.setdefault(os.getpid(), pmi.KeyValueSpace(descriptor)).broadcast(mine, limit)
+    except TimeoutError:
+        raise RendezvousError(
+            f"rank {rank} of {task.world_size}: not all tasks of {task.launcher.name} have come to their "
+            f"init_process_group after {limit:g} s. Each task has to call it, once; look at the output of those that "
+            "did not."
+        ) from None
+
+
+def _join(announced: _Announcement, rank: int, limit: float, deadline: float) -> Store:
+    from procgroup.stores.tcp import TCPStore
+
+    if announced.job_key:
+        os.environ[environ.PROCGROUP_JOB_KEY.name] = announced.job_key
+    refused = 0
+    for host in itertools.cycle(announced.hosts):
+        until = deadline if len(announced.hosts) == 1 else min(deadline, time.monotonic() + _ATTEMPT_SECONDS)
+        seconds = max(until - time.monotonic(), _SHORTEST_ATTEMPT_SECONDS)
+        try:
+            store = TCPStore(host, announced.port, is_master=False, timeout=seconds, wait_for_workers=False)
+        except DistNetworkError as error:
+            # An attempt that ends before its time was refused, by somebody who will not think better of it.
+            refused = refused + 1 if time.monotonic() < until else 0
+            if time.monotonic() >= deadline or refused == len(announced.hosts):
+                raise DistNetworkError(
+                    f"rank {rank} did not get to rank 0's store at port {announced.port} of "
+                    f"{', '.join(announced.hosts)}, which the launcher announced: {error}"
+                ) from error
+        else:
+            store.set_timeout(limit)
+            hosting.note_rank_0_hosts(store)
+            return store
+    raise AssertionError("a cycle of addresses does not end")
