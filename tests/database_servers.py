@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import world
-from procgroup.launch import die_with_parent
+from procgroup.launch.ranks import die_with_parent
 
 _SECONDS_TO_START = 30.0
 

@@ -14,7 +14,7 @@ FORBIDDEN = {
     r"\bpickle\.loads?\b": "nothing that came from a store or socket is unpickled",
 }
 MAY_UNPICKLE = {
-    "src/procgroup/launch/spawn.py",  # what the parent process wrote for its own children
+    "src/procgroup/launch/spawning/spawn.py",  # what the parent process wrote for its own children
     "src/procgroup/groups/pickling.py",  # what the program itself sends by object operations
     "src/procgroup/launch/elastic.py",  # what the ranks that it started have left in its own folder
     "src/procgroup/launch/function_worker.py",  # what its parent process has left there

@@ -22,7 +22,7 @@ COMMANDS = {
         "procgroup.diagnostics.bench.command", "measure procgroup here, beside Gloo and MPI where installed"
     ),
     "launch": Command("procgroup.launch.launch", "as run, by the older contract: each rank gets --local-rank=N"),
-    "submit": Command("procgroup.launch.submit", "write a job for Slurm, Kubernetes or Ray, and submit it"),
+    "submit": Command("procgroup.launch.submit.command", "write a job for Slurm, Kubernetes or Ray, and submit it"),
     "completion": Command("procgroup.completion", "print a script with which bash, zsh or fish complete commands"),
 }
 

@@ -11,8 +11,8 @@ import pytest
 
 from cluster.made_up_host import interleaved, server, write_topology
 from procgroup.cluster.topology import Topology, format_cpus
-from procgroup.launch import die_with_parent
-from procgroup.launch.binding import bind
+from procgroup.launch.ranks import die_with_parent
+from procgroup.launch.ranks.binding import bind
 from world import run_command
 
 SHOW = "import os; print(*sorted(os.sched_getaffinity(0)), 'threads', os.environ['OMP_NUM_THREADS'])"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from procgroup.launch.collapse import WINDOW_SECONDS, Collapser, CollapsingPrefixer
-from procgroup.launch.output import Sink
-from procgroup.launch.rank_ranges import parse_ranks
+from procgroup.launch.output.collapse import WINDOW_SECONDS, Collapser, CollapsingPrefixer
+from procgroup.launch.output.rank_ranges import parse_ranks
+from procgroup.launch.output.sinks import Sink
 
 
 class Shown:

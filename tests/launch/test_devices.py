@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from procgroup.launch import devices, flag_values, flags
+from procgroup.launch import flag_values, flags
+from procgroup.launch.ranks import devices
 
 SHOW = "import os; print(os.environ['LOCAL_RANK'], os.environ.get('CUDA_VISIBLE_DEVICES'))"
 

@@ -274,8 +274,8 @@ def test_a_rank_that_cannot_be_started_ends_those_that_were(launcher: Any) -> No
     script = launcher.script("import time; time.sleep(60)")
     argument = "x" * 200_000  # more than the kernel takes as one argument
     source = f"""
-        from procgroup.launch.job_output import JobOutput, LogOptions
-        from procgroup.launch.worker_group import RankPlan, WorkerGroup
+        from procgroup.launch.output.job_output import JobOutput, LogOptions
+        from procgroup.launch.ranks.worker_group import RankPlan, WorkerGroup
         output = JobOutput(LogOptions(directory="/dev/null"), "job")
         commands = [{sys.executable!r}, {str(script)!r}], ["true", {argument!r}]
         plans = [RankPlan(command, {{}}, output.of_rank(rank, rank), rank) for rank, command in enumerate(commands)]

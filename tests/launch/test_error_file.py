@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import procgroup
-from procgroup.launch.error_file import MAX_FILE_BYTES, ErrorRecord, pass_on, read_error_file, write_error_file
-from procgroup.launch.failure import Failure
+from procgroup.launch.failures.error_file import MAX_FILE_BYTES, ErrorRecord, pass_on, read_error_file, write_error_file
+from procgroup.launch.failures.failure import Failure
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in main\n    f()\nValueError: boom\n'
 NESTED = {"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": TRACEBACK, "timestamp": "17"}}}

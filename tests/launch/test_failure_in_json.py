@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
-from procgroup.launch.error_file import ErrorRecord
-from procgroup.launch.failure import Failure
+from procgroup.launch.failures.error_file import ErrorRecord
+from procgroup.launch.failures.failure import Failure
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\nValueError: boom\n'
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
-from procgroup.launch.report import Failure, describe, first_failure
+from procgroup.launch.failures.report import Failure, describe, first_failure
 
 RAISES = """
     import os, time

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from procgroup.launch.failure import Failure
-from procgroup.launch.report import describe, first_failure
+from procgroup.launch.failures.failure import Failure
+from procgroup.launch.failures.report import describe, first_failure
 
 GLOO = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "

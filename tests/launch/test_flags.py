@@ -12,7 +12,7 @@ import pytest
 
 from procgroup.cluster.cores import usable_cores
 from procgroup.launch import flag_values, flags
-from procgroup.launch.job_plan import plan, unused_flags
+from procgroup.launch.nodes.job_plan import plan, unused_flags
 from world import run_command
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from procgroup.launch import hung_ranks
-from procgroup.launch.hung_ranks import HungRanks, process_state
+from procgroup.launch.ranks import hung_ranks
+from procgroup.launch.ranks.hung_ranks import HungRanks, process_state
 
 
 class Rank:

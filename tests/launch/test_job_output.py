@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from procgroup.launch import log_options
-from procgroup.launch.job_output import COLLAPSED_FROM_RANKS, JobOutput, Place
-from procgroup.launch.log_files import JobDirectory, LineFilter, LogFile
-from procgroup.launch.log_options import LogOptions
-from procgroup.launch.output import LinePrefixer, Sink
-from procgroup.launch.rank_process import Stream
+from procgroup.launch.output import log_options
+from procgroup.launch.output.job_output import COLLAPSED_FROM_RANKS, JobOutput, Place
+from procgroup.launch.output.log_files import JobDirectory, LineFilter, LogFile
+from procgroup.launch.output.log_options import LogOptions
+from procgroup.launch.output.sinks import LinePrefixer, Sink
+from procgroup.launch.ranks.rank_process import Stream
 
 
 @pytest.fixture

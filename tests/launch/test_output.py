@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from procgroup.launch.interrupt_filter import InterruptFilter
-from procgroup.launch.output import MAX_LINE_BYTES, LinePrefixer, Sink
+from procgroup.launch.output.sinks import MAX_LINE_BYTES, LinePrefixer, Sink
+from procgroup.launch.ranks.interrupt_filter import InterruptFilter
 from world import run_command
 
 

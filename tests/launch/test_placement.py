@@ -10,7 +10,7 @@ import pytest
 from cluster.made_up_host import Cpu, write_gpus, write_topology
 from procgroup.cluster.cores import usable_cores
 from procgroup.launch import flags
-from procgroup.launch.placement import Placement, place
+from procgroup.launch.ranks.placement import Placement, place
 
 
 @pytest.fixture

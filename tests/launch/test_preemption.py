@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 import procgroup
-from procgroup.launch import preemption
-from procgroup.launch.preemption import Notice
+from procgroup.launch.ranks import preemption
+from procgroup.launch.ranks.preemption import Notice
 
 SAVES = """
     import os, pathlib, time

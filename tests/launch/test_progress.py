@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 import procgroup
-from procgroup.launch import progress
-from procgroup.launch.progress import encode
-from procgroup.launch.progress_inbox import ProgressInbox, decode
-from procgroup.launch.status_line import describe
+from procgroup.launch.output import progress
+from procgroup.launch.output.progress import encode
+from procgroup.launch.output.progress_inbox import ProgressInbox, decode
+from procgroup.launch.output.status_line import describe
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from procgroup.errors import PeerLost
-from procgroup.launch import spawn as spawning
-from procgroup.launch.spawn import (
+from procgroup.launch.spawning import spawn as spawning
+from procgroup.launch.spawning.spawn import (
     ProcessContext,
     ProcessException,
     ProcessExitedException,
@@ -27,7 +27,7 @@ from procgroup.launch.spawn import (
     spawn,
     start_processes,
 )
-from procgroup.launch.spawn_errors import MAX_TRACEBACK
+from procgroup.launch.spawning.spawn_errors import MAX_TRACEBACK
 
 METHODS = ["spawn", "fork", "forkserver"]
 Gone = Callable[[list[int], float], None]
@@ -316,7 +316,7 @@ def test_the_public_names_are_torch_s() -> None:
 
 PROGRAM = """
     import os, sys, threading, time
-    from procgroup.launch.spawn import start_processes
+    from procgroup.launch.spawning.spawn import start_processes
 
     def work(index):
         print("pid", os.getpid(), flush=True)
@@ -353,6 +353,6 @@ def test_an_interrupt_of_the_parent_ends_the_children(start_launcher: Any, gone:
 
 
 def test_spawn_starts_without_numpy() -> None:
-    source = "import procgroup.launch.spawn, sys; print('numpy' in sys.modules)"
+    source = "import procgroup.launch.spawning.spawn, sys; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

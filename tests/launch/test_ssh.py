@@ -20,8 +20,8 @@ import ssh_server
 from documentation.programs import ROOT, blocks
 from procgroup.cluster.hosts import Host, read_hostfile
 from procgroup.launch import flags
-from procgroup.launch.hosts_plan import plan_hosts
-from procgroup.launch.ssh import Ssh
+from procgroup.launch.hosts.hosts_plan import plan_hosts
+from procgroup.launch.hosts.ssh import Ssh
 from world import run_command
 
 Gone = Callable[[list[int], float], None]
@@ -261,7 +261,7 @@ def test_the_jobs_key_is_in_no_command_line(launcher: Any, on_hosts: Any) -> Non
         import os, psutil
         key = os.environ["PROCGROUP_JOB_KEY"]
         lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-        assert any("procgroup.launch.remote_agent" in line for line in lines)
+        assert any("procgroup.launch.hosts.remote_agent" in line for line in lines)
         print("key", len(key), "shown", any(key in line for line in lines), flush=True)
     """
     done = launcher.run(source, *on_hosts("host1:1"))

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from procgroup.cluster.addresses import Endpoint
 from procgroup.cluster.topology import format_cpus
 from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
-from procgroup.launch.job_plan import JobPlan
-from procgroup.launch.job_state import JobState, Node, WorkerStore
-from procgroup.launch.reserved_port import ReservedPort
+from procgroup.launch.nodes.job_plan import JobPlan
+from procgroup.launch.nodes.job_state import JobState, Node, WorkerStore
+from procgroup.launch.nodes.reserved_port import ReservedPort
 from procgroup.stores import addresses
 
 if TYPE_CHECKING:
-    from procgroup.launch.program import CommandProgram
+    from procgroup.launch.nodes.program import CommandProgram
 
 _AT_START = "assigned at start"
 _RESOLVE_SECONDS = 5.0

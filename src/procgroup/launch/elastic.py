@@ -20,11 +20,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from procgroup.launch import flags
-from procgroup.launch.failure import Failure
-from procgroup.launch.job_plan import plan
-from procgroup.launch.report import first_failure
+from procgroup.launch.failures.failure import Failure
+from procgroup.launch.failures.report import first_failure
+from procgroup.launch.nodes.job_plan import plan
 from procgroup.launch.run import make_agent, make_program, open_output
-from procgroup.launch.spawn_errors import ProcessException, ProcessExitedException, ProcessRaisedException
+from procgroup.launch.spawning.spawn_errors import ProcessException, ProcessExitedException, ProcessRaisedException
 
 __all__ = ["LaunchConfig", "elastic_launch"]
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from procgroup.cluster.hosts import parse_hosts, read_hostfile
 from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
 from procgroup.launch import flag_values
-from procgroup.launch.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
+from procgroup.launch.output.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
 
 _REFUSED = {
     "--logs-specs": "log plug-ins do not exist here; use --log-dir",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from procgroup.environ import RANK
-from procgroup.launch.record import record
+from procgroup.launch.failures.record import record
 
 
 def main(folder: Path) -> int:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from procgroup.cluster.cores import usable_cores
 from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
 from procgroup.launch import flags
-from procgroup.launch.console import say
+from procgroup.launch.nodes.console import say
 
 if TYPE_CHECKING:
-    from procgroup.launch.agent import Agent
-    from procgroup.launch.job_output import JobOutput
-    from procgroup.launch.job_plan import JobPlan
-    from procgroup.launch.placement import Placement
-    from procgroup.launch.program import CommandProgram
+    from procgroup.launch.nodes.agent import Agent
+    from procgroup.launch.nodes.job_plan import JobPlan
+    from procgroup.launch.nodes.program import CommandProgram
+    from procgroup.launch.output.job_output import JobOutput
+    from procgroup.launch.ranks.placement import Placement
 
 
 def main(arguments: Sequence[str], program: str = "procgroup run") -> int:
@@ -34,11 +34,11 @@ def launch(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
     """Start the ranks that the parsed ``options`` describe; return the exit status of the job."""
     # Imported only now: the flags and their help need no store, and so no native module.
     if options.hosts or options.hostfile:
-        from procgroup.launch.hosts_job import run_on_hosts
+        from procgroup.launch.hosts.hosts_job import run_on_hosts
 
         return run_on_hosts(options, script_arguments)
     command = [*program_command(options), *script_arguments]
-    from procgroup.launch.job_plan import plan
+    from procgroup.launch.nodes.job_plan import plan
 
     return run_agent(options, command, plan(options))
 
@@ -50,8 +50,8 @@ def run_agent(
 
     ``shares_console``: the agents of the other nodes write to the same place.
     """
-    from procgroup.launch.job_plan import unused_flags
-    from procgroup.launch.worker_environment import REPLACED
+    from procgroup.launch.nodes.job_plan import unused_flags
+    from procgroup.launch.ranks.worker_environment import REPLACED
 
     program = make_program(options, job_plan, command)
     placement = program.placement
@@ -71,9 +71,9 @@ def run_agent(
 
 def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str]) -> CommandProgram:
     """Return what the agents run in each round: ``command`` as the ranks."""
-    from procgroup.launch.placement import place
-    from procgroup.launch.program import CommandProgram
-    from procgroup.launch.worker_environment import Job
+    from procgroup.launch.nodes.program import CommandProgram
+    from procgroup.launch.ranks.placement import place
+    from procgroup.launch.ranks.worker_environment import Job
 
     placement = place(options)
     job = Job(
@@ -88,7 +88,7 @@ def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequen
 
 def open_output(options: argparse.Namespace, job_plan: JobPlan) -> JobOutput:
     """Return where the ranks' output goes; unusable wishes end as unusable flags do."""
-    from procgroup.launch.job_output import JobOutput
+    from procgroup.launch.output.job_output import JobOutput
 
     try:
         return JobOutput(flags.log_options(options), job_plan.run_id, needs_progress=bool(options.hang_timeout))
@@ -98,7 +98,7 @@ def open_output(options: argparse.Namespace, job_plan: JobPlan) -> JobOutput:
 
 def make_agent(options: argparse.Namespace, program: CommandProgram, output: JobOutput) -> Agent:
     """Return this node's agent, which runs the program and shows its ``output``."""
-    from procgroup.launch.agent import Agent
+    from procgroup.launch.nodes.agent import Agent
 
     program.output = output
     return Agent(program.plan.meet, program, options.signals_to_handle, program.plan.patience, output)

@@ -12,7 +12,9 @@ from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout
 
 class _LauncherStore(PrefixStore):
     def __init__(self, found: Iterator[tuple[Store, int, int]], prefix: str, timeout: Timeout) -> None:
-        store, self.rank, self.world_size = next(found)
+        store, rank, world_size = next(found)
+        self.rank: int = rank
+        self.world_size: int = world_size
         super().__init__(prefix, store)
         self.set_timeout(timeout)
 

@@ -1,0 +1,1 @@
+"""Why ranks failed: evidence, causes, reports."""

@@ -1,0 +1,109 @@
+"""The part of a failed rank's stderr that shows why it failed; and the exceptions that a traceback names.
+
+No rank has to co-operate: the functions work on the end of what any program wrote. Text is never parsed for more
+than Python's own formats: tracebacks, chains of them, and the stacks that faulthandler writes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TAIL_LINES = 15
+"""How many last lines of stderr stand for the cause when there is no traceback."""
+
+TRACEBACK_HEADER = "Traceback (most recent call last):"
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+"""What a rank in a process group puts before each line of an uncaught exception's traceback, as torch does."""
+
+_HEADER_LINE = re.compile(rf"^{re.escape(TRACEBACK_HEADER)}$", re.MULTILINE)
+# An ExceptionGroup's traceback, in which Python puts a bar before each line.
+_GROUP_HEADER = f"  + Exception Group {TRACEBACK_HEADER}"
+_GROUP_LINE = re.compile(r"^  \| (?=\w)(.*)$", re.MULTILINE)
+_CRASH_HEADER = "Fatal Python error: "
+# What C++ writes before abort(), which is the reason of the crash: "terminate called ...", and "  what():  ...".
+_TERMINATE = re.compile(r"^terminate called .*\n(?:  what\(\):  .*\n)?", re.MULTILINE)
+_WHAT = re.compile(r"^  what\(\):  (.*)", re.MULTILINE)
+# What stands between the tracebacks of chained exceptions.
+_CHAINS = (
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+)
+_OWN_FRAME = re.compile(
+    rf'^  File "{re.escape(str(Path(__file__).parent.parent))}/[^"]*", .*\n(?:    .*\n)*', re.MULTILINE
+)
+
+
+def last_traceback(text: str) -> str:
+    """Return the last traceback to the end of the text, with those that it is chained to; empty without one."""
+    headers = [match.start() for match in _HEADER_LINE.finditer(text)]
+    group = text.rfind(_GROUP_HEADER)
+    if group > max(headers, default=-1):
+        return _OWN_FRAME.sub("", text[group:])
+    if not headers:
+        return ""
+    start = headers.pop()
+    while headers and any(text.endswith(chain, 0, start) for chain in _CHAINS):
+        start = headers.pop()
+    return _OWN_FRAME.sub("", text[start:])
+
+
+def exceptions(traceback: str) -> list[str]:
+    """Return "Type: message" of each exception of a chain of tracebacks, the one that was raised first in front."""
+    for chain in _CHAINS:
+        traceback = traceback.replace(chain, "\0")
+    found = (_after_frames(part.rstrip()) for part in traceback.split("\0"))
+    return [message for message in found if message]
+
+
+def crash_stack(text: str) -> str:
+    """Return what faulthandler wrote last: the reason and the crashed thread's stack; empty without it."""
+    start = text.rfind(_CRASH_HEADER)
+    if start < 0:
+        return ""
+    header, *paragraphs = text[start:].rstrip("\n").split("\n\n")
+    crashed = [part for part in paragraphs if part.startswith("Current thread 0x")]
+    kept = crashed or [part for part in paragraphs if not part.startswith("Extension modules:")]
+    return _termination(text[:start]) + "\n\n".join([header, *kept]) + "\n"
+
+
+def abort_reason(text: str) -> str:
+    """Return the text of the C++ exception that no one caught; empty without one."""
+    found = _WHAT.findall(text)
+    return found[-1].strip() if found else ""
+
+
+def last_lines(text: str) -> str:
+    """Return the last lines of a text without a traceback."""
+    return "".join(text.splitlines(keepends=True)[-TAIL_LINES:])
+
+
+def cut_middle(text: str, most: int) -> str:
+    """Return at most about ``most`` bytes of a text in UTF-8: its beginning and its end, and how much is left out."""
+    data = text.encode(errors="replace")
+    if len(data) <= most:
+        return text
+    half = most // 2
+    begin, end = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
+    # Indented, so that it cannot be taken for the exception's line.
+    return f"{begin}\n    ... {len(data) - 2 * half} bytes are left out here ...\n{end}"
+
+
+def _after_frames(traceback: str) -> str:
+    """Return the text behind the last traceback's frames: ``Type: message``, which may have several lines."""
+    if traceback.startswith(_GROUP_HEADER):
+        group = _GROUP_LINE.search(traceback)
+        return group[1] if group else ""
+    headers = list(_HEADER_LINE.finditer(traceback))
+    if not headers:
+        return ""
+    lines = traceback[headers[-1].end() :].splitlines()
+    for number, line in enumerate(lines):
+        if line and not line[0].isspace():
+            return "\n".join(lines[number:])
+    return ""
+
+
+def _termination(text: str) -> str:
+    found = _TERMINATE.findall(text)
+    return found[-1] if found else ""

@@ -1,0 +1,223 @@
+"""One rank that ended with an error on its own account, and its form in JSON, for the report on another node."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.launch.failures import evidence
+from procgroup.launch.failures.consequence import (
+    EXCEPTION_LINE,
+    blamed_rank,
+    exception_name,
+    is_consequence,
+    says_connection_lost,
+    says_peer_lost,
+)
+from procgroup.launch.failures.error_file import ErrorRecord
+
+MAX_TEXT_BYTES = 16 * 1024
+"""How much of a rank's evidence goes to other nodes."""
+
+_MAX_JSON_CHARACTERS = 4 * MAX_TEXT_BYTES
+_MAX_EXCEPTION_BYTES = 1024
+_MAX_REASON_CHARACTERS = 400
+# Control characters could redraw a terminal; lone surrogates cannot be encoded.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank that ended with an error.
+
+    ``exit_code`` is negative for a signal; ``time`` is when the error showed, in monotonic seconds of its node;
+    ``stderr`` is the end of what the rank wrote there; ``peak_memory`` is in bytes, 0 when unknown; ``record`` is what
+    the rank left in its error file; ``killed_for`` says why the launcher killed it.
+    """
+
+    rank: int
+    pid: int
+    exit_code: int
+    time: float
+    stderr: str
+    peak_memory: int = 0
+    kills: OutOfMemoryKills | None = None
+    host: str = ""
+    node_rank: int = 0
+    record: ErrorRecord | None = None
+    killed_for: str = ""
+
+    @property
+    def exit_status(self) -> int:
+        """The status that a shell would show: 128 + signal for a rank that a signal ended."""
+        return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
+
+    @cached_property
+    def evidence(self) -> str:
+        """The traceback, the crash's stack, or the last lines of stderr."""
+        if self.record is not None and self.record.traceback:
+            return evidence.last_traceback(self.record.traceback) or self.record.traceback
+        text = evidence.RANK_PREFIX.sub("", self.stderr)
+        found = ""
+        if self.exit_code == 1:
+            found = evidence.last_traceback(text)
+        elif self.exit_code < 0:
+            found = evidence.crash_stack(text)
+        return found or evidence.last_lines(text)
+
+    @property
+    def exception(self) -> str:
+        """The line ``Type: message`` that ends an uncaught exception's traceback; empty without one."""
+        if self.record is not None:
+            return self.record.message.partition("\n")[0]
+        if self.exit_code != 1:
+            return ""
+        if chain := evidence.exceptions(self.evidence):
+            return chain[-1].partition("\n")[0]
+        lines = [line for line in self.evidence.splitlines() if line and not line[0].isspace()]
+        named = [line for line in lines if EXCEPTION_LINE.match(line)]
+        return named[-1] if named and "Error" in named[-1] else ""
+
+    @property
+    def exception_name(self) -> str:
+        """The name of the uncaught exception's class, without its module; empty without one."""
+        return exception_name(self.exception)
+
+    @cached_property
+    def is_secondary(self) -> bool:
+        """Whether the rank failed because another rank or the store did."""
+        if self.exception:
+            return is_consequence(evidence.exceptions(self.evidence) or [self.exception])
+        if self.exit_code == -signal.SIGABRT:  # how NCCL's watchdog ends a process
+            return says_connection_lost(evidence.abort_reason(self.stderr))
+        return self.exit_code > 0 and any(map(says_peer_lost, self.evidence.splitlines()))
+
+    @property
+    def blamed_rank(self) -> int | None:
+        """The global rank that this failure names as its cause, where it is the consequence of that rank's."""
+        chain = evidence.exceptions(self.evidence) if self.exception else self.evidence.splitlines()
+        messages = chain or [self.exception]
+        found = (blamed_rank(message) for message in messages)
+        return next((rank for rank in found if rank is not None and rank != self.rank), None)
+
+    @property
+    def reason(self) -> str:
+        """What happened, in one line."""
+        if self.killed_for:
+            return f"killed by the launcher: {self.killed_for}"
+        if self.exit_code >= 0:
+            return _shortened(self.exception) or f"exit code {self.exit_code}"
+        ending = f"killed by {_signal_name(-self.exit_code)}{self._memory()}"
+        if self.exception:
+            return f"{_shortened(self.exception)}; then {ending}"
+        aborted = evidence.abort_reason(self.stderr) if self.exit_code == -signal.SIGABRT else ""
+        return f"{ending}: {_shortened(aborted)}" if aborted else ending
+
+    def to_json(self) -> str:
+        """Return the failure as JSON of at most about 40 KiB; of a long text the beginning and the end."""
+        import json  # needed after a failure only
+
+        kills = None if self.kills is None else [self.kills.group, self.kills.host]
+        content = {
+            "rank": self.rank,
+            "node_rank": self.node_rank,
+            "host": self.host,
+            "pid": self.pid,
+            "exit_code": self.exit_code,
+            "time": self.time,
+            "peak_memory": self.peak_memory,
+            "kills": kills,
+            "killed_for": _printable(self.killed_for)[:_MAX_REASON_CHARACTERS],
+            "exception": evidence.cut_middle(_printable(self.exception), _MAX_EXCEPTION_BYTES),
+            "text": evidence.cut_middle(_printable(self.evidence), MAX_TEXT_BYTES),
+        }
+        return json.dumps(content, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        """Return the failure that ``to_json`` wrote. Raises ValueError for anything else: it may come from anybody."""
+        import json
+
+        if len(text) > _MAX_JSON_CHARACTERS:
+            raise ValueError(f"expected a failure of at most {_MAX_JSON_CHARACTERS} characters, got {len(text)}")
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError(f"expected a failure in JSON, got {text[:80]!r}") from None
+        if not isinstance(content, dict):
+            raise ValueError(f"expected a failure as a JSON object, got {text[:80]!r}")
+        exception, evidence_text = _text(content, "exception"), _text(content, "text")
+        time = content.get("time")
+        if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+            raise ValueError(f"expected a failure whose time is a number of seconds, got {time!r:.80}")
+        return cls(
+            rank=_integer(content, "rank", 0),
+            pid=_integer(content, "pid", 0),
+            exit_code=_integer(content, "exit_code", -255, 255),
+            time=float(time),
+            stderr=evidence_text,
+            peak_memory=_integer(content, "peak_memory", 0, 1 << 60),
+            kills=_kills(content.get("kills")),
+            host=_text(content, "host").replace("\n", " ")[:255],
+            node_rank=_integer(content, "node_rank", 0),
+            record=ErrorRecord(exception, evidence_text) if exception else None,
+            killed_for=_text(content, "killed_for").replace("\n", " ")[:_MAX_REASON_CHARACTERS],
+        )
+
+    def _memory(self) -> str:
+        """Return what is known about memory, for a rank that SIGKILL ended."""
+        if -self.exit_code != signal.SIGKILL:
+            return ""
+        peak = f"; its peak memory was {_size(self.peak_memory)}" if self.peak_memory else ""
+        return peak + (f"; {self.kills.verdict}" if self.kills is not None else "")
+
+
+def _integer(content: dict[str, Any], name: str, least: int, most: int = (1 << 31) - 1) -> int:
+    value = content.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"expected a failure whose {name} is from {least} to {most}, got {value!r:.80}")
+    return value
+
+
+def _text(content: dict[str, Any], name: str) -> str:
+    value = content.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"expected a failure whose {name} is a text, got {value!r:.80}")
+    return _printable(value)
+
+
+def _kills(value: object) -> OutOfMemoryKills | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"expected a failure whose kills are two counters, got {value!r:.80}")
+    counters = {name: count for name, count in zip(("group", "host"), value, strict=True) if count is not None}
+    return OutOfMemoryKills(**{"group": None, "host": None} | {name: _integer(counters, name, 0) for name in counters})
+
+
+def _printable(text: str) -> str:
+    """Return the text, its lines included, without characters that a terminal would not print."""
+    return _UNPRINTABLE.sub("?", text)
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _MAX_REASON_CHARACTERS else line[: _MAX_REASON_CHARACTERS - 3] + "..."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _size(amount: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if amount >= scale:
+            return f"{amount / scale:.1f} {unit}"
+    return f"{amount / 1024:.0f} KiB"

@@ -1,0 +1,66 @@
+"""The failures of a job's ranks: as records for the agents of other nodes, and as the report at the job's end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from procgroup.environ import TORCHELASTIC_ERROR_FILE
+from procgroup.launch.failures.error_file import pass_on
+from procgroup.launch.failures.failure import Failure
+from procgroup.launch.failures.report import describe, first_failure
+
+if TYPE_CHECKING:
+    from procgroup.launch.output.job_output import JobOutput
+    from procgroup.launch.ranks.worker_group import WorkerGroup
+
+
+def summary(failures: Sequence[Failure]) -> str:
+    """Return in one line why the ranks of a node failed."""
+    first = first_failure(failures)
+    return f"rank {first.rank} ({first.host}, pid {first.pid}) failed: {first.reason}"
+
+
+def report(failures: Sequence[Failure], group: WorkerGroup | None, host: str, output: JobOutput) -> None:
+    """Show the job's failures behind the ranks' output; ``group`` are this node's ranks.
+
+    The first failure also goes to the launcher's own error file, for whoever started the launcher.
+    """
+    ranks = group.ranks if group is not None else []
+    ended = [rank.rank for rank in ranks if rank.told_to_end]
+    left = [rank.rank for rank in ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
+    output.finish()
+    output.put(describe(failures, ended, left, host))
+    _pass_on(first_failure(failures), output)
+
+
+def exit_status(failures: Sequence[Failure], otherwise: int) -> int:
+    """Return the exit status of the job: the first failure's."""
+    return first_failure(failures).exit_status if failures else otherwise
+
+
+def read(records: Sequence[str], own: Sequence[Failure]) -> list[Failure]:
+    """Return the failures that the records of all nodes describe, in the order of their posting.
+
+    Of this node's ``own`` more is known. Records that are none are left out, as anybody may have written them.
+    """
+    of_own = {(failure.node_rank, failure.rank, failure.pid): failure for failure in own}
+    failures: list[Failure] = []
+    for record in records:
+        try:
+            failure = Failure.from_json(record)
+        except ValueError:
+            continue
+        failures.append(of_own.get((failure.node_rank, failure.rank, failure.pid), failure))
+    return failures
+
+
+def _pass_on(first: Failure, output: JobOutput) -> None:
+    path = TORCHELASTIC_ERROR_FILE.get()
+    if not path:
+        return
+    try:
+        pass_on(Path(path), first.record, message=first.reason, traceback=first.evidence, exit_code=first.exit_code)
+    except OSError as error:
+        output.say(f"cannot write TORCHELASTIC_ERROR_FILE={path}: {error.strerror}")

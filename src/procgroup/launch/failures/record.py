@@ -1,0 +1,61 @@
+"""``procgroup.record``: keep what ended a program's main function, for the launcher's report and for others."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from procgroup.environ import TORCHELASTIC_ERROR_FILE
+from procgroup.launch.failures.error_file import MAX_TEXT_BYTES, write_error_file
+from procgroup.launch.failures.evidence import cut_middle
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def record(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a main function: an exception that ends it is written to the error file, and raised again.
+
+    The file is the one that TORCHELASTIC_ERROR_FILE names, in torch's JSON; nothing is written where the variable
+    is not set, and for SystemExit and KeyboardInterrupt. A file that cannot be written hides no exception. A crash in
+    C code shows the Python stack on stderr (faulthandler).
+    """
+
+    @functools.wraps(function)
+    def recorded(*arguments: P.args, **named: P.kwargs) -> T:
+        if not faulthandler.is_enabled():
+            with contextlib.suppress(OSError, RuntimeError, ValueError):  # a stderr that is no file
+                faulthandler.enable()
+        try:
+            return function(*arguments, **named)
+        except Exception as error:
+            _keep(error)
+            raise
+
+    return recorded
+
+
+def _keep(error: Exception) -> None:
+    path = TORCHELASTIC_ERROR_FILE.get()
+    if not path:
+        return
+    inner = error.__traceback__.tb_next if error.__traceback__ else None  # without the frame of the decorator
+    lines = traceback.format_exception(type(error), error, inner)
+    with contextlib.suppress(OSError):
+        write_error_file(
+            Path(path),
+            cut_middle(f"{type(error).__name__}: {_text_of(error)}", MAX_TEXT_BYTES),
+            cut_middle("".join(lines), MAX_TEXT_BYTES),
+        )
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # a user's class may fail in __str__
+        return ""

@@ -1,0 +1,1 @@
+"""The agents of several hosts, started over ssh by one command."""

@@ -1,0 +1,204 @@
+"""One host's agent, as seen from the command: the ssh that runs it, its output, and the line to it.
+
+::
+
+    connecting ──READY──> ready ──begin──> at work ──the process ends──> ended
+        └──────────────────the process ends──────────────────────────────^
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+
+from procgroup.cluster.hosts import Host
+from procgroup.launch.hosts.agent_channel import MAX_LINE_BYTES, READY, Assignment, Ready
+from procgroup.launch.output.sinks import LinePrefixer, Sink
+
+READ_BYTES = 64 * 1024
+# What a pipe can still hold when its writer has ended (the largest that an ordinary user may make it).
+_PIPE_BYTES = 1 << 20
+_TAIL_BYTES = 4096
+_SSH_FAILED = 255
+
+
+class AgentOutput:
+    """One stream of an agent: whole lines, which say already whose they are once the agent is ready.
+
+    What comes before that is ssh's, the login shell's or Python's, and is shown on ``early_sink`` with the host's name.
+    ``answer`` is the line, of those that come before, with which the agent says that it is ready.
+    """
+
+    def __init__(self, descriptor: int, host: str, sink: Sink, early_sink: Sink) -> None:
+        self.descriptor = descriptor
+        self.open: bool = True
+        self.sink = sink
+        self.answer: bytes = b""
+        self.tail: bytes = b""
+        self._host = host
+        self._unread = b""
+        self._lines: LinePrefixer = LinePrefixer(f"[{host}] ", early_sink)
+        self._is_agents = False
+        os.set_blocking(descriptor, False)
+
+    def read_some(self) -> bool:
+        """Take what is there, once; return whether there was anything. Closes the stream at its end."""
+        try:
+            data = os.read(self.descriptor, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._take(data)
+        else:
+            self.close()
+        return bool(data)
+
+    def begin(self) -> None:
+        """Show what comes from now on as the agent wrote it."""
+        if not self._is_agents:
+            self._is_agents = True
+            self._lines.finish()
+            self._lines = _AgentLines(self._host, self.sink)
+            self._lines.feed(self._unread)
+            self._unread = b""
+
+    def drain(self) -> None:
+        """Take all that an ended process left in the pipe, but do not wait for others who hold it open."""
+        taken = 0
+        while self.open and taken <= _PIPE_BYTES and self.read_some():
+            taken += READ_BYTES
+        self.close()
+
+    def close(self) -> None:
+        """Show what is left and let go of the pipe. Idempotent."""
+        if self.open:
+            self.open = False
+            os.close(self.descriptor)
+            self._lines.feed(self._unread)
+            self._lines.finish()
+
+    def _take(self, data: bytes) -> None:
+        self.tail = (self.tail + data)[-_TAIL_BYTES:]
+        if self._is_agents or self.answer:
+            self._lines.feed(data)
+            return
+        self._unread += data
+        while not self.answer and (b"\n" in self._unread or len(self._unread) > MAX_LINE_BYTES):
+            line, _, self._unread = self._unread.partition(b"\n")
+            if line.startswith(READY):
+                self.answer = line
+            else:
+                self._lines.feed(line + b"\n")
+
+
+class _AgentLines(LinePrefixer):
+    """Puts the host into the lines that the agent itself writes; those of its ranks pass unchanged."""
+
+    _OWN = re.compile(rb"^procgroup run: ", re.MULTILINE)
+
+    def __init__(self, host: str, sink: Sink) -> None:
+        super().__init__("", sink)
+        self._named = f"procgroup run: {host}: ".encode().replace(b"\\", rb"\\")
+
+    def _show_lines(self, text: bytes) -> None:
+        super()._show_lines(self._OWN.sub(self._named, text))
+
+
+class HostAgent:
+    """The process that runs an agent on a host, in a session of its own, so that a terminal's Ctrl-C passes it by."""
+
+    def __init__(self, host: Host, command: Sequence[str], assignment: Assignment, sinks: tuple[Sink, Sink]) -> None:
+        self.host = host
+        self.ready: Ready | None = None
+        self.status: int | None = None
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        try:
+            self.descriptor: int = os.pidfd_open(self._process.pid)  # readable once the process has ended
+        except OSError:
+            self._process.kill()
+            self._process.wait()
+            raise
+        pipes = self._process.stdin, self._process.stdout, self._process.stderr
+        channel, out, err = (os.dup(pipe.fileno()) for pipe in pipes if pipe is not None)
+        for pipe in pipes:
+            if pipe is not None:
+                pipe.close()
+        os.set_blocking(channel, False)
+        self.channel: Sink = Sink(channel)
+        self._out = AgentOutput(out, host.name, sinks[0], sinks[1])
+        self._err = AgentOutput(err, host.name, sinks[1], sinks[1])
+        self.channel.put_lines(None, assignment.to_line())
+
+    @property
+    def streams(self) -> list[AgentOutput]:
+        """The outputs that are still open."""
+        return [stream for stream in (self._out, self._err) if stream.open]
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether the connection may have ended rather than the agent: ssh says 255 then, as a job may, too."""
+        return self.status is not None and (self.status < 0 or self.status == _SSH_FAILED)
+
+    def read_answer(self) -> bool:
+        """Return whether the agent has become ready. Raises ValueError for an answer that is none."""
+        if self.ready is None and self._out.answer:
+            self.ready = Ready.from_line(self._out.answer)
+            return True
+        return False
+
+    def begin(self, endpoint: str) -> None:
+        """Let the agent meet the others there and start its ranks."""
+        self._out.begin()
+        self._err.begin()
+        self.channel.put_lines(None, f"{endpoint}\n".encode())
+
+    def signal(self, number: signal.Signals) -> None:
+        """Have the agent get a signal; nothing happens when it has ended."""
+        self.channel.put_lines(None, f"{number.name}\n".encode())
+
+    def kill(self) -> None:
+        """End the process at once; an agent at the other end of a connection ends itself within seconds."""
+        if self.status is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+    def reap(self) -> bool:
+        """Return whether the process has ended since the last look; if so, take what it left in its pipes."""
+        if self.status is not None or self._process.poll() is None:
+            return False
+        self.status = self._process.returncode
+        os.close(self.descriptor)
+        for stream in self.streams:
+            stream.drain()
+        self.channel.broken = True
+        os.close(self.channel.descriptor)
+        return True
+
+    def describe_loss(self) -> str:
+        """Return what is known of an agent that ``was_lost``."""
+        if self.host.is_local or self.status != _SSH_FAILED:
+            return f"the process for {self.host.name} ended with status {self.status}"
+        return f"ssh to {self.host.name} ended with status 255: the connection was lost, or it is a rank's exit status"
+
+    def describe_failed_start(self, python: str) -> str:
+        """Return why there is no agent, for a process that has ended before the agent was ready."""
+        name, text = self.host.name, self._err.tail.decode(errors="replace")
+        if self.status == _SSH_FAILED and not self.host.is_local:
+            last = text.strip().rpartition("\n")[2]
+            return f"cannot reach {name} by ssh: {last or 'ssh ended with status 255'}"
+        if self.status in (126, 127):
+            return f"{name} has no interpreter {python} that can be executed: name the one there by --remote-python"
+        if "No module named" in text:
+            return f"{python} on {name} has no procgroup: install it there, or name another one by --remote-python"
+        return f"the agent on {name} ended with status {self.status} before it was ready"

@@ -1,0 +1,223 @@
+"""``procgroup run --hosts``: start an agent on each host, show what comes back, end all agents together.
+
+The agents agree on everything else among themselves, as those of any job with several nodes do (see agent.py). They
+start in two steps, so that a host which cannot be reached, or has no program, ends the job before any rank has begun::
+
+    all hosts   ssh ... remote_agent            the first host's agent reserves the port at which all will meet
+    all ready   "begin, at this endpoint"       the agents meet, and start their ranks
+    one ended   the others have their time to end, then SIGTERM, then their connections are cut
+
+A signal to this command goes to every agent; Ctrl-C is not seen by ssh itself. When this command is killed, its
+connections end, and each agent ends with its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from procgroup import __version__
+from procgroup.launch.hosts.host_agent import HostAgent
+from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
+from procgroup.launch.nodes.agent import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
+from procgroup.launch.nodes.signals import SignalInbox
+from procgroup.launch.output.sinks import open_sinks
+
+FLUSH_SECONDS = 1.0
+"""How long, after a signal, to try to write what the reader of the output does not take."""
+
+MARGIN_SECONDS = 5.0
+"""How much longer an agent may take than its ranks."""
+
+_PENDING_BYTES = 1 << 20
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def run_on_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
+    """Start the ranks that the parsed ``options`` describe on their hosts; return the exit status of the job."""
+    return HostsJob(plan_hosts(options, script_arguments)).run()
+
+
+class HostsJob:
+    """The agents of a job, one on each host."""
+
+    def __init__(self, plan: HostsPlan) -> None:
+        self._plan = plan
+        self._sinks = open_sinks()
+        self._agents: list[HostAgent] = []
+        self._has_begun = False
+        self._has_failed = False
+        self._ends_the_rest = False
+        self._received: signal.Signals | None = None
+        self._ended: list[HostAgent] = []
+        self._next_step: tuple[float, Callable[[], None]] | None = None
+
+    def run(self) -> int:
+        """Start the agents and stay until all have ended; return the exit status of the first rank that failed."""
+        numbers = [*self._plan.signals, *(number for number in _FORWARDED if number not in self._plan.signals)]
+        with SignalInbox(numbers) as inbox:
+            try:
+                self._start()
+                while self._living:
+                    self._turn(inbox)
+                self._flush(inbox)
+            finally:
+                self._kill()
+        return self._exit_status()
+
+    @property
+    def _living(self) -> list[HostAgent]:
+        return [agent for agent in self._agents if agent.status is None]
+
+    def _start(self) -> None:
+        for plan in self._plan.agents:
+            try:
+                self._agents.append(HostAgent(plan.host, plan.command, plan.assignment, self._sinks))
+            except OSError as error:
+                self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {error}")
+                return
+        self._schedule(self._plan.start_seconds, self._give_up_start)
+
+    def _turn(self, inbox: SignalInbox) -> None:
+        """Wait for the next thing to happen, and act on it."""
+        timeout = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
+        self._move_bytes(inbox.descriptor, timeout)
+        self._heed(inbox)
+        self._read_answers()
+        for agent in self._living:
+            if agent.reap():
+                self._judge(agent)
+        if not (self._has_begun or self._has_failed or self._received) and all(agent.ready for agent in self._agents):
+            self._begin()
+        if self._next_step is not None and time.monotonic() >= self._next_step[0]:
+            _, step = self._next_step
+            self._next_step = None
+            step()
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._next_step = None
+        ports = [agent.ready.port for agent in self._agents if agent.ready is not None]
+        for agent in self._agents:
+            agent.begin(self._plan.endpoint(ports[0] or 0))
+
+    def _read_answers(self) -> None:
+        for agent in self._living:
+            try:
+                if agent.read_answer():
+                    self._check_version(agent)
+            except ValueError as error:
+                self._fail_start(f"{agent.host.name}: {error}")
+
+    def _judge(self, agent: HostAgent) -> None:
+        """Look at an agent that has just ended."""
+        if self._received is not None or self._has_failed or self._ends_the_rest:
+            return
+        self._ended.append(agent)
+        if not self._has_begun:
+            self._fail_start(agent.describe_failed_start(self._plan.python))
+            return
+        if agent.was_lost:
+            self._say(agent.describe_loss())
+        if self._next_step is None:
+            self._schedule(self._plan.grace(SHUTDOWN_SECONDS) + MARGIN_SECONDS, self._end_the_rest)
+
+    def _check_version(self, agent: HostAgent) -> None:
+        assert agent.ready is not None
+        if agent.ready.version != __version__:
+            self._fail_start(
+                f"{agent.host.name} has procgroup {agent.ready.version}, and here it is {__version__}: "
+                f"install the same one for {self._plan.python} there, or name another interpreter by --remote-python"
+            )
+
+    def _fail_start(self, reason: str) -> None:
+        """End the job before any rank has begun."""
+        if not self._has_failed:
+            self._has_failed = True
+            self._say(reason)
+            self._kill()
+
+    def _give_up_start(self) -> None:
+        late = ", ".join(agent.host.name for agent in self._living if agent.ready is None)
+        self._fail_start(f"no agent within {self._plan.start_seconds:g} s (--ssh-timeout) on {late}")
+
+    def _end_the_rest(self) -> None:
+        """End agents that go on although the job is over for another one."""
+        self._ends_the_rest = True
+        names = ", ".join(agent.host.name for agent in self._living)
+        self._say(f"the agent on {self._ended[0].host.name} has ended, so those on {names} are ended, too")
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        for agent in self._living:
+            agent.signal(number)
+        grace = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
+        self._schedule(self._plan.grace(grace) + MARGIN_SECONDS, self._cut_off)
+
+    def _cut_off(self) -> None:
+        self._say(f"cutting the connections to {', '.join(agent.host.name for agent in self._living)}")
+        self._kill()
+
+    def _kill(self) -> None:
+        for agent in self._living:
+            agent.kill()
+
+    def _heed(self, inbox: SignalInbox) -> None:
+        """Pass signals on. Before the ranks have begun the first one that ends the job just ends the connections."""
+        for number in inbox.take():
+            if number in _FORWARDED and number not in self._plan.signals:
+                for agent in self._living if self._has_begun else ():
+                    agent.signal(number)
+                continue
+            self._received = self._received or number
+            if self._has_begun:
+                self._end(number)
+            else:
+                self._kill()
+
+    def _exit_status(self) -> int:
+        """Return the status on which the agents agree: that of the first rank that failed. A lost agent has no say."""
+        if self._received is not None:
+            return 128 + self._received
+        if self._has_failed:
+            return 1
+        in_order = sorted(self._ended, key=lambda agent: agent.was_lost)
+        status = next((agent.status for agent in in_order if agent.status), 0)
+        return status if status >= 0 else 128 - status
+
+    def _say(self, text: str) -> None:
+        self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())
+
+    def _schedule(self, seconds: float, step: Callable[[], None]) -> None:
+        self._next_step = (time.monotonic() + seconds, step)
+
+    def _move_bytes(self, wake: int, timeout: float | None) -> None:
+        """Read and write what can be, once something can be; a byte at ``wake`` and an agent's end end the wait."""
+        writers = {*self._sinks, *(agent.channel for agent in self._living)}
+        readers = [stream for agent in self._living for stream in agent.streams]
+        with selectors.PollSelector() as selector:
+            for descriptor in (wake, *(agent.descriptor for agent in self._living)):
+                selector.register(descriptor, selectors.EVENT_READ)
+            for sink in writers:
+                if sink.pending:
+                    selector.register(sink.descriptor, selectors.EVENT_WRITE, sink.write_some)
+            for stream in readers:
+                if stream.sink.broken:
+                    stream.close()  # so that the agent and its ranks learn it from their writes
+                elif stream.sink.pending < _PENDING_BYTES:
+                    selector.register(stream.descriptor, selectors.EVENT_READ, stream.read_some)
+            for key, _ in selector.select(timeout):
+                if key.data is not None:
+                    key.data()
+
+    def _flush(self, inbox: SignalInbox) -> None:
+        """Write what is still to be written; somebody who has sent a signal need not wait for it long."""
+        began = time.monotonic()
+        while any(sink.pending for sink in self._sinks):
+            self._heed(inbox)
+            if self._received is not None and time.monotonic() - began > FLUSH_SECONDS:
+                return
+            self._move_bytes(inbox.descriptor, FLUSH_SECONDS)

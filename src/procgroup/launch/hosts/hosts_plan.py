@@ -1,0 +1,171 @@
+"""From the flags to what each host's agent is started with. Contradictions are refused."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from procgroup.cluster.addresses import Endpoint
+from procgroup.cluster.hosts import Host
+from procgroup.environ import PROCGROUP_JOB_KEY
+from procgroup.launch.flag_values import NodeRange
+from procgroup.launch.hosts.agent_channel import Assignment
+from procgroup.launch.hosts.exported_environment import exported_environment
+from procgroup.launch.hosts.ssh import Ssh, SshError, local_command, remote_command
+from procgroup.launch.nodes.endpoints import parse_endpoints, source_address
+
+JOIN_SECONDS = 60
+"""How long the agents, all of which are there, may take to meet, where --rdzv-conf does not say."""
+
+# The flags of this command alone, and those that each agent gets with a value of its own.
+_NOT_PASSED_ON = {"hosts", "hostfile", "ssh", "ssh_timeout", "chdir", "export", "remote_python", "use_env"} | {
+    "nnodes",
+    "nproc_per_node",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+    "master_addr",
+}
+_REFUSED = {
+    "node_rank": "the hosts are numbered in the order of their list",
+    "standalone": "that is one node",
+    "rdzv_backend": "the agents of its hosts meet as it arranges",
+    "local_addr": "that is the address of one node",
+}
+
+
+@dataclass(frozen=True)
+class AgentPlan:
+    """What to start for one host."""
+
+    host: Host
+    command: Sequence[str]
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class HostsPlan:
+    """What a job on several hosts is to be. ``meeting_host`` is the name or address at which the agents meet."""
+
+    agents: Sequence[AgentPlan]
+    meeting_host: str
+    python: str
+    signals: Sequence[signal.Signals]
+    start_seconds: float
+    shutdown: float | None
+
+    def endpoint(self, port: int) -> str:
+        """Return where the agents meet, given the port that the first one has reserved."""
+        return str(Endpoint(self.meeting_host, port))
+
+    def grace(self, default: float) -> float:
+        """Return how long ranks have to end, in seconds."""
+        return default if self.shutdown is None else self.shutdown
+
+
+def plan_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> HostsPlan:
+    """Return what the parsed flags mean. Contradictory ones end the program with status 2 and the reason."""
+    hosts: list[Host] = options.hosts or options.hostfile
+    _check(options, len(hosts))
+    environment = _environment(options)
+    arguments = [*_shared_flags(options, len(hosts)), options.script, *script_arguments]
+    try:
+        ssh, settings = _ask_ssh(options.ssh, hosts)
+        meeting = _meeting_endpoint(options, hosts, settings)
+    except (ValueError, SshError) as error:
+        options.parser.error(str(error))
+    directory = options.chdir or _working_directory()
+    agents = [
+        AgentPlan(
+            host,
+            _command(options, host, ssh, settings.get(host.name, {}), arguments),
+            Assignment(rank, host.label, directory, environment, meeting.port if rank == 0 else None),
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    timeouts = (options.ssh_timeout, options.shutdown_timeout)
+    return HostsPlan(agents, meeting.host, _python(options), options.signals_to_handle, *timeouts)
+
+
+def _command(
+    options: argparse.Namespace, host: Host, ssh: Ssh | None, settings: Mapping[str, str], arguments: Sequence[str]
+) -> list[str]:
+    """Return the command that runs the agent of one host."""
+    processes = options.texts["nproc_per_node"] if host.slots is None else host.slots
+    own = [f"--nproc-per-node={processes}", *arguments]
+    if ssh is None or host.is_local:
+        return local_command(own)
+    return ssh.line(host, settings, remote_command(_python(options), own, os.environ.get("PYTHONPATH", "")))
+
+
+def _working_directory() -> str:
+    """Return the working directory, by the path on which the user came there: links may differ between hosts."""
+    path = os.environ.get("PWD", "")
+    return path if path and Path(path).is_dir() and Path(path).samefile(Path.cwd()) else str(Path.cwd())
+
+
+def _check(options: argparse.Namespace, hosts: int) -> None:
+    for name, why in _REFUSED.items():
+        if options.sources[name] != "default":
+            options.parser.error(f"{options.sources[name]} and a list of hosts exclude each other: {why}")
+    nodes: NodeRange = options.nnodes
+    if options.sources["nnodes"] != "default" and (nodes.least, nodes.most) != (hosts, hosts):
+        options.parser.error(
+            f"--nnodes is {nodes} ({options.sources['nnodes']}), but the list has {hosts} hosts: leave --nnodes away"
+        )
+
+
+def _python(options: argparse.Namespace) -> str:
+    python: str = options.remote_python or sys.executable
+    return python
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    try:
+        environment = exported_environment(options.export, os.environ, options.sources)
+    except ValueError as error:
+        options.parser.error(f"--export ({options.sources['export']}): {error}")
+    return {**environment, PROCGROUP_JOB_KEY.name: PROCGROUP_JOB_KEY.get() or secrets.token_hex(32)}
+
+
+def _shared_flags(options: argparse.Namespace, hosts: int) -> list[str]:
+    """Return the flags of every agent: those that were given, and those that make its host a node of the job."""
+    given = [
+        f"--{name.replace('_', '-')}" + ("" if getattr(options, name) is True else f"={text}")
+        for name, text in options.texts.items()
+        if options.sources[name] != "default" and name not in _NOT_PASSED_ON and getattr(options, name) is not False
+    ]
+    conf = ",".join(filter(None, [f"join_timeout={JOIN_SECONDS}", options.texts["rdzv_conf"]]))
+    name = options.rdzv_id or secrets.token_hex(8)
+    return [f"--nnodes={hosts}", "--rdzv-backend=c10d", f"--rdzv-id={name}", f"--rdzv-conf={conf}", *given]
+
+
+def _ask_ssh(command: str, hosts: Sequence[Host]) -> tuple[Ssh | None, dict[str, dict[str, str]]]:
+    """Return ssh and its settings for each host that it is needed for. Raises SshError."""
+    remote = [host for host in hosts if not host.is_local]
+    if not remote:
+        return None, {}
+    ssh = Ssh(command)
+    return ssh, {host.name: found for host, found in zip(remote, ssh.settings(remote), strict=True)}
+
+
+def _meeting_endpoint(
+    options: argparse.Namespace, hosts: Sequence[Host], settings: Mapping[str, Mapping[str, str]]
+) -> Endpoint:
+    """Return where the agents meet; port 0 is any free one of the first host. Raises ValueError."""
+    if options.rdzv_endpoint:
+        return parse_endpoints(options.rdzv_endpoint, 0)[0]
+    if options.sources["master_addr"] != "default":
+        return Endpoint(options.master_addr, 0)
+    addresses = [found.get("hostname") or name for name, found in settings.items()]
+    if not hosts[0].is_local:
+        return Endpoint(addresses[0], 0)
+    # This machine, at its address on the way to the next host.
+    return Endpoint(source_address(Endpoint(addresses[0], 22)) if addresses else "127.0.0.1", 0)

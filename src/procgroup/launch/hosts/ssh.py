@@ -1,0 +1,96 @@
+"""OpenSSH's own client: what it knows about a host, and the line that starts an agent there.
+
+Keys, aliases, users, ports and jump hosts are the business of ssh and its configuration. Three settings are added: no
+questions (BatchMode), and, where the configuration says nothing, an end to connecting and to a connection whose host is
+silent.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from procgroup.cluster.hosts import Host
+
+CONNECT_SECONDS = 15
+"""How long ssh may take to connect, where its configuration does not say."""
+
+ALIVE_SECONDS = 5
+"""After how many silent seconds ssh asks, three times, whether the host is there, unless its configuration says so."""
+
+AGENT_MODULE = "procgroup.launch.hosts.remote_agent"
+"""The program of each host."""
+
+_QUERY_SECONDS = 10.0
+
+
+class SshError(Exception):
+    """ssh does not know how to reach a host, or there is no ssh."""
+
+
+class Ssh:
+    """The ssh command line that the user gave, such as ``ssh -p 2222``. Raises SshError where there is none."""
+
+    def __init__(self, command: str) -> None:
+        try:
+            self._words = shlex.split(command)
+        except ValueError as error:
+            raise SshError(f"--ssh {command!r} is no command line: {error}") from error
+        if not self._words or shutil.which(self._words[0]) is None:
+            name = self._words[0] if self._words else command
+            raise SshError(f"there is no program {name!r}: install OpenSSH's client, or name another by --ssh")
+
+    def settings(self, hosts: Sequence[Host]) -> list[dict[str, str]]:
+        """Return what ssh's configuration says about each host, by lower-case name. Raises SshError."""
+        queries = [
+            subprocess.Popen(
+                [*self._words, "-G", host.name],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for host in hosts
+        ]
+        try:
+            return [_answer(host, query) for host, query in zip(hosts, queries, strict=True)]
+        finally:
+            for query in queries:
+                query.kill()
+                query.communicate()
+
+    def line(self, host: Host, settings: Mapping[str, str], remote_command: str) -> list[str]:
+        """Return the command that runs ``remote_command``, a line for the host's shell, on a host."""
+        added = ["-T", "-o", "BatchMode=yes"]
+        if settings.get("connecttimeout", "none") in ("none", "0"):
+            added += ["-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+        if settings.get("serveraliveinterval", "0") == "0":
+            added += ["-o", f"ServerAliveInterval={ALIVE_SECONDS}"]
+        return [*self._words, *added, "--", host.name, remote_command]
+
+
+def local_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs the agent on this machine, without ssh."""
+    return [sys.executable, "-m", AGENT_MODULE, *arguments]
+
+
+def remote_command(python: str, arguments: Sequence[str], python_path: str) -> str:
+    """Return the line, for any login shell, that runs the agent. ``python_path`` is for finding procgroup there."""
+    absolute = os.pathsep.join(os.path.abspath(entry) for entry in python_path.split(os.pathsep) if entry)  # noqa: PTH100
+    environment = ["env", f"PYTHONPATH={absolute}"] if absolute else []
+    return "exec " + shlex.join([*environment, python, "-m", AGENT_MODULE, *arguments])
+
+
+def _answer(host: Host, query: subprocess.Popen[str]) -> dict[str, str]:
+    try:
+        said, complaint = query.communicate(timeout=_QUERY_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise SshError(f"{host.name}: ssh -G has not answered within {_QUERY_SECONDS:g} s") from None
+    if query.returncode:
+        raise SshError(f"{host.name}: {complaint.strip() or f'ssh -G ended with status {query.returncode}'}")
+    pairs = (line.partition(" ") for line in said.splitlines())
+    return {name.lower(): value for name, _, value in pairs}

@@ -1,0 +1,1 @@
+"""The agent of a node, and how the agents of all nodes agree."""

@@ -1,0 +1,457 @@
+"""The agent of one node: runs the node's ranks in the rounds that the agents of all nodes agree on.
+
+One thread, one loop, no polling: it waits on the ranks' pipes and ends (pidfd), its own outputs, its signals and the
+meeting, which agrees with the other nodes in threads of its own (see meeting.py; a job with one node agrees with
+itself at once). What the agent does follows from the job's state and from its own ranks::
+
+    state       ranks here         the agent
+    forming     none               waits; with enough nodes, and nobody else for a while, begins the round
+    running     none yet           the first node hosts the ranks' store; all start their ranks
+                all ended with 0   "finished"
+                one failed         after a moment for the others' reports: "failed", with all that is known
+    stopping    some               SIGTERM ── grace ──> SIGKILL
+                none               "stopped"
+    ended       none               reports the first failure; exits with its status
+
+A signal to the agent goes to its ranks; when they have ended, the node leaves the job, and the others go on or end
+(job_changes.leave). A second Ctrl-C kills at once. An agent that loses the others ends its ranks, because the others
+take it for lost, and looks for them again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from procgroup.errors import DistError
+from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes.announcer import Announcer, describe_waiting
+from procgroup.launch.nodes.console import Console
+from procgroup.launch.nodes.hosted_store import HostedStore
+from procgroup.launch.nodes.job_state import JobState
+from procgroup.launch.nodes.meeting import Meeting, Solo
+from procgroup.launch.nodes.signals import SignalInbox
+from procgroup.launch.output.job_output import JobOutput
+from procgroup.launch.ranks.hung_ranks import HungRanks
+from procgroup.launch.ranks.worker_group import RankPlan, WorkerGroup
+
+if TYPE_CHECKING:
+    from procgroup.launch.failures.failure import Failure
+
+REPORT_SECONDS = 2.0
+"""How long the other ranks have, after the first failure, to report it themselves, when the job is to end."""
+
+RESTART_REPORT_SECONDS = 0.3
+"""The same when the ranks are to be started again."""
+
+INTERRUPT_SECONDS = 2.0
+"""How long ranks have to end after Ctrl-C, when no shutdown timeout was asked for."""
+
+SHUTDOWN_SECONDS = 30.0
+"""How long ranks have to end after SIGTERM, when no shutdown timeout was asked for."""
+
+SETTLE_SECONDS = 3.0
+"""How long an agent that leaves tries to tell the others."""
+
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Program(Protocol):
+    """What the agents run in each round."""
+
+    def host(self, state: JobState) -> HostedStore:
+        """Host the store at which the ranks of the running round meet, on the first node."""
+
+    def plans(self, state: JobState, node_rank: int) -> Sequence[RankPlan]:
+        """Return what to start on a node, once the state says where the ranks meet."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults).
+
+    ``hang`` is how long a rank may hang before it is killed (None: for ever).
+    """
+
+    join: float = 600.0
+    last_call: float = 30.0
+    recovery: float = 1.5
+    shutdown: float | None = None
+    hang: float | None = None
+
+
+class Agent:
+    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost.
+
+    When it has run, ``failures`` are those that ended the job; unless ``reports`` is False they have been shown. With
+    ``shares_console``, where all agents write to the same place, only the one whose rank failed first shows them.
+    """
+
+    def __init__(
+        self,
+        meet: Callable[[Callable[[], None], JobState | None], Meeting | Solo],
+        program: Program,
+        signals: Sequence[signal.Signals],
+        patience: Patience,
+        output: JobOutput,
+    ) -> None:
+        self._meet = meet
+        self._program = program
+        self._signals = signals
+        self._patience = patience
+        self._console = Console(output)
+        self._received: signal.Signals | None = None
+        self._group: WorkerGroup | None = None
+        self._store: HostedStore | None = None
+        self._proposed: tuple[str, int] = ("", -1)
+        self._announcer = Announcer(self._console)
+        self._enough_since: float | None = None
+        self._has_joined = False
+        self.reports: bool = True
+        self.shares_console: bool = False
+        self.failures: list[Failure] = []
+        self._status: int | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._meeting: Meeting | Solo = meet(self._wake, None)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks that this node has started last."""
+        return [rank.rank for rank in self._group.ranks] if self._group is not None else []
+
+    def run(self) -> int:
+        """Take part until the job ends, or a signal ends this node's part; return the exit status."""
+        with SignalInbox([*self._signals, *(number for number in _FORWARDED if number not in self._signals)]) as inbox:
+            try:
+                while self._status is None:
+                    self._follow(inbox)
+                    if self._status is None:
+                        self._turn(inbox)
+                self._flush(inbox)
+                return self._status if self._received is None else 128 + self._received
+            finally:
+                if self._group is not None:
+                    for rank in self._group.ranks:
+                        rank.signal(signal.SIGKILL)
+                self._meeting.close()
+                if self._store is not None:
+                    self._store.close()
+
+    def _turn(self, inbox: SignalInbox) -> None:
+        """Wait for the next thing to happen, and note it."""
+        group = self._group
+        streams = group.streams if group is not None else []
+        self._announcer.count(group)
+        ends = [rank.descriptor for rank in self._group.living] if self._group is not None else []
+        self._console.move_bytes(streams, [inbox.descriptor, self._wake_read, *ends], self._timeout())
+        self._drain_wakes()
+        self._heed(inbox)
+        if self._group is not None:
+            self._group.watch(self._report_seconds())
+
+    def _follow(self, inbox: SignalInbox) -> None:
+        """Do what the job's state and this node's ranks ask for."""
+        if self._received is not None:
+            self._leave_when_ended(inbox)
+        elif self._meeting.error is not None:
+            self._fail_alone(str(self._meeting.error))
+        elif self._is_cut_off():
+            self._look_for_the_others()
+        elif (state := self._meeting.state) is None:
+            self._wait_for_nodes(None)
+        else:
+            self._has_joined |= state.node(self._node_id) is not None
+            self._announcer.follow(state, self._node_id)
+            steps = {
+                "forming": self._form,
+                "running": self._run_round,
+                "stopping": self._stop_round,
+                "ended": self._conclude,
+            }
+            steps[state.phase](state, inbox)
+
+    def _form(self, state: JobState, inbox: SignalInbox) -> None:
+        """Wait for nodes; begin when there are enough and nobody else has come for a while."""
+        self._wait_for_nodes(state)
+        if not job_changes.has_enough(state):
+            self._enough_since = None
+            self._proposed = ("", -1)
+            return
+        if self._enough_since is None:
+            self._enough_since = time.monotonic()
+        if time.monotonic() >= self._begins_at(state, self._enough_since):
+            self._propose("begin", state, partial(job_changes.begin, round_number=state.round))
+
+    def _begins_at(self, state: JobState, since: float) -> float:
+        if state.is_recovery:
+            return since + self._patience.recovery
+        return since + (self._patience.last_call if state.round == 0 else 0.0)
+
+    def _run_round(self, state: JobState, inbox: SignalInbox) -> None:
+        self._enough_since = None
+        node_rank = state.node_rank(self._node_id)
+        if node_rank is None:
+            return  # a spare node, until a member goes
+        if self._group is None or self._group.round != state.round:
+            self._start(state, node_rank, inbox)
+        elif state.notice and self._proposed != ("warn", state.round):
+            self._proposed = ("warn", state.round)
+            self._group.warn(state.notice)
+        elif self._group.has_settled:
+            reason, failures, status = self._failures_here()
+            change = partial(job_changes.fail, round_number=state.round, reason=reason, failures=failures)
+            self._propose("fail", state, partial(change, exit_status=status))
+        elif self._group.has_succeeded:
+            self._propose("finish", state, partial(job_changes.finish, round_number=state.round, node_id=self._node_id))
+
+    def _start(self, state: JobState, node_rank: int, inbox: SignalInbox) -> None:
+        """Start this node's ranks, once the first node has said where they meet."""
+        if state.store is None:
+            if node_rank == 0 and self._proposed != ("publish", state.round):
+                self._host(state)
+            return
+        if self._group is not None:
+            self._group.close()
+        self._group = group = WorkerGroup(
+            self._program.plans(state, node_rank),
+            state.round,
+            self._console.say,
+            node_rank=node_rank,
+            host=state.members[node_rank].host,
+            awaits_cause=len(state.members) > 1,
+            hung=HungRanks(self._patience.hang, self._console.output.last_reports, self._console.say),
+        )
+
+        def stops() -> bool:
+            self._heed(inbox)
+            return self._received is not None
+
+        group.start(stops)
+        if group.incomplete:
+            self._console.say(group.incomplete)
+
+    def _host(self, state: JobState) -> None:
+        earlier = self._store
+        self._meeting.forget_torch()
+        try:
+            self._store = self._program.host(state)
+        except (DistError, OSError) as error:
+            reason = f"{socket.gethostname()} cannot host the ranks' store: {error}"
+            self._propose("publish", state, partial(job_changes.end, reason=reason, exit_status=1))
+            return
+        finally:
+            if earlier is not None:
+                earlier.close()
+        change = partial(job_changes.publish, round_number=state.round, store=self._store.record())
+        self._propose("publish", state, change)
+
+    def _stop_round(self, state: JobState, inbox: SignalInbox) -> None:
+        """End this node's ranks; say so when they have ended."""
+        group = self._group
+        if group is not None and group.round == state.round and group.living:
+            self._end_group(group)
+        elif state.node_rank(self._node_id) is not None and self._node_id not in state.passed:
+            known = set(state.failures)
+            failures = [text for text in self._failures_here()[1] if text not in known]
+            change = partial(job_changes.stopped, round_number=state.round, node_id=self._node_id, failures=failures)
+            self._propose("stopped", state, change)
+
+    def _end_group(self, group: WorkerGroup) -> None:
+        if self._proposed != ("end", group.round):
+            self._proposed = ("end", group.round)
+            group.end(signal.SIGTERM, self._grace(SHUTDOWN_SECONDS))
+
+    def _conclude(self, state: JobState, inbox: SignalInbox) -> None:
+        """Report, once this node's ranks have ended; the job's exit status is that of the first failure."""
+        if self._group is not None and self._group.living:
+            self._end_group(self._group)
+            return
+        self._status = state.exit_status
+        if state.failures:
+            from procgroup.launch.failures import job_failures  # needed after a failure only
+
+            self.failures = job_failures.read(state.failures, self._group.failures if self._group is not None else ())
+            self._status = job_failures.exit_status(self.failures, state.exit_status)
+        if self.reports and self._is_reporter(state):
+            self._announcer.conclude(state, self.failures, self._group)
+
+    def _is_reporter(self, state: JobState) -> bool:
+        """Return whether it is this agent which is to show how the job has ended."""
+        if not (self.shares_console and self.failures):
+            return True
+        from procgroup.launch.failures.report import first_failure
+
+        return first_failure(self.failures).node_rank == state.node_rank(self._node_id)
+
+    def _failures_here(self) -> tuple[str, list[str], int]:
+        """Return why this node's ranks failed: in a line, as records for the other nodes, and as an exit status."""
+        group = self._group
+        if group is None:
+            return "", [], 1
+        if not group.failures:
+            return group.incomplete, [], 1
+        from procgroup.launch.failures.job_failures import summary
+        from procgroup.launch.failures.report import first_failure
+
+        records = [failure.to_json() for failure in group.failures]
+        return summary(group.failures), records, first_failure(group.failures).exit_status
+
+    def _wait_for_nodes(self, state: JobState | None) -> None:
+        """Give up when the nodes that are waited for have not come in time."""
+        if self._announcer.waited() >= self._patience.join and (state is None or not job_changes.has_enough(state)):
+            seconds = f"{self._patience.join:g} s"
+            self._fail_alone(f"the nodes have not come together within {seconds}: {describe_waiting(state)}")
+        else:
+            self._announcer.wait_for_nodes(state)
+
+    def _is_cut_off(self) -> bool:
+        """Return whether the store is out of reach, or the other agents have taken this one for lost."""
+        state = self._meeting.state
+        if state is None or state.phase == "ended":
+            return state is None and bool(self._meeting.lost)
+        return bool(self._meeting.lost) or (self._has_joined and state.node(self._node_id) is None)
+
+    def _why_cut_off(self) -> str:
+        """Return in words why this agent has to meet the others anew."""
+        state = self._meeting.state
+        if not self._meeting.lost:
+            return "the other nodes took this one for lost"
+        host = next((node.host for node in state.members if node.hosts_store), "") if state is not None else ""
+        return f"{host} was lost, which hosted the agents' store: {self._meeting.lost}" if host else self._meeting.lost
+
+    def _look_for_the_others(self) -> None:
+        """End this node's ranks, then meet the other agents anew."""
+        group = self._group
+        if group is not None and group.living:
+            self._end_group(group)
+            return
+        state, why = self._meeting.state, self._meeting.lost
+        memory = None
+        if why and state is not None and not self._meeting.moves:
+            memory = job_changes.after_losing_store(state, silent=self._meeting.is_silent)
+            if memory.restarts > state.settings.max_restarts:
+                self._fail_alone(f"{self._why_cut_off()}; no restart is left")
+                return
+            if memory.restarts > state.restarts:
+                counted = f"restart {memory.restarts} of {state.settings.max_restarts}"
+                self._console.say(f"{self._why_cut_off()}; {counted}")
+        self._meeting.close()
+        self._group = None
+        self._proposed = ("", -1)
+        self._has_joined = False
+        self._announcer = Announcer(self._console)
+        self._meeting = self._meet(self._wake, memory)
+
+    def _fail_alone(self, reason: str) -> None:
+        """End this node's part with an error of its own."""
+        if self._group is not None and self._group.living:
+            self._end_group(self._group)
+            return
+        self._console.say(reason)
+        self._status = 1
+
+    def _leave_when_ended(self, inbox: SignalInbox) -> None:
+        assert self._received is not None
+        if self._group is not None and self._group.living:
+            return
+        self._meeting.propose(
+            partial(
+                job_changes.leave,
+                node_id=self._node_id,
+                reason=self._received.name,
+                exit_status=128 + self._received,
+                for_good=self._received is signal.SIGINT,
+            )
+        )
+        self._meeting.settle(SETTLE_SECONDS)
+        self._meeting.hand_over(SETTLE_SECONDS)
+        self._status = 128 + self._received
+
+    def _heed(self, inbox: SignalInbox) -> None:
+        """End the ranks by the first signal that comes; kill them by a Ctrl-C after it."""
+        for number in inbox.take():
+            group = self._group
+            if number in _FORWARDED and number not in self._signals:
+                if group is not None:
+                    group.forward(number)
+            elif self._received is None:
+                self._received = number
+                self._console.say(f"{number.name}: ending {_count(group)}")
+                if group is not None:
+                    self._end_by(number, group)
+            elif number is signal.SIGINT:
+                self._console.say(f"SIGINT again: killing {_count(group)}")
+                if group is not None:
+                    group.kill()
+            elif group is not None:
+                group.forward(number)
+
+    def _end_by(self, number: signal.Signals, group: WorkerGroup) -> None:
+        """End the ranks by a signal; where they look for a notice, by that in the place of SIGTERM."""
+        grace = self._grace(INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS)
+        if number is signal.SIGTERM and group.preempt(grace):
+            self._meeting.propose(partial(job_changes.warn, round_number=group.round, seconds=grace))
+        else:
+            group.end(number, grace)
+
+    def _propose(self, name: str, state: JobState, change: Callable[[JobState], JobState | None]) -> None:
+        """Propose a change once in a round; the meeting applies it to whatever the state is by then."""
+        if self._proposed != (name, state.round):
+            self._proposed = (name, state.round)
+            self._meeting.propose(change)
+
+    @property
+    def _node_id(self) -> str:
+        return self._meeting.node_id
+
+    def _grace(self, default: float) -> float:
+        return default if self._patience.shutdown is None else self._patience.shutdown
+
+    def _report_seconds(self) -> float:
+        state = self._meeting.state
+        restarts = state is not None and state.restarts < state.settings.max_restarts
+        return RESTART_REPORT_SECONDS if restarts else REPORT_SECONDS
+
+    def _timeout(self) -> float | None:
+        """Return how long the loop may wait; None while only an event changes anything."""
+        times = []
+        if self._group is not None and (event := self._group.next_event()) is not None:
+            times.append(event)
+        state = self._meeting.state
+        if state is None or state.phase == "forming":
+            times += [self._announcer.next_line(), self._announcer.waits_since + self._patience.join]
+            if state is not None and self._enough_since is not None:
+                times.append(self._begins_at(state, self._enough_since))
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _wake(self) -> None:
+        """Make the loop look again; called in the meeting's threads."""
+        with suppress(OSError):  # it is full, so the loop will look anyway; or the agent has ended
+            os.write(self._wake_write, b".")
+
+    def _drain_wakes(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass
+
+    def _flush(self, inbox: SignalInbox) -> None:
+        def was_interrupted() -> bool:
+            self._received = next(iter(number for number in inbox.take() if number in self._signals), self._received)
+            return self._received is not None
+
+        streams = self._group.streams if self._group is not None else []
+        self._console.flush(streams, inbox.descriptor, was_interrupted)
+
+
+def _count(group: WorkerGroup | None) -> str:
+    number = len(group.living) if group is not None else 0
+    return "1 rank" if number == 1 else f"{number} ranks"

@@ -1,0 +1,92 @@
+"""What an agent says about the job: what has happened to it, for whom it waits, and how it has ended."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes.console import Console
+from procgroup.launch.nodes.job_state import JobState
+from procgroup.launch.ranks.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from procgroup.launch.failures.failure import Failure
+
+WAIT_REPORT_SECONDS = 5.0
+"""After how many seconds an agent says for which nodes it waits, and once a minute from then on."""
+
+_REPEAT_SECONDS = 60.0
+
+
+class Announcer:
+    """Says on the console what changes from one state of the job to the next."""
+
+    def __init__(self, console: Console) -> None:
+        self.waits_since: float = time.monotonic()
+        self._console = console
+        self._seen: JobState | None = None
+        self._next_report = WAIT_REPORT_SECONDS
+        self._is_spare = False
+
+    def waited(self) -> float:
+        """Return the seconds since the job was in another phase."""
+        return time.monotonic() - self.waits_since
+
+    def next_line(self) -> float:
+        """Return the time.monotonic() at which ``wait_for_nodes`` has something to say."""
+        return self.waits_since + self._next_report
+
+    def follow(self, state: JobState, node_id: str) -> None:
+        """Say why the ranks end, where they are to start again, and when this node waits as a spare."""
+        earlier, self._seen = self._seen, state
+        if state.node_rank(node_id) is None and state.phase == "running" and not self._is_spare:
+            self._is_spare = True
+            self._console.say(
+                f"this node is a spare: {len(state.members)} nodes run the job, and it takes the place of one that goes"
+            )
+        if earlier is None or (state.phase, state.round) == (earlier.phase, earlier.round):
+            return
+        self.waits_since = time.monotonic()
+        self._next_report = WAIT_REPORT_SECONDS
+        if state.reason and not state.is_last and state.reason != earlier.reason:
+            counted = f"restart {state.restarts} of {state.settings.max_restarts}"
+            is_counted = state.restarts > earlier.restarts
+            self._console.say(
+                f"{state.reason}; {counted if is_counted else 'all ranks start again, which is not counted'}"
+            )
+
+    def wait_for_nodes(self, state: JobState | None) -> None:
+        """Say for which nodes this one waits, when it has waited for a while."""
+        if self.waited() >= self._next_report and (state is None or not job_changes.has_enough(state)):
+            self._next_report = self.waited() + _REPEAT_SECONDS
+            self._console.say(f"waiting: {describe_waiting(state)}")
+
+    def count(self, group: WorkerGroup | None) -> None:
+        """Show in the status line how many ranks are running here."""
+        if group is not None and self._seen is not None:
+            self._console.output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
+
+    def conclude(self, state: JobState, failures: Sequence[Failure], group: WorkerGroup | None) -> None:
+        """Put the report behind the ranks' output."""
+        if failures:
+            from procgroup.launch.failures import job_failures  # needed after a failure only
+
+            job_failures.report(failures, group, socket.gethostname(), self._console.output)
+        elif state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
+            self._console.say(f"the job has ended: {state.reason}")
+
+
+def describe_waiting(state: JobState | None) -> str:
+    """Return for what a node waits: the store of the agents, or other nodes."""
+    if state is None:
+        return "the store at which the nodes meet is not reached, or an earlier job of this name has just ended there"
+    here, hosts = len(state.members), ", ".join(node.host for node in state.members)
+    if here < state.settings.min_nodes:
+        return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts})"
+    return (
+        f"{job_changes.present(state)} of the {len(state.previous)} nodes of the last round are here ({hosts}); while "
+        "the others may be at work somewhere, only more than half go on (half with --on-partition continue)"
+    )

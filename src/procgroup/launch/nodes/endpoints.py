@@ -1,0 +1,217 @@
+"""Where the agents of a job meet: find the store at one of the endpoints, or host it there.
+
+An endpoint is this node's own when its address can be bound here. No host name is compared, and this host's own name
+is not asked for, so it does not matter that it leads to 127.0.1.1, or nowhere. The agent that owns an endpoint hosts
+the store there; whoever comes second on one host finds the port taken, and is a client.
+
+With several endpoints the first one that answers is used. The owner of a later one hosts a store only when none of
+them has answered for a while, longer for each place in the list, so that agents which start together, or lose their
+store together, come to one store.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from procgroup.cluster.addresses import Endpoint, parse_endpoint
+from procgroup.errors import DistNetworkError, StoreLost
+from procgroup.launch.nodes.console import say
+from procgroup.stores import addresses
+from procgroup.stores.store import Store
+from procgroup.stores.tcp import StoreServer, TCPStore
+
+DEFAULT_PORT = 29400
+"""The port of an endpoint that names none, as torchrun's."""
+
+PATIENCE_SECONDS = 1.0
+"""How long an endpoint may be silent before the owner of the next one takes over."""
+
+_CONNECT_SECONDS = 0.75
+_HANDSHAKE_SECONDS = 1.0
+# How long something at an endpoint may be no store before that is an error: it may be about to end, or to begin.
+_FOREIGN_SECONDS = 5.0
+# An address of the block for documentation (RFC 5737): the way there is the way to anywhere else.
+_ELSEWHERE = "192.0.2.1"
+# What a client of a store says when nobody answered in time, in place of something that is no store: whoever listens
+# may be stopped, or on its way out.
+_NO_ANSWER = ("has timed out", "says nothing")
+_PAUSE_SECONDS = 0.1
+
+
+@dataclass
+class FoundStore:
+    """A store of agents, connected: its endpoint, and the server when this process hosts it."""
+
+    store: Store
+    endpoint: Endpoint | None
+    server: StoreServer | None
+
+    def address_here(self) -> str:
+        """Return the address at which other hosts reach this one: the one that leads to the store."""
+        if self.endpoint is None:
+            return _fitting_address()
+        if self.server is not None:
+            return "127.0.0.1" if self.endpoint.host == "localhost" else self.endpoint.host
+        return source_address(self.endpoint)
+
+    def close_after_guests(self, seconds: float) -> None:
+        """Close the connections; a server that is here waits at most so long for the other agents to go."""
+        self.store.close()
+        if self.server is not None:
+            deadline = time.monotonic() + seconds
+            while self.server.guests and time.monotonic() < deadline:
+                time.sleep(_PAUSE_SECONDS / 10)
+            self.server.close()
+
+
+def parse_endpoints(text: str, default_port: int = DEFAULT_PORT) -> list[Endpoint]:
+    """Read ``host[:port]`` or a list of them, separated by commas. Raises ValueError that shows the part."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise ValueError(f"expected host[:port], or several with commas between them, got {text!r}")
+    return [parse_endpoint(part if _has_port(part) else f"{part}:{default_port}") for part in parts]
+
+
+def find_store(
+    endpoints: Sequence[Endpoint],
+    stops: Callable[[], bool],
+    *,
+    is_host: bool | None = None,
+    answers_torch: bool = False,
+) -> FoundStore:
+    """Return the agents' store, found or hosted here, however long that takes.
+
+    ``is_host`` says whether this node hosts it, where binding the address cannot tell; with ``answers_torch`` PyTorch's
+    clients have a store of their own at the same port. Raises DistNetworkError when
+    something else listens there, or as soon as ``stops()`` says so.
+    """
+    began = time.monotonic()
+    while True:
+        waited = time.monotonic() - began
+        owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * PATIENCE_SECONDS]
+        hosting = partial(_host_one, owners if is_host is not False else [], is_host, answers_torch)
+        # A sole endpoint that can be hosted has no store yet. Of several, one that has it may not be this host's own.
+        found = hosting() if len(endpoints) == 1 else None
+        try:
+            found = found or next(connect_each(endpoints), None)
+        except DistNetworkError:
+            if waited >= _FOREIGN_SECONDS:
+                raise
+        found = found or hosting()
+        if found is not None:
+            return found
+        if stops():
+            raise DistNetworkError(f"no agent hosts the store at {', '.join(map(str, endpoints))}")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
+    """Yield the stores at those endpoints that answer, in their order.
+
+    Raises DistNetworkError for one that is no store, or asks for another secret.
+    """
+    for endpoint in _answering(endpoints):
+        try:
+            store = TCPStore(endpoint.host, endpoint.port, timeout=_HANDSHAKE_SECONDS, wait_for_workers=False)
+        except DistNetworkError as error:
+            if not any(words in str(error) for words in _NO_ANSWER):
+                raise
+        else:
+            yield FoundStore(store, endpoint, None)
+
+
+def _answering(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    """Return those endpoints at which something accepts connections; all are tried at once."""
+    if len(endpoints) == 1:
+        return list(endpoints)
+    from concurrent.futures import ThreadPoolExecutor  # for lists only: it costs some milliseconds
+
+    with ThreadPoolExecutor(len(endpoints)) as pool:
+        return [endpoint for endpoint, answers in zip(endpoints, pool.map(_answers, endpoints), strict=True) if answers]
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    for address in addresses.resolve(endpoint.host, _CONNECT_SECONDS):
+        with suppress(OSError), socket.create_connection((address, endpoint.port), _CONNECT_SECONDS):
+            return True
+    return False
+
+
+def _host_one(owners: Sequence[Endpoint], is_host: bool | None, answers_torch: bool) -> FoundStore | None:
+    """Host the store at the first endpoint that is this host's own and free; return None where none is."""
+    for endpoint in owners:
+        listener = _listen(endpoint, is_host)
+        if listener is not None:
+            server = StoreServer(
+                endpoint.host,
+                endpoint.port,
+                listen_fd=listener.detach(),
+                job="",
+                warns_keyless=False,
+                answers_torch=answers_torch,
+            )
+            if server.is_open_to_anybody:
+                say(
+                    f"the agents meet at port {server.port} without a secret, so whoever can connect there can read "
+                    "and change what they agree on: set PROCGROUP_JOB_KEY to one secret (hex) on every node"
+                )
+            store = TCPStore(server.addresses[0], server.port, wait_for_workers=False)
+            return FoundStore(store, Endpoint(endpoint.host, server.port), server)
+    return None
+
+
+def _listen(endpoint: Endpoint, is_host: bool | None) -> socket.socket | None:
+    listen = addresses.listen if is_host else addresses.listen_if_local
+    try:
+        return listen(endpoint.host, endpoint.port)
+    except DistNetworkError as error:
+        if errno.errorcode[errno.EADDRINUSE] in str(error):
+            return None
+        raise
+
+
+def use_server(open_store: Callable[[], Store], endpoint: Endpoint, stops: Callable[[], bool]) -> FoundStore:
+    """Return the agents' store on a server that is no agent's, however long it takes to answer.
+
+    Raises DistNetworkError as soon as ``stops()`` says so.
+    """
+    while True:
+        try:
+            return FoundStore(open_store(), endpoint, None)
+        except (DistNetworkError, StoreLost):
+            if stops():
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def share_file(path: str, stops: Callable[[], bool]) -> FoundStore:
+    """Return the agents' store in a file that all of them reach."""
+    from procgroup.stores.file import FileStore
+
+    return FoundStore(FileStore(path), None, None)
+
+
+def _has_port(part: str) -> bool:
+    """Tell a port from the end of an IPv6 address without brackets, which cannot have one."""
+    return part.rpartition("]")[2].count(":") == 1
+
+
+def source_address(endpoint: Endpoint) -> str:
+    """Return this host's address on the way to an endpoint; the loopback address where there is no way."""
+    for found in addresses.resolve(endpoint.host, _CONNECT_SECONDS):
+        family = socket.AF_INET6 if ":" in found else socket.AF_INET
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((found, endpoint.port))  # of a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _fitting_address() -> str:
+    """Return this host's address on the way to other networks, where no endpoint tells which one is meant."""
+    return source_address(Endpoint(_ELSEWHERE, 9))

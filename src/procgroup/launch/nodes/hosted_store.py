@@ -1,0 +1,65 @@
+"""The store that a launcher hosts for its ranks."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from procgroup.environ import PROCGROUP_JOB_KEY, Variable
+from procgroup.launch.nodes.job_state import WorkerStore
+from procgroup.launch.nodes.reserved_port import ReservedPort
+from procgroup.stores.tcp import StoreServer
+
+
+class HostedStore:
+    """A store server in this process, and what a rank needs to reach it.
+
+    Its port is bound once and kept until ``close``: no other process can take it between the choice and
+    the use. ``master`` is the port that is left to the program, reserved until then: a PyTorch program's rank 0 hosts
+    its own store there, and cannot speak with this one; a number is one that an agent listens at already. Every client
+    has to prove ``job_key``, by default 32 random bytes in hex, and to be of ``job``, by default the one that this
+    process is in itself.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        master: ReservedPort | int | None = None,
+        job_key: str = "",
+        job: str | None = None,
+    ) -> None:
+        self.host = host
+        self.job_key: str = job_key or os.urandom(32).hex()
+        self._reserved = ReservedPort(host, 0) if master is None else master
+        self.master_port: int = self._reserved if isinstance(self._reserved, int) else self._reserved.port
+        try:
+            self._server = StoreServer(host, 0, job_key=self.job_key, job=job)
+        except BaseException:
+            self._give_port_back()
+            raise
+        self.port: int = self._server.port
+
+    def record(self) -> WorkerStore:
+        """Return where the store is, for the ranks of other nodes."""
+        return WorkerStore(self.host, self.master_port, self.port, self.job_key)
+
+    def environment(self, key: Variable[str] = PROCGROUP_JOB_KEY) -> dict[str, str]:
+        """Return the variables that lead a rank to this store; ``key`` is the one that holds the secret."""
+        return self.record().environment(key)
+
+    def close(self) -> None:
+        """Stop serving and give the ports back. Idempotent."""
+        self._server.close()
+        self._give_port_back()
+
+    def _give_port_back(self) -> None:
+        if isinstance(self._reserved, ReservedPort):
+            self._reserved.close()
+
+    def __enter__(self) -> HostedStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,337 @@
+"""The changes that a job's state goes through: pure functions from one version to the next.
+
+Each change is applied to whatever the state is by then, and the store takes only one agent's result for each version
+(see meeting.py)::
+
+    forming ──enough members──> running ──a rank fails, a node comes or goes──> stopping
+       ^                           │                                               │
+       │                    all have finished                         all members have stopped
+       │                           v                                               │
+       │                         ended  <──────────no restart is left──────────────┤
+       └───────────────────────────────────round + 1───────────────────────────────┘
+
+A change returns None where it does not apply any more: another agent has made it, or the round is another one.
+Nothing here reads a clock; how long to wait for further members, and when a node is lost, the agents decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+
+from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
+
+MAX_FAILURES = 64
+"""How many ranks' failures the state holds; those of further ranks are left out."""
+
+
+class JobConflict(Exception):
+    """A node cannot be part of the job: another node has its rank, or other settings."""
+
+
+class JobEnded(Exception):
+    """A node came to a job that has ended."""
+
+
+def has_enough(state: JobState) -> bool:
+    """Return whether the round that is forming may begin, once nobody else is waited for."""
+    enough = state.phase == "forming" and len(state.members) >= state.settings.min_nodes
+    return enough and not state.is_moving and _has_quorum(state)
+
+
+def is_at_work(state: JobState) -> bool:
+    """Return whether the nodes run a round, or are enough to begin one."""
+    return state.phase in ("running", "stopping") or has_enough(state)
+
+
+def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
+    """Add a node: to the members while a round is forming, else to those who wait for the next one.
+
+    Raises JobConflict where the job has other settings or another node holds the node's rank, JobEnded where the job
+    is over. A round that runs with fewer nodes than the maximum is stopped, so that the next one has the node, too.
+    """
+    if state.node(node.id) is not None:
+        return None
+    if state.phase == "ended":
+        raise JobEnded(f"the job has ended: {state.reason or 'all its ranks have finished'}")
+    _check_settings(state, settings)
+    _check_node_rank(state, node)
+    if state.phase == "forming":
+        return _begin_when_full(replace(state, members=(*state.members, node)))
+    state = replace(state, waiting=(*state.waiting, node))
+    if state.phase == "running" and len(state.members) < settings.max_nodes:
+        return _stop(state, f"{node.host} has joined")
+    return state
+
+
+def recall(state: JobState, memory: JobState) -> JobState | None:
+    """Bring the state of a new store up to what an agent knows from the store that was lost.
+
+    Rounds are not counted twice, and the majority is one of the last round that ran. A store that knows of a later
+    round is not changed.
+    """
+    if state.phase != "forming" or state.round > memory.round:
+        return None
+    return replace(
+        state,
+        round=memory.round + 1,
+        restarts=max(state.restarts, memory.restarts),
+        previous=memory.previous,
+        is_recovery=True,
+    )
+
+
+def begin(state: JobState, round_number: int) -> JobState | None:
+    """Begin the round that is forming, without waiting for further nodes."""
+    if state.round != round_number or not has_enough(state):
+        return None
+    return _begin(state)
+
+
+def publish(state: JobState, round_number: int, store: WorkerStore) -> JobState | None:
+    """Say where the ranks of the running round meet."""
+    if state.round != round_number or state.phase != "running" or state.store is not None:
+        return None
+    return replace(state, store=store)
+
+
+def finish(state: JobState, round_number: int, node_id: str) -> JobState | None:
+    """Note that all ranks of a member have ended with exit status 0; with the last member the job ends."""
+    if state.round != round_number or state.phase != "running" or node_id in state.passed:
+        return None
+    state = replace(state, passed=(*state.passed, node_id))
+    return replace(state, phase="ended") if _all_passed(state) else state
+
+
+def fail(
+    state: JobState, round_number: int, reason: str, failures: Sequence[str] = (), exit_status: int = 1
+) -> JobState | None:
+    """Stop the running round because a rank failed or could not be started; it counts as one restart of the job.
+
+    When the round is being stopped already, the failures are added to what is known about it.
+    """
+    if state.round != round_number or state.phase not in ("running", "stopping"):
+        return None
+    merged = (*state.failures, *failures)[:MAX_FAILURES]
+    if state.phase == "stopping":
+        return replace(state, failures=merged) if failures else None
+    return _stop_after_failure(replace(state, failures=merged), reason, exit_status)
+
+
+def warn(state: JobState, round_number: int, seconds: float) -> JobState | None:
+    """Let the ranks of all members know that a node is to be taken away in so many seconds."""
+    if state.round != round_number or state.phase != "running" or state.notice:
+        return None
+    return replace(state, notice=seconds)
+
+
+def stopped(state: JobState, round_number: int, node_id: str, failures: Sequence[str] = ()) -> JobState | None:
+    """Note that a member's ranks have ended because the round is being stopped; with the last one it is over."""
+    if state.round != round_number or state.phase != "stopping" or node_id in state.passed:
+        return None
+    merged = (*state.failures, *failures)[:MAX_FAILURES]
+    return _conclude(replace(state, passed=(*state.passed, node_id), failures=merged))
+
+
+def lose(state: JobState, nodes: Mapping[str, str], *, silent: bool) -> JobState | None:
+    """Remove nodes that are gone: ``nodes`` says of each id how that was seen.
+
+    ``silent`` nodes may live on behind a network that is cut, and count when a majority is asked for. A loss while a
+    round runs counts as one restart of the job. A member that has finished is not missed.
+    """
+    gone = [node for node in (*state.members, *state.waiting) if node.id in nodes]
+    if state.phase == "running":
+        gone = [node for node in gone if node.id not in state.passed]
+    if not gone or state.phase == "ended":
+        return None
+    were_members = [node for node in gone if node in state.members]
+    state = _without(state, gone, keep_in_previous=silent)
+    if not state.members:
+        return _anew(state)
+    how = "; ".join(f"{node.host} was lost: {nodes[node.id]}" for node in gone)
+    if state.phase == "running" and were_members:
+        return _stop_after_failure(state, how, 1)
+    return _conclude(state) if state.phase == "stopping" else state
+
+
+def leave(state: JobState, node_id: str, reason: str, *, exit_status: int, for_good: bool) -> JobState | None:
+    """Remove a node that leaves in order, its ranks having ended: the others go on where they are enough.
+
+    Where they are not, they wait for a node when a restart is left and the node does not leave ``for_good``; else the
+    job ends everywhere.
+    """
+    node = state.node(node_id)
+    if node is None or state.phase == "ended":
+        return None
+    was_member = node in state.members
+    state = _without(state, [node], keep_in_previous=False)
+    state = replace(state, is_moving=state.is_moving or node.hosts_store)
+    if state.phase == "forming" or not was_member:
+        return state
+    said = f"{node.host} has left: {reason}"
+    left = len(state.members) + len(state.waiting)
+    has_store = not node.hosts_store or any(other.can_host for other in (*state.members, *state.waiting))
+    can_go_on = left >= state.settings.min_nodes and has_store
+    can_wait = not for_good and state.restarts < state.settings.max_restarts
+    if state.phase == "running":
+        if can_go_on or can_wait:
+            return _conclude(_stop(state, said))
+        state = _stop(state, said, is_last=True, exit_status=exit_status)
+    return _conclude(state)
+
+
+def anew(state: JobState) -> JobState | None:
+    """Begin a new job in the place of one that has ended, whose agents are gone."""
+    return _anew(state) if state.phase == "ended" else None
+
+
+def after_losing_store(state: JobState, *, silent: bool) -> JobState:
+    """Return what an agent is to remember of the job when it has lost the store: a loss like that of any node.
+
+    Where the store's connections have ended, so has the agent that hosted it, and is not one of those that may go on
+    elsewhere. ``silent`` says that they have not.
+    """
+    hosts = [] if silent else [node.agent for node in state.members if node.hosts_store]
+    return replace(
+        state,
+        restarts=state.restarts + (state.phase == "running" and not state.is_moving),
+        previous=tuple(old for old in state.previous if old not in hosts),
+    )
+
+
+def end(state: JobState, reason: str, exit_status: int) -> JobState | None:
+    """End the job everywhere."""
+    if state.phase == "ended":
+        return None
+    if state.phase == "forming":
+        return replace(state, phase="ended", is_last=True, reason=reason, exit_status=exit_status)
+    return _conclude(_stop(state, reason, is_last=True, exit_status=exit_status))
+
+
+def _check_settings(state: JobState, settings: Settings) -> None:
+    for name, theirs in asdict(state.settings).items():
+        mine = getattr(settings, name)
+        if mine != theirs:
+            others = ", ".join(node.host for node in state.members) or "the job"
+            flag = {"min_nodes": "nnodes", "max_nodes": "nnodes"}.get(name, name.replace("_", "-"))
+            raise JobConflict(
+                f"the nodes disagree: {name} is {mine!r} here and {theirs!r} on {others}. "
+                f"Give every node the same --{flag.replace('_', '-')}."
+            )
+
+
+def _check_node_rank(state: JobState, node: Node) -> None:
+    for other in (*state.members, *state.waiting):
+        if node.rank is not None and other.rank == node.rank:
+            raise JobConflict(
+                f"two nodes have --node-rank {node.rank}: {other} and {node}. Number the nodes from 0 to "
+                f"{state.settings.max_nodes - 1}, each with a number of its own."
+            )
+
+
+def _begin_when_full(state: JobState) -> JobState:
+    return _begin(state) if len(state.members) == state.settings.max_nodes else state
+
+
+def _begin(state: JobState) -> JobState:
+    places = {agent: place for place, agent in enumerate(state.previous)}
+    came_last = len(places)
+    members = tuple(
+        sorted(state.members, key=lambda node: places.get(node.agent, came_last) if node.rank is None else node.rank)
+    )
+    return replace(
+        state,
+        phase="running",
+        members=members,
+        passed=(),
+        previous=tuple(node.agent for node in members),
+        is_recovery=False,
+        reason="",
+        failures=(),
+        store=None,
+        notice=0.0,
+    )
+
+
+def _stop(state: JobState, reason: str, *, is_last: bool = False, exit_status: int = 0) -> JobState:
+    """Let every member end its ranks; a member that has finished its round goes on to the next one, too."""
+    if state.phase == "stopping":
+        return replace(
+            state,
+            is_last=state.is_last or is_last,
+            reason=state.reason if state.is_last else reason,
+            exit_status=state.exit_status or exit_status,
+        )
+    return replace(state, phase="stopping", passed=(), reason=reason, is_last=is_last, exit_status=exit_status)
+
+
+def _stop_after_failure(state: JobState, reason: str, exit_status: int) -> JobState:
+    if state.restarts >= state.settings.max_restarts:
+        return _conclude(_stop(state, reason, is_last=True, exit_status=exit_status))
+    return _conclude(replace(_stop(state, reason), restarts=state.restarts + 1))
+
+
+def _anew(state: JobState) -> JobState:
+    """Keep only the nodes that wait, as members of a first round."""
+    fresh = JobState(state.settings, version=state.version, round=state.round + 1, members=state.waiting)
+    return _begin_when_full(fresh)
+
+
+def _all_passed(state: JobState) -> bool:
+    return all(node.id in state.passed for node in state.members)
+
+
+def _conclude(state: JobState) -> JobState:
+    """Go on from a round that is being stopped, once every member's ranks have ended."""
+    if state.phase != "stopping" or not _all_passed(state):
+        return state
+    if state.is_last:
+        return replace(state, phase="ended")
+    room = state.settings.max_nodes - len(state.members)
+    state = replace(
+        state,
+        phase="forming",
+        round=state.round + 1,
+        members=(*state.members, *state.waiting[:room]),
+        waiting=state.waiting[room:],
+        passed=(),
+        store=None,
+    )
+    return _begin(state) if has_enough(state) else state
+
+
+def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -> JobState:
+    ids = {node.id for node in gone}
+    agents = {node.agent for node in gone}
+    return replace(
+        state,
+        members=_others(state.members, ids),
+        waiting=_others(state.waiting, ids),
+        passed=tuple(node_id for node_id in state.passed if node_id not in ids),
+        previous=state.previous if keep_in_previous else tuple(old for old in state.previous if old not in agents),
+    )
+
+
+def _others(nodes: Iterable[Node], ids: set[str]) -> tuple[Node, ...]:
+    return tuple(node for node in nodes if node.id not in ids)
+
+
+def _has_quorum(state: JobState) -> bool:
+    """Whether these members may go on after the last round: at most one part of a network that is cut may.
+
+    More than half of those that may still be at work may. Exactly half may where the user says so; or, when nothing is
+    said, where the agents still have the store of that round, which the other half does not reach then. The largest
+    number of nodes may always: there are none left for another part.
+    """
+    if len(state.members) == state.settings.max_nodes:
+        return True
+    here = present(state)
+    if 2 * here == len(state.previous):
+        policy = state.settings.on_partition
+        return not state.previous or policy == "continue" or (policy == "" and not state.is_recovery)
+    return 2 * here > len(state.previous)
+
+
+def present(state: JobState) -> int:
+    """Return how many members were members of the last round, too."""
+    return sum(node.agent in state.previous for node in state.members)

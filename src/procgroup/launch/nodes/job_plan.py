@@ -1,0 +1,241 @@
+"""From the flags to what they mean together: how many nodes there are, and how they meet. Contradictions are refused.
+
+::
+
+    nodes  --rdzv-backend   the job is       the agents meet
+    1      static           of one node      nowhere: the agent is alone
+    N      static           static           at --master-addr:--master-port, where node 0 hosts their store
+    any    c10d             elastic          at --rdzv-endpoint, where the node that owns the address hosts it
+    any    file             elastic          in the file --rdzv-endpoint
+    any    etcd, redis      elastic          at the server --rdzv-endpoint
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from procgroup.cluster.addresses import Endpoint
+from procgroup.environ import PROCGROUP_JOB_KEY, PYTHON_EXEC
+from procgroup.launch import flag_values
+from procgroup.launch.flag_values import NodeRange
+from procgroup.launch.nodes.agent import Patience
+from procgroup.launch.nodes.endpoints import (
+    FoundStore,
+    connect_each,
+    find_store,
+    parse_endpoints,
+    share_file,
+    use_server,
+)
+from procgroup.launch.nodes.job_state import JobState, Node, Settings
+from procgroup.launch.nodes.meeting import Lease, Meeting, Solo
+from procgroup.stores import addresses
+
+DEFAULT_MASTER_PORT = 29500
+"""Where the nodes of a static job meet when no port is given, as with torchrun."""
+
+STATIC_TIMEOUT_SECONDS = 900.0
+JOIN_TIMEOUT_SECONDS = 600.0
+LAST_CALL_SECONDS = 30.0
+KEEP_ALIVE_SECONDS = 1.0
+KEEP_ALIVE_ATTEMPTS = 5
+
+Kind = Literal["solo", "static", "elastic"]
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """How the nodes of a job meet, and what they must agree on.
+
+    ``host`` is this node's name for people, by default the one that its system has.
+    """
+
+    kind: Kind
+    run_id: str
+    agent: str
+    settings: Settings
+    patience: Patience
+    lease: Lease
+    endpoints: tuple[Endpoint, ...] = ()
+    find: Callable[[Callable[[], bool]], FoundStore] | None = None
+    place: str = ""
+    is_host: bool | None = None
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    node_rank: int | None = None
+    local_addr: str = ""
+    host: str = ""
+    processes: int = 1
+    role: str = "default"
+
+    def meet(self, wake: Callable[[], None], memory: JobState | None) -> Meeting | Solo:
+        """Return the meeting of this node with the others."""
+        if self.kind == "solo":
+            return Solo(self._node(os.urandom(8).hex(), None), self.settings, wake)
+        find = self.find or self._find
+        others = self._others if len(self.endpoints) > 1 else None
+        return Meeting(
+            find, self._node, self.run_id, self.settings, wake, lease=self.lease, memory=memory, others=others
+        )
+
+    def _can_host(self) -> bool:
+        """Return whether this node owns one of the endpoints, so that it can host the agents' store."""
+        if self.is_host is not None:
+            return self.is_host
+        return any(addresses.is_local(endpoint.host) for endpoint in self.endpoints)
+
+    def _find(self, stops: Callable[[], bool]) -> FoundStore:
+        answers_torch = self.kind == "static"
+        return find_store(self.endpoints, stops, is_host=self.is_host, answers_torch=answers_torch)
+
+    def _others(self, found: FoundStore) -> Iterator[tuple[int, FoundStore]]:
+        """Yield the stores at the other endpoints, and how far behind this one each is in the list."""
+        places = {endpoint: place for place, endpoint in enumerate(self.endpoints)}
+        here = places.get(found.endpoint, 0) if found.endpoint is not None else 0
+        for other in connect_each([endpoint for endpoint in self.endpoints if endpoint != found.endpoint]):
+            assert other.endpoint is not None
+            yield places[other.endpoint] - here, other
+
+    def _node(self, node_id: str, found: FoundStore | None) -> Node:
+        hosts_store = found is not None and found.server is not None
+        return Node(
+            id=node_id,
+            agent=self.agent,
+            host=self.host or socket.gethostname(),
+            pid=os.getpid(),
+            processes=self.processes,
+            address=self.local_addr or (self.master_addr if found is None else found.address_here()),
+            role=self.role,
+            rank=self.node_rank,
+            hosts_store=hosts_store,
+            can_host=self._can_host(),
+        )
+
+
+def plan(options: argparse.Namespace) -> JobPlan:
+    """Return what the parsed flags mean. Contradictory ones end the program with status 2, and both their sources."""
+    _check(options)
+    nodes: NodeRange = options.nnodes
+    conf: dict[str, str] = options.rdzv_conf
+    is_elastic = options.rdzv_backend != "static" and not options.standalone
+    kind: Kind = "elastic" if is_elastic else "static" if nodes.most > 1 else "solo"
+    endpoints = _endpoints(options, kind)
+    run_id = options.rdzv_id or (os.urandom(16).hex() if kind == "solo" else "none")
+    return JobPlan(
+        kind=kind,
+        run_id=run_id,
+        agent=os.urandom(8).hex(),
+        settings=Settings(nodes.least, nodes.most, options.max_restarts, options.on_partition),
+        patience=Patience(
+            join=_join_seconds(conf, kind),
+            last_call=flag_values.conf_seconds(conf, "last_call_timeout", LAST_CALL_SECONDS),
+            shutdown=options.shutdown_timeout,
+            hang=options.hang_timeout or None,
+        ),
+        lease=_lease(conf),
+        endpoints=endpoints,
+        find=_finder(options, run_id) if kind == "elastic" else None,
+        place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {options.rdzv_endpoint}",
+        is_host=options.node_rank == 0 if kind == "static" else flag_values.conf_is_host(conf),
+        master_addr=endpoints[0].host if kind == "static" else options.master_addr,
+        master_port=endpoints[0].port if kind == "static" else options.master_port or 0,
+        node_rank=options.node_rank if kind == "static" else None,
+        local_addr=options.local_addr,
+        processes=options.nproc_per_node,
+        role=options.role,
+    )
+
+
+def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
+    """Return a line for each flag or variable that was given and has no effect in this job."""
+    of_static = {"node_rank": "node ranks are assigned", "master_addr": "rank 0's host publishes where the ranks meet"}
+    ignored = [
+        f"{options.sources[name]} has no effect with --rdzv-backend {options.rdzv_backend}: {why}"
+        for name, why in of_static.items()
+        if job.kind == "elastic" and options.sources[name] != "default"
+    ]
+    if options.run_path and PYTHON_EXEC.is_set():
+        ignored.append(f"PYTHON_EXEC has no effect with --run-path ({options.sources['run_path']})")
+    return ignored
+
+
+def _check(options: argparse.Namespace) -> None:
+    nodes: NodeRange = options.nnodes
+    source = options.sources
+    if options.standalone and nodes.most > 1:
+        _refuse(options, f"--standalone ({source['standalone']}) is one node", "nnodes", nodes)
+    if options.rdzv_backend == "static" and nodes.least != nodes.most:
+        _refuse(
+            options, f"--rdzv-backend static ({source['rdzv_backend']}) has a fixed number of nodes", "nnodes", nodes
+        )
+    if options.rdzv_backend == "static" and options.node_rank >= nodes.most:
+        text = f"--nnodes {nodes} ({source['nnodes']}) numbers the nodes from 0 to {nodes.most - 1}"
+        _refuse(options, text, "node_rank", options.node_rank)
+    if options.standalone and options.rdzv_endpoint:
+        _refuse(options, f"--standalone ({source['standalone']}) meets nobody", "rdzv_endpoint", options.rdzv_endpoint)
+    needed = {"file": "PATH: a file that all nodes reach", "redis": "HOST[:PORT] or a redis:// URL"}
+    needed |= dict.fromkeys(("etcd", "etcd-v2"), "HOST[:PORT] of the servers")
+    if options.rdzv_backend in needed and not options.rdzv_endpoint and not options.standalone:
+        what = needed[options.rdzv_backend]
+        options.parser.error(f"--rdzv-backend {options.rdzv_backend} needs --rdzv-endpoint {what}")
+    if options.rdzv_backend == "c10d" and not options.rdzv_endpoint and nodes.most > 1:
+        options.parser.error("--rdzv-backend c10d needs --rdzv-endpoint HOST[:PORT]: the address of one of the nodes")
+
+
+def _refuse(options: argparse.Namespace, first: str, name: str, value: object) -> None:
+    flag = "--" + name.replace("_", "-")
+    options.parser.error(f"{first}, but {flag} is {value} ({options.sources[name]}): change one of them")
+
+
+def _endpoints(options: argparse.Namespace, kind: Kind) -> tuple[Endpoint, ...]:
+    """Return the endpoints of agents, one of which hosts the store."""
+    if kind == "solo" or (kind == "elastic" and options.rdzv_backend != "c10d"):
+        return ()
+    try:
+        if kind == "elastic":
+            return tuple(parse_endpoints(options.rdzv_endpoint or "localhost:0"))
+        if options.rdzv_endpoint:
+            return tuple(parse_endpoints(options.rdzv_endpoint, DEFAULT_MASTER_PORT))[:1]
+    except ValueError as error:
+        options.parser.error(f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
+    return (Endpoint(options.master_addr, options.master_port or DEFAULT_MASTER_PORT),)
+
+
+def _finder(options: argparse.Namespace, run_id: str) -> Callable[[Callable[[], bool]], FoundStore] | None:
+    """Return what opens a store that no agent hosts; None where one does."""
+    if options.rdzv_backend == "file":
+        return partial(share_file, options.rdzv_endpoint)
+    if options.rdzv_backend == "c10d":
+        return None
+    from procgroup.launch.nodes import server_rendezvous  # its clients are optional
+
+    try:
+        open_store, endpoint = server_rendezvous.opener(
+            options.rdzv_backend, options.rdzv_endpoint, options.rdzv_conf, run_id
+        )
+    except ValueError as error:
+        options.parser.error(f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
+    return partial(use_server, open_store, endpoint)
+
+
+def _join_seconds(conf: dict[str, str], kind: Kind) -> float:
+    default = JOIN_TIMEOUT_SECONDS
+    if kind == "static":
+        default = flag_values.conf_seconds(conf, "timeout", STATIC_TIMEOUT_SECONDS)
+    return flag_values.conf_seconds(conf, "join_timeout", default)
+
+
+def _lease(conf: dict[str, str]) -> Lease:
+    interval = max(0.05, flag_values.conf_seconds(conf, "keep_alive_interval", KEEP_ALIVE_SECONDS))
+    return Lease(interval, interval * int(conf.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)))
+
+
+def job_key() -> str:
+    """Return the secret that the user gave to the job; "" where there is none, and each round makes its own."""
+    return PROCGROUP_JOB_KEY.get()

@@ -1,0 +1,441 @@
+"""How the agents of a job agree on its state, through a store that all of them reach.
+
+Words: a *version* of the state is one key of the store, written once and never changed; a *change* is a function from
+a state to the next one (see job_changes.py). Whoever writes the key of the next version first decides what it is; the
+others apply their change to that and try the version after it. So every agent sees the same states in the same order,
+whatever the store is::
+
+    latest       the number of some late version, for agents that come       set
+    state/N      the state, as JSON; "passed" once it is long past            compare_set, from nothing
+    beat/ID      counts while the agent ID lives                              add, every interval
+    gone/ID      there when the store has seen ID's connection end            set_on_disconnect
+
+An agent is lost when its beats stand still for ``Lease.seconds`` on the clock of whoever watches it, and in so many
+looks: a watcher that was itself away from its core takes nobody for lost. No times are exchanged. Each agent watches
+the few before it in the ring of all, so that the requests stay few. An agent whose own requests fail for as long has
+lost the others, and says so by ``lost``: it must end its ranks then, since the others take it for lost as well.
+
+Two threads serve one agent: one waits for the next version, the other beats, watches and proposes. The agent's own
+thread never waits for the store.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
+from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes.endpoints import FoundStore
+from procgroup.launch.nodes.job_changes import JobConflict, JobEnded
+from procgroup.launch.nodes.job_state import JobState, Node, Settings
+from procgroup.stores.prefix import PrefixStore
+from procgroup.stores.store import OnDisconnect, Store
+
+Change = Callable[[JobState], JobState | None]
+
+_KEPT_VERSIONS = 64
+_WATCHED = 8
+_PASSED = b"passed"
+_CLOSE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.02
+_ELSEWHERE_SECONDS = 1.0
+_LOOK_ELSEWHERE_SECONDS = 5.0
+# How long an agent that hosts the store lets the others read how the job ended.
+_GUEST_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Lease:
+    """How often an agent shows that it lives, and after how many seconds of silence it is lost."""
+
+    interval: float = 1.0
+    seconds: float = 5.0
+
+    @property
+    def looks(self) -> int:
+        """How many looks in a row must find nothing new."""
+        return max(2, int(self.seconds / self.interval))
+
+
+class Solo:
+    """The meeting of a job with one node: it agrees with itself at once."""
+
+    def __init__(self, node: Node, settings: Settings, wake: Callable[[], None]) -> None:
+        self.state: JobState | None = job_changes.join(JobState(settings), node, settings)
+        self.node_id: str = node.id
+        self.lost: str = ""
+        self.is_silent: bool = False
+        self.moves: bool = False
+        self.error: Exception | None = None
+        self._wake = wake
+
+    def propose(self, change: Change) -> None:
+        """Apply a change to the state, where it applies."""
+        assert self.state is not None
+        changed = change(self.state)
+        if changed is not None:
+            self.state = replace(changed, version=self.state.version + 1)
+            self._wake()
+
+    def settle(self, seconds: float) -> None:
+        """Wait until what was proposed is done; it is."""
+
+    def hand_over(self, seconds: float) -> None:
+        """Let the others go on without this node; there are none."""
+
+    def forget_torch(self) -> None:
+        """Forget the keys of PyTorch's clients; there are none."""
+
+    def close(self) -> None:
+        """Leave nothing; there is nothing."""
+
+
+class Meeting:
+    """One agent's view of the job, kept up to date in threads of its own.
+
+    ``find(stops)`` connects to the store, or hosts it; ``describe`` makes the node, given where that store is.
+    ``state`` is the latest known state, None until there is one; ``wake`` is called, in another thread, whenever it,
+    ``lost`` or ``error`` has changed. ``lost`` says why the store is out of reach, ``is_silent`` that its connections
+    have not ended, ``moves`` that this agent gave it up; ``error`` is the exception that keeps the node out of the job.
+
+    ``memory`` is what this agent knows of the job from a store that was lost. ``others(found)`` yields the stores at
+    other endpoints, each with its distance in the list: an agent that hosts a store at which nodes are missing looks
+    whether more meet at another.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[Callable[[], bool]], FoundStore],
+        describe: Callable[[str, FoundStore], Node],
+        job: str,
+        settings: Settings,
+        wake: Callable[[], None],
+        *,
+        lease: Lease | None = None,
+        memory: JobState | None = None,
+        others: Callable[[FoundStore], Iterator[tuple[int, FoundStore]]] | None = None,
+    ) -> None:
+        self.node_id: str = os.urandom(8).hex()
+        self.lost: str = ""
+        self.is_silent: bool = False
+        self.moves: bool = False
+        self.error: Exception | None = None
+        self._find = find
+        self._describe = describe
+        self._job = job
+        self._settings = settings
+        self._memory = memory
+        self._lease = lease or Lease()
+        self._others = others
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._changes: queue.SimpleQueue[Change | threading.Event] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._joined = threading.Event()
+        self._found: FoundStore | None = None
+        self._known: JobState | None = None
+        self._has_joined = False
+        self._has_handed_over = False
+        self._store: Store
+        self._watched: dict[str, _Watched] = {}
+        self._looked = time.monotonic()
+        self._looks_elsewhere_at = 0.0
+        self._on_disconnect: OnDisconnect | None = None
+        self._answered = time.monotonic()
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(serve,), name=name, daemon=True)
+            for serve, name in ((self._serve, "procgroup-beat"), (self._follow, "procgroup-follow"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def state(self) -> JobState | None:
+        """The latest known state, once this node has joined."""
+        return self._known if self._has_joined else None
+
+    def propose(self, change: Change) -> None:
+        """Have a change applied to the state, as soon as the store answers. Never waits."""
+        self._changes.put(change)
+
+    def settle(self, seconds: float) -> None:
+        """Wait until all that was proposed has reached the store, but not longer than so many seconds."""
+        done = threading.Event()
+        self._changes.put(done)
+        done.wait(seconds)
+
+    def hand_over(self, seconds: float) -> None:
+        """Wait, when the store ends with this agent, until the others have ended their ranks; not longer than this."""
+        deadline = time.monotonic() + seconds
+        while self._is_moving() and time.monotonic() < deadline and not self.lost:
+            time.sleep(_PAUSE_SECONDS)
+        self._has_handed_over = self._found is not None and self._known is not None and self._known.is_moving
+
+    def _is_moving(self) -> bool:
+        state = self._known
+        return state is not None and state.is_moving and state.phase == "stopping" and bool(state.members)
+
+    def forget_torch(self) -> None:
+        """Forget the keys of PyTorch's clients, where this agent hosts them: the next round must not see them."""
+        if self._found is not None and self._found.server is not None:
+            self._found.server.forget_torch()
+
+    def close(self) -> None:
+        """End the threads and let go of the store; the other agents take this one for gone. Idempotent."""
+        self._closing.set()
+        self._changes.put(lambda state: None)
+        self._joined.set()
+        # Threads that wait for a store which does not answer end by themselves, when its connections are closed.
+        seconds = 0.0 if self.lost else _CLOSE_SECONDS
+        self._threads[0].join(seconds)
+        if self._found is not None:
+            leaves_at_once = bool(self.lost or self.error is not None or self._has_handed_over)
+            self._found.close_after_guests(0.0 if leaves_at_once else _GUEST_SECONDS)
+        self._threads[1].join(seconds)
+
+    def _guarded(self, serve: Callable[[], None]) -> None:
+        try:
+            serve()
+        except (JobConflict, JobEnded) as error:
+            self.error = error
+        except DistError as error:
+            if self._found is None:
+                self.error = self.error or error
+            elif not self._closing.is_set():
+                self.is_silent = self.is_silent or not isinstance(error, StoreLost)
+                self.lost = self.lost or str(error)
+        except Exception as error:
+            self.error = error
+        self._joined.set()
+        self._wake()
+
+    def _serve(self) -> None:
+        self._join()
+        next_beat = time.monotonic()
+        while not self._closing.is_set():
+            with suppress(queue.Empty):
+                self._take_one(max(0.0, next_beat - time.monotonic()))
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + self._lease.interval
+                self._look_after_leases()
+                self._look_elsewhere()
+        if self._on_disconnect is not None:
+            with suppress(DistError):
+                self._on_disconnect.withdraw()
+
+    def _take_one(self, seconds: float) -> None:
+        change = self._changes.get(timeout=seconds)
+        if isinstance(change, threading.Event):
+            change.set()
+        else:
+            self._persist(lambda: self._apply(change))
+
+    def _join(self) -> None:
+        self._found = self._find(self._closing.is_set)
+        self._store = PrefixStore(
+            f"agents/{self._job}", self._found.store.with_timeout(max(0.5, self._lease.seconds / 6))
+        )
+        node = self._describe(self.node_id, self._found)
+        self._answered = time.monotonic()
+        self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
+        self._on_disconnect = self._store.set_on_disconnect(f"gone/{self.node_id}", "")
+        self._persist(self._find_state)
+        if self._memory is not None:
+            memory = self._memory
+            self._persist(lambda: self._apply(lambda state: job_changes.recall(state, memory)))
+        try:
+            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+        except JobEnded:
+            if self._is_anybody_there():
+                raise
+            self._persist(lambda: self._apply(job_changes.anew))
+            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+        self._has_joined = True
+        self._joined.set()
+        self._wake()
+
+    def _is_anybody_there(self) -> bool:
+        """Return whether an agent of a job that has ended still lives: the store of a dead job is used again."""
+        keys = [f"beat/{node.id}" for node in (self._known.members if self._known is not None else ())]
+        before = self._store.multi_get(keys)
+        return not self._closing.wait(self._lease.seconds) and self._store.multi_get(keys) != before
+
+    def _find_state(self) -> None:
+        """Take the latest state that the store knows, or make the first one."""
+        if self._store.check(["latest"]):
+            self._take_latest()
+        else:
+            first = JobState(self._settings).to_json()
+            self._take(self._store.compare_set("state/0", "", first))
+            self._store.compare_set("latest", "", "0")
+
+    def _take_latest(self) -> None:
+        while True:
+            text = self._store.get("state/" + self._store.get("latest").decode())
+            if text != _PASSED:
+                self._take(text)
+                return
+
+    def _take(self, text: bytes) -> None:
+        """Make a state the latest known one, unless a later one is known."""
+        if text == _PASSED:
+            self._take_latest()
+            return
+        state = JobState.from_json(text)
+        with self._lock:
+            if self._known is not None and state.version <= self._known.version:
+                return
+            self._known = state
+        self._wake()
+
+    def _apply(self, change: Change) -> None:
+        """Write the version that the change makes of the latest one, however often others are quicker."""
+        while True:
+            state = self._known
+            assert state is not None
+            changed = change(state)
+            if changed is None:
+                return
+            changed = replace(changed, version=state.version + 1)
+            text = changed.to_json().encode()
+            written = self._store.compare_set(f"state/{changed.version}", "", text)
+            self._take(written)
+            if written == text:
+                self._store.set("latest", str(changed.version))
+                if changed.version >= _KEPT_VERSIONS:
+                    self._store.set(f"state/{changed.version - _KEPT_VERSIONS}", _PASSED)
+                return
+
+    def _follow(self) -> None:
+        self._joined.wait()
+        while self._known is not None and not (self._closing.is_set() or self.lost or self.error):
+            with suppress(StoreTimeout):
+                self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
+
+    def _persist(self, request: Callable[[], object]) -> None:
+        """Do a request again until the store answers. Raises StoreTimeout once it has not for the lease's time."""
+        while True:
+            try:
+                request()
+            except StoreTimeout:
+                if self._closing.is_set() or time.monotonic() - self._answered >= self._lease.seconds:
+                    raise DistStoreError(
+                        f"the store of the agents has been silent for {self._lease.seconds:g} s"
+                    ) from None
+            else:
+                self._answered = time.monotonic()
+                return
+
+    def _look_after_leases(self) -> None:
+        """Show that this agent lives, and look whether those do that it watches."""
+        self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
+        nodes = self._watched_nodes()
+        if not nodes:
+            self._looked = time.monotonic()
+            return
+        beats: list[bytes] = []
+        gone: list[str] = []
+
+        def look() -> None:
+            beats[:] = self._store.multi_get([f"beat/{node.id}" for node in nodes])
+            gone[:] = self._store.list_keys("gone/")
+
+        self._persist(look)
+        self._judge(nodes, beats, {key.removeprefix("gone/") for key in gone})
+
+    def _look_elsewhere(self) -> None:
+        """Let go of a store that this agent hosts for one at which more nodes have met; of two alike, for the first.
+
+        There are two when agents were started, or lost their store, while a network was cut.
+        """
+        state, found = self._known, self._found
+        if self._others is None or found is None or found.server is None or state is None:
+            return
+        if state.phase not in ("forming", "running") or len(state.members) == state.settings.max_nodes:
+            return
+        if time.monotonic() < self._looks_elsewhere_at:
+            return
+        with suppress(DistError):
+            self.moves = any(self._is_better(place, other, state) for place, other in self._others(found))
+        pause = _LOOK_ELSEWHERE_SECONDS if job_changes.is_at_work(state) else 0.0
+        self._looks_elsewhere_at = time.monotonic() + pause
+        if self.moves:
+            raise DistStoreError("more of the other nodes meet at another endpoint")
+
+    def _is_better(self, place: int, other: FoundStore, mine: JobState) -> bool:
+        """Return whether to go to another store, ``place`` entries further in the list of endpoints; close it."""
+        try:
+            store = PrefixStore(f"agents/{self._job}", other.store.with_timeout(_ELSEWHERE_SECONDS))
+            if not store.check(["latest"]):
+                return False
+            theirs = JobState.from_json(store.get("state/" + store.get("latest").decode()))
+        except (DistError, ValueError):
+            return False
+        finally:
+            other.close_after_guests(0)
+        if theirs.phase == "ended":
+            return False
+        weights = [(job_changes.is_at_work(state), len(state.members)) for state in (mine, theirs)]
+        return weights[1] > weights[0] or (weights[1] == weights[0] and place < 0)
+
+    def _watched_nodes(self) -> list[Node]:
+        """Return the nodes before this one in the ring of all."""
+        state = self._known
+        nodes = [] if state is None else [*state.members, *state.waiting]
+        here = next((index for index, node in enumerate(nodes) if node.id == self.node_id), None)
+        if here is None or state is None or state.phase == "ended":
+            return []
+        return [nodes[here - distance] for distance in range(1, min(_WATCHED + 1, len(nodes)))]
+
+    def _judge(self, nodes: list[Node], beats: list[bytes], gone: set[str]) -> None:
+        """Propose to remove the nodes that are lost.
+
+        An agent that dies ends its connections at once, between two beats. One that has lost this store ends them,
+        too, but only after the lease's time, and may go on elsewhere: so the end of a connection is no death where
+        the last beat is old, or where this agent was itself away and cannot tell.
+        """
+        now = time.monotonic()
+        was_away = now - self._looked >= self._lease.seconds / 2
+        self._looked = now
+        watched = {node.id: self._watched.get(node.id, _Watched()) for node in nodes}
+        self._watched = watched
+        dead, silent = {}, {}
+        for node, beat in zip(nodes, beats, strict=True):
+            stands_still = watched[node.id].stands_still(beat, self._lease)
+            if node.id in gone and not was_away and watched[node.id].is_recent(self._lease):
+                dead[node.id] = "its agent has ended"
+            elif node.id in gone:
+                silent[node.id] = "its agent has ended its connections"
+            elif stands_still:
+                silent[node.id] = f"its agent has been silent for {self._lease.seconds:g} s"
+        for lost, is_silent in ((dead, False), (silent, True)):
+            if lost:
+                self._persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
+
+
+class _Watched:
+    """What is known about another agent's beats."""
+
+    def __init__(self) -> None:
+        self._beat = b""
+        self._since = 0.0
+        self._looks = 0
+
+    def stands_still(self, beat: bytes, lease: Lease) -> bool:
+        """Return whether the beats have stood still for the lease's time and looks."""
+        if beat != self._beat:
+            self._beat, self._since, self._looks = beat, time.monotonic(), 0
+            return False
+        self._looks += 1
+        return self._looks >= lease.looks and time.monotonic() - self._since >= lease.seconds
+
+    def is_recent(self, lease: Lease) -> bool:
+        """Return whether the last beat was not long ago."""
+        return time.monotonic() - self._since < lease.seconds / 2

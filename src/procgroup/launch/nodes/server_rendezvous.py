@@ -1,0 +1,56 @@
+"""The agents' store on a server of its own, etcd or Redis, which outlives every host of the job.
+
+The password is read from PROCGROUP_RDZV_PASSWORD, since a command line can be read by everybody on its host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from procgroup.cluster.addresses import Endpoint
+from procgroup.environ import PROCGROUP_RDZV_PASSWORD
+from procgroup.launch.nodes.endpoints import parse_endpoints
+from procgroup.stores.store import Store
+
+CONNECT_SECONDS = 5.0
+"""How long one attempt to connect may take."""
+
+_ETCD_PORT = 2379
+_REDIS_PORT = 6379
+
+
+def opener(backend: str, endpoint: str, conf: Mapping[str, str], run_id: str) -> tuple[Callable[[], Store], Endpoint]:
+    """Return what opens the store, and where the server is. Raises ValueError for an endpoint that is none.
+
+    ``conf`` may hold user, cacert (or ssl_cert), and for etcd protocol and ssl_cert_key, as with torchrun.
+    """
+    security = {
+        "user": conf.get("user", ""),
+        "password": PROCGROUP_RDZV_PASSWORD.get(),
+        "ca_file": conf.get("cacert", ""),
+        "cert_file": conf.get("ssl_cert", ""),
+        "key_file": conf.get("ssl_cert_key", ""),
+    }
+    given: dict[str, Any] = {name: value for name, value in security.items() if value}
+    if backend == "redis":
+        url = endpoint if "://" in endpoint else f"redis://{parse_endpoints(endpoint, _REDIS_PORT)[0]}"
+        parts = urlsplit(url)
+        return partial(_open_redis, url, run_id, given), Endpoint(parts.hostname or "", parts.port or _REDIS_PORT)
+    servers = parse_endpoints(endpoint, _ETCD_PORT)
+    scheme = f"{conf['protocol']}://" if "protocol" in conf else ""
+    return partial(_open_etcd, [f"{scheme}{server}" for server in servers], run_id, given), servers[0]
+
+
+def _open_redis(url: str, prefix: str, security: Mapping[str, Any]) -> Store:
+    from procgroup.stores.redis import RedisStore
+
+    return RedisStore(url, prefix, CONNECT_SECONDS, **security)
+
+
+def _open_etcd(servers: list[str], prefix: str, security: Mapping[str, Any]) -> Store:
+    from procgroup.stores.etcd import EtcdStore
+
+    return EtcdStore(servers, prefix, CONNECT_SECONDS, **security)

@@ -1,0 +1,1 @@
+"""What the ranks print and report: on the console and in files."""

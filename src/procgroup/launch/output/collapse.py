@@ -1,0 +1,113 @@
+"""Show a line that many ranks write at about the same time once: "[ranks 0-63] (x64) epoch 3 begins".
+
+Words: a *run* is one such line, with the ranks that have written it so far. Runs are shown in the order in which they
+began: when all ranks have joined, or WINDOW_SECONDS after the beginning. A rank joins a run only when it stands behind
+the last one that the rank has joined, so the lines of one rank are never shown in another order::
+
+    rank 0:  a  b  c        runs:  a {0, 1}   b {0, 1}   x {1}   c {0, 1}
+    rank 1:  a  b  x  c
+
+Live lines are never collapsed: before one is drawn, all that is held back is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+from procgroup.launch.output.rank_ranges import format_ranks
+from procgroup.launch.output.sinks import LinePrefixer, Sink, redraws
+
+WINDOW_SECONDS = 0.2
+"""How long a line waits for other ranks to write the same."""
+
+_MAX_HELD_BYTES = 256 * 1024
+
+
+class _Run(NamedTuple):
+    number: int
+    prefix: bytes
+    line: bytes
+    ranks: list[int]
+    due: float
+
+
+class Collapser:
+    """Holds the lines of several ranks back for a moment, and puts them together on a sink.
+
+    ``ranks`` is how many ranks may write the same. ``show_due`` is to be called at the time ``due``.
+    """
+
+    def __init__(self, sink: Sink, ranks: int) -> None:
+        self.sink = sink
+        self._ranks = ranks
+        self._runs: deque[_Run] = deque()
+        self._runs_of_line: dict[bytes, deque[_Run]] = {}
+        self._last_joined: dict[int, int] = {}
+        self._begun = 0
+        self._held_bytes = 0
+
+    @property
+    def due(self) -> float | None:
+        """When the next line has waited long enough, in monotonic seconds; None when no line waits."""
+        return self._runs[0].due if self._runs else None
+
+    def put(self, rank: int, prefix: bytes, line: bytes) -> None:
+        """Take one line of a rank, without its end; ``prefix`` stands before it when no other rank writes the same."""
+        last = self._last_joined.get(rank, -1)
+        ahead = (run for run in self._runs_of_line.get(line, ()) if run.number > last)
+        run = next(ahead, None) or self._begin(prefix, line)
+        run.ranks.append(rank)
+        self._last_joined[rank] = run.number
+        while self._runs and (len(self._runs[0].ranks) >= self._ranks or self._held_bytes > _MAX_HELD_BYTES):
+            self._show_first()
+
+    def show_due(self, now: float) -> None:
+        """Show the lines that have waited long enough."""
+        while self._runs and self._runs[0].due <= now:
+            self._show_first()
+
+    def flush(self) -> None:
+        """Show all lines that wait."""
+        while self._runs:
+            self._show_first()
+
+    def _begin(self, prefix: bytes, line: bytes) -> _Run:
+        run = _Run(self._begun, prefix, line, [], time.monotonic() + WINDOW_SECONDS)
+        self._begun += 1
+        self._held_bytes += len(line)
+        self._runs.append(run)
+        self._runs_of_line.setdefault(line, deque()).append(run)
+        return run
+
+    def _show_first(self) -> None:
+        run = self._runs.popleft()
+        self._held_bytes -= len(run.line)
+        same = self._runs_of_line[run.line]
+        same.popleft()
+        if not same:
+            del self._runs_of_line[run.line]
+        several = f"[ranks {format_ranks(run.ranks)}] (x{len(run.ranks)}) ".encode()
+        self.sink.put_lines(None, (run.prefix if len(run.ranks) == 1 else several) + run.line + b"\n")
+
+
+class CollapsingPrefixer(LinePrefixer):
+    """Turns what one rank writes on one stream into lines for a collapser; its live lines go to the sink."""
+
+    def __init__(self, prefix: str, collapser: Collapser, rank: int, own_prefix: str = "") -> None:
+        super().__init__(prefix, collapser.sink, own_prefix)
+        self._collapser = collapser
+        self._rank = rank
+
+    def _show_lines(self, text: bytes) -> None:
+        if self._live or redraws(text):
+            self._collapser.flush()
+            super()._show_lines(text)
+            return
+        for line in self._without_own_prefix(text)[:-1].split(b"\n"):
+            self._collapser.put(self._rank, self._prefix, line)
+
+    def _show_live(self) -> None:
+        self._collapser.flush()
+        super()._show_live()

@@ -1,0 +1,270 @@
+"""Where everything goes that the ranks of one agent, and the agent itself, write: the console and the log files.
+
+::
+
+    stream of a rank ──┬─> LinePrefixer or CollapsingPrefixer ──> Sink      unless redirected, or not to be shown
+                       ├─> LogFile                                          where there is a log directory
+                       └─> LineFilter ──> LogFile shared by all ranks       --duplicate-stdout-filters
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from procgroup.launch.output.collapse import Collapser, CollapsingPrefixer
+from procgroup.launch.output.colour import coloured, is_coloured
+from procgroup.launch.output.log_files import JobDirectory, LineFilter, LogFile, TemporaryDirectory
+from procgroup.launch.output.log_options import STDERR, STDOUT, LogOptions, fill_prefix, prefix_template
+from procgroup.launch.output.sinks import LinePrefixer, Sink, open_sinks
+from procgroup.launch.output.status_line import StatusLine
+
+if TYPE_CHECKING:
+    from procgroup.launch.output.progress_inbox import ProgressInbox
+
+COLLAPSED_FROM_RANKS = 9
+"""From how many ranks on, on a terminal, equal lines are shown once: the lines of so many ranks fill a screen. Files
+and pipes get every line, because other programs count and search them."""
+
+_LOG_NAMES = ("stdout.log", "stderr.log")
+
+
+class Place(NamedTuple):
+    """Which of the job's nodes this is, as prefixes have it; ``nodes`` is how many there may be."""
+
+    nodes: int = 1
+    node_rank: int = 0
+    host: str = ""
+    role: str = "default"
+
+
+class StreamOutput(NamedTuple):
+    """Where one stream of a rank goes: ``lines`` to the console, ``log`` and ``filtered`` to files; None: not there."""
+
+    sink: Sink
+    lines: LinePrefixer | None = None
+    log: LogFile | None = None
+    filtered: LineFilter | None = None
+
+    def show(self, data: bytes) -> None:
+        """Take what is to be shown on the console."""
+        if self.lines is not None:
+            self.lines.feed(data)
+
+    def keep(self, data: bytes) -> None:
+        """Take what the rank wrote, for the files."""
+        if self.log is not None:
+            self.log.write(data)
+        if self.filtered is not None:
+            self.filtered.feed(data)
+
+    def finish(self) -> None:
+        """Show and keep a last line without a newline; the rank writes no more."""
+        if self.lines is not None:
+            self.lines.finish()
+        if self.filtered is not None:
+            self.filtered.finish()
+        if self.log is not None:
+            self.log.close()
+
+
+class RankOutput(NamedTuple):
+    """Where a rank's stdout and stderr go, and its error file: empty where it has none."""
+
+    streams: tuple[StreamOutput, StreamOutput]
+    error_file: str
+
+
+class JobOutput:
+    """The console and the log files of one agent. Use as a context manager, which removes temporary files at its end.
+
+    ``tick`` is to be called at the time ``due``, ``take_progress`` when ``progress`` can be read, ``finish`` before
+    the report. ``progress``, which is there on a terminal, or where the caller needs it, has the address for
+    PROCGROUP_REPORT_SOCKET; ``last_reports`` says when each rank of this attempt reported last, in monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        options: LogOptions,
+        run_id: str,
+        sinks: tuple[Sink, Sink] | None = None,
+        *,
+        needs_progress: bool = False,
+    ) -> None:
+        """Raises ValueError when torch's variable for prefixes is not usable, OSError when there is no place
+        for the files that were asked for.
+        """
+        self.sinks: tuple[Sink, Sink] = sinks or open_sinks()
+        self.status: StatusLine = StatusLine(self.sinks[STDERR])
+        self.progress: ProgressInbox | None = _open_progress() if self.status.is_shown or needs_progress else None
+        self.last_reports: dict[int, float] = {}
+        self._options = options
+        self._place = Place()
+        prefix_template(options.prefix, nodes=1)
+        self._collapsers: dict[Sink, Collapser] = {}
+        self._filtered: list[LogFile | None] = [None, None]
+        self._attempt: Path | None = None
+        self._has_begun = self._log_has_failed = False
+        self._temporary: TemporaryDirectory | None = None
+        self._job = self._job_directory(run_id)
+
+    def __enter__(self) -> JobOutput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_filtered()
+        if self._temporary is not None:
+            self._temporary.remove()
+        if self.progress is not None:
+            self.progress.close()
+
+    @property
+    def due(self) -> float | None:
+        """When ``tick`` is to be called, in monotonic seconds; None when nothing waits."""
+        times = [self.status.due, *(collapser.due for collapser in self._collapsers.values())]
+        return min((time for time in times if time is not None), default=None)
+
+    def tick(self) -> None:
+        """Show what has waited long enough."""
+        now = time.monotonic()
+        for collapser in self._collapsers.values():
+            collapser.show_due(now)
+        self.status.show_due(now)
+
+    def begin_attempt(self, attempt: int, ranks: Sequence[int], place: Place) -> None:
+        """Make the directories for the next start of these global ranks; where they are is said the first time.
+
+        An attempt whose directories cannot be made keeps no logs, and a line says so.
+        """
+        self.finish()
+        self._close_filtered()
+        self._place = place
+        self._attempt = None
+        self.last_reports.clear()
+        try:
+            self._attempt = self._job.begin_attempt(attempt, ranks) if self._job else None
+        except OSError as error:
+            self._log_failed(Path(error.filename or "the next attempt's logs"), error)
+        if self._job and self._temporary is None and not self._has_begun:
+            self.say(f"logs are kept in {self._job.path}")
+        self._has_begun = True
+        self._filtered = [self._open_filtered(stream) for stream in (STDOUT, STDERR)]
+        self._collapsers = {sink: Collapser(sink, len(ranks)) for sink in self.sinks if self._collapses(sink, ranks)}
+
+    def of_rank(self, rank: int, local_rank: int) -> RankOutput:
+        """Return where the output of a rank of this attempt goes."""
+        directory = self._attempt / str(rank) if self._attempt else None
+        return RankOutput(
+            streams=(self._stream(rank, local_rank, STDOUT), self._stream(rank, local_rank, STDERR)),
+            error_file=str(directory / "error.json") if directory else "",
+        )
+
+    def take_progress(self) -> None:
+        """Take what ranks have reported with ``procgroup.report``."""
+        if self.progress is not None:
+            reports = self.progress.take()
+            self.last_reports.update(dict.fromkeys(reports, time.monotonic()))
+            self.status.report(reports)
+
+    def say(self, text: str) -> None:
+        """Show one line of the launcher's own on stderr."""
+        self.put(f"procgroup run: {text}\n")
+
+    def put(self, text: str) -> None:
+        """Show whole lines on stderr."""
+        self.sinks[STDERR].put_lines(None, text.encode(errors="replace"))
+
+    def finish(self) -> None:
+        """Show all that waits, and take the status line away: the ranks of this attempt write no more."""
+        for collapser in self._collapsers.values():
+            collapser.flush()
+        self.status.clear()
+
+    def _job_directory(self, run_id: str) -> JobDirectory | None:
+        """Return where the job's files go: without a log directory, for error files, one that is removed at the end."""
+        options = self._options
+        if options.directory == os.devnull:
+            return None
+        if options.directory:
+            job = JobDirectory(Path(options.directory), run_id)
+            job.path.mkdir(parents=True, exist_ok=True)
+            return job
+        is_asked_for = bool(options.redirects or options.tee or any(options.filters))
+        try:
+            temporary = TemporaryDirectory()
+        except OSError:
+            if is_asked_for:
+                raise
+            return None
+        self._temporary = None if is_asked_for else temporary
+        return JobDirectory(temporary.path, run_id)
+
+    def _stream(self, rank: int, local_rank: int, stream: int) -> StreamOutput:
+        is_shown = self._options.shows(rank, local_rank, stream)
+        is_kept = self._attempt is not None and self._options.keeps(local_rank, stream)
+        return StreamOutput(
+            sink=self.sinks[stream],
+            lines=self._prefixer(rank, local_rank, self.sinks[stream]) if is_shown else None,
+            log=self._open(Path(str(rank), _LOG_NAMES[stream])) if is_kept else None,
+            filtered=self._filter(rank, local_rank, stream),
+        )
+
+    def _prefixer(self, rank: int, local_rank: int, sink: Sink) -> LinePrefixer:
+        prefix = self._prefix(rank, local_rank)
+        prefix = coloured(prefix, rank) if is_coloured(sink) else prefix
+        own_prefix = f"[rank{rank}]: "  # torch and procgroup prefix the lines of an uncaught exception with it
+        if sink in self._collapsers:
+            return CollapsingPrefixer(prefix, self._collapsers[sink], rank, own_prefix)
+        return LinePrefixer(prefix, sink, own_prefix)
+
+    def _prefix(self, rank: int, local_rank: int) -> str:
+        place = self._place
+        return fill_prefix(
+            prefix_template(self._options.prefix, place.nodes),
+            rank=rank,
+            local_rank=local_rank,
+            node_rank=place.node_rank,
+            host=place.host,
+            role=place.role,
+        )
+
+    def _filter(self, rank: int, local_rank: int, stream: int) -> LineFilter | None:
+        log = self._filtered[stream]
+        if log is None:
+            return None
+        return LineFilter(self._options.filters[stream], self._prefix(rank, local_rank), log)
+
+    def _open_filtered(self, stream: int) -> LogFile | None:
+        if self._attempt is None or not self._options.filters[stream]:
+            return None
+        return self._open(Path(f"filtered_{_LOG_NAMES[stream]}"))
+
+    def _open(self, name: Path) -> LogFile | None:
+        return LogFile(self._attempt / name, self._log_failed) if self._attempt else None
+
+    def _close_filtered(self) -> None:
+        for log in self._filtered:
+            if log is not None:
+                log.close()
+
+    def _collapses(self, sink: Sink, ranks: Sequence[int]) -> bool:
+        choice = self._options.collapse
+        return choice == "always" or (choice == "auto" and sink.is_terminal and len(ranks) >= COLLAPSED_FROM_RANKS)
+
+    def _log_failed(self, path: Path, error: OSError) -> None:
+        """Say once that logs are incomplete; the job goes on."""
+        if not self._log_has_failed:
+            self._log_has_failed = True
+            self.say(f"{path} is kept no longer: {error.strerror}; other logs that end so are not named")
+
+
+def _open_progress() -> ProgressInbox | None:
+    from procgroup.launch.output.progress_inbox import ProgressInbox  # on a terminal only
+
+    try:
+        return ProgressInbox()
+    except OSError:  # a system without abstract sockets: the status line does without reports
+        return None

@@ -1,0 +1,135 @@
+"""What the flags about output mean: which lines are shown on the console, and which are kept in files.
+
+Each function reads the value of one flag; an unusable one raises ValueError, which shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from procgroup.environ import TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
+from procgroup.launch.output.rank_ranges import parse_ranks
+
+STDOUT, STDERR = 0, 1
+"""The streams of a rank, in the order in which they are kept everywhere."""
+
+ONE_NODE_PREFIX = "[rank {rank}] "
+SEVERAL_NODES_PREFIX = "[rank {rank} {host}] "
+
+_FIELDS = ("rank", "local_rank", "node_rank", "host", "role")
+_FIELD = re.compile(r"\{(\w+)\}")
+_TORCH_FIELD = re.compile(r"\$\{(\w+)\}")
+_TORCH_FIELDS = {"role_name": "role", "rank": "rank", "local_rank": "local_rank"}
+_STREAMS = re.compile(r"[0-3]")
+_RANK_STREAMS = re.compile(r"(\d{1,6}):([0-3])", re.ASCII)
+
+
+class Streams(NamedTuple):
+    """Which streams of which local ranks: 0 none, 1 stdout, 2 stderr, 3 both."""
+
+    of_all: int = 0
+    of_rank: Mapping[int, int] = MappingProxyType({})
+
+    def has(self, local_rank: int, stream: int) -> bool:
+        """Return whether a stream of a local rank, STDOUT or STDERR, is one of them."""
+        return bool(self.of_rank.get(local_rank, self.of_all) >> stream & 1)
+
+    def __bool__(self) -> bool:
+        return bool(self.of_all or any(self.of_rank.values()))
+
+
+class LogOptions(NamedTuple):
+    """What was asked for. ``prefix`` is a template, None for the default; None for ranks means all of them."""
+
+    directory: str = ""
+    prefix: str | None = None
+    redirects: Streams = Streams()
+    tee: Streams = Streams()
+    shown_ranks: frozenset[int] | None = None
+    shown_local_ranks: frozenset[int] | None = None
+    filters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    collapse: str = "auto"
+
+    def shows(self, rank: int, local_rank: int, stream: int) -> bool:
+        """Return whether a stream of a rank appears on the console."""
+        is_chosen = self.shown_ranks is None or rank in self.shown_ranks
+        is_chosen = is_chosen and (self.shown_local_ranks is None or local_rank in self.shown_local_ranks)
+        return is_chosen and (self.tee.has(local_rank, stream) or not self.redirects.has(local_rank, stream))
+
+    def keeps(self, local_rank: int, stream: int) -> bool:
+        """Return whether a stream of a rank has a file: with a directory all have, without one those asked for."""
+        asked = self.tee.has(local_rank, stream) or self.redirects.has(local_rank, stream)
+        return bool(self.directory) or asked
+
+
+def streams(text: str) -> Streams:
+    """Read "3" for all ranks, or "0:1,10:3" by local rank: 0 none, 1 stdout, 2 stderr, 3 both."""
+    if _STREAMS.fullmatch(text):
+        return Streams(int(text))
+    of_rank: dict[int, int] = {}
+    for part in text.split(","):
+        match = _RANK_STREAMS.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or 0:1,10:3, got {text!r}")
+        if int(match[1]) in of_rank:
+            raise ValueError(f"local rank {int(match[1])} is there twice in {text!r}")
+        of_rank[int(match[1])] = int(match[2])
+    return Streams(0, of_rank)
+
+
+def filters(text: str) -> tuple[str, ...]:
+    """Read words separated by commas, of which a line has to have one; two commas stand for one in a word."""
+    words = text.replace(",,", "\0").split(",") if text else []
+    found = tuple(word.replace("\0", ",") for word in words)
+    if not all(found):
+        raise ValueError(f"expected words separated by commas, got an empty one in {text!r}")
+    return found
+
+
+def prefix(text: str) -> str:
+    """Read a template such as "[r{rank} {host}]"; a space follows it, unless it ends with one or is empty."""
+    for name in _FIELD.findall(text):
+        if name not in _FIELDS:
+            known = ", ".join(f"{{{known}}}" for known in _FIELDS)
+            raise ValueError(f"expected {known} in the template, got {{{name}}} in {text!r}")
+    if not text.isprintable():
+        raise ValueError(f"expected one line of printable text, got {text!r}")
+    return text if not text or text.endswith(" ") else text + " "
+
+
+def prefix_template(given: str | None, nodes: int) -> str:
+    """Return the template to use: the flag's, else that of torch's variable, else the default.
+
+    Raises ValueError when the variable names a field that does not exist.
+    """
+    of_torch = TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.get()
+    if given is not None:
+        return given
+    if not of_torch:
+        return ONE_NODE_PREFIX if nodes == 1 else SEVERAL_NODES_PREFIX
+    for name in _TORCH_FIELD.findall(of_torch):
+        if name not in _TORCH_FIELDS:
+            known = ", ".join(f"${{{known}}}" for known in _TORCH_FIELDS)
+            variable = TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.name
+            raise ValueError(f"environment variable {variable}: expected {known}, got ${{{name}}}")
+    return _TORCH_FIELD.sub(lambda match: f"{{{_TORCH_FIELDS[match[1]]}}}", of_torch)
+
+
+def fill_prefix(template: str, **values: object) -> str:
+    """Return a rank's prefix: the template with the values of rank, local_rank, node_rank, host and role."""
+    return _FIELD.sub(lambda match: str(values[match[1]]) if match[1] in values else match[0], template)
+
+
+def chosen_ranks(text: str) -> frozenset[int] | None:
+    """Read ranks such as "0,3-5"; an empty text means all of them, and gives None."""
+    return parse_ranks(text) if text else None
+
+
+def collapse(text: str) -> str:
+    """Read auto, always or never."""
+    if text not in ("auto", "always", "never"):
+        raise ValueError(f"expected auto, always or never, got {text!r}")
+    return text

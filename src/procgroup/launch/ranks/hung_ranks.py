@@ -1,0 +1,79 @@
+"""Ranks that live but do not get on: stopped, stuck in the kernel, or silent although they reported before."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from procgroup.launch.ranks.rank_process import RankProcess
+
+LOOK_SECONDS = 5.0
+"""How often the ranks' states are looked at."""
+
+REPORT_SECONDS = 10.0
+"""After how many seconds a rank that is stopped or stuck in the kernel is reported."""
+
+# Of /proc/PID/stat; see proc(5).
+_STOPPED, _STUCK = "Tt", "D"
+
+
+class HungRanks:
+    """Looks at the ranks of a round; reports those that hang, and kills them after ``timeout`` seconds (None: never).
+
+    ``last_reports`` says when each rank has last called ``procgroup.report``, in monotonic seconds.
+    """
+
+    def __init__(self, timeout: float | None, last_reports: Mapping[int, float], say: Callable[[str], None]) -> None:
+        self.next_look: float = time.monotonic() + LOOK_SECONDS
+        self._timeout = timeout
+        self._last_reports = last_reports
+        self._say = say
+        self._since: dict[int, tuple[str, float]] = {}
+        self._reported: set[int] = set()
+
+    def look(self, ranks: Sequence[RankProcess]) -> None:
+        """Look at the living ranks, if it is time."""
+        now = time.monotonic()
+        if now < self.next_look:
+            return
+        self.next_look = now + LOOK_SECONDS
+        for rank in ranks:
+            self._look_at(rank, now)
+
+    def _look_at(self, rank: RankProcess, now: float) -> None:
+        state = process_state(rank.pid)
+        kind = next((kind for kind in (_STOPPED, _STUCK) if state and state in kind), "")
+        if kind != self._since.get(rank.pid, ("", 0.0))[0]:
+            self._since[rank.pid] = (kind, now)
+            self._reported.discard(rank.pid)
+        seconds = now - self._since[rank.pid][1] if kind else 0.0
+        if seconds >= REPORT_SECONDS and rank.pid not in self._reported:
+            self._reported.add(rank.pid)
+            self._say(f"rank {rank.rank} (pid {rank.pid}) {_describe(kind, rank.pid)} for {seconds:.0f} s")
+        silent = now - self._last_reports.get(rank.rank, now)
+        if self._timeout is not None and max(seconds, silent) >= self._timeout and not rank.killed_for:
+            what = f"it {_describe(kind, rank.pid)}" if seconds >= silent else "it called procgroup.report no more"
+            rank.killed_for = f"{what} for {max(seconds, silent):.0f} s (--hang-timeout {self._timeout:g})"
+            self._say(f"killing rank {rank.rank} (pid {rank.pid}): {rank.killed_for}")
+            rank.signal(signal.SIGKILL)
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of the process's state, as in /proc/PID/stat; "" for one that is gone."""
+    try:
+        # The name stands in parentheses and may hold any character.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _describe(kind: str, pid: int) -> str:
+    if kind == _STOPPED:
+        return f"has been stopped (kill -CONT {pid} lets it go on)"
+    try:
+        where = Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
+    except OSError:
+        where = ""
+    return f"has been stuck in the kernel (state D{f', in {where}' if where else ''})"

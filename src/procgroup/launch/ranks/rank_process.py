@@ -1,0 +1,166 @@
+"""One rank as a process: its start, its output, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from procgroup.environ import PROCGROUP_NOTICE
+from procgroup.launch.failures.evidence import TRACEBACK_HEADER
+from procgroup.launch.output.job_output import RankOutput, StreamOutput
+from procgroup.launch.output.sinks import Sink
+from procgroup.launch.ranks import die_with_parent
+from procgroup.launch.ranks.interrupt_filter import InterruptFilter
+
+READ_BYTES = 64 * 1024
+TAIL_BYTES = 64 * 1024
+# What a pipe can still hold when its writer has ended (the largest that an ordinary user may make it).
+_PIPE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank ended: ``exit_code`` (negative for a signal), when (monotonic seconds), its peak memory in bytes."""
+
+    exit_code: int
+    time: float
+    peak_memory: int
+
+
+class Stream:
+    """One stream of a rank, read from a pipe; ``tail`` is the end of what it wrote there."""
+
+    def __init__(self, descriptor: int, output: StreamOutput) -> None:
+        self.descriptor = descriptor
+        self.open: bool = True
+        self.sink: Sink = output.sink
+        self.tail: bytearray = bytearray()
+        self.traceback_time: float | None = None
+        self.interrupts: InterruptFilter = InterruptFilter()
+        self._output = output
+        os.set_blocking(descriptor, False)
+
+    def read_some(self) -> bool:
+        """Take what is there, once; return whether there was anything. Closes the stream at its end."""
+        try:
+            data = os.read(self.descriptor, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._take(data)
+        else:
+            self.close()
+        return bool(data)
+
+    def close(self) -> None:
+        """Show what is left and let go of the pipe. Idempotent."""
+        if self.open:
+            self.open = False
+            os.close(self.descriptor)
+            self._output.show(self.interrupts.finish())
+            self._output.finish()
+
+    def drain(self) -> None:
+        """Take all that an ended rank left in the pipe, but do not wait for others who hold it open."""
+        taken = 0
+        while self.open and taken <= _PIPE_BYTES and self.read_some():
+            taken += READ_BYTES
+        self.close()
+
+    def _take(self, data: bytes) -> None:
+        header = TRACEBACK_HEADER.encode()
+        if header in self.tail[-len(header) :] + data:
+            self.traceback_time = time.monotonic()
+        self.tail += data
+        del self.tail[:-TAIL_BYTES]
+        self._output.show(self.interrupts.feed(data))
+        self._output.keep(data)
+
+
+class RankProcess:
+    """A rank's process, in a session and process group of its own.
+
+    ``output`` is where its streams go; ``standard_input`` says whether it gets the launcher's stdin (else an empty
+    one); ``notice`` is the descriptor by which it learns that it is to end. ``killed_for`` says why the launcher killed
+    it, as a failure. ``cpus`` are those that it may run on, by default all of the launcher's.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: RankOutput,
+        *,
+        standard_input: bool,
+        notice: int | None = None,
+        cpus: Collection[int] = (),
+    ) -> None:
+        self.rank = rank
+        self.error_file: str = output.error_file
+        self.ending: Ending | None = None
+        self.told_to_end = False
+        self.killed_for: str = ""
+        bound_to = ",".join(map(str, sorted(cpus)))
+        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), bound_to]
+        out, err = os.pipe(), os.pipe()
+        self.streams: list[Stream] = [
+            Stream(pipe[0], stream) for pipe, stream in zip((out, err), output.streams, strict=True)
+        ]
+        try:
+            self._process = subprocess.Popen(
+                [*guard, *command],
+                env={**environment, PROCGROUP_NOTICE.name: "" if notice is None else str(notice)},
+                stdin=None if standard_input else subprocess.DEVNULL,
+                stdout=out[1],
+                stderr=err[1],
+                start_new_session=True,
+                pass_fds=[] if notice is None else [notice],
+            )
+        finally:
+            os.close(out[1])
+            os.close(err[1])
+        self.pid: int = self._process.pid
+        try:
+            # Readable once the process has ended; its number belongs to nobody else until it is collected.
+            self.descriptor: int = os.pidfd_open(self.pid)
+        except OSError:
+            self._process.kill()
+            self._process.wait()
+            raise
+
+    @property
+    def stderr(self) -> Stream:
+        return self.streams[1]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the rank's process group; nothing happens when the rank has ended."""
+        if self.ending is None:
+            self.stderr.interrupts.active |= number == signal.SIGINT
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def reap(self) -> bool:
+        """Return whether the rank has ended by now; if so, end what is left of its process group.
+
+        The group is signalled before the rank's exit status is collected: until then the kernel gives
+        its number to nobody else.
+        """
+        if self.ending is None:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            self.signal(signal.SIGKILL)
+            _, status, usage = os.wait4(self.pid, 0)
+            os.close(self.descriptor)
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            unit = 1 if sys.platform == "darwin" else 1024
+            self.ending = Ending(self._process.returncode, time.monotonic(), usage.ru_maxrss * unit)
+            for stream in self.streams:
+                stream.drain()
+        return True

@@ -1,0 +1,238 @@
+"""The ranks of one round on this host: started together, watched, ended together.
+
+::
+
+    a rank fails ──report_seconds, or all have ended──> has_settled: the agent decides
+    end(signal) ────────> the signal to all ──grace───> SIGKILL ──> all have ended
+    kill() ─────────────> SIGKILL at once
+
+After a failure the other ranks first get a moment to say themselves whom they lost; that costs nothing when they end
+by themselves. Every signal goes to a rank's whole process group. When the agent itself is killed, the kernel kills the
+ranks (``die_with_parent``), which is why they are started from the thread that lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.launch.output.job_output import RankOutput
+from procgroup.launch.ranks.preemption import Notice
+from procgroup.launch.ranks.rank_process import RankProcess, Stream
+
+if TYPE_CHECKING:
+    from procgroup.launch.failures.failure import Failure
+    from procgroup.launch.ranks.hung_ranks import HungRanks
+
+SECONDARY_SECONDS = 1.5
+"""How long a node whose ranks blame one of another node waits for that node to say so first."""
+
+UNKILLABLE_SECONDS = 30.0
+"""How long to wait for a rank after SIGKILL; one that hangs in the kernel is left."""
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What to start as one rank; ``rank`` is the global one, ``cpus`` are those that it is bound to, if any."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    output: RankOutput
+    rank: int
+    cpus: Collection[int] = ()
+
+
+class WorkerGroup:
+    """The ranks of one round on the node ``node_rank``, whose name is ``host``.
+
+    ``say`` shows a line of the launcher's; ``awaits_cause``: there are other nodes; ``hung`` looks after ranks that do
+    not get on.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[RankPlan],
+        round_number: int,
+        say: Callable[[str], None],
+        *,
+        node_rank: int = 0,
+        host: str = "",
+        awaits_cause: bool = False,
+        hung: HungRanks | None = None,
+    ) -> None:
+        self.round = round_number
+        self.ranks: list[RankProcess] = []
+        self.failures: list[Failure] = []
+        self.incomplete: str = ""
+        self.given_up: bool = False
+        self._plans = plans
+        self._node_rank = node_rank
+        self._host = host
+        self._say = say
+        self._kills_before = OutOfMemoryKills.so_far()
+        self._next_step: tuple[float, Callable[[], None]] | None = None
+        self._settles_at: float | None = None
+        self._failed_at = 0.0
+        self._awaits_cause = awaits_cause
+        self._notice = Notice()
+        self._hung = hung
+
+    def start(self, stops: Callable[[], bool]) -> None:
+        """Start the ranks, in order, until ``stops()``. One that cannot be started ends the others."""
+        for plan in self._plans:
+            if stops():
+                return
+            try:
+                self.ranks.append(
+                    RankProcess(
+                        plan.rank,
+                        plan.command,
+                        plan.environment,
+                        plan.output,
+                        standard_input=plan.rank == 0,
+                        notice=self._notice.descriptor,
+                        cpus=plan.cpus,
+                    )
+                )
+            except OSError as error:
+                self.incomplete = f"cannot start rank {plan.rank}: {error}"
+                self.kill()
+                return
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The ranks' outputs that are still open."""
+        return [stream for rank in self.ranks for stream in rank.streams if stream.open]
+
+    @property
+    def living(self) -> list[RankProcess]:
+        """The ranks that have not ended."""
+        return [] if self.given_up else [rank for rank in self.ranks if rank.ending is None]
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all ranks have ended with exit status 0."""
+        return not (self.living or self.failures or self.incomplete or self.given_up) and all(
+            rank.ending is not None and not rank.told_to_end for rank in self.ranks
+        )
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether a rank has failed, and the others have had their time to say what they know of it.
+
+        Where all that failed here name another rank, that one's node gets a moment to be the first to say so.
+        """
+        if self.incomplete:
+            return True
+        if self._settles_at is None or time.monotonic() >= max(self._settles_at, self._cause_until()):
+            return self._settles_at is not None
+        return not self.living and time.monotonic() >= self._cause_until()
+
+    def watch(self, report_seconds: float) -> None:
+        """Collect ranks that have ended, and take the next step of ending the others when it is due."""
+        for rank in self.living:
+            if rank.reap():
+                self._judge(rank, report_seconds)
+        if self._hung is not None and self._settles_at is None:
+            self._hung.look(self.living)
+        if self._next_step is not None and time.monotonic() >= self._next_step[0]:
+            _, step = self._next_step
+            self._next_step = None
+            step()
+
+    def next_event(self) -> float | None:
+        """Return the time.monotonic() at which ``watch`` or ``has_settled`` has something new; None: at an end only."""
+        times = [self._next_step[0]] if self._next_step is not None else []
+        if self._hung is not None and self.living:
+            times.append(self._hung.next_look)
+        if self._settles_at is not None:
+            later = (self._settles_at, self._cause_until())
+            times += [instant for instant in later if instant > time.monotonic()]
+        return min(times, default=None)
+
+    def forward(self, number: signal.Signals) -> None:
+        """Send a signal to every rank, without asking it to end."""
+        for rank in self.living:
+            rank.signal(number)
+
+    def end(self, number: signal.Signals, grace: float) -> None:
+        """Ask every living rank to end, and plan to kill those that have not after so many seconds."""
+        for rank in self.living:
+            rank.told_to_end = True
+            rank.signal(number)
+        self._schedule(grace, self.kill)
+
+    def preempt(self, grace: float) -> bool:
+        """Tell the ranks that they have so many seconds to end, and plan to kill those that have not by then.
+
+        Returns False, and does nothing, where no rank looks for such a notice.
+        """
+        if not self._notice.is_wanted:
+            return False
+        for rank in self.living:
+            rank.told_to_end = True
+        self._notice.give(grace)
+        self._schedule(grace, self.kill)
+        return True
+
+    def warn(self, seconds: float) -> None:
+        """Tell the ranks that another node is to be taken away in so many seconds."""
+        self._notice.give(seconds)
+
+    def close(self) -> None:
+        """Let go of what the ranks shared with the agent. They have ended."""
+        self._notice.close()
+
+    def kill(self) -> None:
+        """Kill every living rank."""
+        for rank in self.living:
+            rank.told_to_end = True
+            rank.signal(signal.SIGKILL)
+        self._schedule(UNKILLABLE_SECONDS, self._give_up)
+
+    def _judge(self, rank: RankProcess, report_seconds: float) -> None:
+        """Look at a rank that has just ended."""
+        assert rank.ending is not None
+        if rank.ending.exit_code == 0 or rank.told_to_end:
+            return
+        from procgroup.launch.failures.error_file import read_error_file  # these are needed after a failure only
+        from procgroup.launch.failures.failure import Failure
+
+        shown = rank.stderr.traceback_time if rank.ending.exit_code == 1 else None
+        self.failures.append(
+            Failure(
+                rank=rank.rank,
+                pid=rank.pid,
+                exit_code=rank.ending.exit_code,
+                time=shown or rank.ending.time,
+                stderr=rank.stderr.tail.decode(errors="replace"),
+                peak_memory=rank.ending.peak_memory,
+                kills=OutOfMemoryKills.so_far().since(self._kills_before),
+                host=self._host,
+                node_rank=self._node_rank,
+                record=read_error_file(Path(rank.error_file)) if rank.error_file else None,
+                killed_for=rank.killed_for,
+            )
+        )
+        if self._settles_at is None:
+            self._failed_at = time.monotonic()
+            self._settles_at = self._failed_at + report_seconds
+
+    def _cause_until(self) -> float:
+        """Return until when to wait for the cause, where all ranks here that failed say that another one has."""
+        has_cause_elsewhere = self._awaits_cause and all(failure.is_secondary for failure in self.failures)
+        return self._failed_at + SECONDARY_SECONDS if has_cause_elsewhere else 0.0
+
+    def _give_up(self) -> None:
+        """Stop waiting for ranks that even SIGKILL does not end: they hang in the kernel."""
+        for rank in self.living:
+            self._say(f"rank {rank.rank} (pid {rank.pid}) hangs in the kernel and cannot be killed; leaving it")
+        self.given_up = True
+
+    def _schedule(self, seconds: float, step: Callable[[], None]) -> None:
+        self._next_step = (time.monotonic() + seconds, step)

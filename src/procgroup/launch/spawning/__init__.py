@@ -1,0 +1,1 @@
+"""Processes that a program starts itself: spawn and start_processes."""

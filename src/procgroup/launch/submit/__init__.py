@@ -1,0 +1,1 @@
+"""Jobs for schedulers: what to submit, and the submission."""

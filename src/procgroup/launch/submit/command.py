@@ -1,0 +1,121 @@
+"""``procgroup submit``: write a job for Slurm, Kubernetes or Ray, and hand it to the scheduler's own client."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from procgroup.launch.submit import kubernetes as submit_kubernetes
+from procgroup.launch.submit import ray as submit_ray
+from procgroup.launch.submit import slurm as submit_slurm
+
+_SUBMIT_SECONDS = 120.0
+
+
+class Scheduler(NamedTuple):
+    """How a scheduler is given a job: the flags, the job's text, and its client's command for the written file."""
+
+    summary: str
+    suffix: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    text: Callable[[argparse.Namespace], str]
+    client: tuple[str, ...]
+
+
+SCHEDULERS = {
+    "slurm": Scheduler(
+        "a batch script for sbatch", ".sbatch", submit_slurm.add_flags, submit_slurm.batch_script, ("sbatch",)
+    ),
+    "k8s": Scheduler(
+        "a manifest of a JobSet or an Indexed Job",
+        ".yaml",
+        submit_kubernetes.add_flags,
+        submit_kubernetes.manifest,
+        ("kubectl", "create", "-f"),
+    ),
+    "ray": Scheduler("a Ray job", ".sh", submit_ray.add_flags, submit_ray.job_script, ("sh",)),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the job that the command line describes, and submit it if the client is here; return the exit status."""
+    options = _parser().parse_args(arguments)
+    scheduler = SCHEDULERS[options.scheduler]
+    options.program = _program(options.program)
+    if not options.program:
+        options.parser.error("which program? It stands at the end: procgroup submit ... train.py --its-flag 1")
+    options.name = options.name or _name_of(options.program)
+    try:
+        _check_name(options.name)
+        text = scheduler.text(options)
+    except ValueError as error:
+        options.parser.error(str(error))
+    path = Path(options.output or f"{options.name}{scheduler.suffix}")
+    _write(path, text)
+    print(f"procgroup submit: wrote {path}", file=sys.stderr)
+    return 0 if options.write_only else _submit(scheduler, path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("procgroup submit", description=__doc__)
+    commands = parser.add_subparsers(dest="scheduler", required=True, metavar="SCHEDULER")
+    for name, scheduler in SCHEDULERS.items():
+        command = commands.add_parser(
+            name, help=scheduler.summary, description=f"Write and submit {scheduler.summary}."
+        )
+        command.set_defaults(parser=command)
+        command.add_argument("--name", default="", help="the job's name; by default the program's")
+        command.add_argument("--output", default="", metavar="FILE", help="where the job is written")
+        command.add_argument("--write-only", action="store_true", help="do not submit the job")
+        scheduler.add_flags(command)
+        command.add_argument(
+            "program",
+            nargs=argparse.REMAINDER,
+            help="the ranks' program and its arguments; python runs one that ends in .py",
+        )
+    return parser
+
+
+def _program(words: list[str]) -> list[str]:
+    """Return the command of a rank."""
+    words = words[1:] if words[:1] == ["--"] else words
+    return ["python", *words] if words and words[0].endswith(".py") else words
+
+
+def _name_of(program: Sequence[str]) -> str:
+    """Return a name for the job: the script's, in letters that every scheduler takes."""
+    script = next((word for word in program if word.endswith(".py")), program[0])
+    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40] or "job"
+
+
+def _check_name(name: str) -> None:
+    """Raise ValueError for a name that is not also a plain name of a file."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(f"expected --name to be letters, digits, dots, hyphens and underscores, got {name!r}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the file, readable by its owner alone: a manifest holds the job's key."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def _submit(scheduler: Scheduler, path: Path) -> int:
+    command = [*scheduler.client, str(path)]
+    needed = submit_ray.CLIENT if scheduler is SCHEDULERS["ray"] else command[0]
+    if shutil.which(needed) is None:
+        print(f"procgroup submit: {needed} is not installed here; submit with: {' '.join(command)}", file=sys.stderr)
+        return 0
+    try:
+        return subprocess.run(command, timeout=_SUBMIT_SECONDS, check=False).returncode
+    except subprocess.TimeoutExpired:
+        print(f"procgroup submit: {' '.join(command)} was not done after {_SUBMIT_SECONDS:g} s", file=sys.stderr)
+        return 1

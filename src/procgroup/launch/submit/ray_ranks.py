@@ -1,0 +1,133 @@
+"""A program: start ranks in a Ray cluster, an actor for each, and end them together. Ray jobs run it.
+
+``python -m procgroup.launch.submit.ray_ranks --ranks 4 -- python train.py``. Each rank is a process of its own, which
+lives no longer than its actor, with the variables of env://. The job's key goes to the actors in Ray's own messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from procgroup.launch.nodes.reserved_port import ReservedPort
+from procgroup.launch.ranks import die_with_parent
+from procgroup.launch.submit.ray import add_rank_flags, check_rank_flags
+
+_DIE_WITH_PARENT = Path(die_with_parent.__file__)
+_PLACE_SECONDS = 60.0
+
+
+class _Rank:
+    """One rank, in the process of its actor."""
+
+    def __init__(self) -> None:
+        self._port: ReservedPort | None = None
+
+    def place(self) -> tuple[str, int]:
+        """Return this node's address, and a port there that is kept for rank 0."""
+        import ray
+
+        address = str(ray.util.get_node_ip_address())
+        self._port = ReservedPort(address, 0)
+        return address, self._port.port
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """Run the program to its end; return its exit status."""
+        starter = [sys.executable, "-I", "-S", str(_DIE_WITH_PARENT), str(os.getpid()), "", *command]
+        with subprocess.Popen(starter, env={**os.environ, **environment}, stdin=subprocess.DEVNULL) as process:
+            return process.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start the ranks; return 0, or the exit status of the first one that failed."""
+    parser = argparse.ArgumentParser("python -m procgroup.launch.submit.ray_ranks", description=__doc__)
+    add_rank_flags(parser)
+    parser.add_argument("command", nargs="+", help="the program of a rank, and its arguments")
+    options = parser.parse_args(arguments)
+    try:
+        check_rank_flags(options)
+    except ValueError as error:
+        parser.error(str(error))
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or Ray shows a line that several ranks print once
+    import ray
+
+    ray.init()
+    actors = _start_actors(options)
+    environments = _environments(ray.get([actor.place.remote() for actor in actors], timeout=_PLACE_SECONDS))
+    running = {
+        actor.run.remote(options.command, environment): rank
+        for rank, (actor, environment) in enumerate(zip(actors, environments, strict=True))
+    }
+    return _await_ranks(running)
+
+
+def _start_actors(options: argparse.Namespace) -> list[Any]:
+    """Start an actor for each rank, all of them or none. Exits with the reason where the cluster has no room."""
+    import ray
+    from ray.util.placement_group import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    given = {"CPU": options.cpus_per_rank, "GPU": options.gpus_per_rank}
+    group = placement_group([{name: amount for name, amount in given.items() if amount}] * options.ranks)
+    if not group.wait(options.start_timeout):
+        sys.exit(
+            f"procgroup: the cluster had no room for {options.ranks} ranks with {given} each after "
+            f"{options.start_timeout:g} s; it has {ray.cluster_resources()} in all"
+        )
+    remote = ray.remote(_Rank)
+    return [
+        remote.options(
+            num_cpus=options.cpus_per_rank,
+            num_gpus=options.gpus_per_rank,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+        ).remote()
+        for rank in range(options.ranks)
+    ]
+
+
+def _environments(places: Sequence[tuple[str, int]]) -> list[dict[str, str]]:
+    """Return the variables of each rank, from the address and port of each."""
+    address, port = places[0]
+    on_host = Counter(host for host, _ in places)
+    before: Counter[str] = Counter()
+    job = {
+        "WORLD_SIZE": str(len(places)),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "PROCGROUP_JOB_KEY": secrets.token_hex(32),
+    }
+    environments = []
+    for rank, (host, _) in enumerate(places):
+        local = {"LOCAL_RANK": str(before[host]), "LOCAL_WORLD_SIZE": str(on_host[host])}
+        environments.append({**job, "RANK": str(rank), **local})
+        before[host] += 1
+    return environments
+
+
+def _await_ranks(running: dict[Any, int]) -> int:
+    """Wait for all ranks; on the first failure, end: the actors end with this program, and the ranks with them."""
+    import ray
+
+    while running:
+        (done,), _ = ray.wait(list(running), num_returns=1)
+        rank = running.pop(done)
+        try:
+            status = int(ray.get(done))
+        except ray.exceptions.RayError as error:
+            print(f"procgroup: rank {rank} of Ray is lost: {error}", file=sys.stderr)
+            return 1
+        if status != 0:
+            print(f"procgroup: rank {rank} ended with exit status {status}; ending the others", file=sys.stderr)
+            return status if 0 < status < 256 else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
