@@ -144,7 +144,7 @@ def _join(announced: _Announcement, rank: int, limit: float, deadline: float) ->
         try:
             store = TCPStore(host, announced.port, is_master=False, timeout=seconds, wait_for_workers=False)
         except DistNetworkError as error:
-            # An attempt that ends before its time was refused, by somebody who will not think better of it.
+            # An attempt that ends before its time was refused for good, as by a store with another key.
             refused = refused + 1 if time.monotonic() < until else 0
             if time.monotonic() >= deadline or refused == len(announced.hosts):
                 raise DistNetworkError(
