@@ -51,7 +51,7 @@ def running(command: Sequence[str], folder: Path, answers: Callable[[], bool]) -
 
 def _start(command: Sequence[str], folder: Path, log_name: str) -> subprocess.Popen[bytes]:
     """Start a server that ends with this process, however that ends."""
-    tied = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command]
+    tied = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), "", *command]
     with (folder / log_name).open("ab") as log:
         return subprocess.Popen(tied, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
