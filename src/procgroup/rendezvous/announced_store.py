@@ -32,7 +32,6 @@ _ATTEMPT_SECONDS = 2.0
 _SHORTEST_ATTEMPT_SECONDS = 0.1
 _RESOLVE_SECONDS = 5.0
 _MAX_HOSTS = 4
-_OTHER_NETWORK = "192.0.2.1"  # of no host (RFC 5737): the way there is that to other hosts
 
 
 class _Announcement(NamedTuple):
@@ -96,23 +95,14 @@ def _hosts(task: Task) -> tuple[str, ...]:
     """Return the names and addresses of this host, the first of which rank 0 itself listens at."""
     if task.is_on_one_host:
         return ("127.0.0.1",)
-    from procgroup.stores.addresses import resolve
+    from procgroup.stores.addresses import outward_address, resolve
 
     name = os.environ.get("PMI_HOSTNAME") or os.environ.get("PMIX_HOSTNAME") or socket.gethostname()
     resolved = resolve(name, _RESOLVE_SECONDS)
-    outward = [address for address in (*resolved, *_outward_address()) if not ipaddress.ip_address(address).is_loopback]
+    addresses = filter(None, (*resolved, outward_address()))
+    outward = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
     found = dict.fromkeys([name, *outward] if resolved else outward)
     return tuple(found)[:_MAX_HOSTS] or (name,)
-
-
-def _outward_address() -> list[str]:
-    """Return this host's address on the way to other networks; nothing where there is no way."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((_OTHER_NETWORK, 9))  # of a datagram socket: nothing is sent
-            return [str(probe.getsockname()[0])]
-    except OSError:
-        return []
 
 
 def _broadcast(task: Task, mine: str | None, rank: int, limit: float) -> str:

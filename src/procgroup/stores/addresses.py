@@ -8,12 +8,16 @@ import queue
 import socket
 import threading
 import time
+from contextlib import suppress
 
 from procgroup.errors import DistNetworkError
 
 _BACKLOG = 4096
 _LOOPBACK = ("127.0.0.1", "::1")
 _RESOLVE_SECONDS = 5.0
+# An address of the block for documentation (RFC 5737), of no host: the way there is the way to anywhere else.
+_OTHER_NETWORK = "192.0.2.1"
+_DISCARD_PORT = 9
 
 
 def numeric(host: str) -> str | None:
@@ -110,6 +114,21 @@ def is_local(host: str) -> bool:
 def is_literal(host: str) -> bool:
     """Tell whether a host is an address, or "localhost", so that no resolver is asked for it."""
     return numeric(host) is not None or host.lower() == "localhost"
+
+
+def source_address(host: str, port: int, seconds: float) -> str | None:
+    """Return this host's address on the way to another, whose name is looked up for so long; None without a way."""
+    for found in resolve(host, seconds):
+        family = socket.AF_INET6 if ":" in found else socket.AF_INET
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((found, port))  # of a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    return None
+
+
+def outward_address() -> str | None:
+    """Return this host's address on the way to other networks; None without a way."""
+    return source_address(_OTHER_NETWORK, _DISCARD_PORT, 0.0)
 
 
 def _is_bindable(address: str) -> bool:

@@ -17,16 +17,14 @@ from contextlib import suppress
 
 from procgroup.cluster.hosts import Host
 from procgroup.launch.hosts.agent_channel import MAX_LINE_BYTES, READY, Assignment, Ready
+from procgroup.launch.output.pipe_reader import PipeReader
 from procgroup.launch.output.sinks import LinePrefixer, Sink
 
-READ_BYTES = 64 * 1024
-# What a pipe can still hold when its writer has ended (the largest that an ordinary user may make it).
-_PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 4096
 _SSH_FAILED = 255
 
 
-class AgentOutput:
+class AgentOutput(PipeReader):
     """One stream of an agent: whole lines, which say already whose they are once the agent is ready.
 
     What comes before that is ssh's, the login shell's or Python's, and is shown on ``early_sink`` with the host's name.
@@ -34,8 +32,7 @@ class AgentOutput:
     """
 
     def __init__(self, descriptor: int, host: str, sink: Sink, early_sink: Sink) -> None:
-        self.descriptor = descriptor
-        self.open: bool = True
+        super().__init__(descriptor)
         self.sink = sink
         self.answer: bytes = b""
         self.tail: bytes = b""
@@ -43,19 +40,6 @@ class AgentOutput:
         self._unread = b""
         self._lines: LinePrefixer = LinePrefixer(f"[{host}] ", early_sink)
         self._is_agents = False
-        os.set_blocking(descriptor, False)
-
-    def read_some(self) -> bool:
-        """Take what is there, once; return whether there was anything. Closes the stream at its end."""
-        try:
-            data = os.read(self.descriptor, READ_BYTES)
-        except BlockingIOError:
-            return False
-        if data:
-            self._take(data)
-        else:
-            self.close()
-        return bool(data)
 
     def begin(self) -> None:
         """Show what comes from now on as the agent wrote it."""
@@ -66,20 +50,9 @@ class AgentOutput:
             self._lines.feed(self._unread)
             self._unread = b""
 
-    def drain(self) -> None:
-        """Take all that an ended process left in the pipe, but do not wait for others who hold it open."""
-        taken = 0
-        while self.open and taken <= _PIPE_BYTES and self.read_some():
-            taken += READ_BYTES
-        self.close()
-
-    def close(self) -> None:
-        """Show what is left and let go of the pipe. Idempotent."""
-        if self.open:
-            self.open = False
-            os.close(self.descriptor)
-            self._lines.feed(self._unread)
-            self._lines.finish()
+    def _finish(self) -> None:
+        self._lines.feed(self._unread)
+        self._lines.finish()
 
     def _take(self, data: bytes) -> None:
         self.tail = (self.tail + data)[-_TAIL_BYTES:]

@@ -36,8 +36,7 @@ _CONNECT_SECONDS = 0.75
 _HANDSHAKE_SECONDS = 1.0
 # How long something at an endpoint may be no store before that is an error: it may be about to end, or to begin.
 _FOREIGN_SECONDS = 5.0
-# An address of the block for documentation (RFC 5737): the way there is the way to anywhere else.
-_ELSEWHERE = "192.0.2.1"
+_LOOPBACK = "127.0.0.1"
 # What a client of a store says when nobody answered in time, in place of something that is no store: whoever listens
 # may be stopped, or on its way out.
 _NO_ANSWER = ("has timed out", "says nothing")
@@ -55,9 +54,9 @@ class FoundStore:
     def address_here(self) -> str:
         """Return the address at which other hosts reach this one: the one that leads to the store."""
         if self.endpoint is None:
-            return _fitting_address()
+            return addresses.outward_address() or _LOOPBACK
         if self.server is not None:
-            return "127.0.0.1" if self.endpoint.host == "localhost" else self.endpoint.host
+            return _LOOPBACK if self.endpoint.host == "localhost" else self.endpoint.host
         return source_address(self.endpoint)
 
     def close_after_guests(self, seconds: float) -> None:
@@ -204,14 +203,4 @@ def _has_port(part: str) -> bool:
 
 def source_address(endpoint: Endpoint) -> str:
     """Return this host's address on the way to an endpoint; the loopback address where there is no way."""
-    for found in addresses.resolve(endpoint.host, _CONNECT_SECONDS):
-        family = socket.AF_INET6 if ":" in found else socket.AF_INET
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((found, endpoint.port))  # of a datagram socket: nothing is sent
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
-def _fitting_address() -> str:
-    """Return this host's address on the way to other networks, where no endpoint tells which one is meant."""
-    return source_address(Endpoint(_ELSEWHERE, 9))
+    return addresses.source_address(endpoint.host, endpoint.port, _CONNECT_SECONDS) or _LOOPBACK

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Literal
 
 from procgroup.cluster.addresses import Endpoint
-from procgroup.environ import PROCGROUP_JOB_KEY, PYTHON_EXEC
+from procgroup.environ import PYTHON_EXEC
 from procgroup.launch import flag_values
 from procgroup.launch.flag_values import NodeRange
 from procgroup.launch.nodes.agent import Patience
@@ -234,8 +234,3 @@ def _join_seconds(conf: dict[str, str], kind: Kind) -> float:
 def _lease(conf: dict[str, str]) -> Lease:
     interval = max(0.05, flag_values.conf_seconds(conf, "keep_alive_interval", KEEP_ALIVE_SECONDS))
     return Lease(interval, interval * int(conf.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)))
-
-
-def job_key() -> str:
-    """Return the secret that the user gave to the job; "" where there is none, and each round makes its own."""
-    return PROCGROUP_JOB_KEY.get()

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from procgroup.environ import PROCGROUP_NOTICE
 from procgroup.launch.failures.evidence import TRACEBACK_HEADER
 from procgroup.launch.output.job_output import RankOutput, StreamOutput
+from procgroup.launch.output.pipe_reader import PipeReader
 from procgroup.launch.output.sinks import Sink
 from procgroup.launch.ranks import die_with_parent
 from procgroup.launch.ranks.interrupt_filter import InterruptFilter
 
-READ_BYTES = 64 * 1024
 TAIL_BYTES = 64 * 1024
-# What a pipe can still hold when its writer has ended (the largest that an ordinary user may make it).
-_PIPE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -33,45 +31,20 @@ class Ending:
     peak_memory: int
 
 
-class Stream:
+class Stream(PipeReader):
     """One stream of a rank, read from a pipe; ``tail`` is the end of what it wrote there."""
 
     def __init__(self, descriptor: int, output: StreamOutput) -> None:
-        self.descriptor = descriptor
-        self.open: bool = True
+        super().__init__(descriptor)
         self.sink: Sink = output.sink
         self.tail: bytearray = bytearray()
         self.traceback_time: float | None = None
         self.interrupts: InterruptFilter = InterruptFilter()
         self._output = output
-        os.set_blocking(descriptor, False)
 
-    def read_some(self) -> bool:
-        """Take what is there, once; return whether there was anything. Closes the stream at its end."""
-        try:
-            data = os.read(self.descriptor, READ_BYTES)
-        except BlockingIOError:
-            return False
-        if data:
-            self._take(data)
-        else:
-            self.close()
-        return bool(data)
-
-    def close(self) -> None:
-        """Show what is left and let go of the pipe. Idempotent."""
-        if self.open:
-            self.open = False
-            os.close(self.descriptor)
-            self._output.show(self.interrupts.finish())
-            self._output.finish()
-
-    def drain(self) -> None:
-        """Take all that an ended rank left in the pipe, but do not wait for others who hold it open."""
-        taken = 0
-        while self.open and taken <= _PIPE_BYTES and self.read_some():
-            taken += READ_BYTES
-        self.close()
+    def _finish(self) -> None:
+        self._output.show(self.interrupts.finish())
+        self._output.finish()
 
     def _take(self, data: bytes) -> None:
         header = TRACEBACK_HEADER.encode()
