@@ -345,6 +345,8 @@ class Agent:
                 counted = f"restart {memory.restarts} of {state.settings.max_restarts}"
                 self._console.say(f"{self._why_cut_off()}; {counted}")
         self._meeting.close()
+        if group is not None:
+            group.close()
         self._group = None
         self._proposed = ("", -1)
         self._has_joined = False
