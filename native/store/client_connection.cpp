@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <set>
 #include <system_error>
 
 namespace procgroup::store {
@@ -139,8 +140,13 @@ void pause(int64_t nanoseconds, Deadline deadline, const Check& check) {
   wait_for(nullptr, 0, end, check);
 }
 
-// A store that is very busy may be late, so silence is told and not yet an error.
+// A store that is very busy may be late, so silence is told and not yet an error; in a process once of each place.
 void say_silent(const Client::Options& options) {
+  static std::set<std::pair<std::string, int>> told;
+  {
+    const std::lock_guard lock(fork_mutex());
+    if (!told.emplace(options.addresses.front(), options.port).second) return;
+  }
   std::fprintf(stderr,
                "procgroup: port %d of %s accepts connections but has not answered for %.1f s; "
                "is it a procgroup store?\n",

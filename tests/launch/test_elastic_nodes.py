@@ -141,7 +141,7 @@ def test_a_job_without_a_restart_left_ends_when_an_agent_is_killed(
     agents.sort(key=node_of)
     deadline = lose(agents[lost])
     assert agents[1 - lost].wait(deadline - time.monotonic()) == 1
-    assert f"{socket.gethostname()} was lost" in agents[1 - lost].stderr
+    assert f"{socket.gethostname()} (agent's pid {agents[lost].process.pid}) was lost" in agents[1 - lost].stderr
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -225,6 +227,29 @@ def test_a_job_whose_members_are_all_gone_begins_anew_for_those_that_came_later(
 def test_what_is_no_state_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="no job's state"):
         JobState.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("phase", "asleep"), ("restarts", "many"), ("notice", []), ("settings", {"max_nodes": "3"})]
+)
+def test_a_state_with_a_value_of_another_kind_is_refused(name: str, value: object) -> None:
+    fields = json.loads(running("ab", 1, 2).to_json())
+    with pytest.raises(ValueError, match="no job's state"):
+        JobState.from_json(json.dumps(fields | {name: value}))
+
+
+def test_names_and_reasons_from_other_nodes_cannot_steer_a_terminal() -> None:
+    fields = json.loads(running("ab", 1, 2).to_json()) | {"reason": "\x1b[2Jgone"}
+    fields["members"][0]["host"] = "a\x1b]0;title\x07"
+    state = JobState.from_json(json.dumps(fields))
+    assert (state.reason, state.members[0].host) == ("?[2Jgone", "a?]0;title?")
+
+
+def test_agents_of_one_host_are_told_apart() -> None:
+    twins = [replace(node(name), host="vm", pid=pid) for name, pid in (("a", 11), ("b", 12))]
+    state = JobState(Settings(1, 4), members=(*twins, node("c")))
+    assert [state.name(member) for member in state.members] == ["vm (agent's pid 11)", "vm (agent's pid 12)", "host-c"]
+    assert state.hosts == "vm (2 agents), host-c"
 
 
 def test_a_state_survives_its_text() -> None:

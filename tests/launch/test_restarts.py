@@ -116,7 +116,7 @@ def test_a_fixed_job_without_restarts_ends_when_an_agent_is_killed_and_names_its
     job.wait_for_round(2)
     deadline = lose(agents[lost])
     assert agents[1 - lost].wait(deadline - time.monotonic()) == 1
-    assert f"{socket.gethostname()} was lost" in agents[1 - lost].stderr
+    assert f"{socket.gethostname()} (agent's pid {agents[lost].process.pid}) was lost" in agents[1 - lost].stderr
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["the one that hosts the store", "another one"])

@@ -11,7 +11,7 @@ import pytest
 
 import two_hosts
 from bridged_hosts import Host, Switch, connected, kill_all
-from launch.agents import SOON, Agent, Job, elastic, lose, wait_until
+from launch.agents import SOON, Agent, Job, elastic, is_running, lose, wait_until
 
 MakeJob = Callable[..., Job]
 Inside = Callable[[Sequence[str]], list[str]]
@@ -157,6 +157,27 @@ def test_when_a_host_is_cut_off_the_others_run_again_and_it_ends_its_own_ranks_a
     switch.cut(switch.hosts[lost])
     starts = job.wait_for_round(2, restarts=1, after=starts, agents=others, within=left(deadline))
     wait_until(lambda: not agents[lost].running(), left(deadline), lambda: job.output)
+    switch.heal(switch.hosts[lost])
+    job.wait_for_round(3, restarts=1, after=starts, within=RESTARTED)
+    assert job.finish() == [0, 0, 0]
+
+
+@LEASES
+@pytest.mark.parametrize("lost", [0, 2], ids=["host of the store", "other host"])
+def test_ranks_that_are_cut_off_and_ignore_sigterm_have_been_killed_when_the_others_run_again(
+    switch: Switch, make_job: MakeJob, lost: int, conf: str
+) -> None:
+    job = make_job(*elastic("2:3", addresses(switch), conf=conf), "--max-restarts", "3")
+    agents = start_on(job, switch.hosts)
+    starts = job.wait_for_round(3, restarts=0)
+    others = [agent for agent in agents if agent is not agents[lost]]
+    (resisting,) = agents[lost].running()
+    job.order(resisting.rank, "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('resists', flush=True)")
+    agents[lost].wait_for("resists")
+    switch.cut(switch.hosts[lost])
+    starts = job.wait_for_round(2, restarts=1, after=starts, agents=others, within=CUT)
+    assert not is_running(resisting.pid), job.output
+    assert "silent for" in agents[lost].stderr, "why its ranks were ended is said"
     switch.heal(switch.hosts[lost])
     job.wait_for_round(3, restarts=1, after=starts, within=RESTARTED)
     assert job.finish() == [0, 0, 0]

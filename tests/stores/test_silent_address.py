@@ -8,11 +8,23 @@ import time
 
 import pytest
 
+import procgroup as dist
 from procgroup import _native
 from procgroup.stores.tcp import StoreServer
 from world import free_port
 
 pytestmark = pytest.mark.timeout(30)
+
+
+def test_a_store_that_does_not_answer_is_told_once_however_often_a_process_tries(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        for _ in range(3):
+            with pytest.raises(dist.DistNetworkError):
+                dist.TCPStore("127.0.0.1", port, timeout=1.2)
+    assert capfd.readouterr().err.count(f"port {port} of 127.0.0.1 accepts connections but has not answered") == 1
 
 
 def _fill(listener: socket.socket) -> list[socket.socket]:

@@ -16,6 +16,8 @@ TRACEBACK_HEADER = "Traceback (most recent call last):"
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 """What a rank in a process group puts before each line of an uncaught exception's traceback, as torch does."""
 
+# Lone surrogates cannot be encoded.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _HEADER_LINE = re.compile(rf"^{re.escape(TRACEBACK_HEADER)}$", re.MULTILINE)
 # An ExceptionGroup's traceback, in which Python puts a bar before each line.
 _GROUP_HEADER = f"  + Exception Group {TRACEBACK_HEADER}"
@@ -87,6 +89,11 @@ def cut_middle(text: str, most: int) -> str:
     begin, end = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
     # Indented, so that it cannot be taken for the exception's line.
     return f"{begin}\n    ... {len(data) - 2 * half} bytes are left out here ...\n{end}"
+
+
+def printable(text: str) -> str:
+    """Return a text, its lines included, with "?" for what a terminal would not print, or take for a command."""
+    return _UNPRINTABLE.sub("?", text)
 
 
 def _after_frames(traceback: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +26,6 @@ MAX_TEXT_BYTES = 16 * 1024
 _MAX_JSON_CHARACTERS = 4 * MAX_TEXT_BYTES
 _MAX_EXCEPTION_BYTES = 1024
 _MAX_REASON_CHARACTERS = 400
-# Control characters could redraw a terminal; lone surrogates cannot be encoded.
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -132,9 +129,9 @@ class Failure:
             "time": self.time,
             "peak_memory": self.peak_memory,
             "kills": kills,
-            "killed_for": _printable(self.killed_for)[:_MAX_REASON_CHARACTERS],
-            "exception": evidence.cut_middle(_printable(self.exception), _MAX_EXCEPTION_BYTES),
-            "text": evidence.cut_middle(_printable(self.evidence), MAX_TEXT_BYTES),
+            "killed_for": evidence.printable(self.killed_for)[:_MAX_REASON_CHARACTERS],
+            "exception": evidence.cut_middle(evidence.printable(self.exception), _MAX_EXCEPTION_BYTES),
+            "text": evidence.cut_middle(evidence.printable(self.evidence), MAX_TEXT_BYTES),
         }
         return json.dumps(content, ensure_ascii=False)
 
@@ -188,7 +185,7 @@ def _text(content: dict[str, Any], name: str) -> str:
     value = content.get(name)
     if not isinstance(value, str):
         raise ValueError(f"expected a failure whose {name} is a text, got {value!r:.80}")
-    return _printable(value)
+    return evidence.printable(value)
 
 
 def _kills(value: object) -> OutOfMemoryKills | None:
@@ -198,11 +195,6 @@ def _kills(value: object) -> OutOfMemoryKills | None:
         raise ValueError(f"expected a failure whose kills are two counters, got {value!r:.80}")
     counters = {name: count for name, count in zip(("group", "host"), value, strict=True) if count is not None}
     return OutOfMemoryKills(**{"group": None, "host": None} | {name: _integer(counters, name, 0) for name in counters})
-
-
-def _printable(text: str) -> str:
-    """Return the text, its lines included, without characters that a terminal would not print."""
-    return _UNPRINTABLE.sub("?", text)
 
 
 def _shortened(line: str) -> str:

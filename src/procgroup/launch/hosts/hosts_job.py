@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from procgroup import __version__
 from procgroup.launch.hosts.host_agent import HostAgent
 from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
-from procgroup.launch.nodes.agent import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
+from procgroup.launch.nodes.departure import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
 from procgroup.launch.nodes.signals import SignalInbox
 from procgroup.launch.output.sinks import open_sinks
 

@@ -13,9 +13,9 @@ itself at once). What the agent does follows from the job's state and from its o
                 none               "stopped"
     ended       none               reports the first failure; exits with its status
 
-A signal to the agent goes to its ranks; when they have ended, the node leaves the job, and the others go on or end
-(job_changes.leave). A second Ctrl-C kills at once. An agent that loses the others ends its ranks, because the others
-take it for lost, and looks for them again.
+A signal to the agent goes to its ranks; when they have ended, the node leaves the job, and the others go on or end. A
+second Ctrl-C kills at once. An agent that loses the others ends its ranks, because the others take it for lost, and
+looks for them again (departure.py has both).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from procgroup.errors import DistError
 from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.announcer import Announcer, describe_waiting
 from procgroup.launch.nodes.console import Console
+from procgroup.launch.nodes.departure import SHUTDOWN_SECONDS, Departure, Loss, find_loss
 from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.meeting import Meeting, Solo
@@ -51,17 +52,6 @@ REPORT_SECONDS = 2.0
 RESTART_REPORT_SECONDS = 0.3
 """The same when the ranks are to be started again."""
 
-INTERRUPT_SECONDS = 2.0
-"""How long ranks have to end after Ctrl-C, when no shutdown timeout was asked for."""
-
-SHUTDOWN_SECONDS = 30.0
-"""How long ranks have to end after SIGTERM, when no shutdown timeout was asked for."""
-
-SETTLE_SECONDS = 3.0
-"""How long an agent that leaves tries to tell the others."""
-
-_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
-
 
 class Program(Protocol):
     """What the agents run in each round."""
@@ -77,7 +67,9 @@ class Program(Protocol):
 class Patience:
     """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults).
 
-    ``hang`` is how long a rank may hang before it is killed (None: for ever).
+    ``hang`` is how long a rank may hang before it is killed (None: for ever), ``cut_off`` how long ranks have to end
+    when others may start again without them, and no ``shutdown`` was asked for. ``lead`` is how much sooner an agent
+    gives up a silent store than the store's host takes the agent for lost.
     """
 
     join: float = 600.0
@@ -85,6 +77,8 @@ class Patience:
     recovery: float = 1.5
     shutdown: float | None = None
     hang: float | None = None
+    cut_off: float = 0.75
+    lead: float = 1.5
 
 
 class Agent:
@@ -104,16 +98,17 @@ class Agent:
     ) -> None:
         self._meet = meet
         self._program = program
-        self._signals = signals
         self._patience = patience
         self._console = Console(output)
-        self._received: signal.Signals | None = None
+        self._departure = Departure(signals, patience.shutdown, self._console)
         self._group: WorkerGroup | None = None
         self._store: HostedStore | None = None
         self._proposed: tuple[str, int] = ("", -1)
         self._announcer = Announcer(self._console)
         self._enough_since: float | None = None
         self._has_joined = False
+        self._loss: Loss | None = None
+        self._lost_silently = False
         self.reports: bool = True
         self.shares_console: bool = False
         self.failures: list[Failure] = []
@@ -130,14 +125,14 @@ class Agent:
 
     def run(self) -> int:
         """Take part until the job ends, or a signal ends this node's part; return the exit status."""
-        with SignalInbox([*self._signals, *(number for number in _FORWARDED if number not in self._signals)]) as inbox:
+        with SignalInbox(self._departure.numbers) as inbox:
             try:
                 while self._status is None:
                     self._follow(inbox)
                     if self._status is None:
                         self._turn(inbox)
                 self._flush(inbox)
-                return self._status if self._received is None else 128 + self._received
+                return self._departure.exit_status or self._status
             finally:
                 if self._group is not None:
                     for rank in self._group.ranks:
@@ -154,18 +149,18 @@ class Agent:
         ends = [rank.descriptor for rank in self._group.living] if self._group is not None else []
         self._console.move_bytes(streams, [inbox.descriptor, self._wake_read, *ends], self._timeout())
         self._drain_wakes()
-        self._heed(inbox)
+        self._departure.heed(inbox.take(), self._group, self._meeting)
         if self._group is not None:
             self._group.watch(self._report_seconds())
 
     def _follow(self, inbox: SignalInbox) -> None:
         """Do what the job's state and this node's ranks ask for."""
-        if self._received is not None:
-            self._leave_when_ended(inbox)
+        if self._departure.received is not None:
+            self._leave_when_ended()
         elif self._meeting.error is not None:
             self._fail_alone(str(self._meeting.error))
-        elif self._is_cut_off():
-            self._look_for_the_others()
+        elif (loss := find_loss(self._meeting, has_joined=self._has_joined)) is not None:
+            self._look_for_the_others(loss)
         elif (state := self._meeting.state) is None:
             self._wait_for_nodes(None)
         else:
@@ -193,7 +188,8 @@ class Agent:
 
     def _begins_at(self, state: JobState, since: float) -> float:
         if state.is_recovery:
-            return since + self._patience.recovery
+            # The host of a store that is silent may be cut off, and need longer to find that out and end its ranks.
+            return since + self._patience.recovery + (self._patience.lead if self._lost_silently else 0.0)
         return since + (self._patience.last_call if state.round == 0 else 0.0)
 
     def _run_round(self, state: JobState, inbox: SignalInbox) -> None:
@@ -232,8 +228,8 @@ class Agent:
         )
 
         def stops() -> bool:
-            self._heed(inbox)
-            return self._received is not None
+            self._departure.heed(inbox.take(), self._group, self._meeting)
+            return self._departure.received is not None
 
         group.start(stops)
         if group.incomplete:
@@ -258,17 +254,21 @@ class Agent:
         """End this node's ranks; say so when they have ended."""
         group = self._group
         if group is not None and group.round == state.round and group.living:
-            self._end_group(group)
+            self._end_group(group, others_go_on=not job_changes.may_go_on(state))
         elif state.node_rank(self._node_id) is not None and self._node_id not in state.passed:
             known = set(state.failures)
             failures = [text for text in self._failures_here()[1] if text not in known]
             change = partial(job_changes.stopped, round_number=state.round, node_id=self._node_id, failures=failures)
             self._propose("stopped", state, change)
 
-    def _end_group(self, group: WorkerGroup) -> None:
+    def _end_group(self, group: WorkerGroup, *, others_go_on: bool = False) -> None:
+        """Ask the ranks to end; soon, where other nodes may start the ranks of the next round."""
+        shutdown = self._patience.shutdown
         if self._proposed != ("end", group.round):
             self._proposed = ("end", group.round)
-            group.end(signal.SIGTERM, self._grace(SHUTDOWN_SECONDS))
+            group.end(signal.SIGTERM, SHUTDOWN_SECONDS if shutdown is None else shutdown)
+        if others_go_on and shutdown is None:
+            group.hurry(self._patience.cut_off)
 
     def _conclude(self, state: JobState, inbox: SignalInbox) -> None:
         """Report, once this node's ranks have ended; the job's exit status is that of the first failure."""
@@ -313,40 +313,24 @@ class Agent:
         else:
             self._announcer.wait_for_nodes(state)
 
-    def _is_cut_off(self) -> bool:
-        """Return whether the store is out of reach, or the other agents have taken this one for lost."""
-        state = self._meeting.state
-        if state is None or state.phase == "ended":
-            return state is None and bool(self._meeting.lost)
-        return bool(self._meeting.lost) or (self._has_joined and state.node(self._node_id) is None)
-
-    def _why_cut_off(self) -> str:
-        """Return in words why this agent has to meet the others anew."""
-        state = self._meeting.state
-        if not self._meeting.lost:
-            return "the other nodes took this one for lost"
-        host = next((node.host for node in state.members if node.hosts_store), "") if state is not None else ""
-        return f"{host} was lost, which hosted the agents' store: {self._meeting.lost}" if host else self._meeting.lost
-
-    def _look_for_the_others(self) -> None:
-        """End this node's ranks, then meet the other agents anew."""
+    def _look_for_the_others(self, loss: Loss) -> None:
+        """End this node's ranks, since the others may soon run without it; then meet the other agents anew."""
         group = self._group
+        if self._loss is None:
+            self._loss = loss
+            if loss.text:
+                self._console.say(loss.text)
         if group is not None and group.living:
-            self._end_group(group)
+            self._end_group(group, others_go_on=True)
             return
-        state, why = self._meeting.state, self._meeting.lost
-        memory = None
-        if why and state is not None and not self._meeting.moves:
-            memory = job_changes.after_losing_store(state, silent=self._meeting.is_silent)
-            if memory.restarts > state.settings.max_restarts:
-                self._fail_alone(f"{self._why_cut_off()}; no restart is left")
-                return
-            if memory.restarts > state.restarts:
-                counted = f"restart {memory.restarts} of {state.settings.max_restarts}"
-                self._console.say(f"{self._why_cut_off()}; {counted}")
+        if self._loss.is_end:
+            self._status = 1
+            return
         self._meeting.close()
         if group is not None:
             group.close()
+        memory, self._loss = self._loss.memory, None
+        self._lost_silently = self._meeting.is_silent
         self._group = None
         self._proposed = ("", -1)
         self._has_joined = False
@@ -361,49 +345,10 @@ class Agent:
         self._console.say(reason)
         self._status = 1
 
-    def _leave_when_ended(self, inbox: SignalInbox) -> None:
-        assert self._received is not None
-        if self._group is not None and self._group.living:
-            return
-        self._meeting.propose(
-            partial(
-                job_changes.leave,
-                node_id=self._node_id,
-                reason=self._received.name,
-                exit_status=128 + self._received,
-                for_good=self._received is signal.SIGINT,
-            )
-        )
-        self._meeting.settle(SETTLE_SECONDS)
-        self._meeting.hand_over(SETTLE_SECONDS)
-        self._status = 128 + self._received
-
-    def _heed(self, inbox: SignalInbox) -> None:
-        """End the ranks by the first signal that comes; kill them by a Ctrl-C after it."""
-        for number in inbox.take():
-            group = self._group
-            if number in _FORWARDED and number not in self._signals:
-                if group is not None:
-                    group.forward(number)
-            elif self._received is None:
-                self._received = number
-                self._console.say(f"{number.name}: ending {_count(group)}")
-                if group is not None:
-                    self._end_by(number, group)
-            elif number is signal.SIGINT:
-                self._console.say(f"SIGINT again: killing {_count(group)}")
-                if group is not None:
-                    group.kill()
-            elif group is not None:
-                group.forward(number)
-
-    def _end_by(self, number: signal.Signals, group: WorkerGroup) -> None:
-        """End the ranks by a signal; where they look for a notice, by that in the place of SIGTERM."""
-        grace = self._grace(INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS)
-        if number is signal.SIGTERM and group.preempt(grace):
-            self._meeting.propose(partial(job_changes.warn, round_number=group.round, seconds=grace))
-        else:
-            group.end(number, grace)
+    def _leave_when_ended(self) -> None:
+        if self._group is None or not self._group.living:
+            self._departure.leave(self._meeting)
+            self._status = self._departure.exit_status
 
     def _propose(self, name: str, state: JobState, change: Callable[[JobState], JobState | None]) -> None:
         """Propose a change once in a round; the meeting applies it to whatever the state is by then."""
@@ -414,9 +359,6 @@ class Agent:
     @property
     def _node_id(self) -> str:
         return self._meeting.node_id
-
-    def _grace(self, default: float) -> float:
-        return default if self._patience.shutdown is None else self._patience.shutdown
 
     def _report_seconds(self) -> float:
         state = self._meeting.state
@@ -446,14 +388,5 @@ class Agent:
                 pass
 
     def _flush(self, inbox: SignalInbox) -> None:
-        def was_interrupted() -> bool:
-            self._received = next(iter(number for number in inbox.take() if number in self._signals), self._received)
-            return self._received is not None
-
         streams = self._group.streams if self._group is not None else []
-        self._console.flush(streams, inbox.descriptor, was_interrupted)
-
-
-def _count(group: WorkerGroup | None) -> str:
-    number = len(group.living) if group is not None else 0
-    return "1 rank" if number == 1 else f"{number} ranks"
+        self._console.flush(streams, inbox.descriptor, lambda: self._departure.note(inbox.take()))

@@ -83,7 +83,7 @@ def describe_waiting(state: JobState | None) -> str:
     """Return for what a node waits: the store of the agents, or other nodes."""
     if state is None:
         return "the store at which the nodes meet is not reached, or an earlier job of this name has just ended there"
-    here, hosts = len(state.members), ", ".join(node.host for node in state.members)
+    here, hosts = len(state.members), state.hosts
     if here < state.settings.min_nodes:
         return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts})"
     return (

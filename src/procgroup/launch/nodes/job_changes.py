@@ -36,7 +36,23 @@ class JobEnded(Exception):
 def has_enough(state: JobState) -> bool:
     """Return whether the round that is forming may begin, once nobody else is waited for."""
     enough = state.phase == "forming" and len(state.members) >= state.settings.min_nodes
-    return enough and not state.is_moving and _has_quorum(state)
+    return enough and not state.is_moving and may_go_on(state)
+
+
+def may_go_on(state: JobState) -> bool:
+    """Return whether these members may go on after the last round: at most one part of a network that is cut may.
+
+    More than half of those that may still be at work may. Exactly half may where the user says so; or, when nothing is
+    said, where the agents still have the store of that round, which the other half does not reach then. The largest
+    number of nodes may always: there are none left for another part.
+    """
+    if len(state.members) == state.settings.max_nodes:
+        return True
+    here = present(state)
+    if 2 * here == len(state.previous):
+        policy = state.settings.on_partition
+        return not state.previous or policy == "continue" or (policy == "" and not state.is_recovery)
+    return 2 * here > len(state.previous)
 
 
 def is_at_work(state: JobState) -> bool:
@@ -60,7 +76,7 @@ def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
         return _begin_when_full(replace(state, members=(*state.members, node)))
     state = replace(state, waiting=(*state.waiting, node))
     if state.phase == "running" and len(state.members) < settings.max_nodes:
-        return _stop(state, f"{node.host} has joined")
+        return _stop(state, f"{state.name(node)} has joined")
     return state
 
 
@@ -145,10 +161,10 @@ def lose(state: JobState, nodes: Mapping[str, str], *, silent: bool) -> JobState
     if not gone or state.phase == "ended":
         return None
     were_members = [node for node in gone if node in state.members]
+    how = "; ".join(f"{state.name(node)} was lost: {nodes[node.id]}" for node in gone)
     state = _without(state, gone, keep_in_previous=silent)
     if not state.members:
         return _anew(state)
-    how = "; ".join(f"{node.host} was lost: {nodes[node.id]}" for node in gone)
     if state.phase == "running" and were_members:
         return _stop_after_failure(state, how, 1)
     return _conclude(state) if state.phase == "stopping" else state
@@ -164,11 +180,11 @@ def leave(state: JobState, node_id: str, reason: str, *, exit_status: int, for_g
     if node is None or state.phase == "ended":
         return None
     was_member = node in state.members
+    said = f"{state.name(node)} has left: {reason}"
     state = _without(state, [node], keep_in_previous=False)
     state = replace(state, is_moving=state.is_moving or node.hosts_store)
     if state.phase == "forming" or not was_member:
         return state
-    said = f"{node.host} has left: {reason}"
     left = len(state.members) + len(state.waiting)
     has_store = not node.hosts_store or any(other.can_host for other in (*state.members, *state.waiting))
     can_go_on = left >= state.settings.min_nodes and has_store
@@ -212,7 +228,7 @@ def _check_settings(state: JobState, settings: Settings) -> None:
     for name, theirs in asdict(state.settings).items():
         mine = getattr(settings, name)
         if mine != theirs:
-            others = ", ".join(node.host for node in state.members) or "the job"
+            others = state.hosts or "the job"
             flag = {"min_nodes": "nnodes", "max_nodes": "nnodes"}.get(name, name.replace("_", "-"))
             raise JobConflict(
                 f"the nodes disagree: {name} is {mine!r} here and {theirs!r} on {others}. "
@@ -314,22 +330,6 @@ def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -
 
 def _others(nodes: Iterable[Node], ids: set[str]) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.id not in ids)
-
-
-def _has_quorum(state: JobState) -> bool:
-    """Whether these members may go on after the last round: at most one part of a network that is cut may.
-
-    More than half of those that may still be at work may. Exactly half may where the user says so; or, when nothing is
-    said, where the agents still have the store of that round, which the other half does not reach then. The largest
-    number of nodes may always: there are none left for another part.
-    """
-    if len(state.members) == state.settings.max_nodes:
-        return True
-    here = present(state)
-    if 2 * here == len(state.previous):
-        policy = state.settings.on_partition
-        return not state.previous or policy == "continue" or (policy == "" and not state.is_recovery)
-    return 2 * here > len(state.previous)
 
 
 def present(state: JobState) -> int:

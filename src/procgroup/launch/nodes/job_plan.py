@@ -126,6 +126,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
     is_elastic = options.rdzv_backend != "static" and not options.standalone
     kind: Kind = "elastic" if is_elastic else "static" if nodes.most > 1 else "solo"
     endpoints = _endpoints(options, kind)
+    lease = _lease(conf)
     run_id = options.rdzv_id or (os.urandom(16).hex() if kind == "solo" else "none")
     return JobPlan(
         kind=kind,
@@ -137,8 +138,10 @@ def plan(options: argparse.Namespace) -> JobPlan:
             last_call=flag_values.conf_seconds(conf, "last_call_timeout", LAST_CALL_SECONDS),
             shutdown=options.shutdown_timeout,
             hang=options.hang_timeout or None,
+            cut_off=lease.grace,
+            lead=lease.seconds - lease.patience,
         ),
-        lease=_lease(conf),
+        lease=lease,
         endpoints=endpoints,
         find=_finder(options, run_id) if kind == "elastic" else None,
         place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {options.rdzv_endpoint}",

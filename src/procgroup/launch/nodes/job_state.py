@@ -11,11 +11,13 @@ so that ranks move only when a node before them has gone; a node rank that the u
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from procgroup.environ import PROCGROUP_JOB_KEY, Variable
+from procgroup.launch.failures.evidence import printable
 
 Phase = Literal["forming", "running", "stopping", "ended"]
 
@@ -114,6 +116,17 @@ class JobState:
         """Return a member or a waiting node by its id."""
         return next((node for node in (*self.members, *self.waiting) if node.id == node_id), None)
 
+    def name(self, node: Node) -> str:
+        """Return a node's host; where other agents run there, too, with the agent's pid."""
+        others = [other for other in (*self.members, *self.waiting) if other.id != node.id]
+        return str(node) if any(other.host == node.host for other in others) else node.host
+
+    @property
+    def hosts(self) -> str:
+        """The members' hosts as a list for people, each of them once."""
+        agents = Counter(node.host for node in self.members)
+        return ", ".join(host if number == 1 else f"{host} ({number} agents)" for host, number in agents.items())
+
     @property
     def world_size(self) -> int:
         """How many ranks the round has."""
@@ -133,29 +146,53 @@ class JobState:
             raise ValueError(f"a job's state of {len(text)} bytes")
         try:
             fields = json.loads(text)
+            if fields["phase"] not in get_args(Phase):
+                raise ValueError(f"the phase {fields['phase']!r}")
             store = fields["store"]
             return cls(
                 **{
-                    **fields,
-                    "settings": Settings(**fields["settings"]),
+                    **{name: kind(fields[name]) for name, kind in _PLAIN_FIELDS.items()},
+                    "settings": _read(Settings, fields["settings"]),
+                    "phase": fields["phase"],
                     "members": tuple(_read_node(node) for node in fields["members"]),
                     "waiting": tuple(_read_node(node) for node in fields["waiting"]),
                     "passed": tuple(map(str, fields["passed"])),
                     "previous": tuple(map(str, fields["previous"])),
                     "failures": tuple(map(str, fields["failures"])),
-                    "store": None if store is None else WorkerStore(**store),
-                    "version": int(fields["version"]),
-                    "round": int(fields["round"]),
-                    "restarts": int(fields["restarts"]),
-                    "notice": float(fields["notice"]),
+                    "store": None if store is None else _read(WorkerStore, store),
                 }
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise ValueError(f"no job's state: {error!r}") from error
 
 
+_PLAIN_FIELDS: Mapping[str, Callable[[Any], object]] = {
+    "version": int,
+    "round": int,
+    "restarts": int,
+    "is_last": bool,
+    "is_recovery": bool,
+    "is_moving": bool,
+    "reason": lambda text: printable(str(text)),
+    "exit_status": int,
+    "notice": float,
+}
+
+_Fields = TypeVar("_Fields", Settings, Node, WorkerStore)
+
+
+def _read(cls: type[_Fields], fields: Mapping[str, Any]) -> _Fields:
+    """Return an object whose fields have the types that they are declared with."""
+    kinds = get_type_hints(cls)
+    for name, value in fields.items():
+        if not isinstance(value, kinds[name]):
+            raise ValueError(f"{name} is {value!r:.80}")
+    shown: dict[str, Any] = {n: printable(value) if isinstance(value, str) else value for n, value in fields.items()}
+    return cls(**shown)
+
+
 def _read_node(fields: Mapping[str, Any]) -> Node:
-    node = Node(**fields)
-    if not isinstance(node.processes, int) or not 0 < node.processes <= 1 << 20:
-        raise ValueError(f"a node with {node.processes!r} processes")
+    node = _read(Node, fields)
+    if not 0 < node.processes <= 1 << 20:
+        raise ValueError(f"a node with {node.processes} processes")
     return node

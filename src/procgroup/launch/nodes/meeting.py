@@ -12,8 +12,14 @@ whatever the store is::
 
 An agent is lost when its beats stand still for ``Lease.seconds`` on the clock of whoever watches it, and in so many
 looks: a watcher that was itself away from its core takes nobody for lost. No times are exchanged. Each agent watches
-the few before it in the ring of all, so that the requests stay few. An agent whose own requests fail for as long has
-lost the others, and says so by ``lost``: it must end its ranks then, since the others take it for lost as well.
+the few before it in the ring of all, so that the requests stay few. An agent whose own requests fail has lost the
+others, and says so by ``lost``, sooner than they can take it for lost: so its ranks have ended when others start::
+
+    last answer ──Lease.patience──> lost: SIGTERM to its ranks ──Lease.grace──> SIGKILL
+    last beat   ──Lease.seconds────────────────────────────────────────────────────────> the others go on
+
+Where it is the store's host that is cut off, it finds that out by the beats of the others, after ``Lease.seconds``.
+They find out sooner, and wait for as much longer before they begin a round at another store (``Patience.lead``).
 
 Two threads serve one agent: one waits for the next version, the other beats, watches and proposes. The agent's own
 thread never waits for the store.
@@ -42,6 +48,7 @@ Change = Callable[[JobState], JobState | None]
 
 _KEPT_VERSIONS = 64
 _WATCHED = 8
+_ATTEMPTS = 3
 _PASSED = b"passed"
 _CLOSE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.02
@@ -62,6 +69,21 @@ class Lease:
     def looks(self) -> int:
         """How many looks in a row must find nothing new."""
         return max(2, int(self.seconds / self.interval))
+
+    @property
+    def request_seconds(self) -> float:
+        """How long one request to the store may take."""
+        return max(0.2, self.seconds / 6)
+
+    @property
+    def patience(self) -> float:
+        """After how many seconds without an answer an agent has lost the others."""
+        return 0.7 * self.seconds
+
+    @property
+    def grace(self) -> float:
+        """How many seconds the ranks of an agent that has lost the others have to end."""
+        return 0.15 * self.seconds
 
 
 class Solo:
@@ -239,9 +261,7 @@ class Meeting:
 
     def _join(self) -> None:
         self._found = self._find(self._closing.is_set)
-        self._store = PrefixStore(
-            f"agents/{self._job}", self._found.store.with_timeout(max(0.5, self._lease.seconds / 6))
-        )
+        self._store = PrefixStore(f"agents/{self._job}", self._found.store.with_timeout(self._lease.request_seconds))
         node = self._describe(self.node_id, self._found)
         self._answered = time.monotonic()
         self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
@@ -320,15 +340,19 @@ class Meeting:
                 self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
 
     def _persist(self, request: Callable[[], object]) -> None:
-        """Do a request again until the store answers. Raises StoreTimeout once it has not for the lease's time."""
+        """Do a request again until the store answers. Raises DistStoreError when it is silent for too long.
+
+        Several attempts in a row must have failed, so that an agent which was itself away takes no store for lost.
+        """
+        attempts = 0
         while True:
+            attempts += 1
             try:
                 request()
             except StoreTimeout:
-                if self._closing.is_set() or time.monotonic() - self._answered >= self._lease.seconds:
-                    raise DistStoreError(
-                        f"the store of the agents has been silent for {self._lease.seconds:g} s"
-                    ) from None
+                silent = time.monotonic() - self._answered
+                if self._closing.is_set() or (attempts >= _ATTEMPTS and silent >= self._lease.patience):
+                    raise DistStoreError(f"the store of the agents has been silent for {silent:.1f} s") from None
             else:
                 self._answered = time.monotonic()
                 return

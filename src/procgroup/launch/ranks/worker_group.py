@@ -167,6 +167,12 @@ class WorkerGroup:
             rank.signal(number)
         self._schedule(grace, self.kill)
 
+    def hurry(self, grace: float) -> None:
+        """Plan to kill those that have been asked to end in so many seconds, where that was planned for later."""
+        due = time.monotonic() + grace
+        if self._next_step is not None and self._next_step[1] == self.kill and due < self._next_step[0]:
+            self._schedule(grace, self.kill)
+
     def preempt(self, grace: float) -> bool:
         """Tell the ranks that they have so many seconds to end, and plan to kill those that have not by then.
 

@@ -1,0 +1,142 @@
+"""How an agent parts from the others: in order, after a signal to it; or because it has lost them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes.console import Console
+from procgroup.launch.nodes.job_state import JobState
+from procgroup.launch.nodes.meeting import Meeting, Solo
+from procgroup.launch.ranks.worker_group import WorkerGroup
+
+INTERRUPT_SECONDS = 2.0
+"""How long ranks have to end after Ctrl-C, when no shutdown timeout was asked for."""
+
+SHUTDOWN_SECONDS = 30.0
+"""How long ranks have to end after SIGTERM, when no shutdown timeout was asked for."""
+
+SETTLE_SECONDS = 3.0
+"""How long an agent that leaves tries to tell the others."""
+
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that go to the ranks and end nothing, unless they are among those that end the job."""
+
+
+class Departure:
+    """What follows a signal to the agent: its ranks end, the node leaves the job, and the others go on or end.
+
+    ``numbers`` are the signals that end the ranks, ``shutdown`` is how many seconds these have then (None: defaults).
+    ``received`` is the first such signal.
+    """
+
+    def __init__(self, numbers: Sequence[signal.Signals], shutdown: float | None, console: Console) -> None:
+        self.received: signal.Signals | None = None
+        self.numbers: list[signal.Signals] = [*numbers, *(number for number in FORWARDED if number not in numbers)]
+        self._ending = frozenset(numbers)
+        self._shutdown = shutdown
+        self._console = console
+
+    @property
+    def exit_status(self) -> int | None:
+        """The status of an agent that a signal has ended; None without one."""
+        return None if self.received is None else 128 + self.received
+
+    def note(self, numbers: Sequence[signal.Signals]) -> bool:
+        """Note the signals that come while the last output is written; return whether one has ended the agent."""
+        self.received = next((number for number in numbers if number in self._ending), self.received)
+        return self.received is not None
+
+    def heed(self, numbers: Sequence[signal.Signals], group: WorkerGroup | None, meeting: Meeting | Solo) -> None:
+        """End the ranks by the first signal that comes; kill them by a Ctrl-C after it."""
+        for number in numbers:
+            if number not in self._ending:
+                if group is not None:
+                    group.forward(number)
+            elif self.received is None:
+                self.received = number
+                self._console.say(f"{number.name}: ending {count_ranks(group)}")
+                if group is not None:
+                    self._end_by(number, group, meeting)
+            elif number is signal.SIGINT:
+                self._console.say(f"SIGINT again: killing {count_ranks(group)}")
+                if group is not None:
+                    group.kill()
+            elif group is not None:
+                group.forward(number)
+
+    def leave(self, meeting: Meeting | Solo) -> None:
+        """Take the node out of the job, once its ranks have ended."""
+        number = self.received
+        assert number is not None
+        meeting.propose(
+            partial(
+                job_changes.leave,
+                node_id=meeting.node_id,
+                reason=number.name,
+                exit_status=128 + number,
+                for_good=number is signal.SIGINT,
+            )
+        )
+        meeting.settle(SETTLE_SECONDS)
+        meeting.hand_over(SETTLE_SECONDS)
+
+    def _end_by(self, number: signal.Signals, group: WorkerGroup, meeting: Meeting | Solo) -> None:
+        """End the ranks by a signal; where they look for a notice, by that in the place of SIGTERM."""
+        default = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
+        grace = default if self._shutdown is None else self._shutdown
+        if number is signal.SIGTERM and group.preempt(grace):
+            meeting.propose(partial(job_changes.warn, round_number=group.round, seconds=grace))
+        else:
+            group.end(number, grace)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """That an agent has lost the others.
+
+    ``text`` says so, ``memory`` is what the agent brings to the next meeting; ``is_end`` that there is none for it.
+    """
+
+    text: str = ""
+    memory: JobState | None = None
+    is_end: bool = False
+
+
+def find_loss(meeting: Meeting | Solo, *, has_joined: bool) -> Loss | None:
+    """Return what has become of the others where the store is out of reach, or where they took this agent for lost.
+
+    ``has_joined`` says that the agent was one of them. None while nothing is lost.
+    """
+    state = meeting.state
+    if state is None:
+        return Loss() if meeting.lost else None
+    if state.phase == "ended":
+        return None
+    if not meeting.lost:
+        was_removed = has_joined and state.node(meeting.node_id) is None
+        return Loss("the other nodes took this one for lost; it meets them anew") if was_removed else None
+    if meeting.moves:
+        return Loss(f"{meeting.lost}; this one goes there")
+    return _loss_of_store(meeting, state)
+
+
+def _loss_of_store(meeting: Meeting | Solo, state: JobState) -> Loss:
+    memory = job_changes.after_losing_store(state, silent=meeting.is_silent)
+    host = next((state.name(node) for node in state.members if node.hosts_store), "")
+    how = meeting.lost.rstrip(".")
+    why = f"{host} was lost, which hosted the agents' store: {how}" if host else how
+    most = state.settings.max_restarts
+    if memory.restarts > most:
+        return Loss(f"{why}; no restart is left", is_end=True)
+    counted = f"; restart {memory.restarts} of {most}" if memory.restarts > state.restarts else ""
+    return Loss(f"{why}{counted}", memory)
+
+
+def count_ranks(group: WorkerGroup | None) -> str:
+    """Return in words how many ranks are running here."""
+    number = len(group.living) if group is not None else 0
+    return "1 rank" if number == 1 else f"{number} ranks"
