@@ -101,3 +101,11 @@ def test_no_line_is_lost_and_none_of_a_rank_s_changes_its_place(seed: int) -> No
             found[rank].append(text.split()[-1])
     os.close(shown.sink.descriptor)
     assert found == written
+
+
+def test_a_line_that_one_rank_writes_very_often_costs_little(shown: Shown) -> None:
+    began = time.perf_counter()
+    shown.ranks[0].feed(b"\n" * 50_000)
+    shown.collapser.flush()
+    assert len(shown.lines()) == 50_000
+    assert time.perf_counter() - began < 20, "a search among all earlier lines for each one would take a minute"

@@ -48,6 +48,14 @@ def fail_at_first() -> str:
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
+def leave() -> None:
+    sys.exit(0)
+
+
+def die_of_a_signal_without_a_name() -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
+
 def test_the_results_of_the_ranks_come_back() -> None:
     assert elastic_launch(ONE_NODE, place)(7) == {0: (0, 2, 7), 1: (1, 2, 7)}
 
@@ -73,6 +81,35 @@ def test_an_exit_status_comes_back() -> None:
 
 def test_the_ranks_start_again_while_a_restart_is_left() -> None:
     assert elastic_launch(LaunchConfig(max_restarts=1), fail_at_first)() == {0: "1"}
+
+
+def test_a_rank_that_exits_with_status_0_has_no_result() -> None:
+    assert elastic_launch(ONE_NODE, leave)() == {0: None, 1: None}
+
+
+def test_a_signal_without_a_name_is_reported_by_its_number() -> None:
+    with pytest.raises(dist.ProcessExitedException, match=f"killed by signal {signal.SIGRTMIN + 6}"):
+        elastic_launch(ONE_NODE, die_of_a_signal_without_a_name)()
+
+
+def test_a_launch_leaves_no_descriptor_behind() -> None:
+    elastic_launch(ONE_NODE, leave)()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        elastic_launch(ONE_NODE, leave)()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_nodes_that_do_not_come_together_are_an_error(tmp_path: Path) -> None:
+    config = LaunchConfig(
+        min_nodes=2,
+        max_nodes=2,
+        rdzv_backend="file",
+        rdzv_endpoint=str(tmp_path / "store"),
+        rdzv_configs={"join_timeout": 0.5},
+    )
+    with pytest.raises(dist.RendezvousError, match="ended with status 1 although no rank failed"):
+        elastic_launch(config, place)(1)
 
 
 def test_a_command_can_be_launched() -> None:

@@ -79,6 +79,7 @@ def test_characters_that_redraw_a_terminal_are_replaced() -> None:
         ("exit_code", 1000),
         ("time", math.inf),
         ("time", "now"),
+        ("time", 10**400),
         ("host", 7),
         ("text", None),
         ("exception", ["x"]),

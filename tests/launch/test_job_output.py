@@ -101,6 +101,28 @@ def test_redirected_streams_are_in_files_only_and_without_a_directory_in_a_tempo
     assert (shown(sinks[0]), shown(sinks[1])) == ("[rank 0] out\n", "[rank 0] err\n[rank 1] err\n")
 
 
+def test_files_that_were_asked_for_stay_when_other_launchers_come(
+    tmp_path: Path, sinks: tuple[Sink, Sink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with JobOutput(LogOptions(redirects=log_options.streams("3")), "job", sinks) as output:
+        output.begin_attempt(0, [0], Place())
+        write(output, 0, "out\n")
+    with JobOutput(LogOptions(), "another", sinks):
+        pass
+    assert [path.read_text() for path in tmp_path.rglob("stdout.log")] == ["out\n"]
+
+
+def test_redirected_streams_whose_files_cannot_be_made_are_shown(tmp_path: Path, sinks: tuple[Sink, Sink]) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "attempt_0").touch()
+    with JobOutput(LogOptions(directory=str(tmp_path), redirects=log_options.streams("3")), "job", sinks) as output:
+        output.begin_attempt(0, [0], Place())
+        write(output, 0, "out\n")
+    assert shown(sinks[0]) == "[rank 0] out\n"
+    assert "is kept no longer" in shown(sinks[1])
+
+
 def test_the_null_device_as_directory_means_no_files_at_all(sinks: tuple[Sink, Sink]) -> None:
     options = LogOptions(directory="/dev/null", redirects=log_options.streams("3"), filters=(("x",), ()))
     with JobOutput(options, "job", sinks) as output:

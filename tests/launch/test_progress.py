@@ -71,6 +71,15 @@ def test_numbers_of_array_libraries_are_numbers() -> None:
     )
 
 
+def test_the_only_element_of_an_array_is_sent_with_its_fraction() -> None:
+    numpy = pytest.importorskip("numpy")
+    values = {"loss": numpy.array(0.31), "steps": numpy.array([7]), "large": 2**53 + 1}
+    assert decode(encode(0, values)) == (0, {"loss": 0.31, "steps": 7, "large": 2**53 + 1})
+    sent = decode(encode(0, {"loss": numpy.array(float("nan"))}))
+    assert sent is not None
+    assert str(sent[1]["loss"]) == "nan"
+
+
 @pytest.mark.parametrize("value", [None, [1], object(), {"a": 1}])
 def test_what_is_no_number_or_text_is_refused_by_name(inbox: ProgressInbox, value: object) -> None:
     with pytest.raises(TypeError, match="report takes numbers and texts, got loss of type"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -36,3 +37,8 @@ def parse_port(port: str | int, text: str | None = None) -> int:
     if not 0 <= number <= 65535:
         raise ValueError(f"expected a port between 0 and 65535, got {number} in {shown!r}")
     return number
+
+
+def without_password(text: str) -> str:
+    """Return a URL, or another text, with "***" in the place of the URL's password."""
+    return re.sub(r"(://[^/@:]*:)[^/@]*@", r"\1***@", text)

@@ -18,6 +18,7 @@ is not for its tasks.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -63,23 +64,23 @@ class KeyValueSpace:
         """
         deadline = time.monotonic() + seconds
         if not self._name:
-            self._open(value)
+            self._open(value, deadline)
         self._barrier(deadline)
-        return self._request(f"cmd=get kvsname={self._name} key={_KEY}", "get_result")["value"]
+        return self._request(f"cmd=get kvsname={self._name} key={_KEY}", "get_result", deadline)["value"]
 
-    def _open(self, value: str | None) -> None:
-        self._request("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
+    def _open(self, value: str | None, deadline: float) -> None:
+        self._request("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init", deadline)
         at_process_end(self._finalize, priority=_LAST)
-        name = self._request("cmd=get_my_kvsname", "my_kvsname")["kvsname"]
+        name = self._request("cmd=get_my_kvsname", "my_kvsname", deadline)["kvsname"]
         if value is not None:
-            self._request(f"cmd=put kvsname={name} key={_KEY} value={value}", "put_result")
+            self._request(f"cmd=put kvsname={name} key={_KEY} value={value}", "put_result", deadline)
         self._name = name
 
     def _finalize(self) -> None:
         if self._pid != os.getpid() or _has_mpi_library():
             return
         with suppress(DistNetworkError, TimeoutError):
-            self._request("cmd=finalize", "finalize_ack")
+            self._request("cmd=finalize", "finalize_ack", math.inf)
 
     def _barrier(self, deadline: float) -> None:
         if not self._is_in_barrier:
@@ -88,9 +89,9 @@ class KeyValueSpace:
         self._receive("barrier_out", deadline)
         self._is_in_barrier = False
 
-    def _request(self, line: str, answer: str) -> dict[str, str]:
+    def _request(self, line: str, answer: str, deadline: float) -> dict[str, str]:
         self._send(line)
-        return self._receive(answer, time.monotonic() + _ANSWER_SECONDS)
+        return self._receive(answer, min(deadline, time.monotonic() + _ANSWER_SECONDS))
 
     def _send(self, line: str) -> None:
         try:

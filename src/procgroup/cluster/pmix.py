@@ -15,6 +15,7 @@ from pathlib import Path
 from procgroup.errors import DistNetworkError
 
 _LIBRARY = "libpmix.so.2"
+_LONGEST_WAIT_SECONDS = 2_000_000.0  # subprocess waits by poll(), which takes a number of milliseconds of 32 bits
 _CLIENT = Path(__file__).with_name("pmix_client.py")
 
 
@@ -25,7 +26,7 @@ def library() -> str | None:
     prefixes = [os.environ[name] for name in ("PMIX_PREFIX", "OPAL_PREFIX") if os.environ.get(name)]
     directories = [Path(prefix, part) for prefix in prefixes for part in ("lib", "lib/openmpi", "lib64")]
     found = [str(directory / _LIBRARY) for directory in directories if (directory / _LIBRARY).exists()]
-    return next(iter(found), _system_library())
+    return next(iter(found), None) or _system_library()
 
 
 def broadcast(path: str, value: str | None, seconds: float) -> str:
@@ -35,7 +36,8 @@ def broadcast(path: str, value: str | None, seconds: float) -> str:
     """
     command = [sys.executable, "-I", "-S", str(_CLIENT), path]
     try:
-        done = subprocess.run(command, input=value or "", capture_output=True, text=True, timeout=seconds, check=False)
+        limit = min(seconds, _LONGEST_WAIT_SECONDS)
+        done = subprocess.run(command, input=value or "", capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         raise TimeoutError("PMIx has not brought the tasks together in time") from None
     if done.returncode != 0:

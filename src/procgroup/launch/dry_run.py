@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from procgroup.cluster.addresses import Endpoint
+from procgroup.cluster.addresses import Endpoint, without_password
 from procgroup.cluster.topology import format_cpus
 from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
 from procgroup.launch.nodes.job_plan import JobPlan
@@ -90,7 +90,7 @@ def _head(options: argparse.Namespace, program: CommandProgram) -> Iterator[Line
     yield from (Line("store", text) for text in _meeting(plan))
     for name, source in options.sources.items():
         if source != "default" and name != "dry_run":
-            yield Line("--" + name.replace("_", "-"), options.texts[name], source)
+            yield Line("--" + name.replace("_", "-"), without_password(options.texts[name]), source)
 
 
 def _title(lines: Sequence[Line], local_rank: int) -> str:

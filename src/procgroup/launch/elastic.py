@@ -19,8 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from procgroup.errors import RendezvousError
 from procgroup.launch import flags
-from procgroup.launch.failures.failure import Failure
+from procgroup.launch.failures.failure import Failure, signal_name
 from procgroup.launch.failures.report import first_failure
 from procgroup.launch.nodes.job_plan import plan
 from procgroup.launch.run import make_agent, make_program, open_output
@@ -85,8 +86,9 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
         """Run the ranks to the end of the job; return what the function returned on each rank of this node, by rank.
 
         A command returns None on each. Raises ProcessRaisedException or ProcessExitedException for the rank, of any
-        node, that failed first when no restart is left; KeyboardInterrupt after Ctrl-C, SystemExit after another
-        signal that ended the ranks. To be called in the main thread.
+        node, that failed first when no restart is left; RendezvousError when the nodes do not come together;
+        KeyboardInterrupt after Ctrl-C, SystemExit after another signal that ended the ranks. To be called in the
+        main thread.
         """
         with TemporaryDirectory(prefix="procgroup_") as folder, open_output(self._options, self._plan) as output:
             program = make_program(self._options, self._plan, self._command(Path(folder), arguments))
@@ -108,15 +110,25 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
     def _result(self, folder: Path, rank: int) -> Any:
         if isinstance(self._function, str):
             return None
-        return pickle.loads((folder / f"result_{rank}").read_bytes())  # written by this process's own child
+        path = folder / f"result_{rank}"  # written by this process's own child, unless the function called sys.exit(0)
+        return pickle.loads(path.read_bytes()) if path.exists() else None
 
 
 def _error(status: int, failures: Sequence[Failure]) -> BaseException:
     if not failures:
-        number = status - 128
-        return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(status)
-    first = first_failure(failures)
-    return _exception(first)
+        return _error_without_failures(status)
+    return _exception(first_failure(failures))
+
+
+def _error_without_failures(status: int) -> BaseException:
+    number = status - 128
+    if number == signal.SIGINT:
+        return KeyboardInterrupt()
+    if number in signal.valid_signals():
+        return SystemExit(status)
+    return RendezvousError(
+        f"the job ended with status {status} although no rank failed: the launcher's last line on stderr says why"
+    )
 
 
 def _exception(first: Failure) -> ProcessException:
@@ -124,5 +136,5 @@ def _exception(first: Failure) -> ProcessException:
     if first.exception:
         text = f"\n\n-- {where} terminated with the following error:\n{first.evidence}"
         return ProcessRaisedException(text, first.rank, first.pid)
-    name = signal.Signals(-first.exit_code).name if first.exit_code < 0 else None
+    name = signal_name(-first.exit_code) if first.exit_code < 0 else None
     return ProcessExitedException(f"{where}: {first.reason}", first.rank, first.pid, first.exit_code, name)

@@ -109,7 +109,7 @@ def parse(
 def refuse(options: argparse.Namespace, text: str) -> NoReturn:
     """End as for an unusable flag, with this reason."""
     options.parser.error(text)
-    raise AssertionError("a parser's error returns never")
+    raise AssertionError("ArgumentParser.error() returns never")
 
 
 def table(program: str, *, old_contract: bool = False) -> list[Flag]:
@@ -128,7 +128,7 @@ def _read(options: argparse.Namespace, flag: Flag, text: str, source: str) -> An
 
 def _refuse_variables(parser: argparse.ArgumentParser) -> None:
     for flag, reason in _REFUSED.items():
-        for variable in launcher_flag(flag) if flag.startswith("--") else ():
+        for variable in launcher_flag(flag):
             if variable.is_set():
                 parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
 

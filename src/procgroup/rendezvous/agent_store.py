@@ -114,7 +114,7 @@ class _Meeting:
                     )
                     missing.add_note(f"Rank {self.rank} waited for it at the store of torchrun's agent, {self.agent}.")
                     raise missing
-                time.sleep(_PAUSE_SECONDS)  # torch's own wait does not hear Ctrl-C
+                time.sleep(_PAUSE_SECONDS)  # torch's own wait is not ended by Ctrl-C
             record = json.loads(agents.get(self.key))
         return Endpoint(str(record["host"]), int(record["port"])), str(record["job_key"])
 

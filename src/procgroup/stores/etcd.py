@@ -213,6 +213,8 @@ def _parsed(endpoints: str | Sequence[str], *, uses_files: bool) -> tuple[list[E
     texts = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
     default = "https" if uses_files else "http"
     parts = [urlsplit(text.strip() if "://" in text else f"{default}://{text.strip()}") for text in texts]
+    if any("@" in part.netloc for part in parts):
+        raise ValueError("an endpoint holds a user or a password: pass user= and password= instead")
     schemes = {part.scheme for part in parts}
     if not all(part.hostname for part in parts) or schemes not in ({"http"}, {"https"}):
         raise ValueError(f"expected endpoints such as 'host:2379', all with TLS (https://) or none, got {endpoints!r}")
@@ -226,7 +228,12 @@ def _tls_context(
     cert_file: str | os.PathLike[str] | None,
     key_file: str | os.PathLike[str] | None,
 ) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=ca_file)
-    if cert_file is not None:
-        context.load_cert_chain(cert_file, key_file)
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file is not None:
+            context.load_cert_chain(cert_file, key_file)
+    except OSError as error:  # which does not name the file
+        raise ValueError(
+            f"cannot use the files for TLS (ca_file={ca_file}, cert_file={cert_file}, key_file={key_file}): {error}"
+        ) from error
     return context

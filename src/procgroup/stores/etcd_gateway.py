@@ -152,7 +152,6 @@ class EtcdGateway:
         return action(endpoint, limit)
 
     def _authenticate(self, endpoint: Endpoint, limit: float) -> None:
-        self._token = ""
         self._token = self._post(endpoint, _AUTHENTICATE, json.dumps(self._credentials).encode(), limit)["token"]
 
     def _turn_away_from(self, endpoint: Endpoint) -> None:
@@ -181,7 +180,7 @@ class EtcdGateway:
 
     def _send(self, connection: http.client.HTTPConnection, path: str, data: bytes) -> http.client.HTTPResponse:
         headers = {"Content-Type": "application/json"}
-        if self._token:
+        if self._token and path != _AUTHENTICATE:
             headers["Authorization"] = self._token
         connection.request("POST", path, data, headers)
         return connection.getresponse()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ MAX_TEXT_BYTES = 16 * 1024
 _MAX_JSON_CHARACTERS = 4 * MAX_TEXT_BYTES
 _MAX_EXCEPTION_BYTES = 1024
 _MAX_REASON_CHARACTERS = 400
+_LONGEST_TIME = 1e12
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Failure:
             return f"killed by the launcher: {self.killed_for}"
         if self.exit_code >= 0:
             return _shortened(self.exception) or f"exit code {self.exit_code}"
-        ending = f"killed by {_signal_name(-self.exit_code)}{self._memory()}"
+        ending = f"killed by {signal_name(-self.exit_code)}{self._memory()}"
         if self.exception:
             return f"{_shortened(self.exception)}; then {ending}"
         aborted = evidence.abort_reason(self.stderr) if self.exit_code == -signal.SIGABRT else ""
@@ -150,7 +150,7 @@ class Failure:
             raise ValueError(f"expected a failure as a JSON object, got {text[:80]!r}")
         exception, evidence_text = _text(content, "exception"), _text(content, "text")
         time = content.get("time")
-        if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+        if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < _LONGEST_TIME:
             raise ValueError(f"expected a failure whose time is a number of seconds, got {time!r:.80}")
         return cls(
             rank=_integer(content, "rank", 0),
@@ -201,7 +201,8 @@ def _shortened(line: str) -> str:
     return line if len(line) <= _MAX_REASON_CHARACTERS else line[: _MAX_REASON_CHARACTERS - 3] + "..."
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal; of one without a name, its number."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -64,6 +64,8 @@ class AgentOutput(PipeReader):
             line, _, self._unread = self._unread.partition(b"\n")
             if line.startswith(READY):
                 self.answer = line
+                self._lines.feed(self._unread)
+                self._unread = b""
             else:
                 self._lines.feed(line + b"\n")
 

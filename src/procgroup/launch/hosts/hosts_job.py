@@ -33,6 +33,7 @@ MARGIN_SECONDS = 5.0
 """How much longer an agent may take than its ranks."""
 
 _PENDING_BYTES = 1 << 20
+_LONGEST_POLL_SECONDS = 86400.0  # poll() takes a number of milliseconds of 32 bits
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -83,7 +84,8 @@ class HostsJob:
 
     def _turn(self, inbox: SignalInbox) -> None:
         """Wait for the next thing to happen, and act on it."""
-        timeout = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
+        left = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
+        timeout = None if left is None else min(left, _LONGEST_POLL_SECONDS)
         self._move_bytes(inbox.descriptor, timeout)
         self._heed(inbox)
         self._read_answers()

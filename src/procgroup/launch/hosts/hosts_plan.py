@@ -161,7 +161,10 @@ def _meeting_endpoint(
 ) -> Endpoint:
     """Return where the agents meet; port 0 is any free one of the first host. Raises ValueError."""
     if options.rdzv_endpoint:
-        return parse_endpoints(options.rdzv_endpoint, 0)[0]
+        endpoint, *others = parse_endpoints(options.rdzv_endpoint, 0)
+        if others:
+            raise ValueError(f"expected one --rdzv-endpoint with a list of hosts, got {options.rdzv_endpoint!r}")
+        return endpoint
     if options.sources["master_addr"] != "default":
         return Endpoint(options.master_addr, 0)
     addresses = [found.get("hostname") or name for name, found in settings.items()]

@@ -46,22 +46,24 @@ class Ssh:
 
     def settings(self, hosts: Sequence[Host]) -> list[dict[str, str]]:
         """Return what ssh's configuration says about each host, by lower-case name. Raises SshError."""
-        queries = [
-            subprocess.Popen(
-                [*self._words, "-G", host.name],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for host in hosts
-        ]
+        queries: list[subprocess.Popen[str]] = []
         try:
+            queries.extend(map(self._query, hosts))
             return [_answer(host, query) for host, query in zip(hosts, queries, strict=True)]
+        except OSError as error:
+            raise SshError(
+                f"cannot run {self._words[0]} -G for each of {len(hosts)} hosts at a time: {error.strerror}; raise the "
+                "limits on open files and processes (ulimit -n, ulimit -u)"
+            ) from error
         finally:
             for query in queries:
                 query.kill()
                 query.communicate()
+
+    def _query(self, host: Host) -> subprocess.Popen[str]:
+        command = [*self._words, "-G", host.name]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
 
     def line(self, host: Host, settings: Mapping[str, str], remote_command: str) -> list[str]:
         """Return the command that runs ``remote_command``, a line for the host's shell, on a host."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -113,6 +114,8 @@ class Agent:
         self.shares_console: bool = False
         self.failures: list[Failure] = []
         self._status: int | None = None
+        self._wake_lock = threading.Lock()
+        self._has_closed = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -140,6 +143,7 @@ class Agent:
                 self._meeting.close()
                 if self._store is not None:
                     self._store.close()
+                self._close()
 
     def _turn(self, inbox: SignalInbox) -> None:
         """Wait for the next thing to happen, and note it."""
@@ -379,8 +383,18 @@ class Agent:
 
     def _wake(self) -> None:
         """Make the loop look again; called in the meeting's threads."""
-        with suppress(OSError):  # it is full, so the loop will look anyway; or the agent has ended
-            os.write(self._wake_write, b".")
+        with self._wake_lock, suppress(BlockingIOError):  # it is full, so the loop will look anyway
+            if not self._has_closed:
+                os.write(self._wake_write, b".")
+
+    def _close(self) -> None:
+        """Close the descriptors that this agent has made; the meeting's threads may still call ``_wake``."""
+        if self._group is not None:
+            self._group.close()
+        with self._wake_lock:
+            self._has_closed = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     def _drain_wakes(self) -> None:
         with suppress(BlockingIOError):

@@ -15,6 +15,7 @@ FLUSH_SECONDS = 1.0
 """How long, after a signal, to try to write what the reader of the output does not take."""
 
 _PENDING_BYTES = 1 << 20
+_LONGEST_POLL_SECONDS = 86400.0  # poll() takes a number of milliseconds of 32 bits
 
 
 class Console:
@@ -57,12 +58,12 @@ class Console:
             self.move_bytes(streams, [wake], FLUSH_SECONDS)
 
     def _sooner(self, timeout: float | None) -> float | None:
-        """Return the timeout, or the time until the output has something to show."""
+        """Return the timeout, or the time until the output has something to show; no more than poll() takes."""
         due = self.output.due
-        if due is None:
-            return timeout
-        left = max(0.0, due - time.monotonic())
-        return left if timeout is None else min(left, timeout)
+        left = _LONGEST_POLL_SECONDS if due is None else max(0.0, due - time.monotonic())
+        if timeout is None:
+            return None if due is None else left
+        return min(left, timeout)
 
 
 def _move(ready: object) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from procgroup.cluster.addresses import Endpoint
+from procgroup.cluster.addresses import Endpoint, without_password
 from procgroup.environ import PYTHON_EXEC
 from procgroup.launch import flag_values
 from procgroup.launch.flag_values import NodeRange
@@ -144,7 +144,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         lease=lease,
         endpoints=endpoints,
         find=_finder(options, run_id) if kind == "elastic" else None,
-        place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {options.rdzv_endpoint}",
+        place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {without_password(options.rdzv_endpoint)}",
         is_host=options.node_rank == 0 if kind == "static" else flag_values.conf_is_host(conf),
         master_addr=endpoints[0].host if kind == "static" else options.master_addr,
         master_port=endpoints[0].port if kind == "static" else options.master_port or 0,

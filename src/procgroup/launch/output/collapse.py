@@ -13,6 +13,7 @@ Live lines are never collapsed: before one is drawn, all that is held back is sh
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ WINDOW_SECONDS = 0.2
 """How long a line waits for other ranks to write the same."""
 
 _MAX_HELD_BYTES = 256 * 1024
+# What a run costs beside its line, so that short lines are bounded as well.
+_RUN_BYTES = 256
 
 
 class _Run(NamedTuple):
@@ -56,8 +59,9 @@ class Collapser:
     def put(self, rank: int, prefix: bytes, line: bytes) -> None:
         """Take one line of a rank, without its end; ``prefix`` stands before it when no other rank writes the same."""
         last = self._last_joined.get(rank, -1)
-        ahead = (run for run in self._runs_of_line.get(line, ()) if run.number > last)
-        run = next(ahead, None) or self._begin(prefix, line)
+        same = self._runs_of_line.get(line, ())
+        place = bisect_right(same, last, key=lambda run: run.number)
+        run = same[place] if place < len(same) else self._begin(prefix, line)
         run.ranks.append(rank)
         self._last_joined[rank] = run.number
         while self._runs and (len(self._runs[0].ranks) >= self._ranks or self._held_bytes > _MAX_HELD_BYTES):
@@ -76,14 +80,14 @@ class Collapser:
     def _begin(self, prefix: bytes, line: bytes) -> _Run:
         run = _Run(self._begun, prefix, line, [], time.monotonic() + WINDOW_SECONDS)
         self._begun += 1
-        self._held_bytes += len(line)
+        self._held_bytes += len(line) + _RUN_BYTES
         self._runs.append(run)
         self._runs_of_line.setdefault(line, deque()).append(run)
         return run
 
     def _show_first(self) -> None:
         run = self._runs.popleft()
-        self._held_bytes -= len(run.line)
+        self._held_bytes -= len(run.line) + _RUN_BYTES
         same = self._runs_of_line[run.line]
         same.popleft()
         if not same:

@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.launch.output.collapse import Collapser, CollapsingPrefixer
 from procgroup.launch.output.colour import coloured, is_coloured
-from procgroup.launch.output.log_files import JobDirectory, LineFilter, LogFile, TemporaryDirectory
-from procgroup.launch.output.log_options import STDERR, STDOUT, LogOptions, fill_prefix, prefix_template
+from procgroup.launch.output.log_files import (
+    JobDirectory,
+    LineFilter,
+    LogFile,
+    TemporaryDirectory,
+    make_private_directory,
+)
+from procgroup.launch.output.log_options import STDERR, STDOUT, LogOptions, Streams, fill_prefix, prefix_template
 from procgroup.launch.output.sinks import LinePrefixer, Sink, open_sinks
 from procgroup.launch.output.status_line import StatusLine
 
@@ -139,6 +145,7 @@ class JobOutput:
 
         An attempt whose directories cannot be made keeps no logs, and a line says so.
         """
+        self.take_progress()  # what is left of the last attempt does not count for this one
         self.finish()
         self._close_filtered()
         self._place = place
@@ -148,7 +155,7 @@ class JobOutput:
             self._attempt = self._job.begin_attempt(attempt, ranks) if self._job else None
         except OSError as error:
             self._log_failed(Path(error.filename or "the next attempt's logs"), error)
-        if self._job and self._temporary is None and not self._has_begun:
+        if self._job and self._attempt and self._temporary is None and not self._has_begun:
             self.say(f"logs are kept in {self._job.path}")
         self._has_begun = True
         self._filtered = [self._open_filtered(stream) for stream in (STDOUT, STDERR)]
@@ -192,18 +199,19 @@ class JobOutput:
             job = JobDirectory(Path(options.directory), run_id)
             job.path.mkdir(parents=True, exist_ok=True)
             return job
-        is_asked_for = bool(options.redirects or options.tee or any(options.filters))
+        if options.redirects or options.tee or any(options.filters):
+            return JobDirectory(make_private_directory(), run_id)
         try:
-            temporary = TemporaryDirectory()
+            self._temporary = TemporaryDirectory()
         except OSError:
-            if is_asked_for:
-                raise
             return None
-        self._temporary = None if is_asked_for else temporary
-        return JobDirectory(temporary.path, run_id)
+        return JobDirectory(self._temporary.path, run_id)
 
     def _stream(self, rank: int, local_rank: int, stream: int) -> StreamOutput:
-        is_shown = self._options.shows(rank, local_rank, stream)
+        # Where the files of an attempt cannot be made, its redirected streams are shown rather than lost.
+        has_lost_files = self._attempt is None and self._job is not None
+        options = self._options._replace(redirects=Streams()) if has_lost_files else self._options
+        is_shown = options.shows(rank, local_rank, stream)
         is_kept = self._attempt is not None and self._options.keeps(local_rank, stream)
         return StreamOutput(
             sink=self.sinks[stream],

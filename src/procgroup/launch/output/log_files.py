@@ -111,8 +111,7 @@ class TemporaryDirectory:
 
     def __init__(self) -> None:
         _remove_abandoned(Path(TMPDIR.get()))
-        self.path: Path = Path(TMPDIR.get(), f"{_PREFIX}{os.urandom(8).hex()}")
-        self.path.mkdir(mode=0o700)
+        self.path: Path = make_private_directory()
         # The lock appears under its name when it is held, so that nobody takes it first.
         self._lock = os.open(self.path / "unlocked", os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -122,6 +121,13 @@ class TemporaryDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
         _remove_abandoned(self.path.parent)
+
+
+def make_private_directory() -> Path:
+    """Make a directory in TMPDIR that only this user may read; nothing removes it. Raises OSError."""
+    path = Path(TMPDIR.get(), f"{_PREFIX}{os.urandom(8).hex()}")
+    path.mkdir(mode=0o700)
+    return path
 
 
 def _remove_abandoned(folder: Path) -> None:

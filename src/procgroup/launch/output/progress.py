@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from procgroup.environ import PROCGROUP_REPORT_SOCKET, RANK
 
@@ -56,26 +56,25 @@ def encode(rank: int, values: Mapping[str, object]) -> bytes:
     return json.dumps({"rank": rank, "values": plain}).encode()
 
 
-def _plain(name: str, value: object) -> int | float | str:
-    if isinstance(value, str):
-        return value[:MAX_TEXT_CHARACTERS]
+def _plain(name: str, value: Any) -> int | float | str:
     try:
-        number = float(value)  # type: ignore[arg-type]
+        plain = value.item() if hasattr(value, "item") else value  # the only element of an array
+        if isinstance(plain, str):
+            return plain[:MAX_TEXT_CHARACTERS]
+        return int(plain) if isinstance(plain, int) else float(plain)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         kind = type(value).__name__
         raise TypeError(f"report takes numbers and texts, got {name} of type {kind}; give one number") from None
-    # An integer of NumPy or torch is not one of Python's, but equals one.
-    return int(number) if hasattr(value, "__index__") and not isinstance(value, float) else number
 
 
 def _send(address: str, data: bytes) -> None:
     import socket
 
-    if not _opened or _opened[0][0] != os.getpid():
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        atexit.register(opened.close)
-        _opened[:] = [(os.getpid(), opened)]
     try:
+        if not _opened or _opened[0][0] != os.getpid():
+            opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            atexit.register(opened.close)
+            _opened[:] = [(os.getpid(), opened)]
         _opened[0][1].sendto(data, socket.MSG_DONTWAIT, "\0" + address)
     except OSError:
-        return  # the launcher is behind, or gone
+        return  # the launcher is behind, or gone; or this process has no descriptor left

@@ -58,7 +58,10 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         options.parser.error(str(error))
     path = Path(options.output or f"{options.name}{scheduler.suffix}")
-    _write(path, text)
+    try:
+        _write(path, text)
+    except OSError as error:
+        options.parser.error(f"cannot write {path}: {error.strerror}; name another file by --output")
     print(f"procgroup submit: wrote {path}", file=sys.stderr)
     return 0 if options.write_only else _submit(scheduler, path)
 
@@ -92,7 +95,7 @@ def _program(words: list[str]) -> list[str]:
 def _name_of(program: Sequence[str]) -> str:
     """Return a name for the job: the script's, in letters that every scheduler takes."""
     script = next((word for word in program if word.endswith(".py")), program[0])
-    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40] or "job"
+    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:40].strip("-") or "job"
 
 
 def _check_name(name: str) -> None:
