@@ -9,7 +9,7 @@ import pytest
 import two_hosts
 from bridged_hosts import Switch
 from launch.agents import Agent, Job, elastic, wait_until
-from launch.hosts import CUT, RESTARTED, addresses, start_one_after_another
+from launch.hosts import CUT, RESTARTED, addresses, start_on
 
 MakeJob = Callable[..., Job]
 
@@ -44,8 +44,8 @@ def expect_no_more(agent: Agent, before: dict[str, int]) -> None:
 def test_an_agent_that_is_cut_off_and_joins_again_holds_no_more_than_after_the_first_time(
     switch: Switch, make_job: MakeJob, lost: int, times: int
 ) -> None:
-    job = make_job(*elastic("1:3", addresses(switch)), "--max-restarts", str(times))
-    agents = start_one_after_another(job, switch.hosts)
+    job = make_job(*elastic("2:3", addresses(switch)), "--max-restarts", str(times))
+    agents = start_on(job, switch.hosts)
     cut_off_and_heal(switch, job, agents, lost)
     first = [agent.held() for agent in agents]
     for _ in range(times - 1):
