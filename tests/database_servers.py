@@ -17,8 +17,11 @@ from pathlib import Path
 
 import world
 from procgroup.launch.ranks import die_with_parent
+from two_hosts import Host
 
 _SECONDS_TO_START = 30.0
+_OPEN_URL = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)"
+_PEER = "http://127.0.0.1:2380"
 
 
 def lacks_etcd() -> str:
@@ -76,6 +79,24 @@ def etcd_server(folder: Path, port: int, *arguments: str, scheme: str = "http") 
         yield server
 
 
+@contextmanager
+def redis_on(host: Host, folder: Path, port: int) -> Iterator[None]:
+    """Start a server without a password at the address of a host of its own."""
+    command = ["redis-server", "--bind", host.address, "--port", str(port), "--save", "", "--protected-mode", "no"]
+    answers = ["redis-cli", "-h", host.address, "-p", str(port), "ping"]
+    with running(host.command(command), folder, lambda: _succeeds(host, answers)):
+        yield
+
+
+@contextmanager
+def etcd_on(host: Host, folder: Path, port: int) -> Iterator[None]:
+    """Start a cluster of one member at the address of a host of its own."""
+    command = _etcd(folder, port, "http", *_peers(_PEER, f"default={_PEER}"), address=host.address)
+    answers = [sys.executable, "-c", _OPEN_URL, f"http://{host.address}:{port}/health"]
+    with running(host.command(command), folder, lambda: _succeeds(host, answers)):
+        yield
+
+
 def etcd_member(folder: Path, port: int, name: str, peers: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start one member of a cluster of several, given the URLs of all by name; the caller kills it."""
     cluster = ",".join(f"{name}={url}" for name, url in peers.items())
@@ -90,8 +111,8 @@ def _peers(peer: str, cluster: str) -> tuple[str, ...]:
     )
 
 
-def _etcd(folder: Path, port: int, scheme: str, *arguments: str) -> list[str]:
-    client = f"{scheme}://127.0.0.1:{port}"
+def _etcd(folder: Path, port: int, scheme: str, *arguments: str, address: str = "127.0.0.1") -> list[str]:
+    client = f"{scheme}://{address}:{port}"
     urls = ("--listen-client-urls", client, "--advertise-client-urls", client)
     return ["etcd", "--data-dir", str(folder / "data"), *urls, *arguments]
 
@@ -120,3 +141,7 @@ def _takes_connections(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _succeeds(host: Host, command: Sequence[str]) -> bool:
+    return subprocess.run(host.command(command), capture_output=True).returncode == 0

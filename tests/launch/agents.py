@@ -103,6 +103,12 @@ class Agent:
         """Return its ranks that are alive."""
         return [start for start in self.starts() if is_running(start.pid)]
 
+    def held(self) -> dict[str, int]:
+        """Return how many descriptors, threads and descendants it has now."""
+        process = psutil.Process(self.process.pid)
+        children = len(process.children(recursive=True))
+        return {"descriptors": process.num_fds(), "threads": process.num_threads(), "children": children}
+
     def wait_for(self, text: str, within: float = 20) -> None:
         """Wait until the agent has shown ``text``, on stdout or stderr."""
         wait_until(lambda: text in self.stdout + self.stderr, within, lambda: f"no {text!r} in {self.output}")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bridged_hosts import Switch, connected
 from launch.agents import SOON, Job, elastic, is_running, wait_until
 from world import free_port, run_command
 
@@ -131,3 +132,10 @@ def elastic_flags(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..
     """Return the flags of an elastic job on this host; the parameter is the back-end: c10d or file."""
     endpoint = f"127.0.0.1:{free_port()}" if request.param == "c10d" else str(tmp_path / "meeting")
     return lambda nodes, conf=SOON: elastic(nodes, endpoint, request.param, conf)
+
+
+@pytest.fixture
+def switch() -> Iterator[Switch]:
+    """Three hosts, as network namespaces on one switch."""
+    with connected(3) as made:
+        yield made

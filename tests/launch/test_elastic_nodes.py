@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from launch.agents import Agent, Job, lose
@@ -181,7 +180,7 @@ def test_nodes_that_are_killed_and_come_back_leave_nothing_behind(
     for restarts in range(cycles + 1):
         killed = job.start(environment=environment)
         starts = job.wait_for_round(2, restarts=restarts, after=starts, agents=[staying, killed])
-        held.append(_held(staying))
+        held.append(staying.held())
         deadline = lose(killed)
         within = deadline - time.monotonic()
         starts = job.wait_for_round(1, restarts=restarts + 1, after=starts, agents=[staying], within=within)
@@ -190,9 +189,3 @@ def test_nodes_that_are_killed_and_come_back_leave_nothing_behind(
     assert all(held[-1][name] - held[1][name] < cycles / 2 for name in held[1]), held
     assert not list(temporary.iterdir())
     assert set(Path("/dev/shm").glob("*procgroup*")) <= shared_memory
-
-
-def _held(agent: Agent) -> dict[str, int]:
-    process = psutil.Process(agent.process.pid)
-    children = len(process.children(recursive=True))
-    return {"descriptors": process.num_fds(), "threads": process.num_threads(), "children": children}

@@ -6,12 +6,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from launch.agents import Job, is_running, lose, start_all, static, wait_until
+from launch.agents import Job, Start, is_running, lose, start_all, static, wait_until
 
 MakeJob = Callable[..., Job]
 
@@ -152,6 +152,29 @@ def test_a_job_of_numbered_nodes_waits_for_a_lost_node_no_longer_than_join_timeo
     job.wait_for_round(2)
     lose(agents[lost])
     assert agents[1 - lost].wait(within=15) == 1
+
+
+def kill_one(job: Job, starts: Sequence[Start], number: int, then: str) -> None:
+    """Kill rank ``number % 2`` of two, once the other one has shown that it is about to run ``then``."""
+    killed = number % 2
+    job.order(1 - killed, f"print('turn', {number}, flush=True); {then}")
+    wait_until(lambda: f"turn {number}\n" in job.output, 20, lambda: job.output)
+    os.kill(starts[killed].pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("restarts", [3, pytest.param(20, marks=[SLOW, pytest.mark.timeout(200)])])
+@pytest.mark.parametrize("then", ["pass", "dist.all_reduce(total)"], ids=["others compute", "others wait for it"])
+@pytest.mark.parametrize("elastic_flags", ["c10d"], indirect=True)
+def test_a_program_works_again_after_each_of_many_kills_of_a_rank(
+    elastic_flags: Any, make_job: MakeJob, restarts: int, then: str
+) -> None:
+    job = make_job(*elastic_flags("2"), "--max-restarts", str(restarts))
+    for _ in range(2):
+        job.start()
+    for number in range(restarts):
+        kill_one(job, job.wait_for_round(2, restarts=number), number, then)
+    job.wait_for_round(2, restarts=restarts)
+    assert job.finish() == [0, 0]
 
 
 GLOO = """

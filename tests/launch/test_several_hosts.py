@@ -4,59 +4,24 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import two_hosts
-from bridged_hosts import Host, Switch, connected, kill_all
+from bridged_hosts import Host, Switch, kill_all
 from launch.agents import SOON, Agent, Job, elastic, is_running, lose, wait_until
+from launch.hosts import CUT, PORT, RESTARTED, addresses, left, start_on, start_one_after_another
 
 MakeJob = Callable[..., Job]
 Inside = Callable[[Sequence[str]], list[str]]
-
-PORT = 29400
-"""Where the nodes of an elastic job meet when the endpoint names no port."""
-
-RESTARTED = 10
-"""Seconds from the death of a host, or the return of one, until all ranks run again."""
-
-CUT = 12
-"""Seconds from a cut until both sides of it have done what is to be done."""
 
 LEASES = pytest.mark.parametrize(
     "conf", [SOON, pytest.param("last_call_timeout=1", marks=pytest.mark.slow)], ids=["short lease", "default lease"]
 )
 
 pytestmark = pytest.mark.skipif(bool(lack := two_hosts.lacks()), reason=lack)
-
-
-@pytest.fixture
-def switch() -> Iterator[Switch]:
-    with connected(3) as made:
-        yield made
-
-
-def addresses(switch: Switch) -> str:
-    return ",".join(host.address for host in switch.hosts)
-
-
-def start_on(job: Job, hosts: Sequence[Host], *flags: str) -> list[Agent]:
-    return [job.start(*flags, inside=host.command) for host in hosts]
-
-
-def start_one_after_another(job: Job, hosts: Sequence[Host]) -> list[Agent]:
-    """Start agents so that the first one hosts the store, and that node ranks are in the order of the hosts."""
-    agents: list[Agent] = []
-    for host in hosts:
-        agents += start_on(job, [host])
-        job.wait_for_round(len(agents))
-    return agents
-
-
-def left(deadline: float) -> float:
-    return deadline - time.monotonic()
 
 
 @pytest.mark.parametrize("order", [(1, 0), pytest.param((0, 1), marks=pytest.mark.slow)], ids=str)

@@ -184,14 +184,3 @@ def test_an_agent_takes_less_than_40_megabytes(make_job: MakeJob) -> None:
     for agent in agents:
         assert psutil.Process(agent.process.pid).memory_info().rss < 40e6
     assert job.finish() == [0, 0]
-
-
-@pytest.mark.parametrize("number", [8, pytest.param(64, marks=[SLOW, pytest.mark.timeout(300)])])
-def test_many_jobs_start_at_once_on_one_host(make_job: MakeJob, number: int) -> None:
-    jobs = [make_job("--nproc-per-node", "2") for _ in range(number)]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.wait_for_round(2, within=200 if number > 8 else 40)
-    for job in jobs:
-        assert job.finish(within=60) == [0]
