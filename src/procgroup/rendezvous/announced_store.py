@@ -114,11 +114,11 @@ def _broadcast(task: Task, mine: str | None, rank: int, limit: float) -> str:
         if descriptor is None:
             raise DistNetworkError("PMI_FD names no open socket of this process, by which mpiexec joins its tasks")
         return _spaces.setdefault(os.getpid(), pmi.KeyValueSpace(descriptor)).broadcast(mine, limit)
-    except TimeoutError:
+    except TimeoutError as error:
         raise RendezvousError(
             f"rank {rank} of {task.world_size}: not all tasks of {task.launcher.name} have come to their "
-            f"init_process_group after {limit:g} s. Each task has to call it, once; look at the output of those that "
-            "did not."
+            f"init_process_group after {limit:g} s ({error}). Each task has to call it, once; look at the output of "
+            "those that did not."
         ) from None
 
 

@@ -29,7 +29,7 @@ _NEEDED: tuple[environ.Variable[Any], ...] = (
 )
 
 
-# A process that lacks these was numbered by nobody but env://'s own variables.
+# Without these, only env://'s own variables give the rank.
 _TASK_NUMBERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
 
 

@@ -1,4 +1,4 @@
-"""Where the tasks of a launcher meet that sets no MASTER_ADDR: the store that they share, for env://, slurm:// and mpi://.
+"""The store of tasks whose launcher sets no MASTER_ADDR, for env://, slurm:// and mpi://.
 
 ============================  ==========================================================================
 mpiexec (MPICH, Intel, ...)   rank 0's store on a free port, announced by PMI, with a secret

@@ -1,6 +1,6 @@
 """slurm:// and mpi://: the rank, the world size and the place where the ranks meet are those of srun, or of mpiexec.
 
-No address is given. mpi:// uses what mpiexec tells its tasks; MPI itself is not used.
+No address is given. mpi:// reads the variables that mpiexec sets for its tasks; MPI itself is not used.
 """
 
 from __future__ import annotations

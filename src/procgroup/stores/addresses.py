@@ -50,7 +50,7 @@ def resolve(host: str, seconds: float) -> list[str]:
 
 
 def _reachable(address: str) -> str:
-    """Nobody can connect to a wildcard; this host is meant."""
+    """Replace a wildcard, to which no client can connect, by the loopback address."""
     return {"0.0.0.0": _LOOPBACK[0], "::": _LOOPBACK[1]}.get(address, address)
 
 

@@ -100,12 +100,12 @@ class HostAgent:
         )
         try:
             self.descriptor: int = os.pidfd_open(self._process.pid)  # readable once the process has ended
+            pipes = self._process.stdin, self._process.stdout, self._process.stderr
+            channel, out, err = (os.dup(pipe.fileno()) for pipe in pipes if pipe is not None)
         except OSError:
             self._process.kill()
             self._process.wait()
             raise
-        pipes = self._process.stdin, self._process.stdout, self._process.stderr
-        channel, out, err = (os.dup(pipe.fileno()) for pipe in pipes if pipe is not None)
         for pipe in pipes:
             if pipe is not None:
                 pipe.close()

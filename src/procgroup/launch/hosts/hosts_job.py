@@ -181,7 +181,10 @@ class HostsJob:
                 self._kill()
 
     def _exit_status(self) -> int:
-        """Return the status on which the agents agree: that of the first rank that failed. A lost agent has no say."""
+        """Return the status on which the agents agree: that of the first rank that failed.
+
+        The status of an agent that was lost counts only where no other agent has failed.
+        """
         if self._received is not None:
             return 128 + self._received
         if self._has_failed:

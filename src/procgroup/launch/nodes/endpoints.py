@@ -12,6 +12,7 @@ store together, come to one store.
 from __future__ import annotations
 
 import errno
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,7 @@ _LOOPBACK = "127.0.0.1"
 # may be stopped, or on its way out.
 _NO_ANSWER = ("has timed out", "says nothing")
 _PAUSE_SECONDS = 0.1
+_SAY_SECONDS = 3.0
 
 
 @dataclass
@@ -178,14 +180,18 @@ def _listen(endpoint: Endpoint, is_host: bool | None) -> socket.socket | None:
 def use_server(open_store: Callable[[], Store], endpoint: Endpoint, stops: Callable[[], bool]) -> FoundStore:
     """Return the agents' store on a server that is no agent's, however long it takes to answer.
 
-    Raises DistNetworkError as soon as ``stops()`` says so.
+    What keeps it from answering is said once. Raises DistNetworkError as soon as ``stops()`` says so.
     """
+    say_at = time.monotonic() + _SAY_SECONDS
     while True:
         try:
             return FoundStore(open_store(), endpoint, None)
-        except (DistNetworkError, StoreLost):
+        except (DistNetworkError, StoreLost) as error:
             if stops():
                 raise
+            if time.monotonic() >= say_at:
+                say_at = math.inf
+                say(f"the agents' store is not reached yet: {error}")
             time.sleep(_PAUSE_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Where everything goes that the ranks of one agent, and the agent itself, write: the console and the log files.
+"""The output of one agent and its ranks: the console and the log files.
 
 ::
 
