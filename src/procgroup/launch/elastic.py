@@ -24,7 +24,7 @@ from procgroup.launch.failures.failure import Failure
 from procgroup.launch.failures.report import first_failure
 from procgroup.launch.nodes.job_plan import plan
 from procgroup.launch.run import make_agent, make_program, open_output
-from procgroup.launch.spawning.spawn_errors import ProcessException, ProcessExitedException, ProcessRaisedException
+from procgroup.launch.spawning.spawn_errors import process_exception
 
 __all__ = ["LaunchConfig", "elastic_launch"]
 
@@ -116,13 +116,5 @@ def _error(status: int, failures: Sequence[Failure]) -> BaseException:
         number = status - 128
         return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(status)
     first = first_failure(failures)
-    return _exception(first)
-
-
-def _exception(first: Failure) -> ProcessException:
     where = f"rank {first.rank} ({first.host}, pid {first.pid})"
-    if first.exception:
-        text = f"\n\n-- {where} terminated with the following error:\n{first.evidence}"
-        return ProcessRaisedException(text, first.rank, first.pid)
-    name = signal.Signals(-first.exit_code).name if first.exit_code < 0 else None
-    return ProcessExitedException(f"{where}: {first.reason}", first.rank, first.pid, first.exit_code, name)
+    return process_exception(first, where, f"{where}: {first.reason}")

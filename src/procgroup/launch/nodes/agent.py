@@ -39,6 +39,7 @@ from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.meeting import Meeting, Solo
 from procgroup.launch.nodes.signals import SignalInbox
 from procgroup.launch.output.job_output import JobOutput
+from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
 from procgroup.launch.ranks.hung_ranks import HungRanks
 from procgroup.launch.ranks.worker_group import RankPlan, WorkerGroup
 
@@ -50,12 +51,6 @@ REPORT_SECONDS = 2.0
 
 RESTART_REPORT_SECONDS = 0.3
 """The same when the ranks are to be started again."""
-
-INTERRUPT_SECONDS = 2.0
-"""How long ranks have to end after Ctrl-C, when no shutdown timeout was asked for."""
-
-SHUTDOWN_SECONDS = 30.0
-"""How long ranks have to end after SIGTERM, when no shutdown timeout was asked for."""
 
 SETTLE_SECONDS = 3.0
 """How long an agent that leaves tries to tell the others."""
