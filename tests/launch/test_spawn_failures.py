@@ -1,9 +1,10 @@
-"""Which failure of a spawned process is reported."""
+"""Which failure of a spawned process is reported, and that Ctrl-C leaves no process behind."""
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 from procgroup.errors import PeerLost
 from procgroup.launch import LaunchConfig, elastic_launch
+from procgroup.launch.spawning.deferred_interrupt import DeferredInterrupt
 from procgroup.launch.spawning.spawn import ProcessExitedException, ProcessRaisedException, spawn, start_processes
 from world import run_command
 
@@ -92,6 +94,10 @@ def end_by_a_signal_without_a_name(*_: object) -> None:
     os.kill(os.getpid(), SIGNAL_WITHOUT_A_NAME)
 
 
+def require_the_handler(index: int, handler: object) -> None:
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 @pytest.mark.parametrize("raise_consequence", [raise_as_gloo_does, raise_because_a_peer_is_lost])
 def test_the_cause_is_reported_also_when_a_consequence_was_raised_before(
     tmp_path: Path, raise_consequence: Any
@@ -135,3 +141,44 @@ def test_a_child_imports_none_of_what_its_parent_needs(launcher: Any) -> None:
             procgroup.spawn(work)
     """
     assert run_command([sys.executable, str(launcher.script(source))]).stdout == "[]\n"
+
+
+def test_an_interrupt_between_a_child_s_start_and_the_parent_s_knowledge_of_it_leaves_no_child(launcher: Any) -> None:
+    source = """
+        import ctypes, functools, os, signal, time
+        from procgroup.launch.spawning.spawn import start_processes
+
+        def work(index):
+            time.sleep(60)
+
+        if __name__ == "__main__":
+            # A function in C, in which Python cannot raise the interrupt already: it does so behind the fork.
+            interrupt = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGINT)
+            os.register_at_fork(after_in_parent=interrupt)
+            try:
+                start_processes(work, nprocs=2, start_method="fork")
+            except KeyboardInterrupt:
+                print("interrupted")
+            try:
+                print("left:", os.waitpid(-1, os.WNOHANG))
+            except ChildProcessError:
+                print("no child is left")
+    """
+    done = run_command([sys.executable, str(launcher.script(source))])
+    assert done.stdout == "interrupted\nno child is left\n", done.stderr
+
+
+def test_a_second_interrupt_is_not_deferred() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), DeferredInterrupt():
+        signal.raise_signal(signal.SIGINT)
+        reached.append("the first")
+        signal.raise_signal(signal.SIGINT)
+        reached.append("the second")
+    assert reached == ["the first"]
+
+
+def test_a_forked_child_has_the_handler_that_its_parent_had_before() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    start_processes(require_the_handler, (handler,), start_method="fork")
+    assert signal.getsignal(signal.SIGINT) is handler

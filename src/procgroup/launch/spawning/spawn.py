@@ -168,9 +168,8 @@ def _start(
             reports.append(report)
             arguments = (fn, index, args, child_report, parent_pid, environment)
             process: BaseProcess = context.Process(target=child.run, args=arguments, daemon=daemon)  # type: ignore[attr-defined]
-            _STARTER.start(process)
+            _STARTER.start(process, processes)
             child_report.close()
-            processes.append(process)
         return SpawnContext(processes, reports, store, kills_before)
     except BaseException:
         SpawnContext(processes, reports, store, kills_before).end(INTERRUPT_SECONDS)
