@@ -33,7 +33,9 @@ class Meeting:
         (self._directory / word).touch()
 
     def wait_for(self, word: str) -> None:
+        deadline = time.monotonic() + 30
         while not (self._directory / word).exists():
+            assert time.monotonic() < deadline, f"nobody has reached {word!r}"
             time.sleep(0.01)
 
 
@@ -94,6 +96,19 @@ def end_by_a_signal_without_a_name(*_: object) -> None:
     os.kill(os.getpid(), SIGNAL_WITHOUT_A_NAME)
 
 
+def end_before_a_forked_child(index: int, directory: str) -> None:
+    meeting = Meeting(directory)
+    if os.fork() == 0:
+        try:
+            meeting.reach("forked")
+            meeting.wait_for("reported")
+        finally:
+            meeting.reach("ended")
+            os._exit(0)
+    meeting.wait_for("forked")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def require_the_handler(index: int, handler: object) -> None:
     assert signal.getsignal(signal.SIGINT) is handler
 
@@ -122,6 +137,14 @@ def test_of_processes_that_blame_others_the_one_at_the_end_is_reported(tmp_path:
 def test_a_process_without_a_free_descriptor_can_report_its_exception() -> None:
     with pytest.raises(ProcessRaisedException, match="Too many open files"):
         spawn(use_up_the_descriptors)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_an_end_is_seen_while_children_of_the_process_live(tmp_path: Path, method: str) -> None:
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        start_processes(end_before_a_forked_child, (str(tmp_path),), start_method=method)
+    assert not (tmp_path / "ended").exists()
+    Meeting(str(tmp_path)).reach("reported")
 
 
 def test_a_signal_without_a_name_is_told_in_torch_s_words() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.connection
+import os
 import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
@@ -37,6 +40,7 @@ class ProcessContext:
     ) -> None:
         self.processes: list[BaseProcess] = list(processes)
         self.sentinels: dict[int, int] = {process.sentinel: index for index, process in enumerate(processes)}
+        self._pidfds: dict[int, int] = _open_pidfds(self.processes)
         self._reports = list(reports)
         self._received: dict[int, Report] = {}
         self._store = store
@@ -80,7 +84,7 @@ class ProcessContext:
             for process in self.processes:
                 if process.is_alive():
                     process.kill()
-                process.join(UNKILLABLE_SECONDS)
+            self._wait_for_all(UNKILLABLE_SECONDS)
             self.sentinels.clear()
             self._release()
 
@@ -94,15 +98,24 @@ class ProcessContext:
             self._store.close()
         for report in self._reports:
             report.close()
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[1])
 
     def _collect(self, timeout: float | None) -> None:
         """Wait for the next end, and note when it was seen."""
-        waited_for = list(self.sentinels)
-        for sentinel in multiprocessing.connection.wait(waited_for, timeout) if waited_for else []:
-            assert isinstance(sentinel, int)
-            index = self.sentinels.pop(sentinel)
+        if self.sentinels and not self._note_ends():
+            multiprocessing.connection.wait([*self.sentinels, *self._pidfds.values()], timeout)
+            self._note_ends()
+
+    def _note_ends(self) -> bool:
+        """Note which processes have ended since the last look; return whether there are any."""
+        ended = [item for item in self.sentinels.items() if self.processes[item[1]].exitcode is not None]
+        for sentinel, index in ended:
+            del self.sentinels[sentinel]
             self._ends[index] = time.monotonic()
-            self.processes[index].join()
+            if index in self._pidfds:
+                os.close(self._pidfds.pop(index))
+        return bool(ended)
 
     def _wait_for_all(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -155,6 +168,20 @@ class ProcessContext:
 
 class SpawnContext(ProcessContext):
     """The context that ``spawn`` and ``start_processes`` return."""
+
+
+def _open_pidfds(processes: Sequence[BaseProcess]) -> dict[int, int]:
+    """Return by index a descriptor of each process that is ready once it has ended.
+
+    The sentinel of a process is not, while children that it forked live: they have inherited its other end. Of a fork
+    server's processes the other end is the server's.
+    """
+    pidfds = {}
+    for index, process in enumerate(processes):
+        if process.pid is not None and not isinstance(process, ForkServerProcess):
+            with contextlib.suppress(OSError):  # it has ended, and multiprocessing has collected it
+                pidfds[index] = os.pidfd_open(process.pid)
+    return pidfds
 
 
 def _exception(first: Failure) -> ProcessException:
