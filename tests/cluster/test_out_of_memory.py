@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.agents import wait_until
 from procgroup.cluster.control_group import directories
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from world import run_command
@@ -84,6 +85,8 @@ def small_group() -> Iterator[Path]:
             group.rmdir()
         pytest.skip(f"no control group with little memory can be made here: {error}")
     yield group
+    # multiprocessing's resource tracker ends a moment after the program.
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), timeout=20)
     group.rmdir()
 
 
