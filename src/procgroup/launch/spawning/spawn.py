@@ -86,59 +86,12 @@ def spawn(
     """Run ``fn(i, *args)`` in ``nprocs`` processes, i from 0; with ``join`` wait for all of them.
 
     Returns None after joining, else the context. Raises ProcessRaisedException or ProcessExitedException for
-    the failure that the others follow from. ``fn`` and ``args`` have to be picklable (except with ``fork``), and a
+    the failure that the others follow from; ValueError for a start method other than spawn, fork and forkserver,
+    and for a negative number of processes. ``fn`` and ``args`` have to be picklable (except with ``fork``), and a
     script has to guard the call by ``if __name__ == "__main__":``.
 
     Without MASTER_ADDR and MASTER_PORT in the environment the caller hosts a store on a free port of the
     loopback interface, and the children's environment leads to it.
-    """
-    return start_processes(fn, args, nprocs, join, daemon, start_method)
-
-
-@overload
-def start_processes(
-    fn: Callable[..., object],
-    args: Iterable[Any] = (),
-    nprocs: int = 1,
-    join: Literal[True] = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> None: ...
-
-
-@overload
-def start_processes(
-    fn: Callable[..., object],
-    args: Iterable[Any] = (),
-    nprocs: int = 1,
-    join: Literal[False] = ...,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> SpawnContext: ...
-
-
-@overload
-def start_processes(
-    fn: Callable[..., object],
-    args: Iterable[Any] = (),
-    nprocs: int = 1,
-    join: bool = ...,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> SpawnContext | None: ...
-
-
-def start_processes(
-    fn: Callable[..., object],
-    args: Iterable[Any] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> SpawnContext | None:
-    """Do what ``spawn`` does, with any start method: spawn, fork or forkserver.
-
-    Raises ValueError for an unknown start method or a negative number of processes.
     """
     if nprocs < 0:
         raise ValueError(f"expected nprocs to be at least 0, got {nprocs}")
@@ -149,6 +102,10 @@ def start_processes(
     while not started.join():
         pass
     return None
+
+
+start_processes = spawn
+"""torch.multiprocessing's name for any start method."""
 
 
 def _start(
