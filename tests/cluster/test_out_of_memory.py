@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from launch.agents import wait_until
 from procgroup.cluster.control_group import directories
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from world import run_command
@@ -54,6 +56,13 @@ def test_the_verdict_says_where_memory_ran_out() -> None:
     assert OutOfMemoryKills(0, None).verdict == "no out-of-memory kill was seen, so somebody sent the signal"
 
 
+def test_a_kill_elsewhere_on_the_host_counts_only_where_the_group_s_own_are_not_shown() -> None:
+    assert OutOfMemoryKills(1, 1).any_of_group
+    assert not OutOfMemoryKills(0, 2).any_of_group
+    assert OutOfMemoryKills(None, 2).any_of_group
+    assert not OutOfMemoryKills(None, None).any_of_group
+
+
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
 
 
@@ -76,7 +85,16 @@ def small_group() -> Iterator[Path]:
             group.rmdir()
         pytest.skip(f"no control group with little memory can be made here: {error}")
     yield group
+    # multiprocessing's resource tracker ends a moment after the program.
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), timeout=20)
     group.rmdir()
+
+
+def run_inside(group: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the control group."""
+    inside = f"import os; open('{group}/cgroup.procs', 'w').write(str(os.getpid()));"
+    start = f"os.execv('{sys.executable}', {[sys.executable, *arguments]})"
+    return run_command([sys.executable, "-c", f"{inside} {start}"])
 
 
 def test_a_rank_that_runs_out_of_a_real_group_s_memory_is_said_to_have_done_so(
@@ -84,10 +102,27 @@ def test_a_rank_that_runs_out_of_a_real_group_s_memory_is_said_to_have_done_so(
 ) -> None:
     script = tmp_path / "greedy.py"
     script.write_text("import os\nif os.environ['RANK'] == '1':\n    held = bytearray(os.urandom(1 << 20) * 400)\n")
-    inside = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid()));"
-    start = f"os.execv('{sys.executable}', ['{sys.executable}', '-m', 'procgroup', 'run', '-n', '2', '{script}'])"
-    done = run_command([sys.executable, "-c", f"{inside} {start}"])
+    done = run_inside(small_group, "-m", "procgroup", "run", "-n", "2", str(script))
     assert done.returncode == 137, done.stderr
     last = done.stderr.splitlines()[-1]
     assert "failed first: killed by SIGKILL; its peak memory was " in last
     assert "the kernel killed 1 process(es) of this control group for want of memory" in last
+
+
+def test_a_spawned_process_that_runs_out_of_a_real_group_s_memory_is_said_to_have_done_so(
+    tmp_path: Path, small_group: Path
+) -> None:
+    script = tmp_path / "greedy.py"
+    script.write_text(
+        "import os, time, procgroup\n"
+        "def work(index):\n"
+        "    held = bytearray(os.urandom(1 << 20) * 400) if index == 1 else time.sleep(30)\n"
+        "if __name__ == '__main__':\n"
+        "    procgroup.spawn(work, nprocs=2)\n"
+    )
+    done = run_inside(small_group, str(script))
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].endswith(
+        "ProcessExitedException: process 1 terminated with signal SIGKILL; "
+        "the kernel killed 1 process(es) of this control group for want of memory"
+    )

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 import procgroup as dist
+from procgroup.launch import flags
+from procgroup.launch.nodes.meeting import Lease
+from procgroup.launch.submit import ray
 from procgroup.testing import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,9 +52,12 @@ IN_THE_TABLE = {
     "launcher, nodes that are to come together: static": "launch.nodes.job_plan.STATIC_TIMEOUT_SECONDS",
     "launcher, nodes that are to come together: elastic": "launch.nodes.job_plan.JOIN_TIMEOUT_SECONDS",
     "launcher, further nodes": "launch.nodes.job_plan.LAST_CALL_SECONDS",
-    "launcher, between SIGTERM and SIGKILL": "launch.nodes.agent.SHUTDOWN_SECONDS",
-    "launcher, between Ctrl-C and SIGKILL": "launch.nodes.agent.INTERRUPT_SECONDS",
-    "`spawn`, between SIGTERM and SIGKILL": "launch.spawning.process_context.TERMINATE_SECONDS",
+    "launcher, between SIGTERM and SIGKILL": "launch.ranks.deadlines.SHUTDOWN_SECONDS",
+    "launcher, between Ctrl-C and SIGKILL": "launch.ranks.deadlines.INTERRUPT_SECONDS",
+    "`spawn`, between SIGTERM and SIGKILL": "launch.ranks.deadlines.SHUTDOWN_SECONDS",
+    "launcher over ssh, the meeting of its agents": "launch.hosts.hosts_plan.JOIN_SECONDS",
+    "an answer of an etcd or Redis server": "stores.database.ANSWER_SECONDS",
+    "`procgroup submit`: the scheduler's client": "launch.submit.command._SUBMIT_SECONDS",
 }
 ELSEWHERE = {
     "a deadlock, before it is reported": lambda: native("engine/deadlock.hpp", r"kSuspiciousNs = ([\d']+);") / 1e9,
@@ -59,18 +65,24 @@ ELSEWHERE = {
     "silence of another host": lambda: native("transport/tcp_channel.cpp", r"kProbeSeconds = (\d+);"),
     "`breakpoint()`": lambda: default(dist.breakpoint, "timeout_s"),
     "`run_ranks`": lambda: default(run_ranks, "timeout"),
+    "launcher over ssh, every host connected": lambda: flags.parse("run", ["-n1", "-"]).ssh_timeout,
+    "launcher, silence of another node": lambda: Lease().seconds,
+    "`procgroup submit ray`: room in the cluster": lambda: ray.START_SECONDS,
 }
 NO_DEADLINES_OF_USERS = {
     "api.leaving._FAILED_SECONDS": "calls that were issued, when an exception ends the group",
     "process_end._THREAD_SECONDS": "whether a thread's exception ended the program",
     "cluster.pmi._ANSWER_SECONDS": "an mpiexec that hangs",
+    "cluster.pmix._LONGEST_WAIT_SECONDS": "bounds what poll() is given",
     "cluster.pmi._LONGEST_POLL_SECONDS": "one wait of many",
     "groups.deferring._IDLE_SECONDS": "a thread without work ends",
     "groups.deferring._GRACE_SECONDS": "a thread's end is awaited",
-    "launch.nodes.agent.SETTLE_SECONDS": "other agents are told that this one leaves",
+    "launch.nodes.departure.SETTLE_SECONDS": "other agents are told that this one leaves",
     "launch.nodes.announcer.WAIT_REPORT_SECONDS": "how soon a line is printed",
     "launch.nodes.announcer._REPEAT_SECONDS": "how often a line is repeated",
     "launch.nodes.console.FLUSH_SECONDS": "output that nobody reads",
+    "launch.nodes.console._LONGEST_POLL_SECONDS": "one wait of many",
+    "launch.nodes.endpoints._SAY_SECONDS": "how soon a line is printed",
     "launch.nodes.endpoints.PATIENCE_SECONDS": "the next endpoint is tried",
     "launch.nodes.endpoints._FOREIGN_SECONDS": "how soon an error is certain",
     "launch.nodes.endpoints._HANDSHAKE_SECONDS": "one attempt of many",
@@ -79,11 +91,10 @@ NO_DEADLINES_OF_USERS = {
     "launch.ranks.hung_ranks.REPORT_SECONDS": "how soon a line is printed",
     "launch.nodes.meeting._LOOK_ELSEWHERE_SECONDS": "how often other endpoints are looked at",
     "launch.nodes.server_rendezvous.CONNECT_SECONDS": "one attempt of many",
-    "stores.database.ANSWER_SECONDS": "a server that hangs",
     "stores.database.WATCH_SECONDS": "how often a watch is renewed",
     "launch.hosts.hosts_job.FLUSH_SECONDS": "output that nobody reads",
+    "launch.hosts.hosts_job._LONGEST_POLL_SECONDS": "one wait of many",
     "launch.hosts.hosts_job.MARGIN_SECONDS": "as the agents' own time-outs, and a little more",
-    "launch.hosts.hosts_plan.JOIN_SECONDS": "agents that have all started",
     "launch.hosts.ssh.ALIVE_SECONDS": "ssh's own, when its configuration says nothing",
     "launch.hosts.ssh.CONNECT_SECONDS": "ssh's own, when its configuration says nothing",
     "launch.hosts.ssh._QUERY_SECONDS": "ssh reads its configuration",
@@ -93,13 +104,9 @@ NO_DEADLINES_OF_USERS = {
     "launch.nodes.meeting._GUEST_SECONDS": "the other agents read how the job ended",
     "launch.submit.ray_ranks._PLACE_SECONDS": "actors that run say where",
     "launch.output.status_line.DELAY_SECONDS": "how soon a line is printed",
-    "launch.submit.command._SUBMIT_SECONDS": "a scheduler's client that hangs",
-    "launch.ranks.worker_group.SECONDARY_SECONDS": "which failure came first",
-    "launch.ranks.worker_group.UNKILLABLE_SECONDS": "after SIGKILL",
+    "launch.ranks.deadlines.CAUSE_SECONDS": "which failure came first",
+    "launch.ranks.deadlines.UNKILLABLE_SECONDS": "after SIGKILL",
     "stores.addresses._RESOLVE_SECONDS": "one attempt of many",
-    "launch.spawning.process_context.INTERRUPT_SECONDS": "as the launcher's, after Ctrl-C",
-    "launch.spawning.process_context.SETTLE_SECONDS": "which failure came first",
-    "launch.spawning.process_context.UNKILLABLE_SECONDS": "after SIGKILL",
     "rendezvous.agent_store.STALE_SECONDS": "an address is read again",
     "rendezvous.agent_store._LONGEST_WAIT_SECONDS": "bounds what torch is given",
     "rendezvous.announced_store._ATTEMPT_SECONDS": "one attempt of many",

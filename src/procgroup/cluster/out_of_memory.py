@@ -35,6 +35,11 @@ class OutOfMemoryKills:
         return OutOfMemoryKills(group=_difference(self.group, earlier.group), host=_difference(self.host, earlier.host))
 
     @property
+    def any_of_group(self) -> bool:
+        """Whether a process of this control group was killed; of the host, where the group's kills are not shown."""
+        return bool(self.host if self.group is None else self.group)
+
+    @property
     def verdict(self) -> str:
         """What the counters say of a process that was killed meanwhile, as a part of a sentence."""
         if self.group or self.host:

@@ -21,11 +21,11 @@ from typing import Any
 
 from procgroup.errors import RendezvousError
 from procgroup.launch import flags
-from procgroup.launch.failures.failure import Failure, signal_name
+from procgroup.launch.failures.failure import Failure
 from procgroup.launch.failures.report import first_failure
 from procgroup.launch.nodes.job_plan import plan
 from procgroup.launch.run import make_agent, make_program, open_output
-from procgroup.launch.spawning.spawn_errors import ProcessException, ProcessExitedException, ProcessRaisedException
+from procgroup.launch.spawning.spawn_errors import process_exception
 
 __all__ = ["LaunchConfig", "elastic_launch"]
 
@@ -117,7 +117,9 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
 def _error(status: int, failures: Sequence[Failure]) -> BaseException:
     if not failures:
         return _error_without_failures(status)
-    return _exception(first_failure(failures))
+    first = first_failure(failures)
+    where = f"rank {first.rank} ({first.host}, pid {first.pid})"
+    return process_exception(first, where, f"{where}: {first.reason}")
 
 
 def _error_without_failures(status: int) -> BaseException:
@@ -129,12 +131,3 @@ def _error_without_failures(status: int) -> BaseException:
     return RendezvousError(
         f"the job ended with status {status} although no rank failed: the launcher's last line on stderr says why"
     )
-
-
-def _exception(first: Failure) -> ProcessException:
-    where = f"rank {first.rank} ({first.host}, pid {first.pid})"
-    if first.exception:
-        text = f"\n\n-- {where} terminated with the following error:\n{first.evidence}"
-        return ProcessRaisedException(text, first.rank, first.pid)
-    name = signal_name(-first.exit_code) if first.exit_code < 0 else None
-    return ProcessExitedException(f"{where}: {first.reason}", first.rank, first.pid, first.exit_code, name)

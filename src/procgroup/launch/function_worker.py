@@ -9,12 +9,11 @@ from __future__ import annotations
 import multiprocessing.spawn
 import pickle
 import sys
-import traceback
 from pathlib import Path
-from typing import Any
 
 from procgroup.environ import RANK
 from procgroup.launch.failures.record import record
+from procgroup.launch.failures.uncaught import traceback_of
 
 
 def main(folder: Path) -> int:
@@ -25,18 +24,10 @@ def main(folder: Path) -> int:
     try:
         result = record(function)(*arguments)
     except Exception as error:
-        _show(error)
+        sys.stderr.write(traceback_of(error))
         return 1
     _leave(folder / f"result_{RANK.get()}", result)
     return 0
-
-
-def _show(error: Exception) -> None:
-    """Print the traceback without the frames of this file and of the decorator."""
-    frames: Any = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, record.__code__.co_filename):
-        frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames)
 
 
 def _leave(path: Path, result: object) -> None:

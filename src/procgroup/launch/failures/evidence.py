@@ -41,13 +41,18 @@ def last_traceback(text: str) -> str:
     headers = [match.start() for match in _HEADER_LINE.finditer(text)]
     group = text.rfind(_GROUP_HEADER)
     if group > max(headers, default=-1):
-        return _OWN_FRAME.sub("", text[group:])
+        return without_own_frames(text[group:])
     if not headers:
         return ""
     start = headers.pop()
     while headers and any(text.endswith(chain, 0, start) for chain in _CHAINS):
         start = headers.pop()
-    return _OWN_FRAME.sub("", text[start:])
+    return without_own_frames(text[start:])
+
+
+def without_own_frames(traceback: str) -> str:
+    """Return a traceback without the launcher's frames."""
+    return _OWN_FRAME.sub("", traceback)
 
 
 def exceptions(traceback: str) -> list[str]:

@@ -54,11 +54,21 @@ class Failure:
         """The status that a shell would show: 128 + signal for a rank that a signal ended."""
         return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
 
+    @property
+    def signal_name(self) -> str | None:
+        """The name of the signal that ended the rank, as torch writes it; None where no signal did."""
+        if self.exit_code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"<Unknown signal {-self.exit_code}>"
+
     @cached_property
     def evidence(self) -> str:
         """The traceback, the crash's stack, or the last lines of stderr."""
         if self.record is not None and self.record.traceback:
-            return evidence.last_traceback(self.record.traceback) or self.record.traceback
+            return self.record.traceback
         text = evidence.RANK_PREFIX.sub("", self.stderr)
         found = ""
         if self.exit_code == 1:
@@ -109,7 +119,7 @@ class Failure:
             return f"killed by the launcher: {self.killed_for}"
         if self.exit_code >= 0:
             return _shortened(self.exception) or f"exit code {self.exit_code}"
-        ending = f"killed by {signal_name(-self.exit_code)}{self._memory()}"
+        ending = f"killed by {self.signal_name}{self._memory()}"
         if self.exception:
             return f"{_shortened(self.exception)}; then {ending}"
         aborted = evidence.abort_reason(self.stderr) if self.exit_code == -signal.SIGABRT else ""
@@ -199,14 +209,6 @@ def _kills(value: object) -> OutOfMemoryKills | None:
 
 def _shortened(line: str) -> str:
     return line if len(line) <= _MAX_REASON_CHARACTERS else line[: _MAX_REASON_CHARACTERS - 3] + "..."
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal; of one without a name, its number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _size(amount: int) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from procgroup.environ import TORCHELASTIC_ERROR_FILE
-from procgroup.launch.failures.error_file import MAX_TEXT_BYTES, write_error_file
-from procgroup.launch.failures.evidence import cut_middle
+from procgroup.launch.failures.error_file import write_error_file
+from procgroup.launch.failures.uncaught import record_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,18 +43,6 @@ def _keep(error: Exception) -> None:
     path = TORCHELASTIC_ERROR_FILE.get()
     if not path:
         return
-    inner = error.__traceback__.tb_next if error.__traceback__ else None  # without the frame of the decorator
-    lines = traceback.format_exception(type(error), error, inner)
+    kept = record_of(error)
     with contextlib.suppress(OSError):
-        write_error_file(
-            Path(path),
-            cut_middle(f"{type(error).__name__}: {_text_of(error)}", MAX_TEXT_BYTES),
-            cut_middle("".join(lines), MAX_TEXT_BYTES),
-        )
-
-
-def _text_of(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:  # a user's class may fail in __str__
-        return ""
+        write_error_file(Path(path), kept.message, kept.traceback)

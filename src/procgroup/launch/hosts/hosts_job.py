@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from procgroup import __version__
 from procgroup.launch.hosts.host_agent import HostAgent
 from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
-from procgroup.launch.nodes.departure import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
 from procgroup.launch.nodes.signals import SignalInbox
 from procgroup.launch.output.sinks import open_sinks
+from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
 
 FLUSH_SECONDS = 1.0
 """How long, after a signal, to try to write what the reader of the output does not take."""

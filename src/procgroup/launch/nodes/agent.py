@@ -35,12 +35,13 @@ from procgroup.errors import DistError
 from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.announcer import Announcer, describe_waiting
 from procgroup.launch.nodes.console import Console
-from procgroup.launch.nodes.departure import SHUTDOWN_SECONDS, Departure, Loss, find_loss
+from procgroup.launch.nodes.departure import Departure, Loss, find_loss
 from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.meeting import Meeting, Solo
 from procgroup.launch.nodes.signals import SignalInbox
 from procgroup.launch.output.job_output import JobOutput
+from procgroup.launch.ranks.deadlines import SHUTDOWN_SECONDS
 from procgroup.launch.ranks.hung_ranks import HungRanks
 from procgroup.launch.ranks.worker_group import RankPlan, WorkerGroup
 

@@ -11,13 +11,8 @@ from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.meeting import Meeting, Solo
+from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
 from procgroup.launch.ranks.worker_group import WorkerGroup
-
-INTERRUPT_SECONDS = 2.0
-"""How long ranks have to end after Ctrl-C, when no shutdown timeout was asked for."""
-
-SHUTDOWN_SECONDS = 30.0
-"""How long ranks have to end after SIGTERM, when no shutdown timeout was asked for."""
 
 SETTLE_SECONDS = 3.0
 """How long an agent that leaves tries to tell the others."""

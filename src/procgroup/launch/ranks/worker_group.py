@@ -22,18 +22,13 @@ from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.launch.output.job_output import RankOutput
+from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS
 from procgroup.launch.ranks.preemption import Notice
 from procgroup.launch.ranks.rank_process import RankProcess, Stream
 
 if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure
     from procgroup.launch.ranks.hung_ranks import HungRanks
-
-SECONDARY_SECONDS = 1.5
-"""How long a node whose ranks blame one of another node waits for that node to say so first."""
-
-UNKILLABLE_SECONDS = 30.0
-"""How long to wait for a rank after SIGKILL; one that hangs in the kernel is left."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +227,7 @@ class WorkerGroup:
     def _cause_until(self) -> float:
         """Return until when to wait for the cause, where all ranks here that failed say that another one has."""
         has_cause_elsewhere = self._awaits_cause and all(failure.is_secondary for failure in self.failures)
-        return self._failed_at + SECONDARY_SECONDS if has_cause_elsewhere else 0.0
+        return self._failed_at + CAUSE_SECONDS if has_cause_elsewhere else 0.0
 
     def _give_up(self) -> None:
         """Stop waiting for ranks that even SIGKILL does not end: they hang in the kernel."""

@@ -12,6 +12,8 @@ import queue
 import threading
 from multiprocessing.process import BaseProcess
 
+from procgroup.launch.spawning.deferred_interrupt import DeferredInterrupt
+
 _Answers = queue.SimpleQueue[BaseException | None]
 
 
@@ -19,16 +21,22 @@ class LastingStarter:
     """Starts multiprocessing processes; usable from every thread, and again in a forked child."""
 
     def __init__(self) -> None:
+        self._interrupt = DeferredInterrupt()
         self._lock = threading.Lock()
         self._requests: queue.SimpleQueue[tuple[BaseProcess, _Answers]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget_thread)
 
-    def start(self, process: BaseProcess) -> None:
-        """Do ``process.start()``; raises what that raises."""
+    def start(self, process: BaseProcess, started: list[BaseProcess]) -> None:
+        """Do ``process.start()``, which may raise, and add the process to ``started``.
+
+        Ctrl-C takes effect afterwards: a process that runs is in the list, and can be ended.
+        """
         if threading.current_thread() is threading.main_thread():
-            process.start()
+            with self._interrupt:
+                process.start()
+                started.append(process)
             return
         with self._lock:
             if self._thread is None:
@@ -39,6 +47,7 @@ class LastingStarter:
         error = answers.get()
         if error is not None:
             raise error
+        started.append(process)
 
     def _serve(self) -> None:
         while True:

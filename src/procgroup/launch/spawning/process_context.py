@@ -1,46 +1,52 @@
-"""The context that joins processes which were started together, and decides which failure is reported."""
+"""The context that joins processes which were started together, and raises the failure that the others follow from."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.connection
+import os
+import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
 
+from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.launch.nodes.hosted_store import HostedStore
-from procgroup.launch.spawning.spawn_errors import Record, SpawnFailure
+from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, INTERRUPT_SECONDS, SHUTDOWN_SECONDS, UNKILLABLE_SECONDS
+from procgroup.launch.spawning.child_report import Report, receive_report
+from procgroup.launch.spawning.spawn_errors import ProcessException, process_exception
 
-TERMINATE_SECONDS = 30.0
-"""How long processes have to end after SIGTERM when ``join`` gets no grace period."""
-
-INTERRUPT_SECONDS = 2.0
-"""The same after Ctrl-C."""
-
-UNKILLABLE_SECONDS = 30.0
-"""How long to wait for a process after SIGKILL; one that hangs in the kernel is left."""
-
-SETTLE_SECONDS = 2.0
-"""How long a failure that blames another process waits for that process's own."""
+if TYPE_CHECKING:
+    from procgroup.launch.failures.failure import Failure
 
 
 class ProcessContext:
     """Processes that were started together. Keep it as long as they run: it hosts their store.
 
     ``processes`` are the multiprocessing processes; ``sentinels`` maps the sentinel of each that has not been
-    joined to its index.
+    joined to its index. ``reports`` are the receiving ends of the children's reports, and ``kills_before`` the
+    counters from before the start.
     """
 
     def __init__(
-        self, processes: Sequence[BaseProcess], reports: Sequence[Connection], store: HostedStore | None = None
+        self,
+        processes: Sequence[BaseProcess],
+        reports: Sequence[Connection],
+        store: HostedStore | None,
+        kills_before: OutOfMemoryKills,
     ) -> None:
         self.processes: list[BaseProcess] = list(processes)
         self.sentinels: dict[int, int] = {process.sentinel: index for index, process in enumerate(processes)}
+        self._pidfds: dict[int, int] = _open_pidfds(self.processes)
         self._reports = list(reports)
-        self._records: dict[int, Record] = {}
+        self._received: dict[int, Report] = {}
         self._store = store
+        self._kills_before = kills_before
         self._ends: dict[int, float] = {}
-        self._first: SpawnFailure | None = None
+        self._first: Failure | None = None
 
     def pids(self) -> list[int | None]:
         """Return the process ids, in order."""
@@ -52,7 +58,7 @@ class ProcessContext:
         To wait for all, call it until it returns True. When a process failed, the others get
         ``grace_period`` seconds to end by themselves, then SIGTERM, then the same again (30 s without one),
         then SIGKILL; then ProcessRaisedException or ProcessExitedException is raised for the failure that
-        happened first.
+        the others follow from.
         """
         if self._first is None:
             try:
@@ -64,8 +70,8 @@ class ProcessContext:
             except BaseException:
                 self.end(INTERRUPT_SECONDS)
                 raise
-            self.end(TERMINATE_SECONDS if grace_period is None else grace_period)
-        raise self._first.exception()
+            self.end(SHUTDOWN_SECONDS if grace_period is None else grace_period)
+        raise _exception(self._first)
 
     def end(self, seconds: float) -> None:
         """End the processes that still run: ask, wait so many seconds, kill. Then let go of everything."""
@@ -78,7 +84,7 @@ class ProcessContext:
             for process in self.processes:
                 if process.is_alive():
                     process.kill()
-                process.join(UNKILLABLE_SECONDS)
+            self._wait_for_all(UNKILLABLE_SECONDS)
             self.sentinels.clear()
             self._release()
 
@@ -92,49 +98,95 @@ class ProcessContext:
             self._store.close()
         for report in self._reports:
             report.close()
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[1])
 
     def _collect(self, timeout: float | None) -> None:
         """Wait for the next end, and note when it was seen."""
-        waited_for = list(self.sentinels)
-        for sentinel in multiprocessing.connection.wait(waited_for, timeout) if waited_for else []:
-            assert isinstance(sentinel, int)
-            index = self.sentinels.pop(sentinel)
+        if self.sentinels and not self._note_ends():
+            multiprocessing.connection.wait([*self.sentinels, *self._pidfds.values()], timeout)
+            self._note_ends()
+
+    def _note_ends(self) -> bool:
+        """Note which processes have ended since the last look; return whether there are any."""
+        ended = [item for item in self.sentinels.items() if self.processes[item[1]].exitcode is not None]
+        for sentinel, index in ended:
+            del self.sentinels[sentinel]
             self._ends[index] = time.monotonic()
-            self.processes[index].join()
+            if index in self._pidfds:
+                os.close(self._pidfds.pop(index))
+        return bool(ended)
 
     def _wait_for_all(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self.sentinels and (remaining := deadline - time.monotonic()) > 0:
             self._collect(remaining)
 
-    def _find_first(self) -> SpawnFailure | None:
-        """Return the failure that happened first; while all blame another process, give that one a moment."""
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while (failures := self._failures()) and all(failure.secondary for failure in failures) and self.sentinels:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
+    def _find_first(self) -> Failure | None:
+        """Return the failure that the others follow from; while all blame another process, give that one a moment."""
+        if not any(self.processes[index].exitcode for index in self._ends):
+            return None
+        from procgroup.launch.failures.report import first_failure  # needed after a failure only
+
+        failures = self._failures()
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while self.sentinels and all(failure.is_secondary for failure in failures):
+            if (remaining := deadline - time.monotonic()) <= 0:
                 break
             self._collect(remaining)
-        return min(failures, key=lambda failure: (failure.secondary, failure.time), default=None)
+            failures = self._failures()
+        return first_failure(failures)
 
-    def _failures(self) -> list[SpawnFailure]:
-        """Return the failures after an end, those of processes included that are still on their way out."""
-        if not any(self.processes[index].exitcode for index in self._ends):
-            return []
+    def _failures(self) -> list[Failure]:
+        """Return the failures by now, those of processes included that are still on their way out."""
+        from procgroup.launch.failures.failure import Failure
+
+        kills = OutOfMemoryKills.so_far().since(self._kills_before)
         failures = []
         for index, process in enumerate(self.processes):
-            record = self._record(index)
-            if record is not None:
-                failures.append(SpawnFailure(index, process.pid or 0, 1, record.time, record))
-            elif index in self._ends and process.exitcode:
-                failures.append(SpawnFailure(index, process.pid or 0, process.exitcode, self._ends[index], None))
+            report = self._report(index)
+            if report is None and not (index in self._ends and process.exitcode):
+                continue
+            failures.append(
+                Failure(
+                    rank=index,
+                    pid=process.pid or 0,
+                    exit_code=process.exitcode or 1,
+                    time=report.time if report else self._ends[index],
+                    stderr="",
+                    kills=kills,
+                    record=report and report.record,
+                )
+            )
         return failures
 
-    def _record(self, index: int) -> Record | None:
-        if index not in self._records and (record := Record.receive(self._reports[index])) is not None:
-            self._records[index] = record
-        return self._records.get(index)
+    def _report(self, index: int) -> Report | None:
+        if index not in self._received and (report := receive_report(self._reports[index])) is not None:
+            self._received[index] = report
+        return self._received.get(index)
 
 
 class SpawnContext(ProcessContext):
     """The context that ``spawn`` and ``start_processes`` return."""
+
+
+def _open_pidfds(processes: Sequence[BaseProcess]) -> dict[int, int]:
+    """Return by index a descriptor of each process that is ready once it has ended.
+
+    The sentinel of a process is not, while children that it forked live: they have inherited its other end. Of a fork
+    server's processes the other end is the server's.
+    """
+    pidfds = {}
+    for index, process in enumerate(processes):
+        if process.pid is not None and not isinstance(process, ForkServerProcess):
+            with contextlib.suppress(OSError):  # it has ended, and multiprocessing has collected it
+                pidfds[index] = os.pidfd_open(process.pid)
+    return pidfds
+
+
+def _exception(first: Failure) -> ProcessException:
+    """Return what ``join`` raises: torch's text, and after it whether memory ran out."""
+    ending = f"signal {first.signal_name}" if first.signal_name else f"exit code {first.exit_code}"
+    kills = first.kills if first.exit_code == -signal.SIGKILL else None
+    memory = f"; {kills.verdict}" if kills is not None and kills.any_of_group else ""
+    return process_exception(first, f"Process {first.rank}", f"process {first.rank} terminated with {ending}{memory}")

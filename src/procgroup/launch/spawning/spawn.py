@@ -5,34 +5,31 @@
     parent                                             child i
     StoreServer (unless MASTER_ADDR/PORT are set)
     Process(...).start()  ──environment, fn, args──>   die_with_parent; fn(i, *args)
-    ProcessContext.join() <──exit status, Record────   ends
+    ProcessContext.join() <──exit status, Report────   ends
 
-The first failure is reported, by the time at which it happened, not by the order in which processes end. The
-kernel ends the children when the parent is killed; Ctrl-C in ``join`` ends them within INTERRUPT_SECONDS.
+The processes are multiprocessing's: only these inherit its queues, locks and shared memory, and can be forked. The
+first failure is found as in ``procgroup run``: by cause, then by time. The kernel ends the children when the parent is
+killed; Ctrl-C in ``join`` ends them within INTERRUPT_SECONDS.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, overload
 
+from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.environ import MASTER_ADDR, MASTER_PORT, PROCGROUP_JOB_KEY, PROCGROUP_STORE_KEY, Variable
 from procgroup.launch.nodes.hosted_store import HostedStore
-from procgroup.launch.ranks.die_with_parent import die_with_parent, die_with_writer
+from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS
+from procgroup.launch.spawning import child
 from procgroup.launch.spawning.lasting_starter import LastingStarter
-from procgroup.launch.spawning.process_context import INTERRUPT_SECONDS, ProcessContext, SpawnContext
-from procgroup.launch.spawning.spawn_errors import (
-    ProcessException,
-    ProcessExitedException,
-    ProcessRaisedException,
-    Record,
-)
-from procgroup.process_end import note_exception
+from procgroup.launch.spawning.process_context import ProcessContext, SpawnContext
+from procgroup.launch.spawning.spawn_errors import ProcessException, ProcessExitedException, ProcessRaisedException
 
 __all__ = [
     "ProcessContext",
@@ -89,59 +86,12 @@ def spawn(
     """Run ``fn(i, *args)`` in ``nprocs`` processes, i from 0; with ``join`` wait for all of them.
 
     Returns None after joining, else the context. Raises ProcessRaisedException or ProcessExitedException for
-    the failure that happened first. ``fn`` and ``args`` have to be picklable (except with ``fork``), and a
+    the failure that the others follow from; ValueError for a start method other than spawn, fork and forkserver,
+    and for a negative number of processes. ``fn`` and ``args`` have to be picklable (except with ``fork``), and a
     script has to guard the call by ``if __name__ == "__main__":``.
 
     Without MASTER_ADDR and MASTER_PORT in the environment the caller hosts a store on a free port of the
     loopback interface, and the children's environment leads to it.
-    """
-    return start_processes(fn, args, nprocs, join, daemon, start_method)
-
-
-@overload
-def start_processes(
-    fn: Callable[..., object],
-    args: Iterable[Any] = (),
-    nprocs: int = 1,
-    join: Literal[True] = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> None: ...
-
-
-@overload
-def start_processes(
-    fn: Callable[..., object],
-    args: Iterable[Any] = (),
-    nprocs: int = 1,
-    join: Literal[False] = ...,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> SpawnContext: ...
-
-
-@overload
-def start_processes(
-    fn: Callable[..., object],
-    args: Iterable[Any] = (),
-    nprocs: int = 1,
-    join: bool = ...,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> SpawnContext | None: ...
-
-
-def start_processes(
-    fn: Callable[..., object],
-    args: Iterable[Any] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> SpawnContext | None:
-    """Do what ``spawn`` does, with any start method: spawn, fork or forkserver.
-
-    Raises ValueError for an unknown start method or a negative number of processes.
     """
     if nprocs < 0:
         raise ValueError(f"expected nprocs to be at least 0, got {nprocs}")
@@ -154,6 +104,10 @@ def start_processes(
     return None
 
 
+start_processes = spawn
+"""torch.multiprocessing's name for any start method."""
+
+
 def _start(
     context: BaseContext, fn: Callable[..., object], args: tuple[Any, ...], nprocs: int, daemon: bool
 ) -> SpawnContext:
@@ -162,6 +116,7 @@ def _start(
     environment = store.environment(_key_variable()) if store else {}
     # Under forkserver the children's parent is a server that lives as long as they do.
     parent_pid = None if context.get_start_method() == "forkserver" else os.getpid()
+    kills_before = OutOfMemoryKills.so_far()
     processes: list[BaseProcess] = []
     reports: list[Connection] = []
     try:
@@ -169,13 +124,12 @@ def _start(
             report, child_report = context.Pipe(duplex=False)
             reports.append(report)
             arguments = (fn, index, args, child_report, parent_pid, environment)
-            process: BaseProcess = context.Process(target=_run, args=arguments, daemon=daemon)  # type: ignore[attr-defined]
-            _STARTER.start(process)
+            process: BaseProcess = context.Process(target=child.run, args=arguments, daemon=daemon)  # type: ignore[attr-defined]
+            _STARTER.start(process, processes)
             child_report.close()
-            processes.append(process)
-        return SpawnContext(processes, reports, store)
+        return SpawnContext(processes, reports, store, kills_before)
     except BaseException:
-        SpawnContext(processes, reports, store).end(INTERRUPT_SECONDS)
+        SpawnContext(processes, reports, store, kills_before).end(INTERRUPT_SECONDS)
         raise
 
 
@@ -186,38 +140,6 @@ def _key_variable() -> Variable[str]:
     elsewhere, perhaps with those of another ``spawn``, must not have a secret that the others lack.
     """
     return PROCGROUP_JOB_KEY if PROCGROUP_JOB_KEY.is_set() else PROCGROUP_STORE_KEY
-
-
-def _run(
-    fn: Callable[..., object],
-    index: int,
-    args: tuple[Any, ...],
-    report: Connection,
-    parent_pid: int | None,
-    environment: Mapping[str, str],
-) -> None:
-    """Be a child: run the function, and report when it raises."""
-    try:
-        _die_with_caller(parent_pid)
-        os.environ.update(environment)
-        fn(index, *args)
-    except KeyboardInterrupt:
-        pass  # The parent ends all its children, and reports the interrupt once.
-    except SystemExit:
-        raise
-    except BaseException as error:
-        note_exception(error)
-        Record.of(error).send(report)
-        raise SystemExit(1) from None
-
-
-def _die_with_caller(parent_pid: int | None) -> None:
-    """End with the process that called ``spawn``, whether it is the parent or a fork server's client."""
-    caller = multiprocessing.parent_process()
-    if parent_pid is not None:
-        die_with_parent(parent_pid)
-    elif caller is not None:
-        die_with_writer(caller.sentinel)
 
 
 _STARTER = LastingStarter()

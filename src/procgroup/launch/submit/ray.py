@@ -7,6 +7,9 @@ import shlex
 
 CLIENT = "ray"
 
+START_SECONDS = 600.0
+"""How long to wait for room in the cluster."""
+
 _SCRIPT = """#!/bin/sh
 # {name}: {ranks} ranks. The cluster's Python needs procgroup; the working directory is copied to it.
 exec ray job submit {address}--submission-id {name}-$$ --working-dir {directory} -- {command}
@@ -28,7 +31,10 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpus-per-rank", type=float, default=1.0, help="Ray's CPUs for each rank (default: 1)")
     parser.add_argument("--gpus-per-rank", type=float, default=0.0, help="Ray's GPUs for each rank (default: 0)")
     parser.add_argument(
-        "--start-timeout", type=float, default=600.0, help="seconds to wait for room in the cluster (default: 600)"
+        "--start-timeout",
+        type=float,
+        default=START_SECONDS,
+        help=f"seconds to wait for room in the cluster (default: {START_SECONDS:g})",
     )
 
 

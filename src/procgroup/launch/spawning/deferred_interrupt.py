@@ -1,0 +1,46 @@
+"""Hold Ctrl-C back while something is done that must not be left half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class DeferredInterrupt:
+    """A context of the main thread at whose end a Ctrl-C takes effect that came inside of it.
+
+    A second Ctrl-C takes effect at once. Nothing is deferred where SIGINT has no handler in Python, because it raises
+    nothing then. A child that is forked inside has the handler from outside.
+    """
+
+    def __init__(self) -> None:
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._deferred = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._restore)
+
+    def __enter__(self) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):
+            self._deferred = False
+            signal.signal(signal.SIGINT, self._defer)
+            self._handler = handler
+
+    def __exit__(self, *exception: object) -> None:
+        handler = self._handler
+        self._restore()
+        if handler is not None and self._deferred:
+            handler(signal.SIGINT, None)
+
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        if self._deferred and self._handler is not None:
+            self._handler(number, frame)
+        self._deferred = True
+
+    def _restore(self) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            self._handler = None
