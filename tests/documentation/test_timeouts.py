@@ -14,7 +14,6 @@ import pytest
 import procgroup as dist
 from procgroup.launch import flags
 from procgroup.launch.nodes.meeting import Lease
-from procgroup.launch.submit import ray
 from procgroup.testing import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +56,7 @@ IN_THE_TABLE = {
     "`spawn`, between SIGTERM and SIGKILL": "launch.ranks.deadlines.SHUTDOWN_SECONDS",
     "launcher over ssh, the meeting of its agents": "launch.hosts.hosts_plan.JOIN_SECONDS",
     "an answer of an etcd or Redis server": "stores.database.ANSWER_SECONDS",
+    "`procgroup submit ray`: room in the cluster": "launch.submit.ray.START_SECONDS",
     "`procgroup submit`: the scheduler's client": "launch.submit.command._SUBMIT_SECONDS",
 }
 ELSEWHERE = {
@@ -67,7 +67,6 @@ ELSEWHERE = {
     "`run_ranks`": lambda: default(run_ranks, "timeout"),
     "launcher over ssh, every host connected": lambda: flags.parse("run", ["-n1", "-"]).ssh_timeout,
     "launcher, silence of another node": lambda: Lease().seconds,
-    "`procgroup submit ray`: room in the cluster": lambda: ray.START_SECONDS,
 }
 NO_DEADLINES_OF_USERS = {
     "api.leaving._FAILED_SECONDS": "calls that were issued, when an exception ends the group",

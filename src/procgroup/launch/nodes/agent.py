@@ -142,8 +142,6 @@ class Agent:
                     for rank in self._group.ranks:
                         rank.signal(signal.SIGKILL)
                 self._meeting.close()
-                if self._store is not None:
-                    self._store.close()
                 self._close()
 
     def _turn(self, inbox: SignalInbox) -> None:
@@ -390,6 +388,9 @@ class Agent:
 
     def _close(self) -> None:
         """Close the descriptors that this agent has made; the meeting's threads may still call ``_wake``."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None  # its descriptors end with it, and this agent is part of reference cycles
         if self._group is not None:
             self._group.close()
         with self._wake_lock:
