@@ -311,10 +311,10 @@ class Agent:
     def _wait_for_nodes(self, state: JobState | None) -> None:
         """Give up when the nodes that are waited for have not come in time."""
         if self._announcer.waited() >= self._patience.join and (state is None or not job_changes.has_enough(state)):
-            seconds = f"{self._patience.join:g} s"
-            self._fail_alone(f"the nodes have not come together within {seconds}: {describe_waiting(state)}")
+            waits_for = describe_waiting(state, self._meeting.place)
+            self._fail_alone(f"the nodes have not come together within {self._patience.join:g} s: {waits_for}")
         else:
-            self._announcer.wait_for_nodes(state)
+            self._announcer.wait_for_nodes(state, self._meeting.place)
 
     def _look_for_the_others(self, loss: Loss) -> None:
         """End this node's ranks, since the others may soon run without it; then meet the other agents anew."""

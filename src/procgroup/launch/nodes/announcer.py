@@ -58,11 +58,11 @@ class Announcer:
                 f"{state.reason}; {counted if is_counted else 'all ranks start again, which is not counted'}"
             )
 
-    def wait_for_nodes(self, state: JobState | None) -> None:
-        """Say for which nodes this one waits, when it has waited for a while."""
+    def wait_for_nodes(self, state: JobState | None, place: str) -> None:
+        """Say for which nodes, or for the store at which place, this one waits, when it has waited for a while."""
         if self.waited() >= self._next_report and (state is None or not job_changes.has_enough(state)):
             self._next_report = self.waited() + _REPEAT_SECONDS
-            self._console.say(f"waiting: {describe_waiting(state)}")
+            self._console.say(f"waiting: {describe_waiting(state, place)}")
 
     def count(self, group: WorkerGroup | None) -> None:
         """Show in the status line how many ranks are running here."""
@@ -79,10 +79,10 @@ class Announcer:
             self._console.say(f"the job has ended: {state.reason}")
 
 
-def describe_waiting(state: JobState | None) -> str:
-    """Return for what a node waits: the store of the agents, or other nodes."""
+def describe_waiting(state: JobState | None, place: str) -> str:
+    """Return for what a node waits: the store of the agents, which is at ``place``, or other nodes."""
     if state is None:
-        return "the store at which the nodes meet is not reached, or an earlier job of this name has just ended there"
+        return f"the nodes' store at {place} is not reached, or an earlier job of this name has just ended there"
     here, hosts = len(state.members), state.hosts
     if here < state.settings.min_nodes:
         return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts})"

@@ -76,7 +76,7 @@ def parse_endpoints(text: str, default_port: int = DEFAULT_PORT) -> list[Endpoin
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ValueError(f"expected host[:port], or several with commas between them, got {text!r}")
-    return [parse_endpoint(part if _has_port(part) else f"{part}:{default_port}") for part in parts]
+    return [parse_endpoint(part if _has_port(part) else f"{_in_brackets(part)}:{default_port}") for part in parts]
 
 
 def find_store(
@@ -200,6 +200,10 @@ def share_file(path: str, stops: Callable[[], bool]) -> FoundStore:
     from procgroup.stores.file import FileStore
 
     return FoundStore(FileStore(path), None, None)
+
+
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _has_port(part: str) -> bool:

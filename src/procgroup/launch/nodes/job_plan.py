@@ -81,7 +81,15 @@ class JobPlan:
         find = self.find or self._find
         others = self._others if len(self.endpoints) > 1 else None
         return Meeting(
-            find, self._node, self.run_id, self.settings, wake, lease=self.lease, memory=memory, others=others
+            find,
+            self._node,
+            self.run_id,
+            self.settings,
+            wake,
+            lease=self.lease,
+            memory=memory,
+            others=others,
+            place=", ".join(map(str, self.endpoints)) or self.place,
         )
 
     def _can_host(self) -> bool:

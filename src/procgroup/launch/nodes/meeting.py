@@ -92,6 +92,7 @@ class Solo:
     def __init__(self, node: Node, settings: Settings, wake: Callable[[], None]) -> None:
         self.state: JobState | None = job_changes.join(JobState(settings), node, settings)
         self.node_id: str = node.id
+        self.place: str = ""
         self.lost: str = ""
         self.is_silent: bool = False
         self.moves: bool = False
@@ -122,10 +123,11 @@ class Solo:
 class Meeting:
     """One agent's view of the job, kept up to date in threads of its own.
 
-    ``find(stops)`` connects to the store, or hosts it; ``describe`` makes the node, given where that store is.
-    ``state`` is the latest known state, None until there is one; ``wake`` is called, in another thread, whenever it,
-    ``lost`` or ``error`` has changed. ``lost`` says why the store is out of reach, ``is_silent`` that its connections
-    have not ended, ``moves`` that this agent gave it up; ``error`` is the exception that keeps the node out of the job.
+    ``find(stops)`` connects to the store, which is at ``place``, or hosts it; ``describe`` makes the node, given where
+    that store is. ``state`` is the latest known state, None until there is one; ``wake`` is called, in another thread,
+    whenever it, ``lost`` or ``error`` has changed. ``lost`` says why the store is out of reach, ``is_silent`` that its
+    connections have not ended, ``moves`` that this agent gave it up; ``error`` is the exception that keeps the node out
+    of the job.
 
     ``memory`` is what this agent knows of the job from a store that was lost. ``others(found)`` yields the stores at
     other endpoints, each with its distance in the list: an agent that hosts a store at which nodes are missing looks
@@ -143,8 +145,10 @@ class Meeting:
         lease: Lease | None = None,
         memory: JobState | None = None,
         others: Callable[[FoundStore], Iterator[tuple[int, FoundStore]]] | None = None,
+        place: str = "",
     ) -> None:
         self.node_id: str = os.urandom(8).hex()
+        self.place: str = place
         self.lost: str = ""
         self.is_silent: bool = False
         self.moves: bool = False
@@ -189,6 +193,8 @@ class Meeting:
 
     def settle(self, seconds: float) -> None:
         """Wait until all that was proposed has reached the store, but not longer than so many seconds."""
+        if not self._has_joined:
+            return
         done = threading.Event()
         self._changes.put(done)
         done.wait(seconds)
@@ -211,16 +217,17 @@ class Meeting:
 
     def close(self) -> None:
         """End the threads and let go of the store; the other agents take this one for gone. Idempotent."""
+        deadline = time.monotonic() + _CLOSE_SECONDS
         self._closing.set()
         self._changes.put(lambda state: None)
         self._joined.set()
-        # Threads that wait for a store which does not answer end by themselves, when its connections are closed.
-        seconds = 0.0 if self.lost else _CLOSE_SECONDS
-        self._threads[0].join(seconds)
+        # A thread that waits for a store which does not answer ends when its connections are closed.
+        self._threads[0].join(0.0 if self.lost else _CLOSE_SECONDS)
         if self._found is not None:
             leaves_at_once = bool(self.lost or self.error is not None or self._has_handed_over)
             self._found.close_after_guests(0.0 if leaves_at_once else _GUEST_SECONDS)
-        self._threads[1].join(seconds)
+        for thread in self._threads:
+            thread.join(max(_PAUSE_SECONDS, deadline - time.monotonic()))
 
     def _guarded(self, serve: Callable[[], None]) -> None:
         try:
@@ -336,6 +343,8 @@ class Meeting:
     def _follow(self) -> None:
         self._joined.wait()
         while self._known is not None and not (self._closing.is_set() or self.lost or self.error):
+            if self._known.phase == "ended":
+                return
             with suppress(StoreTimeout):
                 self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
 

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -118,7 +119,7 @@ class TemporaryDirectory:
         (self.path / "unlocked").rename(self.path / _LOCK)
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove_with_lock(self.path)
         os.close(self._lock)
         _remove_abandoned(self.path.parent)
 
@@ -140,11 +141,22 @@ def _remove_abandoned(folder: Path) -> None:
         try:
             if os.fstat(descriptor).st_uid == os.geteuid():
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
+                _remove_with_lock(lock.parent)
         except OSError:
             pass  # its launcher lives
         finally:
             os.close(descriptor)
+
+
+def _remove_with_lock(directory: Path) -> None:
+    """Remove a directory, its lock last: what is left by one who is killed here, the next launcher finds."""
+    with suppress(OSError):  # another launcher removes it, too
+        for entry in directory.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _LOCK:
+                entry.unlink()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _make_directories(path: Path, ranks: Sequence[int]) -> bool:

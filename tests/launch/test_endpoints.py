@@ -1,0 +1,27 @@
+"""Where agents meet, as ``--rdzv-endpoint`` says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from procgroup.launch.nodes.endpoints import parse_endpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoints"),
+    [
+        ("host", ["host:29400"]),
+        ("a, b:1,10.0.0.1", ["a:29400", "b:1", "10.0.0.1:29400"]),
+        ("::1", ["[::1]:29400"]),
+        ("[::1]", ["[::1]:29400"]),
+        ("[fe80::1%eth0]:7", ["[fe80::1%eth0]:7"]),
+    ],
+)
+def test_an_endpoint_without_a_port_has_the_default_one(text: str, endpoints: list[str]) -> None:
+    assert [str(endpoint) for endpoint in parse_endpoints(text)] == endpoints
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "host:port", "host:65536", ":29400"])
+def test_what_is_no_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        parse_endpoints(text)
