@@ -40,6 +40,27 @@ def test_a_rank_may_print_where_the_launcher_has_no_standard_streams(launcher: L
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_elastic_launch_writes_to_no_file_that_has_the_number_of_a_closed_stream(launcher: Launcher) -> None:
+    program = launcher.script("""
+        import sys
+        from pathlib import Path
+        from procgroup.launch import LaunchConfig, elastic_launch
+
+        def print_and_return() -> int:
+            print("lost")
+            return 7
+
+        if __name__ == "__main__":
+            files = [Path(sys.argv[0]).with_name(name).open("w") for name in ("first", "second")]
+            assert [file.fileno() for file in files] == [0, 1]
+            assert elastic_launch(LaunchConfig(), print_and_return)() == {0: 7}
+    """)
+    command = f'exec "{sys.executable}" "{program}" <&- >&-'
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [(launcher.directory / name).read_text() for name in ("first", "second")] == ["", ""]
+
+
 def test_a_client_without_the_key_does_not_end_a_job_that_has_one(make_job: Callable[..., Job]) -> None:
     port = free_port()
     place = ("--master-addr", "127.0.0.1", "--master-port", str(port))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is shown as several lines, so that one rank cannot fill the launcher's memory."""
@@ -94,6 +95,16 @@ class Sink:
             self._status_is_drawn = True
 
 
+class ClosedSink(Sink):
+    """Stands for an output that is closed: what it is given is dropped, and the ranks may go on to write."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+
+    def _put(self, text: bytes) -> None:
+        pass
+
+
 class LinePrefixer:
     """Turns what one rank writes on one stream into prefixed lines on a sink."""
 
@@ -163,15 +174,20 @@ def redraws(text: bytes) -> bool:
 
 
 def open_sinks() -> tuple[Sink, Sink]:
-    """Return the sinks of this process's stdout and stderr: one sink, twice, when both are the same file."""
-    out, err = _same_file(1), _same_file(2)
+    """Return the sinks of this process's stdout and stderr: one sink, twice, when both are the same file.
+
+    One that was closed when the interpreter started stays closed: its descriptor may be another file's by now.
+    """
+    out = None if sys.__stdout__ is None else _file_of(1)
+    err = None if sys.__stderr__ is None else _file_of(2)
     if out is not None and out == err:
         both = Sink(1)
         return both, both
-    return Sink(1), Sink(2)
+    return Sink(1) if out else ClosedSink(), Sink(2) if err else ClosedSink()
 
 
-def _same_file(descriptor: int) -> tuple[int, int] | None:
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Return which file a descriptor is of; None where it is closed."""
     try:
         status = os.fstat(descriptor)
     except OSError:
