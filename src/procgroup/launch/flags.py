@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from procgroup.cluster.hosts import parse_hosts, read_hostfile
-from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
+from procgroup.environ import (
+    PROCGROUP_JOB_KEY,
+    PROCGROUP_TRANSPORT,
+    PROCGROUP_WAIT_REPORT_SECONDS,
+    TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
+    launcher_flag,
+)
 from procgroup.launch import flag_values
 from procgroup.launch.output.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
 
 _REFUSED = {
     "--logs-specs": "log plug-ins do not exist here; use --log-dir",
 }
+
+# They have no flags. Ranks would find an unusable value later, or only in some jobs.
+_VARIABLES_OF_RANKS = (PROCGROUP_JOB_KEY, PROCGROUP_TRANSPORT, PROCGROUP_WAIT_REPORT_SECONDS)
 
 _WITH_HOSTS = ("--ssh", "--ssh-timeout", "--chdir", "--export", "--remote-python")
 
@@ -86,7 +95,7 @@ def parse(
     the program with status 2 and the reason, or ``raises`` ValueError.
     """
     parser, flags = _parser(program, old_contract, _RaisingParser if raises else argparse.ArgumentParser)
-    _refuse_variables(parser)
+    _check_variables(parser)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(_unknown_flag(parser, unknown[0]))
@@ -126,11 +135,17 @@ def _read(options: argparse.Namespace, flag: Flag, text: str, source: str) -> An
         options.parser.error(f"{source}={text!r}, set in the environment, is not usable: {error}")
 
 
-def _refuse_variables(parser: argparse.ArgumentParser) -> None:
+def _check_variables(parser: argparse.ArgumentParser) -> None:
+    """End as for an unusable flag where the environment has a variable that is refused, or an unusable value."""
     for flag, reason in _REFUSED.items():
         for variable in launcher_flag(flag):
             if variable.is_set():
                 parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
+    for rank_variable in _VARIABLES_OF_RANKS:
+        try:
+            rank_variable.get()
+        except ValueError as error:
+            parser.error(str(error))
 
 
 def _parser(
