@@ -59,14 +59,13 @@ def run_agent(
     if options.dry_run:
         from procgroup.launch import dry_run
 
-        print(dry_run.describe(options, program, notes))
-        return 0
+        return dry_run.show(dry_run.describe(options, program, notes))
     for note in notes:
         say(note)
     with open_output(options, job_plan) as output:
         agent = make_agent(options, program, output)
         agent.shares_console = shares_console
-        return agent.run()
+        return agent.run() or int(output.has_failed)
 
 
 def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str]) -> CommandProgram:

@@ -185,7 +185,9 @@ class HostsJob:
             return 1
         in_order = sorted(self._ended, key=lambda agent: agent.was_lost)
         status = next((agent.status for agent in in_order if agent.status), 0)
-        return status if status >= 0 else 128 - status
+        if status < 0:
+            return 128 - status
+        return status or int(any(sink.has_failed for sink in self._sinks))
 
     def _say(self, text: str) -> None:
         self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())

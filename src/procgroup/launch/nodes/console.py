@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from procgroup.launch.output import byte_mover
 from procgroup.launch.output.job_output import JobOutput
@@ -44,4 +45,5 @@ class Console:
 
 def say(text: str) -> None:
     """Write one line of the launcher's own to stderr, before there is a console."""
-    print(f"procgroup run: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk: the exit status says the rest
+        print(f"procgroup run: {text}", file=sys.stderr, flush=True)
