@@ -176,6 +176,32 @@ def test_what_has_no_effect_with_assigned_node_ranks_is_said() -> None:
     ]
 
 
+def test_an_endpoint_at_which_one_node_would_meet_nobody_is_said_to_have_no_effect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "junk")
+    options = flags.parse("run", ["a.py"])
+    assert unused_flags(options, plan(options)) == [
+        "PET_RDZV_ENDPOINT has no effect: the one node of this job meets nobody"
+    ]
+
+
+@pytest.mark.parametrize("flag", ["--master-addr", "--local-addr"])
+def test_an_address_is_taken_in_brackets_and_blamed_on_its_own_flag(launcher: Any, flag: str) -> None:
+    done = launcher.run("import os; print(os.environ['MASTER_ADDR'])", flag, "[::1]")
+    assert done.stdout == "[rank 0] ::1\n", done.stderr
+    done = launcher.run("", flag, "nowhere.invalid")
+    assert done.returncode == 1
+    assert f"cannot use {flag} nowhere.invalid: " in done.stderr
+
+
+def test_too_low_a_limit_on_open_files_is_named_with_the_remedy(launcher: Any) -> None:
+    command = [sys.executable, "-m", "procgroup", "run", "-n", "40", str(launcher.script(""))]
+    done = subprocess.run(["prlimit", "--nofile=48:48", *command], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "this process may have no more than 48 open files; raise the limit with: ulimit -n" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -212,6 +238,8 @@ def test_what_has_no_effect_with_assigned_node_ranks_is_said() -> None:
             "--rdzv-conf keep_alive_interval=1e6,keep_alive_max_attempt=9999 a.py",
             "expected keep_alive_interval times keep_alive_max_attempt to be at most 1000000000 seconds",
         ),
+        ("--master-addr= a.py", "argument --master-addr: expected a host's name or address, got ''"),
+        ("--local-addr [] a.py", "argument --local-addr: expected a host's name or address, got '[]'"),
         ("--shutdown-timeout inf a.py", "expected at most 1000000000 seconds, got 'inf'"),
         ("", "script"),
     ],
@@ -226,6 +254,7 @@ def test_unusable_command_lines_say_why(capsys: pytest.CaptureFixture[str], line
     ("arguments", "sentence"),
     [
         (("nothing.py",), "there is no script 'nothing.py'"),
+        (("",), "there is no script ''"),
         (("-m", "no_such_module"), "there is no module 'no_such_module'"),
         (("--no-python", "no-such-program"), "there is no program 'no-such-program'"),
     ],

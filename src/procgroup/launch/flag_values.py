@@ -122,6 +122,19 @@ def port(value: str) -> int | None:
     return found
 
 
+def host(value: str) -> str:
+    """Read a host's name or address; an IPv6 address may stand in brackets."""
+    found = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    if not found:
+        raise ValueError(f"expected a host's name or address, got {value!r}")
+    return found
+
+
+def optional_host(value: str) -> str:
+    """Read a host's name or address; "" where nothing is said."""
+    return host(value) if value else ""
+
+
 def number(value: str, least: int, expected: str, shown: str | None = None, *, most: int = _MOST) -> int:
     """Read a number. ``expected`` says what it is to be; ``shown`` is the whole text that it is a part of."""
     got = _shortened(value if shown is None else shown)

@@ -223,7 +223,7 @@ def _add_size_flags(flags: _Flags) -> None:
     flags.add("--node-rank", flag_values.count, "0", "this node's number, with addresses given by hand", "N")
     flags.add("--max-restarts", flag_values.count, "0", "how often the job may start its ranks again", "N")
     flags.add_switch("--standalone", "one node, nothing to configure; this is the default")
-    flags.add("--master-addr", flag_values.text, "127.0.0.1", "MASTER_ADDR of the ranks: the first node", "HOST")
+    flags.add("--master-addr", flag_values.host, "127.0.0.1", "MASTER_ADDR of the ranks: the first node", "HOST")
     flags.add(
         "--master-port", flag_values.port, "", "MASTER_PORT: where the nodes meet; on one node any free one", "PORT"
     )
@@ -265,7 +265,13 @@ def _add_rendezvous_flags(flags: _Flags) -> None:
     )
     flags.add("--rdzv-id", flag_values.text, "", "the job's name, the same on every node; TORCHELASTIC_RUN_ID", "NAME")
     flags.add("--rdzv-conf", flag_values.rendezvous_conf, "", "further settings: key=value,key=value", "LIST")
-    flags.add("--local-addr", flag_values.text, "", "this node's address for the others, where it is not found", "HOST")
+    flags.add(
+        "--local-addr",
+        flag_values.optional_host,
+        "",
+        "this node's address for the others, where it is not found",
+        "HOST",
+    )
     flags.add(
         "--on-partition",
         flag_values.partition_policy,

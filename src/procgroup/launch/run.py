@@ -116,7 +116,7 @@ def program_command(options: argparse.Namespace) -> list[str]:
     if options.run_path or not options.module:
         if not Path(options.script).exists() and Path(options.script).name in ("python", "python3"):
             options.parser.error("give the script without python: the ranks run it with this interpreter")
-        if not Path(options.script).exists():
+        if not (options.script and Path(options.script).exists()):
             options.parser.error(f"there is no script {options.script!r} in {Path.cwd()}")
         return [interpreter, "-u", options.script]
     if not PYTHON_EXEC.is_set() and not _module_exists(options.script.partition(".")[0]):

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from procgroup import __version__
+from procgroup.launch import open_files
 from procgroup.launch.hosts.host_agent import HostAgent
 from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
 from procgroup.launch.nodes.signals import SignalInbox
@@ -73,7 +74,7 @@ class HostsJob:
             try:
                 self._agents.append(HostAgent(plan.host, plan.command, plan.assignment, self._sinks))
             except OSError as error:
-                self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {error}")
+                self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {open_files.describe(error)}")
                 return
         self._schedule(self._plan.start_seconds, self._give_up_start)
 
