@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from procgroup.launch.entry_point import run_command
+
 
 class Command(NamedTuple):
     """One command: the module whose ``main(arguments)`` runs it and returns the exit status, and what it does."""
@@ -39,11 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"procgroup: {_unknown(name, rest)}", file=sys.stderr)
         return 2
-    try:
-        status: int = importlib.import_module(COMMANDS[name].module).main(rest)
-    except KeyboardInterrupt:
-        return 130
-    return status
+    return run_command(lambda: importlib.import_module(COMMANDS[name].module).main(rest))
 
 
 def run() -> int:

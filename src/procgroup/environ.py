@@ -15,12 +15,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One environment variable. ``get()`` reads it now; an unusable value raises ValueError that names it."""
+    """One environment variable. ``get()`` reads it now; an unusable value raises ValueError that names it.
+
+    The value of one that ``is_secret`` is not shown.
+    """
 
     name: str
     parse: Callable[[str], T]
     default: T
     meaning: str
+    is_secret: bool = False
 
     def get(self) -> T:
         text = os.environ.get(self.name)
@@ -29,7 +33,8 @@ class Variable(Generic[T]):
         try:
             return self.parse(text)
         except ValueError as error:
-            raise ValueError(f"environment variable {self.name}={text!r} is not usable: {error}") from error
+            shown = f" ({len(text)} characters)" if self.is_secret else f"={text!r}"
+            raise ValueError(f"environment variable {self.name}{shown} is not usable: {error}") from error
 
     def is_set(self) -> bool:
         return bool(os.environ.get(self.name))
@@ -68,6 +73,17 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _hex(text: str) -> str:
+    expected = ValueError("expected hex digits, two for each byte")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        raise expected from None
+    if not key:  # blanks alone, which would be no key
+        raise expected
+    return text
+
+
 def _debug_level(text: str) -> str:
     if text.upper() not in ("OFF", "INFO", "DETAIL"):
         raise ValueError("expected OFF, INFO or DETAIL")
@@ -94,7 +110,11 @@ PROCGROUP_MASTER = Variable[str](
     "host:port in whose place PROCGROUP_STORE is used: the launcher's MASTER_ADDR:MASTER_PORT. By default its own.",
 )
 PROCGROUP_JOB_KEY = Variable[str](
-    "PROCGROUP_JOB_KEY", str, "", "The job's secret, in hex; stores and data connections prove it. Set by the launcher."
+    "PROCGROUP_JOB_KEY",
+    _hex,
+    "",
+    "The job's secret, in hex; stores and data connections prove it. Set by the launcher.",
+    is_secret=True,
 )
 PROCGROUP_JOB = Variable[str](
     "PROCGROUP_JOB",

@@ -15,6 +15,9 @@ from procgroup.launch import flag_values, flags
 from procgroup.launch.nodes.job_plan import plan, unused_flags
 from world import run_command
 
+BEYOND_INTEGERS = "9" * 23
+AT_MOST = f"and at most 999999, got '{BEYOND_INTEGERS}'"
+
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, **more: Any) -> str:
     with pytest.raises(SystemExit) as ended:
@@ -110,6 +113,25 @@ def test_variables_with_unusable_values_are_named(
     assert f"{name}={value!r}, set in the environment, is not usable: expected" in refusal(capsys, "a.py")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("PROCGROUP_JOB_KEY", "junk", " (4 characters) is not usable: expected hex digits, two for each byte"),
+        ("PROCGROUP_JOB_KEY", "abc", " (3 characters) is not usable: expected hex digits, two for each byte"),
+        ("PROCGROUP_JOB_KEY", " ", " (1 characters) is not usable: expected hex digits, two for each byte"),
+        ("PROCGROUP_WAIT_REPORT_SECONDS", "junk", "='junk' is not usable: expected a number of seconds"),
+        ("PROCGROUP_TRANSPORT", "junk", "='junk' is not usable: expected auto, shm or tcp"),
+    ],
+)
+def test_variables_of_the_ranks_with_unusable_values_are_named_and_a_secret_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    said = refusal(capsys, "a.py")
+    assert f"environment variable {name}{expected}" in said
+    assert "abc" not in said
+
+
 @pytest.mark.parametrize("flag", ["--logs-specs", "--logs_specs"])
 def test_flags_that_are_not_there_yet_are_refused_by_name_with_the_reason(
     capsys: pytest.CaptureFixture[str], flag: str
@@ -154,6 +176,32 @@ def test_what_has_no_effect_with_assigned_node_ranks_is_said() -> None:
     ]
 
 
+def test_an_endpoint_at_which_one_node_would_meet_nobody_is_said_to_have_no_effect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "junk")
+    options = flags.parse("run", ["a.py"])
+    assert unused_flags(options, plan(options)) == [
+        "PET_RDZV_ENDPOINT has no effect: the one node of this job meets nobody"
+    ]
+
+
+@pytest.mark.parametrize("flag", ["--master-addr", "--local-addr"])
+def test_an_address_is_taken_in_brackets_and_blamed_on_its_own_flag(launcher: Any, flag: str) -> None:
+    done = launcher.run("import os; print(os.environ['MASTER_ADDR'])", flag, "[::1]")
+    assert done.stdout == "[rank 0] ::1\n", done.stderr
+    done = launcher.run("", flag, "nowhere.invalid")
+    assert done.returncode == 1
+    assert f"cannot use {flag} nowhere.invalid: " in done.stderr
+
+
+def test_too_low_a_limit_on_open_files_is_named_with_the_remedy(launcher: Any) -> None:
+    command = [sys.executable, "-m", "procgroup", "run", "-n", "40", str(launcher.script(""))]
+    done = subprocess.run(["prlimit", "--nofile=48:48", *command], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "this process may have no more than 48 open files; raise the limit with: ulimit -n" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -177,6 +225,22 @@ def test_what_has_no_effect_with_assigned_node_ranks_is_said() -> None:
         ("-m --no-python a", "exclude each other"),
         ("--no-such-flag a.py", "there is no flag --no-such-flag"),
         ("--nproc 2 a.py", "--nproc"),
+        (
+            f"-n {BEYOND_INTEGERS} a.py",
+            f"--nproc-per-node: expected a number of at least 1, cpu, gpu or auto, {AT_MOST}",
+        ),
+        (f"--nnodes {BEYOND_INTEGERS} a.py", f"--nnodes: expected N or MIN:MAX with 0 < MIN <= MAX, {AT_MOST}"),
+        (f"--max-restarts {'9' * 5000} a.py", f"got '{'9' * 60}'... (5000 characters)"),
+        (f"--show-ranks {'9' * 5000} a.py", "expected ranks such as 0,3-5, got '999"),
+        (f"--rdzv-conf keep_alive_max_attempt={'9' * 5000} a.py", "at most 999999999, got"),
+        ("--rdzv-conf keep_alive_interval=1e300 a.py", "--rdzv-conf: expected at most 1000000000 seconds, got '1e300'"),
+        (
+            "--rdzv-conf keep_alive_interval=1e6,keep_alive_max_attempt=9999 a.py",
+            "expected keep_alive_interval times keep_alive_max_attempt to be at most 1000000000 seconds",
+        ),
+        ("--master-addr= a.py", "argument --master-addr: expected a host's name or address, got ''"),
+        ("--local-addr [] a.py", "argument --local-addr: expected a host's name or address, got '[]'"),
+        ("--shutdown-timeout inf a.py", "expected at most 1000000000 seconds, got 'inf'"),
         ("", "script"),
     ],
 )
@@ -190,6 +254,7 @@ def test_unusable_command_lines_say_why(capsys: pytest.CaptureFixture[str], line
     ("arguments", "sentence"),
     [
         (("nothing.py",), "there is no script 'nothing.py'"),
+        (("",), "there is no script ''"),
         (("-m", "no_such_module"), "there is no module 'no_such_module'"),
         (("--no-python", "no-such-program"), "there is no program 'no-such-program'"),
     ],

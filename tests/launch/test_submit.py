@@ -135,6 +135,11 @@ def test_a_manifest_is_handed_to_kubectl(directory: Path) -> None:
         (["slurm"], "which program?"),
         (["slurm", "--nodes", "0", "train.py"], "expected --nodes to be at least 1, got 0"),
         (["slurm", "--time", "1\n#SBATCH -x", "train.py"], "expected a flag of sbatch without blanks"),
+        (
+            ["slurm", "--time", "junk", "train.py"],
+            "expected --time as minutes, HH:MM:SS, DAYS-HH or unlimited, got 'junk'",
+        ),
+        (["k8s", "--image", " ", "train.py"], "expected --image to be a container image, got ' '"),
         (["slurm", "--name", "../x", "train.py"], "expected --name to be letters"),
         (["k8s", "--image", "i", "--name", "Train", "train.py"], "expected --name to be at most 40 small letters"),
         (["k8s", "--image", "i", "--pods", "0", "train.py"], "expected --pods of at least 1"),

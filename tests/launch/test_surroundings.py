@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from launch.agents import Job, wait_until
 from launch.conftest import Launcher
 from world import free_port
@@ -38,6 +40,62 @@ def test_a_rank_may_print_where_the_launcher_has_no_standard_streams(launcher: L
     command = f'exec "{sys.executable}" -m procgroup run "{launcher.script(PRINTS)}" <&- >&-'
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_elastic_launch_writes_to_no_file_that_has_the_number_of_a_closed_stream(launcher: Launcher) -> None:
+    program = launcher.script("""
+        import sys
+        from pathlib import Path
+        from procgroup.launch import LaunchConfig, elastic_launch
+
+        def print_and_return() -> int:
+            print("lost")
+            return 7
+
+        if __name__ == "__main__":
+            files = [Path(sys.argv[0]).with_name(name).open("w") for name in ("first", "second")]
+            assert [file.fileno() for file in files] == [0, 1]
+            assert elastic_launch(LaunchConfig(), print_and_return)() == {0: 7}
+    """)
+    command = f'exec "{sys.executable}" "{program}" <&- >&-'
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [(launcher.directory / name).read_text() for name in ("first", "second")] == ["", ""]
+
+
+FULL = "procgroup run: cannot write to stdout: No space left on device\n"
+
+
+def run_on_a_full_disk(launcher: Launcher, source: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "procgroup", "run", *flags, str(launcher.script(source))]
+    with Path("/dev/full").open("wb") as full:
+        return subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+
+
+@pytest.mark.parametrize("flags", [(), ("--hosts", "localhost:1")])
+def test_a_full_disk_as_stdout_is_said_once_and_is_the_status_of_a_job_that_went_on_to_its_end(
+    launcher: Launcher, flags: tuple[str, ...]
+) -> None:
+    source = """
+        import pathlib, sys
+        for number in range(2000):
+            print(number, "x" * 400)
+        pathlib.Path(sys.argv[0]).with_name("end").touch()
+    """
+    done = run_on_a_full_disk(launcher, source, *flags)
+    assert (done.returncode, done.stderr) == (1, FULL)
+    assert (launcher.directory / "end").exists()
+
+
+def test_a_failure_on_a_full_disk_keeps_its_status_and_its_report(launcher: Launcher) -> None:
+    done = run_on_a_full_disk(launcher, "import sys; print('out'); sys.exit(7)")
+    assert done.returncode == 7
+    assert done.stderr.startswith(FULL) and "exit code 7" in done.stderr
+
+
+def test_a_dry_run_on_a_full_disk_says_so(launcher: Launcher) -> None:
+    done = run_on_a_full_disk(launcher, "", "--dry-run")
+    assert (done.returncode, done.stderr) == (1, FULL)
 
 
 def test_a_client_without_the_key_does_not_end_a_job_that_has_one(make_job: Callable[..., Job]) -> None:

@@ -31,7 +31,7 @@ def parse_endpoint(text: str) -> Endpoint:
 def parse_port(port: str | int, text: str | None = None) -> int:
     """Read a TCP port. Raises ValueError, showing ``text`` if given, unless it is a number from 0 to 65535."""
     shown = port if text is None else text
-    if isinstance(port, str) and not (port.isascii() and port.isdigit()):
+    if isinstance(port, str) and not re.fullmatch("[0-9]{1,10}", port):
         raise ValueError(f"expected a port number, got {port!r} in {shown!r}")
     number = int(port)
     if not 0 <= number <= 65535:

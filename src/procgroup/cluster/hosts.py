@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_SLOTS = re.compile(r"(?P<name>.*[^:]|\[.*\]):(?P<slots>[0-9]+)")
-_EXPECTED = "HOST, HOST:N or USER@HOST:N with N of at least 1, and an IPv6 address in brackets"
+_SLOTS = re.compile(r"(?P<name>.*[^:]|\[.*\]):(?P<slots>[0-9]{1,6})")
+_EXPECTED = "HOST, HOST:N or USER@HOST:N with N from 1 to 999999, and an IPv6 address in brackets"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _parse_host(text: str) -> Host:
 
 
 def _parse_slots(digits: str, shown: str) -> int:
-    if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
+    if not re.fullmatch("[0-9]{1,6}", digits) or int(digits) < 1:
         raise ValueError(f"expected {_EXPECTED}, got {shown!r}")
     return int(digits)
 

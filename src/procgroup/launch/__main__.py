@@ -2,7 +2,14 @@
 
 import sys
 
-from procgroup.launch.launch import main
+from procgroup.launch.entry_point import run_command
+
+
+def _launch() -> int:
+    from procgroup.launch.launch import main  # Ctrl-C may come while it is imported
+
+    return main(sys.argv[1:], "python -m procgroup.launch")
+
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], "python -m procgroup.launch"))
+    sys.exit(run_command(_launch))

@@ -20,6 +20,8 @@ from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
 from procgroup.launch.nodes.job_plan import JobPlan
 from procgroup.launch.nodes.job_state import JobState, Node, WorkerStore
 from procgroup.launch.nodes.reserved_port import ReservedPort
+from procgroup.launch.output import byte_mover
+from procgroup.launch.output.sinks import open_sinks
 from procgroup.stores import addresses
 
 if TYPE_CHECKING:
@@ -61,6 +63,14 @@ class Line(NamedTuple):
     name: str
     value: str
     source: str = ""
+
+
+def show(text: str) -> int:
+    """Write the text to stdout; return the exit status, 1 where it cannot be written."""
+    sinks = open_sinks()
+    sinks[0].put_lines(None, f"{text}\n".encode(errors="replace"))
+    byte_mover.flush(sinks, lambda seconds: byte_mover.move_bytes((), sinks, (), seconds), lambda: False)
+    return int(sinks[0].has_failed)
 
 
 def describe(options: argparse.Namespace, program: CommandProgram, notes: Sequence[str]) -> str:

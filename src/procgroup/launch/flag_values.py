@@ -21,6 +21,15 @@ class NodeRange(NamedTuple):
         return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
 
 
+MOST_PROCESSES = 999_999
+"""The largest number of ranks on a node, and of nodes."""
+
+MOST_SECONDS = 1e9
+"""The longest time that is accepted, some thirty years: the timeouts of threads end at nine times that."""
+
+_MOST = 999_999_999
+_MOST_SHOWN = 60
+
 RENDEZVOUS_BACKENDS = ("static", "c10d", "file", "etcd", "etcd-v2", "redis")
 BINDINGS = ("node", "socket", "exclusive", "core-complex", "cores")
 
@@ -70,7 +79,7 @@ def process_count(value: str, gpus: Sequence[str] = ()) -> int:
         if value == "gpu" and not found:
             raise ValueError("gpu: this host shows no GPU; give a number, cpu or auto")
         return found or usable_cores()
-    return number(value, 1, "a number of at least 1, cpu, gpu or auto")
+    return number(value, 1, "a number of at least 1, cpu, gpu or auto", most=MOST_PROCESSES)
 
 
 def gpus(value: str) -> list[str]:
@@ -92,7 +101,8 @@ def node_range(value: str) -> NodeRange:
     """Read N or MIN:MAX with 0 < MIN <= MAX."""
     expected = "N or MIN:MAX with 0 < MIN <= MAX"
     least, colon, most = value.partition(":")
-    found = NodeRange(number(least, 1, expected, value), number(most if colon else least, 1, expected, value))
+    bounds = (least, most if colon else least)
+    found = NodeRange(*(number(bound, 1, expected, value, most=MOST_PROCESSES) for bound in bounds))
     if found.least > found.most:
         raise ValueError(f"expected {expected}, got {value!r}")
     return found
@@ -112,10 +122,27 @@ def port(value: str) -> int | None:
     return found
 
 
-def number(value: str, least: int, expected: str, shown: str | None = None) -> int:
+def host(value: str) -> str:
+    """Read a host's name or address; an IPv6 address may stand in brackets."""
+    found = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    if not found:
+        raise ValueError(f"expected a host's name or address, got {value!r}")
+    return found
+
+
+def optional_host(value: str) -> str:
+    """Read a host's name or address; "" where nothing is said."""
+    return host(value) if value else ""
+
+
+def number(value: str, least: int, expected: str, shown: str | None = None, *, most: int = _MOST) -> int:
     """Read a number. ``expected`` says what it is to be; ``shown`` is the whole text that it is a part of."""
-    if not value.isascii() or not value.isdigit() or int(value) < least:
-        raise ValueError(f"expected {expected}, got {value if shown is None else shown!r}")
+    got = _shortened(value if shown is None else shown)
+    is_number = value.isascii() and value.isdigit()
+    if is_number and len(value) > len(str(most)):  # by its digits, of which int() takes a limited number
+        raise ValueError(f"expected {expected}, and at most {most}, got {got}")
+    if not is_number or int(value) < least:
+        raise ValueError(f"expected {expected}, got {got}")
     return int(value)
 
 
@@ -130,9 +157,16 @@ def seconds(value: str) -> float:
         found = float(value)
     except ValueError:
         found = -1.0
-    if not 0 <= found < float("inf"):
-        raise ValueError(f"expected a number of seconds of at least 0, got {value!r}")
+    if not found >= 0:
+        raise ValueError(f"expected a number of seconds of at least 0, got {_shortened(value)}")
+    if found > MOST_SECONDS:
+        raise ValueError(f"expected at most {MOST_SECONDS:.0f} seconds, got {_shortened(value)}")
     return found
+
+
+def _shortened(value: str) -> str:
+    """Return the text in quotes; of a long one its beginning."""
+    return repr(value) if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]!r}... ({len(value)} characters)"
 
 
 def signals(value: str) -> list[signal.Signals]:
@@ -189,6 +223,12 @@ def rendezvous_conf(value: str) -> dict[str, str]:
         if key == "is_host":
             truth(_truth_word(said))
         found[key] = said
+    silence = conf_seconds(found, "keep_alive_interval", 1.0) * int(found.get("keep_alive_max_attempt", 1))
+    if silence > MOST_SECONDS:
+        most = f"{MOST_SECONDS:.0f} seconds"
+        raise ValueError(
+            f"expected keep_alive_interval times keep_alive_max_attempt to be at most {most}, got {value!r}"
+        )
     return found
 
 

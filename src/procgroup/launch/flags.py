@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from procgroup.cluster.hosts import parse_hosts, read_hostfile
-from procgroup.environ import TORCH_ELASTIC_SHUTDOWN_TIMEOUT, launcher_flag
+from procgroup.environ import (
+    PROCGROUP_JOB_KEY,
+    PROCGROUP_TRANSPORT,
+    PROCGROUP_WAIT_REPORT_SECONDS,
+    TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
+    launcher_flag,
+)
 from procgroup.launch import flag_values
 from procgroup.launch.output.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
 
 _REFUSED = {
     "--logs-specs": "log plug-ins do not exist here; use --log-dir",
 }
+
+# They have no flags. Ranks would find an unusable value later, or only in some jobs.
+_VARIABLES_OF_RANKS = (PROCGROUP_JOB_KEY, PROCGROUP_TRANSPORT, PROCGROUP_WAIT_REPORT_SECONDS)
 
 _WITH_HOSTS = ("--ssh", "--ssh-timeout", "--chdir", "--export", "--remote-python")
 
@@ -86,7 +95,7 @@ def parse(
     the program with status 2 and the reason, or ``raises`` ValueError.
     """
     parser, flags = _parser(program, old_contract, _RaisingParser if raises else argparse.ArgumentParser)
-    _refuse_variables(parser)
+    _check_variables(parser)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(_unknown_flag(parser, unknown[0]))
@@ -126,11 +135,17 @@ def _read(options: argparse.Namespace, flag: Flag, text: str, source: str) -> An
         options.parser.error(f"{source}={text!r}, set in the environment, is not usable: {error}")
 
 
-def _refuse_variables(parser: argparse.ArgumentParser) -> None:
+def _check_variables(parser: argparse.ArgumentParser) -> None:
+    """End as for an unusable flag where the environment has a variable that is refused, or an unusable value."""
     for flag, reason in _REFUSED.items():
         for variable in launcher_flag(flag):
             if variable.is_set():
                 parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
+    for rank_variable in _VARIABLES_OF_RANKS:
+        try:
+            rank_variable.get()
+        except ValueError as error:
+            parser.error(str(error))
 
 
 def _parser(
@@ -208,7 +223,7 @@ def _add_size_flags(flags: _Flags) -> None:
     flags.add("--node-rank", flag_values.count, "0", "this node's number, with addresses given by hand", "N")
     flags.add("--max-restarts", flag_values.count, "0", "how often the job may start its ranks again", "N")
     flags.add_switch("--standalone", "one node, nothing to configure; this is the default")
-    flags.add("--master-addr", flag_values.text, "127.0.0.1", "MASTER_ADDR of the ranks: the first node", "HOST")
+    flags.add("--master-addr", flag_values.host, "127.0.0.1", "MASTER_ADDR of the ranks: the first node", "HOST")
     flags.add(
         "--master-port", flag_values.port, "", "MASTER_PORT: where the nodes meet; on one node any free one", "PORT"
     )
@@ -250,7 +265,13 @@ def _add_rendezvous_flags(flags: _Flags) -> None:
     )
     flags.add("--rdzv-id", flag_values.text, "", "the job's name, the same on every node; TORCHELASTIC_RUN_ID", "NAME")
     flags.add("--rdzv-conf", flag_values.rendezvous_conf, "", "further settings: key=value,key=value", "LIST")
-    flags.add("--local-addr", flag_values.text, "", "this node's address for the others, where it is not found", "HOST")
+    flags.add(
+        "--local-addr",
+        flag_values.optional_host,
+        "",
+        "this node's address for the others, where it is not found",
+        "HOST",
+    )
     flags.add(
         "--on-partition",
         flag_values.partition_policy,

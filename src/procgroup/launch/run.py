@@ -59,14 +59,13 @@ def run_agent(
     if options.dry_run:
         from procgroup.launch import dry_run
 
-        print(dry_run.describe(options, program, notes))
-        return 0
+        return dry_run.show(dry_run.describe(options, program, notes))
     for note in notes:
         say(note)
     with open_output(options, job_plan) as output:
         agent = make_agent(options, program, output)
         agent.shares_console = shares_console
-        return agent.run()
+        return agent.run() or int(output.has_failed)
 
 
 def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str]) -> CommandProgram:
@@ -117,7 +116,7 @@ def program_command(options: argparse.Namespace) -> list[str]:
     if options.run_path or not options.module:
         if not Path(options.script).exists() and Path(options.script).name in ("python", "python3"):
             options.parser.error("give the script without python: the ranks run it with this interpreter")
-        if not Path(options.script).exists():
+        if not (options.script and Path(options.script).exists()):
             options.parser.error(f"there is no script {options.script!r} in {Path.cwd()}")
         return [interpreter, "-u", options.script]
     if not PYTHON_EXEC.is_set() and not _module_exists(options.script.partition(".")[0]):

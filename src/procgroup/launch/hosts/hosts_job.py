@@ -14,26 +14,22 @@ connections end, and each agent ends with its own.
 from __future__ import annotations
 
 import argparse
-import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
 
 from procgroup import __version__
+from procgroup.launch import open_files
 from procgroup.launch.hosts.host_agent import HostAgent
 from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
 from procgroup.launch.nodes.signals import SignalInbox
+from procgroup.launch.output import byte_mover
 from procgroup.launch.output.sinks import open_sinks
 from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
-
-FLUSH_SECONDS = 1.0
-"""How long, after a signal, to try to write what the reader of the output does not take."""
 
 MARGIN_SECONDS = 5.0
 """How much longer an agent may take than its ranks."""
 
-_PENDING_BYTES = 1 << 20
-_LONGEST_POLL_SECONDS = 86400.0  # poll() takes a number of milliseconds of 32 bits
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -78,15 +74,14 @@ class HostsJob:
             try:
                 self._agents.append(HostAgent(plan.host, plan.command, plan.assignment, self._sinks))
             except OSError as error:
-                self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {error}")
+                self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {open_files.describe(error)}")
                 return
         self._schedule(self._plan.start_seconds, self._give_up_start)
 
     def _turn(self, inbox: SignalInbox) -> None:
         """Wait for the next thing to happen, and act on it."""
         left = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
-        timeout = None if left is None else min(left, _LONGEST_POLL_SECONDS)
-        self._move_bytes(inbox.descriptor, timeout)
+        self._move_bytes(inbox.descriptor, left)
         self._heed(inbox)
         self._read_answers()
         for agent in self._living:
@@ -191,7 +186,9 @@ class HostsJob:
             return 1
         in_order = sorted(self._ended, key=lambda agent: agent.was_lost)
         status = next((agent.status for agent in in_order if agent.status), 0)
-        return status if status >= 0 else 128 - status
+        if status < 0:
+            return 128 - status
+        return status or int(any(sink.has_failed for sink in self._sinks))
 
     def _say(self, text: str) -> None:
         self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())
@@ -201,28 +198,15 @@ class HostsJob:
 
     def _move_bytes(self, wake: int, timeout: float | None) -> None:
         """Read and write what can be, once something can be; a byte at ``wake`` and an agent's end end the wait."""
-        writers = {*self._sinks, *(agent.channel for agent in self._living)}
-        readers = [stream for agent in self._living for stream in agent.streams]
-        with selectors.PollSelector() as selector:
-            for descriptor in (wake, *(agent.descriptor for agent in self._living)):
-                selector.register(descriptor, selectors.EVENT_READ)
-            for sink in writers:
-                if sink.pending:
-                    selector.register(sink.descriptor, selectors.EVENT_WRITE, sink.write_some)
-            for stream in readers:
-                if stream.sink.broken:
-                    stream.close()  # so that the agent and its ranks learn it from their writes
-                elif stream.sink.pending < _PENDING_BYTES:
-                    selector.register(stream.descriptor, selectors.EVENT_READ, stream.read_some)
-            for key, _ in selector.select(timeout):
-                if key.data is not None:
-                    key.data()
+        streams = [stream for agent in self._living for stream in agent.streams]
+        sinks = [*self._sinks, *(agent.channel for agent in self._living)]
+        byte_mover.move_bytes(streams, sinks, [wake, *(agent.descriptor for agent in self._living)], timeout)
 
     def _flush(self, inbox: SignalInbox) -> None:
-        """Write what is still to be written; somebody who has sent a signal need not wait for it long."""
-        began = time.monotonic()
-        while any(sink.pending for sink in self._sinks):
+        """Write what is still to be written."""
+
+        def was_interrupted() -> bool:
             self._heed(inbox)
-            if self._received is not None and time.monotonic() - began > FLUSH_SECONDS:
-                return
-            self._move_bytes(inbox.descriptor, FLUSH_SECONDS)
+            return self._received is not None
+
+        byte_mover.flush(self._sinks, lambda seconds: self._move_bytes(inbox.descriptor, seconds), was_interrupted)

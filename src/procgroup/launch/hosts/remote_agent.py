@@ -22,6 +22,7 @@ from pathlib import Path
 
 from procgroup import __version__
 from procgroup.launch import flags, run
+from procgroup.launch.entry_point import run_command
 from procgroup.launch.hosts.agent_channel import Assignment, LineReader, Ready
 from procgroup.launch.nodes.console import say
 from procgroup.launch.nodes.reserved_port import ReservedPort
@@ -96,4 +97,5 @@ def _follow(channel: LineReader) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # A Ctrl-C that the command passes on may come before the agent handles signals.
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

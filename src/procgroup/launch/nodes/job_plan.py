@@ -171,6 +171,8 @@ def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
         for name, why in of_static.items()
         if job.kind == "elastic" and options.sources[name] != "default"
     ]
+    if job.kind == "solo" and options.rdzv_endpoint:
+        ignored.append(f"{options.sources['rdzv_endpoint']} has no effect: the one node of this job meets nobody")
     if options.run_path and PYTHON_EXEC.is_set():
         ignored.append(f"PYTHON_EXEC has no effect with --run-path ({options.sources['run_path']})")
     return ignored

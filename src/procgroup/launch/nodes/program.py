@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from procgroup.environ import PROCGROUP_JOB_KEY, PROCGROUP_NOTICE, PROCGROUP_REPORT_SOCKET
+from procgroup.launch import open_files
 from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.nodes.job_plan import JobPlan
 from procgroup.launch.nodes.job_state import JobState
@@ -44,9 +45,9 @@ class CommandProgram:
                 self._chosen_port = ReservedPort(address, self.plan.master_port)
             return self._chosen_port.share()
         except OSError as error:
-            raise OSError(
-                f"cannot use --master-addr {address} --master-port {self.plan.master_port}: {error}"
-            ) from error
+            flag = "--local-addr" if address == self.plan.local_addr else "--master-addr"
+            port = f" --master-port {self.plan.master_port}" if self.plan.master_port else ""
+            raise OSError(f"cannot use {flag} {address}{port}: {open_files.describe(error)}") from error
 
     def plans(self, state: JobState, node_rank: int) -> list[RankPlan]:
         first, node = state.first_rank(node_rank), state.members[node_rank]

@@ -133,6 +133,11 @@ class JobOutput:
         times = [self.status.due, *(collapser.due for collapser in self._collapsers.values())]
         return min((time for time in times if time is not None), default=None)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether lines are lost because stdout or stderr cannot be written, as on a full disk."""
+        return any(sink.has_failed for sink in self.sinks)
+
     def tick(self) -> None:
         """Show what has waited long enough."""
         now = time.monotonic()

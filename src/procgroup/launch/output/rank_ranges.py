@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_MOST = 1 << 20
+_MOST_DIGITS = 6
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -24,7 +24,7 @@ def parse_ranks(text: str) -> frozenset[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         bounds = (first, last if dash else first)
-        if not all(bound.isascii() and bound.isdigit() and int(bound) < _MOST for bound in bounds):
+        if not all(bound.isascii() and bound.isdigit() and len(bound) <= _MOST_DIGITS for bound in bounds):
             raise ValueError(f"expected ranks such as 0,3-5, got {text!r}")
         if int(bounds[0]) > int(bounds[1]):
             raise ValueError(f"expected the smaller rank first, got {part.strip()!r} in {text!r}")

@@ -17,8 +17,11 @@ drawn again below that, unless a live line stands there.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import sys
+from collections.abc import Callable
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is shown as several lines, so that one rank cannot fill the launcher's memory."""
@@ -30,11 +33,18 @@ _WRITE_BYTES = 4096
 
 
 class Sink:
-    """One output of the launcher. What it is given is kept until ``write_some`` finds room for it."""
+    """One output of the launcher. What it is given is kept until ``write_some`` finds room for it.
 
-    def __init__(self, descriptor: int) -> None:
+    A sink is ``broken`` when its reader has gone away; its writers are to end then. One that ``has_failed``, as on a
+    full disk, drops what it is given: its job goes on, as it does when its log files fail. ``on_failure`` is called
+    with the error.
+    """
+
+    def __init__(self, descriptor: int, on_failure: Callable[[OSError], None] | None = None) -> None:
         self.descriptor = descriptor
         self.broken: bool = False
+        self.has_failed: bool = False
+        self._on_failure = on_failure
         self.is_terminal: bool = _is_terminal(descriptor)
         self._pending = bytearray()
         self._live_owner: LinePrefixer | None = None
@@ -77,14 +87,22 @@ class Sink:
             written = os.write(self.descriptor, self._pending[:_WRITE_BYTES])
         except BlockingIOError:
             return
-        except OSError:
-            self.broken = True
+        except OSError as error:
             self._pending.clear()
+            self._fail(error)
         else:
             del self._pending[:written]
 
+    def _fail(self, error: OSError) -> None:
+        if error.errno in (errno.EPIPE, errno.ECONNRESET) or self.is_terminal:
+            self.broken = True
+            return
+        self.has_failed = True
+        if self._on_failure is not None:
+            self._on_failure(error)
+
     def _put(self, text: bytes) -> None:
-        if not self.broken:
+        if not (self.broken or self.has_failed):
             self._pending += _ERASE_LINE + text if self._status_is_drawn else text
             self._status_is_drawn = False
 
@@ -92,6 +110,16 @@ class Sink:
         if self._status and self._live_owner is None and not self.broken:
             self._pending += self._status
             self._status_is_drawn = True
+
+
+class ClosedSink(Sink):
+    """Stands for an output that is closed: what it is given is dropped, and the ranks may go on to write."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+
+    def _put(self, text: bytes) -> None:
+        pass
 
 
 class LinePrefixer:
@@ -163,15 +191,26 @@ def redraws(text: bytes) -> bool:
 
 
 def open_sinks() -> tuple[Sink, Sink]:
-    """Return the sinks of this process's stdout and stderr: one sink, twice, when both are the same file."""
-    out, err = _same_file(1), _same_file(2)
+    """Return the sinks of this process's stdout and stderr: one sink, twice, when both are the same file.
+
+    One that was closed when the interpreter started stays closed: its descriptor may be another file's by now.
+    A failure of stdout is reported on stderr.
+    """
+    out = None if sys.__stdout__ is None else _file_of(1)
+    err = None if sys.__stderr__ is None else _file_of(2)
     if out is not None and out == err:
         both = Sink(1)
         return both, both
-    return Sink(1), Sink(2)
+    stderr = Sink(2) if err else ClosedSink()
+
+    def report(error: OSError) -> None:
+        stderr.put_lines(None, f"procgroup run: cannot write to stdout: {error.strerror}\n".encode())
+
+    return Sink(1, report) if out else ClosedSink(), stderr
 
 
-def _same_file(descriptor: int) -> tuple[int, int] | None:
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Return which file a descriptor is of; None where it is closed."""
     try:
         status = os.fstat(descriptor)
     except OSError:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.launch import open_files
 from procgroup.launch.output.job_output import RankOutput
 from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS
 from procgroup.launch.ranks.preemption import Notice
@@ -95,7 +96,7 @@ class WorkerGroup:
                     )
                 )
             except OSError as error:
-                self.incomplete = f"cannot start rank {plan.rank}: {error}"
+                self.incomplete = f"cannot start rank {plan.rank}: {open_files.describe(error)}"
                 self.kill()
                 return
 

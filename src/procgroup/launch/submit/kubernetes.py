@@ -104,6 +104,8 @@ def manifest(options: argparse.Namespace) -> str:
         )
     if options.pods < 1 or options.gpus < 0:
         raise ValueError(f"expected --pods of at least 1 and --gpus of at least 0, got {options.pods}, {options.gpus}")
+    if not options.image.strip():
+        raise ValueError(f"expected --image to be a container image, got {options.image!r}")
     is_job_set = options.kind == "jobset"
     first_pod = f"{options.name}-ranks-0-0" if is_job_set else f"{options.name}-0"
     names = {"name": options.name, "key_name": f"{options.name}-key"}

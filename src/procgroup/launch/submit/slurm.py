@@ -26,6 +26,8 @@ _FLAGS = {
 }
 """Flags that are sbatch's own, handed on as they are."""
 
+_TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|unlimited|infinite", re.ASCII | re.IGNORECASE)
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``procgroup submit slurm``."""
@@ -56,6 +58,8 @@ def batch_script(options: argparse.Namespace) -> str:
     for flag in flags:
         if not re.fullmatch(r"-[!-~]+", flag):
             raise ValueError(f"expected a flag of sbatch without blanks, such as --constraint=a100, got {flag!r}")
+    if options.time and not _TIME.fullmatch(options.time):
+        raise ValueError(f"expected --time as minutes, HH:MM:SS, DAYS-HH or unlimited, got {options.time!r}")
     directives = "\n".join(f"#SBATCH {flag}" for flag in flags)
     # srun takes the number of cores from the job only in some versions of Slurm.
     cpus = f"--cpus-per-task={options.cpus_per_task} "
