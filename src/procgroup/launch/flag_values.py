@@ -203,8 +203,13 @@ def start_method(value: str) -> str:
 
 
 def event_log_handler(value: str) -> str:
-    """Read the name of a handler of events."""
-    return _one_of(value, ("null",))
+    """Read the name of a handler of events: one of those that torch has. Programs cannot register others here."""
+    return _one_of(value, ("null", "console"))
+
+
+def logs_specs(value: str) -> str:
+    """Read the name of a plug-in for logs, of which there is none but torch's own default."""
+    return _one_of(value, ("default",))
 
 
 def rendezvous_conf(value: str) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """The flags of ``procgroup run``: torchrun's names, in both spellings, with defaults from the environment.
 
 A flag wins over its variable PET_<FLAG> (torchrun's), that over PROCGROUP_<FLAG>, that over the default; where each
-value came from is kept, for messages and for ``--dry-run``. A flag of torchrun that this launcher does not have yet is
-refused by name with the reason; it is never ignored, and never an unknown argument.
+value came from is kept, for messages and for ``--dry-run``.
 """
 
 from __future__ import annotations
@@ -24,27 +23,10 @@ from procgroup.environ import (
 from procgroup.launch import flag_values
 from procgroup.launch.output.log_options import LogOptions, chosen_ranks, collapse, filters, prefix, streams
 
-_REFUSED = {
-    "--logs-specs": "log plug-ins do not exist here; use --log-dir",
-}
-
 # They have no flags. Ranks would find an unusable value later, or only in some jobs.
 _VARIABLES_OF_RANKS = (PROCGROUP_JOB_KEY, PROCGROUP_TRANSPORT, PROCGROUP_WAIT_REPORT_SECONDS)
 
 _WITH_HOSTS = ("--ssh", "--ssh-timeout", "--chdir", "--export", "--remote-python")
-
-
-class Refuse(argparse.Action):
-    """Ends the program with a sentence that names the flag and the reason."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        parser.error(f"{option_string} is not supported: {self.metavar}")
 
 
 class _RaisingParser(argparse.ArgumentParser):
@@ -136,14 +118,10 @@ def _read(options: argparse.Namespace, flag: Flag, text: str, source: str) -> An
 
 
 def _check_variables(parser: argparse.ArgumentParser) -> None:
-    """End as for an unusable flag where the environment has a variable that is refused, or an unusable value."""
-    for flag, reason in _REFUSED.items():
-        for variable in launcher_flag(flag):
-            if variable.is_set():
-                parser.error(f"{variable.name}, set in the environment, is not supported: {reason}")
-    for rank_variable in _VARIABLES_OF_RANKS:
+    """End as for an unusable flag where a variable that the ranks read has an unusable value."""
+    for variable in _VARIABLES_OF_RANKS:
         try:
-            rank_variable.get()
+            variable.get()
         except ValueError as error:
             parser.error(str(error))
 
@@ -169,8 +147,6 @@ def _parser(
     _add_program_flags(flags)
     if old_contract:
         flags.add_switch("--use-env", "leave out the --local-rank=N argument; LOCAL_RANK says the same")
-    for flag, reason in _REFUSED.items():
-        parser.add_argument(*_spellings(flag), action=Refuse, nargs="?", metavar=reason, help=argparse.SUPPRESS)
     parser.add_argument("script", help="the program: a script, a module with -m, any command with --no-python")
     parser.add_argument("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
     return parser, flags.added
@@ -314,7 +290,8 @@ def _add_behaviour_flags(flags: _Flags) -> None:
     )
     flags.add("--monitor-interval", flag_values.optional_seconds, "", "has no effect: ranks are watched by events", "S")
     flags.add("--start-method", flag_values.start_method, "spawn", "for functions, so without effect here", "NAME")
-    flags.add("--event-log-handler", flag_values.event_log_handler, "null", "null, the only one yet", "NAME")
+    how = "null, or console: a line of JSON on stderr for each rank and the agent when the job has ended"
+    flags.add("--event-log-handler", flag_values.event_log_handler, "null", how, "NAME")
     flags.add(
         "--hang-timeout",
         flag_values.optional_seconds,
@@ -328,6 +305,7 @@ def _add_behaviour_flags(flags: _Flags) -> None:
 def _add_log_flags(flags: _Flags) -> None:
     what = "0 none, 1 stdout, 2 stderr, 3 both; by local rank: 0:1,10:3"
     flags.add("--log-dir", flag_values.text, "", "keep each rank's stdout.log and stderr.log below this folder", "PATH")
+    flags.add("--logs-specs", flag_values.logs_specs, "default", "default, the only one", "NAME")
     flags.add("--redirects", streams, "0", f"keep in files and do not show: {what}", "STREAMS", short=("-r",))
     flags.add("--tee", streams, "0", f"keep in files and show: {what}", "STREAMS", short=("-t",))
     flags.add("--show-ranks", chosen_ranks, "", "show these ranks only, such as 0,3-5; files have all", "RANKS")

@@ -100,7 +100,13 @@ def make_agent(options: argparse.Namespace, program: CommandProgram, output: Job
     from procgroup.launch.nodes.agent import Agent
 
     program.output = output
-    return Agent(program.plan.meet, program, options.signals_to_handle, program.plan.patience, output)
+    agent = Agent(program.plan.meet, program, options.signals_to_handle, program.plan.patience, output)
+    if options.event_log_handler == "console":
+        from procgroup.launch.nodes.events import Events
+
+        job = program.job
+        agent.events = Events(output, job.run_id, options.role, options.rdzv_backend, options.script)
+    return agent
 
 
 def program_command(options: argparse.Namespace) -> list[str]:

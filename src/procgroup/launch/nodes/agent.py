@@ -47,6 +47,7 @@ from procgroup.launch.ranks.worker_group import RankPlan, WorkerGroup
 
 if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure
+    from procgroup.launch.nodes.events import Events
 
 REPORT_SECONDS = 2.0
 """How long the other ranks have, after the first failure, to report it themselves, when the job is to end."""
@@ -88,6 +89,7 @@ class Agent:
 
     When it has run, ``failures`` are those that ended the job; unless ``reports`` is False they have been shown. With
     ``shares_console``, where all agents write to the same place, only the one whose rank failed first shows them.
+    ``events`` writes how the job has ended for other programs, where somebody asked for it.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Agent:
         self._lost_silently = False
         self.reports: bool = True
         self.shares_console: bool = False
+        self.events: Events | None = None
         self.failures: list[Failure] = []
         self._status: int | None = None
         self._wake_lock = threading.Lock()
@@ -284,6 +287,8 @@ class Agent:
 
             self.failures = job_failures.read(state.failures, self._group.failures if self._group is not None else ())
             self._status = job_failures.exit_status(self.failures, state.exit_status)
+        if self.events is not None:
+            self.events.show(state, state.node_rank(self._node_id), self._group, self._status)
         if self.reports and self._is_reporter(state):
             self._announcer.conclude(state, self.failures, self._group)
 
