@@ -174,6 +174,13 @@ def test_a_client_killed_while_it_waits_consumes_no_value(server: StoreServer, o
         assert waiting.result(20) == b"value"
 
 
+def test_a_client_is_a_guest_but_none_of_procgroups(server: StoreServer) -> None:
+    client = torch_client(server.port)
+    client.set("key", "value")
+    assert server.list_guests() == ["a client of PyTorch's TCPStore at 127.0.0.1"]
+    assert (server.guests, server.procgroup_guests) == (1, 0)
+
+
 def test_ctrl_c_ends_a_client_whose_store_forgets(server: StoreServer) -> None:
     # torch's client does not look for signals while it waits.
     with start(wait_for_ever, 1, args=(server.port, "get"), torch=True) as world:

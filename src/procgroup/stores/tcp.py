@@ -108,6 +108,11 @@ class StoreServer:
         return self._native.guests
 
     @property
+    def procgroup_guests(self) -> int:
+        """How many of those are procgroup's clients; PyTorch's may be anybody's, as they prove no secret."""
+        return sum(process != 0 for process, _ in self._native.list_guests())
+
+    @property
     def requests(self) -> int:
         """How many requests it has served."""
         return self._native.requests

@@ -62,11 +62,14 @@ class FoundStore:
         return source_address(self.endpoint)
 
     def close_after_guests(self, seconds: float) -> None:
-        """Close the connections; a server that is here waits at most so long for the other agents to go."""
+        """Close the connections; a server that is here waits at most so long for the other agents to go.
+
+        It does not wait for PyTorch's clients: the ranks have ended, and whoever else connects proves no secret.
+        """
         self.store.close()
         if self.server is not None:
             deadline = time.monotonic() + seconds
-            while self.server.guests and time.monotonic() < deadline:
+            while self.server.procgroup_guests and time.monotonic() < deadline:
                 time.sleep(_PAUSE_SECONDS / 10)
             self.server.close()
 
