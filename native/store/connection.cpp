@@ -50,8 +50,13 @@ bool Connection::send(std::string_view bytes) {
     if (sent > 0) bytes.remove_prefix(static_cast<size_t>(sent));
     if (bytes.empty()) return true;
   }
-  output_.push_back({std::string(bytes), nullptr});
+  queue({std::string(bytes), nullptr});
   return true;
+}
+
+void Connection::queue(Segment segment) {
+  unsent_ += segment.bytes().size();
+  output_.push_back(std::move(segment));
 }
 
 bool Connection::send(uint32_t request, const Answer& answer) {
@@ -87,7 +92,7 @@ bool Connection::add(std::string& bytes, const Value& value) {
   }
   const bool ok = send(bytes);
   bytes.clear();
-  output_.push_back({{}, value});
+  queue({{}, value});
   return ok;
 }
 
@@ -98,6 +103,7 @@ bool Connection::flush() {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
     sent_ += static_cast<size_t>(sent);
+    unsent_ -= static_cast<size_t>(sent);
     if (sent_ < output_.front().bytes().size()) continue;
     output_.pop_front();
     sent_ = 0;

@@ -29,6 +29,7 @@ class Connection {
   Welcome welcome{};         // what was answered
   bool doomed = false;       // closed at the end of this turn of the server's loop
   bool polls_writable = false;
+  size_t counted_bytes = 0;  // queued_bytes(), in state kTorch, when the server last looked
 
   // Whether its handshake is done.
   bool is_open() const { return state == State::kOpen || state == State::kTorch; }
@@ -44,6 +45,8 @@ class Connection {
   bool send(const TorchReply& reply);
   bool flush();
   bool has_output() const { return !output_.empty(); }
+  // Memory that its input and its output take, also what the output shares with the table.
+  size_t queued_bytes() const { return input_.capacity() + unsent_ + torch_parser.memory_bytes(); }
 
  private:
   struct Segment {
@@ -52,12 +55,14 @@ class Connection {
     std::string_view bytes() const { return shared ? std::string_view(*shared) : std::string_view(own); }
   };
 
+  void queue(Segment segment);
   bool add(std::string& bytes, const Value& value);
 
   std::string input_;
   size_t used_ = 0;
   std::deque<Segment> output_;
-  size_t sent_ = 0;  // of the first segment
+  size_t sent_ = 0;    // of the first segment
+  size_t unsent_ = 0;  // of all segments
 };
 
 }  // namespace procgroup::store

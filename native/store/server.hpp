@@ -3,9 +3,9 @@
 // It can answer PyTorch's TCPStore clients at the same socket (see torch_protocol.hpp). Their keys are a table of their
 // own, since their protocol proves no secret.
 //
-// Whatever a client sends is bounded by the limits in protocol.hpp; what is not the protocol closes that
-// connection with one line on stderr and concerns nobody else. A connection whose replies are not
-// read is not read from either, so that its output stays bounded.
+// Whatever a client sends is bounded by the limits in protocol.hpp, and for PyTorch's clients in torch_protocol.hpp;
+// what is not the protocol closes that connection with one line on stderr and concerns nobody else. A connection whose
+// replies are not read is not read from either, so that its output stays bounded.
 #pragma once
 
 #include <atomic>

@@ -80,6 +80,7 @@ void Server::Loop::run() {
     }
     const int count = epoll_wait(epoll_.get(), events, kEventsPerTurn, milliseconds_to_next_deadline());
     for (int i = 0; i < count; ++i) turn(events[i]);
+    go_on_with_input();
     if (accept_again_.at_ns != Deadline::never().at_ns && accept_again_.passed()) resume_accepting();
     if (!doomed_.empty()) bury_the_doomed();
     if (!handshakes_.empty()) end_late_handshakes();
@@ -176,6 +177,7 @@ void Server::Loop::bury_the_doomed() {
     const uint64_t id = doomed_[i];
     const auto found = connections_.find(id);
     shared_.remove_guest(id);
+    torch_queued_bytes_ -= found->second->counted_bytes;
     connections_.erase(found);
     torch_table_.forget(id);
     try {
@@ -200,6 +202,7 @@ void Server::Loop::end_late_handshakes() {
 }
 
 int Server::Loop::milliseconds_to_next_deadline() const {
+  if (!unfinished_.empty()) return 0;
   const int64_t handshake = handshakes_.empty() ? Deadline::never().at_ns : handshakes_.front().first.at_ns;
   const int64_t next = std::min(handshake, accept_again_.at_ns);
   if (next == Deadline::never().at_ns) return -1;

@@ -52,6 +52,9 @@ class Server::Loop {
   void after_send(Connection& connection, bool ok);
   void deliver(Ticket ticket, Answer&& answer);
   void deliver_torch(uint64_t id, TorchReply&& reply);
+  void count_torch(Connection& connection);
+  void check_torch_room(size_t bytes) const;
+  void go_on_with_input();
   void forget_torch();
   void refuse(Connection& connection, const std::string& reason);
   void doom(Connection& connection);
@@ -70,6 +73,8 @@ class Server::Loop {
   Shared& shared_;
   Table table_;
   TorchTable torch_table_;
+  size_t torch_queued_bytes_ = 0;     // of all connections' counted_bytes
+  std::vector<uint64_t> unfinished_;  // connections whose input waits for the next turn
   uint64_t next_id_ = kFirstConnectionId;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
   std::deque<std::pair<Deadline, uint64_t>> handshakes_;

@@ -7,6 +7,12 @@
 #include "store/server_loop.hpp"
 
 namespace procgroup::store {
+namespace {
+
+// How long one connection's requests are served before the others have their turn.
+constexpr double kSliceSeconds = 0.002;
+
+}  // namespace
 
 void Server::Loop::read_from(Connection& connection) {
   switch (connection.receive()) {
@@ -20,13 +26,21 @@ void Server::Loop::read_from(Connection& connection) {
 }
 
 void Server::Loop::use_input(Connection& connection) {
+  const Deadline slice = Deadline::after(kSliceSeconds);
   try {
+    count_torch(connection);
+    if (connection.state == Connection::State::kTorch) check_torch_room(0);
     while (!connection.doomed && !connection.has_output()) {
       const std::string_view input = connection.input();
       const size_t used = input.empty() ? 0 : use_one(connection, input);
-      if (used == 0) return;
+      if (used == 0) break;
       connection.use(used);
+      if (slice.passed() && !connection.input().empty()) {
+        unfinished_.push_back(connection.id);
+        break;
+      }
     }
+    count_torch(connection);
   } catch (const ProtocolError& error) {
     refuse(connection, error.reason);
   } catch (const std::bad_alloc&) {
@@ -124,8 +138,16 @@ void Server::Loop::deliver(Ticket ticket, Answer&& answer) {
   after_send(*found->second, found->second->send(ticket.request, answer));
 }
 
+void Server::Loop::go_on_with_input() {
+  for (const uint64_t id : std::exchange(unfinished_, {})) {
+    const auto found = connections_.find(id);
+    if (found != connections_.end() && !found->second->doomed) use_input(*found->second);
+  }
+}
+
 void Server::Loop::write_to(Connection& connection) {
   after_send(connection, connection.flush());
+  count_torch(connection);
   // What came while its output was stuck has been waiting for this.
   if (!connection.doomed && !connection.has_output()) use_input(connection);
 }

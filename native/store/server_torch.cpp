@@ -24,7 +24,26 @@ size_t Server::Loop::use_torch_request(Connection& connection, std::string_view 
 void Server::Loop::deliver_torch(uint64_t id, TorchReply&& reply) {
   const auto found = connections_.find(id);
   if (found == connections_.end() || found->second->doomed) return;
-  after_send(*found->second, found->second->send(reply));
+  Connection& connection = *found->second;
+  try {
+    check_torch_room(reply.size());
+  } catch (const ProtocolError& error) {
+    return refuse(connection, error.reason);
+  }
+  after_send(connection, connection.send(reply));
+  count_torch(connection);
+}
+
+void Server::Loop::count_torch(Connection& connection) {
+  if (connection.state != Connection::State::kTorch) return;
+  torch_queued_bytes_ -= std::exchange(connection.counted_bytes, connection.queued_bytes());
+  torch_queued_bytes_ += connection.counted_bytes;
+}
+
+void Server::Loop::check_torch_room(size_t bytes) const {
+  if (torch_queued_bytes_ + bytes <= kTorchMaxQueuedBytes) return;
+  throw ProtocolError{"the requests and replies of PyTorch's clients that are on their way exceed the limit of " +
+                      std::to_string(kTorchMaxQueuedBytes) + " bytes"};
 }
 
 // Closes the connections first: a client that is still connected must not set keys of its attempt in the next one.

@@ -74,8 +74,8 @@ bool TorchParser::take_argument(std::string_view input, char kind) {
     if (left < kCountBytes) return false;
     size = number_at(input, position_);
     begin += kCountBytes;
-    check_limit(kind == 'k' ? "a key" : "a value", size, kind == 'k' ? kMaxKeyBytes : kMaxValueBytes);
-    check_limit("a request", begin + size, kMaxFrameBytes);
+    check_limit(kind == 'k' ? "a key" : "a value", size, kind == 'k' ? kMaxKeyBytes : kTorchMaxValueBytes);
+    check_limit("a request", begin + size, kTorchMaxRequestBytes);
   }
   if (input.size() < begin + size) return false;
   arguments_.emplace_back(begin, size);

@@ -37,6 +37,16 @@ namespace procgroup::store {
 // The validation: the operation kValidate and the magic number 0x3C85F7CE.
 inline constexpr std::string_view kTorchValidation{"\x00\xCE\xF7\x85\x3C", 5};
 
+// Whoever can connect may speak this protocol, so all of its clients together are bounded, too. PyTorch's programs keep
+// addresses and small pickles.
+inline constexpr size_t kTorchMaxValueBytes = size_t{16} << 20;
+inline constexpr size_t kTorchMaxRequestBytes = size_t{64} << 20;
+inline constexpr size_t kTorchMaxReplyBytes = size_t{64} << 20;
+// All keys, values and waits.
+inline constexpr size_t kTorchMaxKeptBytes = size_t{128} << 20;
+// What all connections have sent that is not used yet, and what they have not read of their replies.
+inline constexpr size_t kTorchMaxQueuedBytes = size_t{128} << 20;
+
 enum class TorchOp : uint8_t {
   kValidate,
   kSet,          // key, value             ->
@@ -76,6 +86,8 @@ class TorchParser {
   // the same bytes and those that have come since. Throws ProtocolError for an unknown operation and
   // for sizes beyond the limits.
   std::optional<TorchRequest> parse(std::string_view input);
+  // Memory that the request which has begun takes beside its input.
+  size_t memory_bytes() const { return arguments_.capacity() * sizeof arguments_[0]; }
 
  private:
   bool start(std::string_view input);

@@ -32,8 +32,15 @@ std::string_view without_lead(std::string_view text) {
   return text;
 }
 
+// What the containers take beside the bytes, about.
+constexpr size_t kEntryBytes = 128;
+
+size_t cost_of(std::string_view key, const Value& value) { return kEntryBytes + key.size() + value->size(); }
+// A wait's key is kept twice, by key and by connection.
+size_t cost_of_wait(std::string_view key) { return 2 * (kEntryBytes + key.size()); }
+
 void check_reply_size(size_t size) {
-  if (size > kMaxFrameBytes) throw ProtocolError{"its reply would have " + std::to_string(size) + " bytes"};
+  if (size > kTorchMaxReplyBytes) throw ProtocolError{"its reply would have " + std::to_string(size) + " bytes"};
 }
 
 }  // namespace
@@ -60,7 +67,7 @@ void TorchTable::run(uint64_t connection, const TorchRequest& request) {
     case TorchOp::kNumKeys:
       return reply_number(connection, static_cast<int64_t>(values_.size()));
     case TorchOp::kDelete:
-      return reply_number(connection, static_cast<int64_t>(values_.erase(key)));
+      return reply_number(connection, erase(key));
     case TorchOp::kAppend:
       return append(key, arguments[1]);
     case TorchOp::kMultiGet:
@@ -93,6 +100,7 @@ void TorchTable::forget(uint64_t connection) {
   const auto wait = waits_.find(connection);
   if (wait == waits_.end()) return;
   for (const auto& [key, place] : wait->second) {
+    kept_bytes_ -= cost_of_wait(key);
     const auto line = lines_.find(key);
     line->second.erase(place);
     if (line->second.empty()) lines_.erase(line);
@@ -105,11 +113,35 @@ void TorchTable::clear() {
   lines_.clear();
   queues_.clear();
   values_.clear();
+  kept_bytes_ = 0;
 }
 
 void TorchTable::set(const std::string& key, Value value) {
-  values_[key] = std::move(value);
+  keep(key, std::move(value));
   wake_all(key);
+}
+
+// The room for the value that is replaced counts once more until then.
+void TorchTable::keep(const std::string& key, Value value) {
+  const size_t cost = cost_of(key, value);
+  require_room(cost);
+  erase(key);
+  values_.emplace(key, std::move(value));
+  kept_bytes_ += cost;
+}
+
+int64_t TorchTable::erase(const std::string& key) {
+  const auto found = values_.find(key);
+  if (found == values_.end()) return 0;
+  kept_bytes_ -= cost_of(key, found->second);
+  values_.erase(found);
+  return 1;
+}
+
+void TorchTable::require_room(size_t bytes) const {
+  if (kept_bytes_ + bytes <= kTorchMaxKeptBytes) return;
+  throw ProtocolError{"PyTorch's clients keep " + std::to_string(kept_bytes_) + " bytes already, and " +
+                      std::to_string(bytes) + " more exceed the limit of " + std::to_string(kTorchMaxKeptBytes)};
 }
 
 // A missing key is set when the expected value is empty; otherwise the expected value is returned, as in torch.
@@ -143,11 +175,12 @@ void TorchTable::wait(uint64_t connection, const Arguments& keys) {
 }
 
 void TorchTable::append(const std::string& key, std::string_view tail) {
-  std::string joined = *find(key);
-  if (joined.size() + tail.size() > kMaxValueBytes) {
+  const Value before = find(key);
+  if (before->size() + tail.size() > kTorchMaxValueBytes) {
     throw ProtocolError{"append: the value at key '" + printable(key) + "' would have " +
-                        std::to_string(joined.size() + tail.size()) + " bytes"};
+                        std::to_string(before->size() + tail.size()) + " bytes"};
   }
+  std::string joined = *before;
   joined.append(tail);
   set(key, std::make_shared<const std::string>(std::move(joined)));
 }
@@ -164,12 +197,19 @@ void TorchTable::multi_get(uint64_t connection, const Arguments& keys) {
 }
 
 void TorchTable::multi_set(const Arguments& arguments) {
+  size_t total = 0;
+  for (const std::string_view argument : arguments) total += kEntryBytes + argument.size();
+  require_room(total);
   for (size_t i = 0; i < arguments.size(); i += 2) set(std::string(arguments[i]), make_value(arguments[i + 1]));
 }
 
 // A client that waited fetches the value with kQueuePop.
 void TorchTable::queue_push(const std::string& key, std::string_view value) {
-  queues_[key].push_back(make_value(value));
+  Value pushed = make_value(value);
+  const size_t cost = cost_of(key, pushed);
+  require_room(cost);
+  queues_[key].push_back(std::move(pushed));
+  kept_bytes_ += cost;
   wake_one(key);
 }
 
@@ -177,6 +217,7 @@ void TorchTable::queue_pop(uint64_t connection, const std::string& key) {
   const auto found = queues_.find(key);
   if (found == queues_.end()) return reply_number(connection, 0);
   TorchReply answer{as_bytes(static_cast<int64_t>(found->second.size())), {found->second.front()}};
+  kept_bytes_ -= cost_of(key, found->second.front());
   found->second.pop_front();
   if (found->second.empty()) queues_.erase(found);
   deliver_(connection, std::move(answer));
@@ -196,7 +237,7 @@ void TorchTable::list_keys(uint64_t connection) {
 void TorchTable::barrier(uint64_t connection, const std::string& key, int64_t world_size) {
   check_may_wait(connection);
   const int64_t arrived = sum_at(key, 1);
-  values_[key] = make_value(std::to_string(arrived));
+  keep(key, make_value(std::to_string(arrived)));
   if (arrived < world_size) return begin_wait(connection, {key});
   wake_all(key);
   reply(connection, as_byte(TorchWaitReply::kStopWaiting));
@@ -226,11 +267,15 @@ void TorchTable::check_may_wait(uint64_t connection) const {
 }
 
 void TorchTable::begin_wait(uint64_t connection, const std::vector<std::string>& missing) {
+  size_t total = 0;
+  for (const std::string& key : missing) total += cost_of_wait(key);
+  require_room(total);
   Wait& wait = waits_[connection];
   for (const std::string& key : missing) {
     if (wait.contains(key)) continue;
     Line& line = lines_[key];
     wait.emplace(key, line.insert(line.end(), connection));
+    kept_bytes_ += cost_of_wait(key);
   }
 }
 
@@ -258,7 +303,7 @@ void TorchTable::wake_one(const std::string& key) {
 bool TorchTable::end_wait_for(uint64_t connection, const std::string& key) {
   const auto wait = waits_.find(connection);
   if (wait == waits_.end()) return false;
-  wait->second.erase(key);
+  if (wait->second.erase(key) > 0) kept_bytes_ -= cost_of_wait(key);
   if (!wait->second.empty()) return false;
   waits_.erase(wait);
   reply(connection, as_byte(TorchWaitReply::kStopWaiting));

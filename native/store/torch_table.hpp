@@ -19,6 +19,11 @@ namespace procgroup::store {
 struct TorchReply {
   std::string bytes;
   std::vector<Value> values;  // after the bytes, each behind its length
+  size_t size() const {
+    size_t total = bytes.size();
+    for (const Value& value : values) total += sizeof(uint64_t) + value->size();
+    return total;
+  }
 };
 
 class TorchTable {
@@ -34,6 +39,8 @@ class TorchTable {
   void forget(uint64_t connection);
   // Forget every key, every queue and every wait.
   void clear();
+  // Memory that is taken, about.
+  size_t kept_bytes() const { return kept_bytes_; }
 
  private:
   using Line = std::list<uint64_t>;  // the connections that wait for a key, in order of arrival
@@ -42,6 +49,10 @@ class TorchTable {
   using Arguments = std::vector<std::string_view>;
 
   void set(const std::string& key, Value value);
+  void keep(const std::string& key, Value value);
+  int64_t erase(const std::string& key);
+  // Throws ProtocolError when there is no room for so much more.
+  void require_room(size_t bytes) const;
   void compare_set(uint64_t connection, const Arguments& arguments);
   void add(uint64_t connection, const std::string& key, int64_t amount);
   void wait(uint64_t connection, const Arguments& keys);
@@ -66,6 +77,7 @@ class TorchTable {
   void reply_number(uint64_t connection, int64_t number);
 
   Deliver deliver_;
+  size_t kept_bytes_ = 0;
   std::unordered_map<std::string, Value> values_;
   std::unordered_map<std::string, std::deque<Value>> queues_;  // none is empty
   std::unordered_map<std::string, Line> lines_;                // none is empty

@@ -132,8 +132,8 @@ void what_is_beyond_the_limits_is_refused_before_it_has_come() {
   const auto length = [](uint64_t size) { return number(static_cast<int64_t>(size)); };
   CHECK(refused(request(TorchOp::kGet, length(kMaxKeyBytes + 1))));
   CHECK(!refused(request(TorchOp::kGet, length(kMaxKeyBytes))));
-  CHECK(refused(request(TorchOp::kSet, sized("key") + length(kMaxValueBytes + 1))));
-  CHECK(!refused(request(TorchOp::kSet, sized("key") + length(kMaxValueBytes))));
+  CHECK(refused(request(TorchOp::kSet, sized("key") + length(kTorchMaxValueBytes + 1))));
+  CHECK(!refused(request(TorchOp::kSet, sized("key") + length(kTorchMaxValueBytes))));
   CHECK(refused(request(TorchOp::kSet, sized("key") + length(UINT64_MAX))));
   CHECK(refused(request(TorchOp::kWait, length(kMaxKeysPerRequest + 1))));
   CHECK(refused(request(TorchOp::kMultiSet, length(UINT64_MAX))));
@@ -142,17 +142,10 @@ void what_is_beyond_the_limits_is_refused_before_it_has_come() {
 }
 
 void a_request_of_many_large_values_is_refused() {
-  constexpr uint64_t kHalf = kMaxFrameBytes / 2;
-  const std::string head = request(TorchOp::kMultiSet, number(2) + sized("a") + number(kHalf));
-  const std::string tail = sized("b") + number(kHalf);
-  const size_t size = head.size() + kHalf + tail.size();
-  // The first value is never touched, and takes no memory.
-  const auto input = std::make_unique_for_overwrite<char[]>(size);
-  head.copy(input.get(), head.size());
-  tail.copy(input.get() + head.size() + kHalf, tail.size());
-  TorchParser parser;
-  CHECK(!parser.parse({input.get(), size - 1}));
-  CHECK(is_refused([&] { parser.parse({input.get(), size}); }));
+  constexpr uint64_t kValues = kTorchMaxRequestBytes / kTorchMaxValueBytes;
+  std::string input = request(TorchOp::kMultiSet, number(kValues));
+  for (uint64_t i = 0; i < kValues; ++i) input += sized("k") + sized(std::string(kTorchMaxValueBytes, 'x'));
+  CHECK(is_refused([&] { TorchParser().parse(input); }));
 }
 
 // Give a stream to a parser in parts of random sizes. It may refuse the stream, and reads nothing beyond it.
@@ -285,6 +278,77 @@ void every_wait_ends_once() {
   waits.check_that_nobody_waits();
 }
 
+// --- the bounds ---
+
+// Runs requests of one connection on a table; the replies are only counted.
+class OneConnection {
+ public:
+  void run(const std::string& bytes) { table.run(1, *TorchParser().parse(bytes)); }
+  size_t replied = 0;
+  TorchTable table{[this](uint64_t, TorchReply&& reply) { replied += reply.size(); }};
+};
+
+void what_is_kept_is_bounded() {
+  OneConnection one;
+  const std::string value = sized(std::string(kTorchMaxValueBytes, 'x'));
+  size_t stored = 0;
+  CHECK(is_refused([&] {
+    for (;; ++stored) one.run(request(TorchOp::kSet, sized("k" + std::to_string(stored)) + value));
+  }));
+  CHECK(stored == kTorchMaxKeptBytes / kTorchMaxValueBytes - 1);
+  CHECK(is_refused([&] { one.run(request(TorchOp::kQueuePush, sized("queue") + value)); }));
+  CHECK(one.table.kept_bytes() <= kTorchMaxKeptBytes);
+  one.run(request(TorchOp::kDelete, sized("k0")));
+  one.run(request(TorchOp::kQueuePush, sized("queue") + value));
+}
+
+void an_appended_value_is_bounded() {
+  OneConnection one;
+  one.run(request(TorchOp::kSet, sized("key") + sized(std::string(kTorchMaxValueBytes, 'x'))));
+  CHECK(is_refused([&] { one.run(request(TorchOp::kAppend, sized("key") + sized("x"))); }));
+}
+
+void waits_are_bounded() {
+  OneConnection one;
+  const std::string key(kMaxKeyBytes - 8, 'k');
+  std::vector<std::string> keys;
+  for (int i = 0; i < 1'000; ++i) keys.push_back(key + std::to_string(i));
+  uint64_t connection = 0;
+  CHECK(is_refused([&] {
+    for (;; ++connection) one.table.run(connection, *TorchParser().parse(request_with_keys(TorchOp::kWait, keys)));
+  }));
+  CHECK(connection == kTorchMaxKeptBytes / (2 * 1'000 * kMaxKeyBytes));
+}
+
+void what_ends_gives_its_room_back() {
+  Random random(5);
+  OneConnection one;
+  for (int turn = 0; turn < 20'000; ++turn) {
+    const uint64_t connection = random() % kClients;
+    try {
+      one.table.run(connection, *TorchParser().parse(random_request(random)));
+    } catch (const ProtocolError&) {
+    }
+  }
+  for (uint64_t connection = 0; connection < kClients; ++connection) one.table.forget(connection);
+  for (const char key : std::string_view("abcdef")) {
+    one.run(request(TorchOp::kDelete, sized(std::string(1, key))));
+    for (size_t before = 0; before != one.table.kept_bytes();) {
+      before = one.table.kept_bytes();
+      one.run(request(TorchOp::kQueuePop, sized(std::string(1, key))));
+    }
+  }
+  CHECK(one.table.kept_bytes() == 0);
+}
+
+void a_reply_is_bounded() {
+  OneConnection one;
+  one.run(request(TorchOp::kSet, sized("key") + sized(std::string(16'000, 'x'))));
+  const std::vector<std::string> keys(kMaxKeysPerRequest, "key");
+  CHECK(is_refused([&] { one.run(request_with_keys(TorchOp::kMultiGet, keys)); }));
+  CHECK(one.replied == 0);
+}
+
 // --- a server ---
 
 int listen_on_loopback() {
@@ -400,6 +464,42 @@ void forgetting_closes_the_connections_and_clears_the_keys() {
   server.forget_torch();
 }
 
+// Each is sent one large reply, which it does not read.
+void clients_that_do_not_read_are_closed_beyond_the_bound() {
+  Server server(listen_on_loopback(), {}, true);
+  TorchClient writer(server);
+  writer.send(request(TorchOp::kSet, sized("key") + sized(std::string(kTorchMaxValueBytes, 'x'))));
+  CHECK(writer.ask(request(TorchOp::kPing, "pid."), 4) == "pid.");
+  constexpr size_t kMost = kTorchMaxQueuedBytes / (3 * kTorchMaxValueBytes);
+  std::vector<std::unique_ptr<TorchClient>> idle;
+  for (size_t i = 0; i < 4 * kMost; ++i) {
+    idle.push_back(std::make_unique<TorchClient>(server));
+    idle.back()->send(request_with_keys(TorchOp::kMultiGet, {"key", "key", "key"}));
+  }
+  while (server.list_guests().size() > 2 * kMost + 1) std::this_thread::yield();
+  CHECK(writer.ask(request(TorchOp::kPing, "pid."), 4) == "pid.");
+  idle.clear();
+  while (server.list_guests().size() > 1) std::this_thread::yield();
+  const size_t reply = 8 + kTorchMaxValueBytes;
+  CHECK(writer.ask(request(TorchOp::kGet, sized("key")), reply).size() == reply);
+}
+
+// A client that always has more requests does not keep the server from the others.
+void a_stream_of_requests_leaves_turns_to_others() {
+  Server server(listen_on_loopback(), {}, true);
+  std::atomic<bool> ends{false};
+  std::thread busy([&] {
+    TorchClient client(server);
+    std::string stream = request(TorchOp::kSet, sized("key") + sized(std::string(1 << 20, 'x')));
+    for (int i = 0; i < 1'000; ++i) stream += request(TorchOp::kAppend, sized("key") + sized("x"));
+    while (!ends) client.send(stream);
+  });
+  for (int turn = 0; turn < 20; ++turn) CHECK(add_as_procgroup(server, "n", 1) == uint64_t(turn) + 1);
+  ends = true;
+  server.stop();
+  busy.join();
+}
+
 void garbage_closes_its_connection_alone() {
   Server server(listen_on_loopback(), {}, true);
   TorchClient witness(server);
@@ -431,8 +531,15 @@ int main() {
   RUN_TEST(random_bytes_do_no_harm);
   RUN_TEST(damaged_requests_do_no_harm);
   RUN_TEST(every_wait_ends_once);
+  RUN_TEST(what_is_kept_is_bounded);
+  RUN_TEST(an_appended_value_is_bounded);
+  RUN_TEST(waits_are_bounded);
+  RUN_TEST(what_ends_gives_its_room_back);
+  RUN_TEST(a_reply_is_bounded);
   RUN_TEST(clients_of_both_protocols_share_a_server);
   RUN_TEST(forgetting_closes_the_connections_and_clears_the_keys);
+  RUN_TEST(clients_that_do_not_read_are_closed_beyond_the_bound);
+  RUN_TEST(a_stream_of_requests_leaves_turns_to_others);
   RUN_TEST(garbage_closes_its_connection_alone);
   RUN_TEST(a_server_that_does_not_answer_torch_closes_the_connection);
   return 0;
