@@ -13,7 +13,7 @@ import pytest
 
 import procgroup as dist
 from procgroup.launch import flags
-from procgroup.launch.nodes.meeting import Lease
+from procgroup.launch.nodes.leases import Lease
 from procgroup.testing import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]

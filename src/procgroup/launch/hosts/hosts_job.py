@@ -22,15 +22,13 @@ from procgroup import __version__
 from procgroup.launch import open_files
 from procgroup.launch.hosts.host_agent import HostAgent
 from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
-from procgroup.launch.nodes.signals import SignalInbox
+from procgroup.launch.nodes.signals import SignalInbox, with_forwarded
 from procgroup.launch.output import byte_mover
 from procgroup.launch.output.sinks import open_sinks
 from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
 
 MARGIN_SECONDS = 5.0
 """How much longer an agent may take than its ranks."""
-
-_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_on_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
@@ -54,7 +52,7 @@ class HostsJob:
 
     def run(self) -> int:
         """Start the agents and stay until all have ended; return the exit status of the first rank that failed."""
-        numbers = [*self._plan.signals, *(number for number in _FORWARDED if number not in self._plan.signals)]
+        numbers = with_forwarded(self._plan.signals)
         with SignalInbox(numbers) as inbox:
             try:
                 self._start()
@@ -165,7 +163,7 @@ class HostsJob:
     def _heed(self, inbox: SignalInbox) -> None:
         """Pass signals on. Before the ranks have begun the first one that ends the job just ends the connections."""
         for number in inbox.take():
-            if number in _FORWARDED and number not in self._plan.signals:
+            if number not in self._plan.signals:
                 for agent in self._living if self._has_begun else ():
                     agent.signal(number)
                 continue

@@ -11,14 +11,12 @@ from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.meeting import Meeting, Solo
+from procgroup.launch.nodes.signals import with_forwarded
 from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
 from procgroup.launch.ranks.worker_group import WorkerGroup
 
 SETTLE_SECONDS = 3.0
 """How long an agent that leaves tries to tell the others."""
-
-FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that go to the ranks and end nothing, unless they are among those that end the job."""
 
 
 class Departure:
@@ -30,7 +28,7 @@ class Departure:
 
     def __init__(self, numbers: Sequence[signal.Signals], shutdown: float | None, console: Console) -> None:
         self.received: signal.Signals | None = None
-        self.numbers: list[signal.Signals] = [*numbers, *(number for number in FORWARDED if number not in numbers)]
+        self.numbers: list[signal.Signals] = with_forwarded(numbers)
         self._ending = frozenset(numbers)
         self._shutdown = shutdown
         self._console = console
@@ -53,11 +51,11 @@ class Departure:
                     group.forward(number)
             elif self.received is None:
                 self.received = number
-                self._console.say(f"{number.name}: ending {count_ranks(group)}")
+                self._console.say(f"{number.name}: ending {_count_ranks(group)}")
                 if group is not None:
                     self._end_by(number, group, meeting)
             elif number is signal.SIGINT:
-                self._console.say(f"SIGINT again: killing {count_ranks(group)}")
+                self._console.say(f"SIGINT again: killing {_count_ranks(group)}")
                 if group is not None:
                     group.kill()
             elif group is not None:
@@ -131,7 +129,6 @@ def _loss_of_store(meeting: Meeting | Solo, state: JobState) -> Loss:
     return Loss(f"{why}{counted}", memory)
 
 
-def count_ranks(group: WorkerGroup | None) -> str:
-    """Return in words how many ranks are running here."""
+def _count_ranks(group: WorkerGroup | None) -> str:
     number = len(group.living) if group is not None else 0
     return "1 rank" if number == 1 else f"{number} ranks"

@@ -34,7 +34,8 @@ from procgroup.launch.nodes.endpoints import (
     use_server,
 )
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
-from procgroup.launch.nodes.meeting import Lease, Meeting, Solo
+from procgroup.launch.nodes.leases import Lease
+from procgroup.launch.nodes.meeting import Meeting, Solo
 from procgroup.stores import addresses
 
 DEFAULT_MASTER_PORT = 29500

@@ -10,16 +10,7 @@ whatever the store is::
     beat/ID      counts while the agent ID lives                              add, every interval
     gone/ID      there when the store has seen ID's connection end            set_on_disconnect
 
-An agent is lost when its beats stand still for ``Lease.seconds`` on the clock of whoever watches it, and in so many
-looks: a watcher that was itself away from its core takes nobody for lost. No times are exchanged. Each agent watches
-the few before it in the ring of all, so that the requests stay few. An agent whose own requests fail has lost the
-others, and says so by ``lost``, sooner than they can take it for lost: so its ranks have ended when others start::
-
-    last answer ──Lease.patience──> lost: SIGTERM to its ranks ──Lease.grace──> SIGKILL
-    last beat   ──Lease.seconds────────────────────────────────────────────────────────> the others go on
-
-Where it is the store's host that is cut off, it finds that out by the beats of the others, after ``Lease.seconds``.
-They find out sooner, and wait for as much longer before they begin a round at another store (``Patience.lead``).
+When an agent is lost, and when it has lost the others, leases.py says. No times are exchanged.
 
 Two threads serve one agent: one waits for the next version, the other beats, watches and proposes. The agent's own
 thread never waits for the store.
@@ -33,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
@@ -41,13 +32,13 @@ from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import JobConflict, JobEnded
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
+from procgroup.launch.nodes.leases import Lease, Watcher
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
 
 Change = Callable[[JobState], JobState | None]
 
 _KEPT_VERSIONS = 64
-_WATCHED = 8
 _ATTEMPTS = 3
 _PASSED = b"passed"
 _CLOSE_SECONDS = 2.0
@@ -56,34 +47,6 @@ _ELSEWHERE_SECONDS = 1.0
 _LOOK_ELSEWHERE_SECONDS = 5.0
 # How long an agent that hosts the store lets the others read how the job ended.
 _GUEST_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Lease:
-    """How often an agent shows that it lives, and after how many seconds of silence it is lost."""
-
-    interval: float = 1.0
-    seconds: float = 5.0
-
-    @property
-    def looks(self) -> int:
-        """How many looks in a row must find nothing new."""
-        return max(2, int(self.seconds / self.interval))
-
-    @property
-    def request_seconds(self) -> float:
-        """How long one request to the store may take."""
-        return max(0.2, self.seconds / 6)
-
-    @property
-    def patience(self) -> float:
-        """After how many seconds without an answer an agent has lost the others."""
-        return 0.7 * self.seconds
-
-    @property
-    def grace(self) -> float:
-        """How many seconds the ranks of an agent that has lost the others have to end."""
-        return 0.15 * self.seconds
 
 
 class Solo:
@@ -170,8 +133,7 @@ class Meeting:
         self._has_joined = False
         self._has_handed_over = False
         self._store: Store
-        self._watched: dict[str, _Watched] = {}
-        self._looked = time.monotonic()
+        self._watcher = Watcher(self.node_id, self._lease)
         self._looks_elsewhere_at = 0.0
         self._on_disconnect: OnDisconnect | None = None
         self._answered = time.monotonic()
@@ -369,9 +331,8 @@ class Meeting:
     def _look_after_leases(self) -> None:
         """Show that this agent lives, and look whether those do that it watches."""
         self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
-        nodes = self._watched_nodes()
+        nodes = self._watcher.nodes(self._known)
         if not nodes:
-            self._looked = time.monotonic()
             return
         beats: list[bytes] = []
         gone: list[str] = []
@@ -381,7 +342,10 @@ class Meeting:
             gone[:] = self._store.list_keys("gone/")
 
         self._persist(look)
-        self._judge(nodes, beats, {key.removeprefix("gone/") for key in gone})
+        dead, silent = self._watcher.look(nodes, beats, {key.removeprefix("gone/") for key in gone})
+        for lost, is_silent in ((dead, False), (silent, True)):
+            if lost:
+                self._persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
 
     def _look_elsewhere(self) -> None:
         """Let go of a store that this agent hosts for one at which more nodes have met; of two alike, for the first.
@@ -417,58 +381,3 @@ class Meeting:
             return False
         weights = [(job_changes.is_at_work(state), len(state.members)) for state in (mine, theirs)]
         return weights[1] > weights[0] or (weights[1] == weights[0] and place < 0)
-
-    def _watched_nodes(self) -> list[Node]:
-        """Return the nodes before this one in the ring of all."""
-        state = self._known
-        nodes = [] if state is None else [*state.members, *state.waiting]
-        here = next((index for index, node in enumerate(nodes) if node.id == self.node_id), None)
-        if here is None or state is None or state.phase == "ended":
-            return []
-        return [nodes[here - distance] for distance in range(1, min(_WATCHED + 1, len(nodes)))]
-
-    def _judge(self, nodes: list[Node], beats: list[bytes], gone: set[str]) -> None:
-        """Propose to remove the nodes that are lost.
-
-        An agent that dies ends its connections at once, between two beats. One that has lost this store ends them,
-        too, but only after the lease's time, and may go on elsewhere: so the end of a connection is no death where
-        the last beat is old, or where this agent was itself away and cannot tell.
-        """
-        now = time.monotonic()
-        was_away = now - self._looked >= self._lease.seconds / 2
-        self._looked = now
-        watched = {node.id: self._watched.get(node.id, _Watched()) for node in nodes}
-        self._watched = watched
-        dead, silent = {}, {}
-        for node, beat in zip(nodes, beats, strict=True):
-            stands_still = watched[node.id].stands_still(beat, self._lease)
-            if node.id in gone and not was_away and watched[node.id].is_recent(self._lease):
-                dead[node.id] = "its agent has ended"
-            elif node.id in gone:
-                silent[node.id] = "its agent has ended its connections"
-            elif stands_still:
-                silent[node.id] = f"its agent has been silent for {self._lease.seconds:g} s"
-        for lost, is_silent in ((dead, False), (silent, True)):
-            if lost:
-                self._persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
-
-
-class _Watched:
-    """What is known about another agent's beats."""
-
-    def __init__(self) -> None:
-        self._beat = b""
-        self._since = 0.0
-        self._looks = 0
-
-    def stands_still(self, beat: bytes, lease: Lease) -> bool:
-        """Return whether the beats have stood still for the lease's time and looks."""
-        if beat != self._beat:
-            self._beat, self._since, self._looks = beat, time.monotonic(), 0
-            return False
-        self._looks += 1
-        return self._looks >= lease.looks and time.monotonic() - self._since >= lease.seconds
-
-    def is_recent(self, lease: Lease) -> bool:
-        """Return whether the last beat was not long ago."""
-        return time.monotonic() - self._since < lease.seconds / 2

@@ -9,6 +9,13 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def with_forwarded(ending: Sequence[signal.Signals]) -> list[signal.Signals]:
+    """Return the signals that end the ranks, and those that are only passed on to them."""
+    return [*ending, *(number for number in _FORWARDED if number not in ending)]
+
 
 class SignalInbox:
     """Collects the given signals, and wakes a loop that waits on ``descriptor`` for each of them.
