@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import world
-from procgroup.launch.ranks import die_with_parent
+from procgroup.launch.ranks.die_with_parent import dying_with_this_process
 from two_hosts import Host
 
 _SECONDS_TO_START = 30.0
@@ -54,7 +53,7 @@ def running(command: Sequence[str], folder: Path, answers: Callable[[], bool]) -
 
 def _start(command: Sequence[str], folder: Path, log_name: str) -> subprocess.Popen[bytes]:
     """Start a server that ends with this process, however that ends."""
-    tied = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), "", *command]
+    tied = dying_with_this_process(command)
     with (folder / log_name).open("ab") as log:
         return subprocess.Popen(tied, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Variable(Generic[T]):
+class Variable(NamedTuple, Generic[T]):
     """One environment variable. ``get()`` reads it now; an unusable value raises ValueError that names it.
 
     The value of one that ``is_secret`` is not shown.

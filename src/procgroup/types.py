@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from numbers import Complex, Real
@@ -59,27 +58,41 @@ class ReduceOp(IntEnum):
         return PremulSum(factor)
 
 
-@dataclass(frozen=True)
 class PremulSum:
-    """The reduce op that multiplies this rank's elements by ``factor`` and sums; ranks may have different factors."""
+    """The reduce op that multiplies this rank's elements by ``factor`` and sums; ranks may have different factors.
 
-    factor: float
+    Raises TypeError unless the factor is a real number.
+    """
 
-    def __post_init__(self) -> None:
-        """Raise TypeError unless the factor is a real number."""
-        factor: object = self.factor
+    def __init__(self, factor: float) -> None:
+        given: object = factor
         # NumPy's complex numbers have __float__ too, which drops a part of them.
-        is_complex = isinstance(factor, Complex) and not isinstance(factor, Real)
-        if is_complex or not (hasattr(factor, "__float__") or hasattr(factor, "__index__")):
+        is_complex = isinstance(given, Complex) and not isinstance(given, Real)
+        if is_complex or not (hasattr(given, "__float__") or hasattr(given, "__index__")):
             raise TypeError(
                 f"Expected the factor of ReduceOp.PREMUL_SUM to be a real number, got {factor!r} of type "
                 f"{type(factor).__name__}."
             )
+        self._factor = factor
+
+    @property
+    def factor(self) -> float:
+        """What this rank's elements are multiplied by."""
+        return self._factor
 
     @property
     def op(self) -> ReduceOp:
         """The op without its factor."""
         return ReduceOp.PREMUL_SUM
+
+    def __repr__(self) -> str:
+        return f"PremulSum(factor={self.factor!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PremulSum) and self.factor == other.factor
+
+    def __hash__(self) -> int:
+        return hash((PremulSum, self.factor))
 
 
 AnyReduceOp = ReduceOp | PremulSum

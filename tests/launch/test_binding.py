@@ -11,8 +11,8 @@ import pytest
 
 from cluster.made_up_host import interleaved, server, write_topology
 from procgroup.cluster.topology import Topology, format_cpus
-from procgroup.launch.ranks import die_with_parent
 from procgroup.launch.ranks.binding import bind
+from procgroup.launch.ranks.die_with_parent import dying_with_this_process
 from world import run_command
 
 SHOW = "import os; print(*sorted(os.sched_getaffinity(0)), 'threads', os.environ['OMP_NUM_THREADS'])"
@@ -122,7 +122,6 @@ def test_ranks_that_share_a_core_are_told_so_in_one_line_and_get_a_thread_each(l
 
 
 def test_a_system_that_refuses_the_binding_gets_the_rank_unbound_and_a_line() -> None:
-    program = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), "4000"]
-    done = run_command([*program, "echo", "started"])
+    done = run_command(dying_with_this_process(["echo", "started"], cpus=[4000]))
     assert done.stdout == "started\n"
     assert done.stderr == "procgroup run: cannot bind this rank to CPUs 4000: Invalid argument; not bound\n"

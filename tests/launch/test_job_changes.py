@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -246,7 +245,7 @@ def test_names_and_reasons_from_other_nodes_cannot_steer_a_terminal() -> None:
 
 
 def test_agents_of_one_host_are_told_apart() -> None:
-    twins = [replace(node(name), host="vm", pid=pid) for name, pid in (("a", 11), ("b", 12))]
+    twins = [node(name)._replace(host="vm", pid=pid) for name, pid in (("a", 11), ("b", 12))]
     state = JobState(Settings(1, 4), members=(*twins, node("c")))
     assert [state.name(member) for member in state.members] == ["vm (agent's pid 11)", "vm (agent's pid 12)", "host-c"]
     assert state.hosts == "vm (2 agents), host-c"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from launch.agents import wait_until
+from world import run_command
 
 HALF_OF_TORCHRUN = 0.65
 """Seconds; docs/guide/launch.md has both launchers' times."""
@@ -22,3 +25,21 @@ def test_two_empty_scripts_take_less_than_half_the_time_of_torchrun(launcher: An
 
     # Other programs on the machine make single runs slower, not faster.
     wait_until(is_quick, 30, lambda: f"seconds of each run: {taken}")
+
+
+ONE_NODE = """
+import sys
+from procgroup.launch import run
+options = run.flags.parse("procgroup run", ["--nproc-per-node", "2", sys.argv[1]])
+status = run.launch(options, [])
+slow = ["dataclasses", "inspect", "http", "ssl", "ctypes", "asyncio", "numpy", "procgroup.launch.nodes.meeting"]
+print("imported", [name for name in slow if name in sys.modules], "status", status)
+"""
+
+
+def test_the_launcher_of_a_job_with_one_node_imports_no_module_that_is_slow_to_import_and_not_needed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "empty.py").touch()
+    done = run_command([sys.executable, "-c", ONE_NODE, str(tmp_path / "empty.py")])
+    assert "imported [] status" in done.stdout, done.stdout + done.stderr

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _SLOTS = re.compile(r"(?P<name>.*[^:]|\[.*\]):(?P<slots>[0-9]{1,6})")
 _EXPECTED = "HOST, HOST:N or USER@HOST:N with N from 1 to 999999, and an IPv6 address in brackets"
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """A host and how many processes it gets (None: not said). ``name`` is what ssh takes, user@name as well."""
 
     name: str

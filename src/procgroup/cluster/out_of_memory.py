@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from procgroup.cluster import control_group
 
 _HOST_COUNTERS = Path("/proc/vmstat")
 
 
-@dataclass(frozen=True)
-class OutOfMemoryKills:
+class OutOfMemoryKills(NamedTuple):
     """How many processes the kernel has killed for want of memory; None where it does not show that.
 
     ``group`` counts this process's control group, ``host`` the whole machine.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from procgroup.cluster.hosts import parse_hosts, read_hostfile
 from procgroup.environ import (
@@ -36,8 +35,7 @@ class _RaisingParser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """One flag: how its text is read, what it is by default, as text, and how it is shown.
 
     ``read`` also takes the values of the flags ``needs``, which stand before this one. ``metavar`` is "" for a flag

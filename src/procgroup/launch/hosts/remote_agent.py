@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from procgroup import __version__
@@ -62,7 +61,7 @@ def _take_part(
 
     options.rdzv_endpoint = endpoint
     is_host = assignment.port is not None
-    job_plan = replace(plan(options), node_rank=assignment.node_rank, host=assignment.host, is_host=is_host)
+    job_plan = plan(options)._replace(node_rank=assignment.node_rank, host=assignment.host, is_host=is_host)
     threading.Thread(target=_follow, args=(channel,), name="procgroup-command", daemon=True).start()
     return run.run_agent(options, command, job_plan, shares_console=True)
 

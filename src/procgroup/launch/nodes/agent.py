@@ -27,9 +27,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from procgroup.errors import DistError
 from procgroup.launch.nodes import job_changes
@@ -38,8 +37,8 @@ from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.departure import Departure, Loss, find_loss
 from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.nodes.job_state import JobState
-from procgroup.launch.nodes.meeting import Meeting, Solo
 from procgroup.launch.nodes.signals import SignalInbox
+from procgroup.launch.nodes.solo import Solo
 from procgroup.launch.output.job_output import JobOutput
 from procgroup.launch.ranks.deadlines import SHUTDOWN_SECONDS
 from procgroup.launch.ranks.hung_ranks import HungRanks
@@ -48,6 +47,7 @@ from procgroup.launch.ranks.worker_group import RankPlan, WorkerGroup
 if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure
     from procgroup.launch.nodes.events import Events
+    from procgroup.launch.nodes.meeting import Meeting
 
 REPORT_SECONDS = 2.0
 """How long the other ranks have, after the first failure, to report it themselves, when the job is to end."""
@@ -66,8 +66,7 @@ class Program(Protocol):
         """Return what to start on a node, once the state says where the ranks meet."""
 
 
-@dataclass(frozen=True)
-class Patience:
+class Patience(NamedTuple):
     """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults).
 
     ``hang`` is how long a rank may hang before it is killed (None: for ever), ``cut_off`` how long ranks have to end

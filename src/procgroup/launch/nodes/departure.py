@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.job_state import JobState
-from procgroup.launch.nodes.meeting import Meeting, Solo
 from procgroup.launch.nodes.signals import with_forwarded
+from procgroup.launch.nodes.solo import Solo
 from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
 from procgroup.launch.ranks.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from procgroup.launch.nodes.meeting import Meeting
 
 SETTLE_SECONDS = 3.0
 """How long an agent that leaves tries to tell the others."""
@@ -87,8 +90,7 @@ class Departure:
             group.end(number, grace)
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(NamedTuple):
     """That an agent has lost the others.
 
     ``text`` says so, ``memory`` is what the agent brings to the next meeting; ``is_end`` that there is none for it.

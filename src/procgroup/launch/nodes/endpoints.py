@@ -17,8 +17,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from procgroup.cluster.addresses import Endpoint, parse_endpoint
 from procgroup.errors import DistNetworkError, StoreLost
@@ -45,8 +45,7 @@ _PAUSE_SECONDS = 0.1
 _SAY_SECONDS = 3.0
 
 
-@dataclass
-class FoundStore:
+class FoundStore(NamedTuple):
     """A store of agents, connected: its endpoint, and the server when this process hosts it."""
 
     store: Store

@@ -17,7 +17,6 @@ Nothing here reads a clock; how long to wait for further members, and when a nod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 
 from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
 
@@ -73,8 +72,8 @@ def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
     _check_settings(state, settings)
     _check_node_rank(state, node)
     if state.phase == "forming":
-        return _begin_when_full(replace(state, members=(*state.members, node)))
-    state = replace(state, waiting=(*state.waiting, node))
+        return _begin_when_full(state._replace(members=(*state.members, node)))
+    state = state._replace(waiting=(*state.waiting, node))
     if state.phase == "running" and len(state.members) < settings.max_nodes:
         return _stop(state, f"{state.name(node)} has joined")
     return state
@@ -88,8 +87,7 @@ def recall(state: JobState, memory: JobState) -> JobState | None:
     """
     if state.phase != "forming" or state.round > memory.round:
         return None
-    return replace(
-        state,
+    return state._replace(
         round=memory.round + 1,
         restarts=max(state.restarts, memory.restarts),
         previous=memory.previous,
@@ -108,15 +106,15 @@ def publish(state: JobState, round_number: int, store: WorkerStore) -> JobState 
     """Say where the ranks of the running round meet."""
     if state.round != round_number or state.phase != "running" or state.store is not None:
         return None
-    return replace(state, store=store)
+    return state._replace(store=store)
 
 
 def finish(state: JobState, round_number: int, node_id: str) -> JobState | None:
     """Note that all ranks of a member have ended with exit status 0; with the last member the job ends."""
     if state.round != round_number or state.phase != "running" or node_id in state.passed:
         return None
-    state = replace(state, passed=(*state.passed, node_id))
-    return replace(state, phase="ended") if _all_passed(state) else state
+    state = state._replace(passed=(*state.passed, node_id))
+    return state._replace(phase="ended") if _all_passed(state) else state
 
 
 def fail(
@@ -130,15 +128,15 @@ def fail(
         return None
     merged = (*state.failures, *failures)[:MAX_FAILURES]
     if state.phase == "stopping":
-        return replace(state, failures=merged) if failures else None
-    return _stop_after_failure(replace(state, failures=merged), reason, exit_status)
+        return state._replace(failures=merged) if failures else None
+    return _stop_after_failure(state._replace(failures=merged), reason, exit_status)
 
 
 def warn(state: JobState, round_number: int, seconds: float) -> JobState | None:
     """Let the ranks of all members know that a node is to be taken away in so many seconds."""
     if state.round != round_number or state.phase != "running" or state.notice:
         return None
-    return replace(state, notice=seconds)
+    return state._replace(notice=seconds)
 
 
 def stopped(state: JobState, round_number: int, node_id: str, failures: Sequence[str] = ()) -> JobState | None:
@@ -146,7 +144,7 @@ def stopped(state: JobState, round_number: int, node_id: str, failures: Sequence
     if state.round != round_number or state.phase != "stopping" or node_id in state.passed:
         return None
     merged = (*state.failures, *failures)[:MAX_FAILURES]
-    return _conclude(replace(state, passed=(*state.passed, node_id), failures=merged))
+    return _conclude(state._replace(passed=(*state.passed, node_id), failures=merged))
 
 
 def lose(state: JobState, nodes: Mapping[str, str], *, silent: bool) -> JobState | None:
@@ -182,7 +180,7 @@ def leave(state: JobState, node_id: str, reason: str, *, exit_status: int, for_g
     was_member = node in state.members
     said = f"{state.name(node)} has left: {reason}"
     state = _without(state, [node], keep_in_previous=False)
-    state = replace(state, is_moving=state.is_moving or node.hosts_store)
+    state = state._replace(is_moving=state.is_moving or node.hosts_store)
     if state.phase == "forming" or not was_member:
         return state
     left = len(state.members) + len(state.waiting)
@@ -208,8 +206,7 @@ def after_losing_store(state: JobState, *, silent: bool) -> JobState:
     elsewhere. ``silent`` says that they have not.
     """
     hosts = [] if silent else [node.agent for node in state.members if node.hosts_store]
-    return replace(
-        state,
+    return state._replace(
         restarts=state.restarts + (state.phase == "running" and not state.is_moving),
         previous=tuple(old for old in state.previous if old not in hosts),
     )
@@ -220,12 +217,12 @@ def end(state: JobState, reason: str, exit_status: int) -> JobState | None:
     if state.phase == "ended":
         return None
     if state.phase == "forming":
-        return replace(state, phase="ended", is_last=True, reason=reason, exit_status=exit_status)
+        return state._replace(phase="ended", is_last=True, reason=reason, exit_status=exit_status)
     return _conclude(_stop(state, reason, is_last=True, exit_status=exit_status))
 
 
 def _check_settings(state: JobState, settings: Settings) -> None:
-    for name, theirs in asdict(state.settings).items():
+    for name, theirs in state.settings._asdict().items():
         mine = getattr(settings, name)
         if mine != theirs:
             others = state.hosts or "the job"
@@ -255,8 +252,7 @@ def _begin(state: JobState) -> JobState:
     members = tuple(
         sorted(state.members, key=lambda node: places.get(node.agent, came_last) if node.rank is None else node.rank)
     )
-    return replace(
-        state,
+    return state._replace(
         phase="running",
         members=members,
         passed=(),
@@ -272,19 +268,18 @@ def _begin(state: JobState) -> JobState:
 def _stop(state: JobState, reason: str, *, is_last: bool = False, exit_status: int = 0) -> JobState:
     """Let every member end its ranks; a member that has finished its round goes on to the next one, too."""
     if state.phase == "stopping":
-        return replace(
-            state,
+        return state._replace(
             is_last=state.is_last or is_last,
             reason=state.reason if state.is_last else reason,
             exit_status=state.exit_status or exit_status,
         )
-    return replace(state, phase="stopping", passed=(), reason=reason, is_last=is_last, exit_status=exit_status)
+    return state._replace(phase="stopping", passed=(), reason=reason, is_last=is_last, exit_status=exit_status)
 
 
 def _stop_after_failure(state: JobState, reason: str, exit_status: int) -> JobState:
     if state.restarts >= state.settings.max_restarts:
         return _conclude(_stop(state, reason, is_last=True, exit_status=exit_status))
-    return _conclude(replace(_stop(state, reason), restarts=state.restarts + 1))
+    return _conclude(_stop(state, reason)._replace(restarts=state.restarts + 1))
 
 
 def _anew(state: JobState) -> JobState:
@@ -302,10 +297,9 @@ def _conclude(state: JobState) -> JobState:
     if state.phase != "stopping" or not _all_passed(state):
         return state
     if state.is_last:
-        return replace(state, phase="ended")
+        return state._replace(phase="ended")
     room = state.settings.max_nodes - len(state.members)
-    state = replace(
-        state,
+    state = state._replace(
         phase="forming",
         round=state.round + 1,
         members=(*state.members, *state.waiting[:room]),
@@ -319,8 +313,7 @@ def _conclude(state: JobState) -> JobState:
 def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -> JobState:
     ids = {node.id for node in gone}
     agents = {node.agent for node in gone}
-    return replace(
-        state,
+    return state._replace(
         members=_others(state.members, ids),
         waiting=_others(state.waiting, ids),
         passed=tuple(node_id for node_id in state.passed if node_id not in ids),

@@ -16,9 +16,8 @@ import argparse
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from procgroup.cluster.addresses import Endpoint, without_password
 from procgroup.environ import PYTHON_EXEC
@@ -35,8 +34,11 @@ from procgroup.launch.nodes.endpoints import (
 )
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.leases import Lease
-from procgroup.launch.nodes.meeting import Meeting, Solo
+from procgroup.launch.nodes.solo import Solo
 from procgroup.stores import addresses
+
+if TYPE_CHECKING:
+    from procgroup.launch.nodes.meeting import Meeting
 
 DEFAULT_MASTER_PORT = 29500
 """Where the nodes of a static job meet when no port is given, as with torchrun."""
@@ -50,8 +52,7 @@ KEEP_ALIVE_ATTEMPTS = 5
 Kind = Literal["solo", "static", "elastic"]
 
 
-@dataclass(frozen=True)
-class JobPlan:
+class JobPlan(NamedTuple):
     """How the nodes of a job meet, and what they must agree on.
 
     ``host`` is this node's name for people, by default the one that its system has.
@@ -79,6 +80,8 @@ class JobPlan:
         """Return the meeting of this node with the others."""
         if self.kind == "solo":
             return Solo(self._node(os.urandom(8).hex(), None), self.settings, wake)
+        from procgroup.launch.nodes.meeting import Meeting  # most jobs have one node, and start sooner without it
+
         find = self.find or self._find
         others = self._others if len(self.endpoints) > 1 else None
         return Meeting(

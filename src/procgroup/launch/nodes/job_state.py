@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 from procgroup.environ import PROCGROUP_JOB_KEY, Variable
 from procgroup.launch.failures.evidence import printable
@@ -25,8 +24,7 @@ MAX_STATE_BYTES = 8 << 20
 """A longer text is not read as a state."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What all nodes of a job must agree on."""
 
     min_nodes: int = 1
@@ -35,8 +33,7 @@ class Settings:
     on_partition: str = ""
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One agent. ``host`` is a name for people, ``address`` where other hosts reach its ranks.
 
     ``agent`` is random and the agent's for its life, ``id`` is another for each time that it joins.
@@ -57,8 +54,7 @@ class Node:
         return f"{self.host} (agent's pid {self.pid})"
 
 
-@dataclass(frozen=True)
-class WorkerStore:
+class WorkerStore(NamedTuple):
     """Where the ranks of a round meet: MASTER_ADDR and MASTER_PORT, and the store of procgroup's programs."""
 
     master_addr: str
@@ -77,8 +73,7 @@ class WorkerStore:
         }
 
 
-@dataclass(frozen=True)
-class JobState:
+class JobState(NamedTuple):
     """One version of what the agents agree on.
 
     ``waiting`` are nodes that came while a round was running. ``passed`` are the members that have finished the round
@@ -137,7 +132,15 @@ class JobState:
         return sum(node.processes for node in self.members[:node_rank])
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """Return the state as JSON: an object, and each node and store in it another."""
+        fields = {
+            **self._asdict(),
+            "settings": self.settings._asdict(),
+            "members": [node._asdict() for node in self.members],
+            "waiting": [node._asdict() for node in self.waiting],
+            "store": None if self.store is None else self.store._asdict(),
+        }
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: bytes | str) -> JobState:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from procgroup.launch.nodes.job_state import JobState, Node
 
@@ -25,8 +25,7 @@ Reasons = dict[str, str]
 _WATCHED = 8
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(NamedTuple):
     """How often an agent shows that it lives, and after how many seconds of silence it is lost."""
 
     interval: float = 1.0

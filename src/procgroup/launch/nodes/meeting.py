@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
@@ -47,40 +46,6 @@ _ELSEWHERE_SECONDS = 1.0
 _LOOK_ELSEWHERE_SECONDS = 5.0
 # How long an agent that hosts the store lets the others read how the job ended.
 _GUEST_SECONDS = 10.0
-
-
-class Solo:
-    """The meeting of a job with one node: it agrees with itself at once."""
-
-    def __init__(self, node: Node, settings: Settings, wake: Callable[[], None]) -> None:
-        self.state: JobState | None = job_changes.join(JobState(settings), node, settings)
-        self.node_id: str = node.id
-        self.place: str = ""
-        self.lost: str = ""
-        self.is_silent: bool = False
-        self.moves: bool = False
-        self.error: Exception | None = None
-        self._wake = wake
-
-    def propose(self, change: Change) -> None:
-        """Apply a change to the state, where it applies."""
-        assert self.state is not None
-        changed = change(self.state)
-        if changed is not None:
-            self.state = replace(changed, version=self.state.version + 1)
-            self._wake()
-
-    def settle(self, seconds: float) -> None:
-        """Wait until what was proposed is done; it is."""
-
-    def hand_over(self, seconds: float) -> None:
-        """Let the others go on without this node; there are none."""
-
-    def forget_torch(self) -> None:
-        """Forget the keys of PyTorch's clients; there are none."""
-
-    def close(self) -> None:
-        """Leave nothing; there is nothing."""
 
 
 class Meeting:
@@ -292,7 +257,7 @@ class Meeting:
             changed = change(state)
             if changed is None:
                 return
-            changed = replace(changed, version=state.version + 1)
+            changed = changed._replace(version=state.version + 1)
             text = changed.to_json().encode()
             written = self._store.compare_set(f"state/{changed.version}", "", text)
             self._take(written)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from procgroup.environ import PROCGROUP_JOB_KEY, PROCGROUP_NOTICE, PROCGROUP_REPORT_SOCKET
 from procgroup.launch import open_files
@@ -18,16 +17,16 @@ from procgroup.launch.ranks.worker_environment import Job, worker_environment
 from procgroup.launch.ranks.worker_group import RankPlan
 
 
-@dataclass
 class CommandProgram:
     """A command as the ranks' program; ``${local_rank}`` in it stands for that of each rank."""
 
-    plan: JobPlan
-    job: Job
-    command: Sequence[str]
-    placement: Placement
-    output: JobOutput | None = None
-    _chosen_port: ReservedPort | None = None
+    def __init__(self, plan: JobPlan, job: Job, command: Sequence[str], placement: Placement) -> None:
+        self.plan: JobPlan = plan
+        self.job: Job = job
+        self.command: Sequence[str] = command
+        self.placement: Placement = placement
+        self.output: JobOutput | None = None
+        self._chosen_port: ReservedPort | None = None
 
     def host(self, state: JobState) -> HostedStore:
         key = PROCGROUP_JOB_KEY.get()
@@ -77,6 +76,6 @@ class CommandProgram:
             PROCGROUP_REPORT_SOCKET.name: progress.address if progress is not None else "",
             PROCGROUP_NOTICE.name: "",  # known when the rank is started
         }
-        job = replace(self.job, threads_per_rank=self.placement.threads[local_rank])
+        job = self.job._replace(threads_per_rank=self.placement.threads[local_rank])
         contract = worker_environment(job, state, node_rank, local_rank, error_file, {**base, **channels})
         return {**contract, **self.placement.devices.environment(local_rank)}

@@ -15,13 +15,12 @@ order, and each belongs to the node that has the middle of its part.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from procgroup.cluster.topology import CpuSet, Topology, format_cpus
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     """The CPUs of each local rank; ``note`` is a line for the user where they are not what the flag promises."""
 
     cpus: tuple[CpuSet, ...]

@@ -12,20 +12,20 @@ HIP_VISIBLE_DEVICES is treated alike where it is set. Without either flag all of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from procgroup.cluster.accelerators import VISIBLE_DEVICES, visible_lists
 
 
-@dataclass(frozen=True)
-class Devices:
+class Devices(NamedTuple):
     """The GPUs that the ranks of a node see. ``variables`` is empty where the launcher changes nothing.
 
     ``gpus`` are all GPUs in the order of the local ranks, as CUDA_VISIBLE_DEVICES names them, as far as known.
     """
 
     gpus: Sequence[str] = ()
-    variables: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    variables: Mapping[str, Sequence[str]] = MappingProxyType({})
     has_one_each: bool = False
 
     def environment(self, local_rank: int) -> dict[str, str]:

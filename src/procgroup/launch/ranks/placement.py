@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.cluster import accelerators
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
-from procgroup.cluster.topology import SYSTEM, CpuSet, Topology
 from procgroup.launch.ranks import devices
-from procgroup.launch.ranks.binding import Binding, bind
 from procgroup.launch.ranks.devices import Devices
 
+if TYPE_CHECKING:
+    from procgroup.cluster.topology import CpuSet
+    from procgroup.launch.ranks.binding import Binding
 
-@dataclass(frozen=True)
-class Placement:
+
+class Placement(NamedTuple):
     """Where the local ranks of a node run. ``cpus`` is None where they may run on all; ``notes`` are lines to show."""
 
     devices: Devices
@@ -50,6 +51,9 @@ def _place(options: argparse.Namespace, environment: Mapping[str, str], root: Pa
     notes = devices.replaced(chosen, environment, options.gpus)
     if not options.numa_binding:
         return Placement(chosen, [max(1, usable_cores() // ranks)] * ranks, None, notes)
+    from procgroup.cluster.topology import SYSTEM, Topology  # needed for this flag only
+    from procgroup.launch.ranks.binding import bind
+
     try:
         topology = Topology.of_this_process(root / SYSTEM)
     except OSError as error:

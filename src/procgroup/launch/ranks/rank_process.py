@@ -9,21 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from procgroup.environ import PROCGROUP_NOTICE
 from procgroup.launch.failures.evidence import TRACEBACK_HEADER
 from procgroup.launch.output.job_output import RankOutput, StreamOutput
 from procgroup.launch.output.pipe_reader import PipeReader
 from procgroup.launch.output.sinks import Sink
-from procgroup.launch.ranks import die_with_parent
+from procgroup.launch.ranks.die_with_parent import dying_with_this_process
 from procgroup.launch.ranks.interrupt_filter import InterruptFilter
 
 TAIL_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """How a rank ended: ``exit_code`` (negative for a signal), when (monotonic seconds), its peak memory in bytes."""
 
     exit_code: int
@@ -80,15 +79,13 @@ class RankProcess:
         self.ending: Ending | None = None
         self.told_to_end = False
         self.killed_for: str = ""
-        bound_to = ",".join(map(str, sorted(cpus)))
-        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), bound_to]
         out, err = os.pipe(), os.pipe()
         self.streams: list[Stream] = [
             Stream(pipe[0], stream) for pipe, stream in zip((out, err), output.streams, strict=True)
         ]
         try:
             self._process = subprocess.Popen(
-                [*guard, *command],
+                dying_with_this_process(command, cpus),
                 env={**environment, PROCGROUP_NOTICE.name: "" if notice is None else str(notice)},
                 stdin=None if standard_input else subprocess.DEVNULL,
                 stdout=out[1],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from procgroup.environ import PROCGROUP_REPLACE_GLOO, PROCGROUP_STORE_KEY
 from procgroup.launch.nodes.job_state import JobState
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """What all rounds of a job have in common."""
 
     run_id: str

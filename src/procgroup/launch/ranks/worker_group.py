@@ -16,9 +16,8 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.launch import open_files
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from procgroup.launch.ranks.hung_ranks import HungRanks
 
 
-@dataclass(frozen=True)
-class RankPlan:
+class RankPlan(NamedTuple):
     """What to start as one rank; ``rank`` is the global one, ``cpus`` are those that it is bound to, if any."""
 
     command: Sequence[str]

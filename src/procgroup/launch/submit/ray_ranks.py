@@ -13,14 +13,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from procgroup.launch.nodes.reserved_port import ReservedPort
-from procgroup.launch.ranks import die_with_parent
+from procgroup.launch.ranks.die_with_parent import dying_with_this_process
 from procgroup.launch.submit.ray import add_rank_flags, check_rank_flags
 
-_DIE_WITH_PARENT = Path(die_with_parent.__file__)
 _PLACE_SECONDS = 60.0
 
 
@@ -40,8 +38,8 @@ class _Rank:
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """Run the program to its end; return its exit status."""
-        starter = [sys.executable, "-I", "-S", str(_DIE_WITH_PARENT), str(os.getpid()), "", *command]
-        with subprocess.Popen(starter, env={**os.environ, **environment}, stdin=subprocess.DEVNULL) as process:
+        tied = dying_with_this_process(command)
+        with subprocess.Popen(tied, env={**os.environ, **environment}, stdin=subprocess.DEVNULL) as process:
             return process.wait()
 
 
