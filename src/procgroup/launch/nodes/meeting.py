@@ -7,7 +7,7 @@ whatever the store is::
 
     latest       the number of some late version, for agents that come       set
     state/N      the state, as JSON; "passed" once it is long past            compare_set, from nothing
-    beat/ID      counts while the agent ID lives                              add, every interval
+    beat/ID      counts while the agent ID lives                              set, every interval
     gone/ID      there when the store has seen ID's connection end            set_on_disconnect
 
 When an agent is lost, and when it has lost the others, leases.py says. No times are exchanged.
@@ -135,8 +135,9 @@ class Meeting:
         self._store: Store
         self._watcher = Watcher(self.node_id, self._lease)
         self._looks_elsewhere_at = 0.0
+        self._beats = 0
         self._on_disconnect: OnDisconnect | None = None
-        self._answered = time.monotonic()
+        self._beaten = time.monotonic()
         self._threads = [
             threading.Thread(target=self._guarded, args=(serve,), name=name, daemon=True)
             for serve, name in ((self._serve, "procgroup-beat"), (self._follow, "procgroup-follow"))
@@ -210,11 +211,12 @@ class Meeting:
     def _serve(self) -> None:
         self._join()
         next_beat = time.monotonic()
+        interval = self._lease.server_interval if self._is_on_server else self._lease.interval
         while not self._closing.is_set():
             with suppress(queue.Empty):
                 self._take_one(max(0.0, next_beat - time.monotonic()))
             if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + self._lease.interval
+                next_beat = time.monotonic() + interval
                 self._look_after_leases()
                 self._look_elsewhere()
         if self._on_disconnect is not None:
@@ -232,8 +234,8 @@ class Meeting:
         self._found = self._find(self._closing.is_set)
         self._store = PrefixStore(f"agents/{self._job}", self._found.store.with_timeout(self._lease.request_seconds))
         node = self._describe(self.node_id, self._found)
-        self._answered = time.monotonic()
-        self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
+        self._beaten = time.monotonic()
+        self._persist(self._beat)
         self._on_disconnect = self._store.set_on_disconnect(f"gone/{self.node_id}", "")
         self._persist(self._find_state)
         if self._memory is not None:
@@ -249,6 +251,14 @@ class Meeting:
         self._has_joined = True
         self._joined.set()
         self._wake()
+
+    def _beat(self) -> None:
+        """Count this agent's key up; for the lease's time from now on it lives."""
+        began = time.monotonic()
+        self._beats += 1
+        # Where one member of a cluster does not answer, another one can be sent a value again, but no sum.
+        self._store.set(f"beat/{self.node_id}", str(self._beats))
+        self._beaten = began
 
     def _is_anybody_there(self) -> bool:
         """Return whether an agent of a job that has ended still lives: the store of a dead job is used again."""
@@ -307,30 +317,54 @@ class Meeting:
         while self._known is not None and not (self._closing.is_set() or self.lost or self.error):
             if self._known.phase == "ended":
                 return
-            with suppress(StoreTimeout):
+            try:
                 self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
+            except StoreTimeout:
+                pass
+            except StoreLost:
+                if not self._is_on_server:
+                    raise
+                self._closing.wait(_PAUSE_SECONDS)  # the beats decide when it is lost
 
     def _persist(self, request: Callable[[], object]) -> None:
         """Do a request again until the store answers. Raises DistStoreError when it is silent for too long.
 
         Several attempts in a row must have failed, so that an agent which was itself away takes no store for lost.
+        A server of its own may be back soon, or another member of its cluster may answer; every request here may reach
+        them twice.
         """
         attempts = 0
         while True:
             attempts += 1
             try:
                 request()
-            except StoreTimeout:
-                silent = time.monotonic() - self._answered
-                if self._closing.is_set() or (attempts >= _ATTEMPTS and silent >= self._lease.patience):
-                    raise DistStoreError(f"the store of the agents has been silent for {silent:.1f} s") from None
+            except (StoreTimeout, StoreLost) as error:
+                if isinstance(error, StoreLost) and not self._is_on_server:
+                    raise
+                silent = time.monotonic() - self._beaten
+                is_late = silent + self._attempt_seconds >= self._lease.latest
+                if self._closing.is_set() or (attempts >= _ATTEMPTS and is_late):
+                    raise DistStoreError(self._silence(silent, error)) from None
+                self._closing.wait(_PAUSE_SECONDS)
             else:
-                self._answered = time.monotonic()
                 return
+
+    def _silence(self, seconds: float, error: StoreTimeout | StoreLost) -> str:
+        """Say that the store does not answer, and what the last attempt met."""
+        reason = f": {error.reason}" if isinstance(error, StoreLost) else ""
+        return f"the agents' store at {self.place} has not answered for {seconds:.1f} s{reason}"
+
+    @property
+    def _attempt_seconds(self) -> float:
+        return self._lease.server_request_seconds if self._is_on_server else self._lease.request_seconds
+
+    @property
+    def _is_on_server(self) -> bool:
+        return self._found is not None and self._found.is_on_server
 
     def _look_after_leases(self) -> None:
         """Show that this agent lives, and look whether those do that it watches."""
-        self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
+        self._persist(self._beat)
         nodes = self._watcher.nodes(self._known)
         if not nodes:
             return
@@ -339,7 +373,7 @@ class Meeting:
 
         def look() -> None:
             beats[:] = self._store.multi_get([f"beat/{node.id}" for node in nodes])
-            gone[:] = self._store.list_keys("gone/")
+            gone[:] = self._store.list_keys("gone/") if self._on_disconnect is not None else []
 
         self._persist(look)
         dead, silent = self._watcher.look(nodes, beats, {key.removeprefix("gone/") for key in gone})
