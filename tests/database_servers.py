@@ -110,7 +110,8 @@ def etcd_member_on(host: Host, folder: Path, port: int, hosts: Sequence[Host]) -
     peers = {other.namespace: f"http://{other.address}:{_PEER_PORT}" for other in hosts}
     cluster = ",".join(f"{name}={url}" for name, url in peers.items())
     arguments = ("--name", host.namespace, *_peers(peers[host.namespace], cluster))
-    command = _etcd(folder / host.namespace, port, "http", *arguments, address=host.address)
+    # The default from 3.5 on: without it a member that was cut off forces elections when it is back.
+    command = _etcd(folder / host.namespace, port, "http", "--pre-vote", *arguments, address=host.address)
     return _start(host.command(command), folder, f"{host.namespace}.log")
 
 
