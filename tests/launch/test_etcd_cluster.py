@@ -1,4 +1,4 @@
-"""Agents whose store is an etcd cluster with a member on each of their hosts, or Redis on one of them: hosts are lost."""
+"""Agents whose store is an etcd cluster with a member on each host, or Redis on one of them, when hosts are lost."""
 
 from __future__ import annotations
 

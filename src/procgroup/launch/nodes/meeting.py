@@ -33,16 +33,15 @@ from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import JobConflict, JobEnded
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.leases import Lease, Watcher
+from procgroup.launch.nodes.store_requests import PAUSE_SECONDS, StoreRequests
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
 
 Change = Callable[[JobState], JobState | None]
 
 _KEPT_VERSIONS = 64
-_ATTEMPTS = 3
 _PASSED = b"passed"
 _CLOSE_SECONDS = 2.0
-_PAUSE_SECONDS = 0.02
 _ELSEWHERE_SECONDS = 1.0
 _LOOK_ELSEWHERE_SECONDS = 5.0
 # How long an agent that hosts the store lets the others read how the job ended.
@@ -137,7 +136,7 @@ class Meeting:
         self._looks_elsewhere_at = 0.0
         self._beats = 0
         self._on_disconnect: OnDisconnect | None = None
-        self._beaten = time.monotonic()
+        self._requests: StoreRequests
         self._threads = [
             threading.Thread(target=self._guarded, args=(serve,), name=name, daemon=True)
             for serve, name in ((self._serve, "procgroup-beat"), (self._follow, "procgroup-follow"))
@@ -166,7 +165,7 @@ class Meeting:
         """Wait, when the store ends with this agent, until the others have ended their ranks; not longer than this."""
         deadline = time.monotonic() + seconds
         while self._is_moving() and time.monotonic() < deadline and not self.lost:
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
         self._has_handed_over = self._found is not None and self._known is not None and self._known.is_moving
 
     def _is_moving(self) -> bool:
@@ -190,7 +189,7 @@ class Meeting:
             leaves_at_once = bool(self.lost or self.error is not None or self._has_handed_over)
             self._found.close_after_guests(0.0 if leaves_at_once else _GUEST_SECONDS)
         for thread in self._threads:
-            thread.join(max(_PAUSE_SECONDS, deadline - time.monotonic()))
+            thread.join(max(PAUSE_SECONDS, deadline - time.monotonic()))
 
     def _guarded(self, serve: Callable[[], None]) -> None:
         try:
@@ -211,12 +210,11 @@ class Meeting:
     def _serve(self) -> None:
         self._join()
         next_beat = time.monotonic()
-        interval = self._lease.server_interval if self._is_on_server else self._lease.interval
         while not self._closing.is_set():
             with suppress(queue.Empty):
                 self._take_one(max(0.0, next_beat - time.monotonic()))
             if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + interval
+                next_beat = time.monotonic() + self._requests.interval
                 self._look_after_leases()
                 self._look_elsewhere()
         if self._on_disconnect is not None:
@@ -228,26 +226,27 @@ class Meeting:
         if isinstance(change, threading.Event):
             change.set()
         else:
-            self._persist(lambda: self._apply(change))
+            self._requests.persist(lambda: self._apply(change))
 
     def _join(self) -> None:
         self._found = self._find(self._closing.is_set)
         self._store = PrefixStore(f"agents/{self._job}", self._found.store.with_timeout(self._lease.request_seconds))
         node = self._describe(self.node_id, self._found)
-        self._beaten = time.monotonic()
-        self._persist(self._beat)
+        is_on_server = self._found.is_on_server
+        self._requests = StoreRequests(self._lease, self.place, self._closing, is_on_server=is_on_server)
+        self._requests.persist(self._beat)
         self._on_disconnect = self._store.set_on_disconnect(f"gone/{self.node_id}", "")
-        self._persist(self._find_state)
+        self._requests.persist(self._find_state)
         if self._memory is not None:
             memory = self._memory
-            self._persist(lambda: self._apply(lambda state: job_changes.recall(state, memory)))
+            self._requests.persist(lambda: self._apply(lambda state: job_changes.recall(state, memory)))
         try:
-            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+            self._requests.persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
         except JobEnded:
             if self._is_anybody_there():
                 raise
-            self._persist(lambda: self._apply(job_changes.anew))
-            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+            self._requests.persist(lambda: self._apply(job_changes.anew))
+            self._requests.persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
         self._has_joined = True
         self._joined.set()
         self._wake()
@@ -258,7 +257,7 @@ class Meeting:
         self._beats += 1
         # Where one member of a cluster does not answer, another one can be sent a value again, but no sum.
         self._store.set(f"beat/{self.node_id}", str(self._beats))
-        self._beaten = began
+        self._requests.beaten = began
 
     def _is_anybody_there(self) -> bool:
         """Return whether an agent of a job that has ended still lives: the store of a dead job is used again."""
@@ -322,49 +321,13 @@ class Meeting:
             except StoreTimeout:
                 pass
             except StoreLost:
-                if not self._is_on_server:
+                if not self._requests.is_on_server:
                     raise
-                self._closing.wait(_PAUSE_SECONDS)  # the beats decide when it is lost
-
-    def _persist(self, request: Callable[[], object]) -> None:
-        """Do a request again until the store answers. Raises DistStoreError when it is silent for too long.
-
-        Several attempts in a row must have failed, so that an agent which was itself away takes no store for lost.
-        A server of its own may be back soon, or another member of its cluster may answer; every request here may reach
-        them twice.
-        """
-        attempts = 0
-        while True:
-            attempts += 1
-            try:
-                request()
-            except (StoreTimeout, StoreLost) as error:
-                if isinstance(error, StoreLost) and not self._is_on_server:
-                    raise
-                silent = time.monotonic() - self._beaten
-                is_late = silent + self._attempt_seconds >= self._lease.latest
-                if self._closing.is_set() or (attempts >= _ATTEMPTS and is_late):
-                    raise DistStoreError(self._silence(silent, error)) from None
-                self._closing.wait(_PAUSE_SECONDS)
-            else:
-                return
-
-    def _silence(self, seconds: float, error: StoreTimeout | StoreLost) -> str:
-        """Say that the store does not answer, and what the last attempt met."""
-        reason = f": {error.reason}" if isinstance(error, StoreLost) else ""
-        return f"the agents' store at {self.place} has not answered for {seconds:.1f} s{reason}"
-
-    @property
-    def _attempt_seconds(self) -> float:
-        return self._lease.server_request_seconds if self._is_on_server else self._lease.request_seconds
-
-    @property
-    def _is_on_server(self) -> bool:
-        return self._found is not None and self._found.is_on_server
+                self._closing.wait(PAUSE_SECONDS)  # the beats decide when it is lost
 
     def _look_after_leases(self) -> None:
         """Show that this agent lives, and look whether those do that it watches."""
-        self._persist(self._beat)
+        self._requests.persist(self._beat)
         nodes = self._watcher.nodes(self._known)
         if not nodes:
             return
@@ -375,11 +338,11 @@ class Meeting:
             beats[:] = self._store.multi_get([f"beat/{node.id}" for node in nodes])
             gone[:] = self._store.list_keys("gone/") if self._on_disconnect is not None else []
 
-        self._persist(look)
+        self._requests.persist(look)
         dead, silent = self._watcher.look(nodes, beats, {key.removeprefix("gone/") for key in gone})
         for lost, is_silent in ((dead, False), (silent, True)):
             if lost:
-                self._persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
+                self._requests.persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
 
     def _look_elsewhere(self) -> None:
         """Let go of a store that this agent hosts for one at which more nodes have met; of two alike, for the first.
