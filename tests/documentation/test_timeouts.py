@@ -91,7 +91,6 @@ NO_DEADLINES_OF_USERS = {
     "launch.ranks.hung_ranks.REPORT_SECONDS": "how soon a line is printed",
     "launch.nodes.meeting._LOOK_ELSEWHERE_SECONDS": "how often other endpoints are looked at",
     "launch.nodes.server_rendezvous.CONNECT_SECONDS": "one attempt of many",
-    "stores.etcd_gateway._LEAST_SHARE_SECONDS": "one endpoint of several",
     "stores.database.WATCH_SECONDS": "how often a watch is renewed",
     "launch.hosts.hosts_job.MARGIN_SECONDS": "as the agents' own time-outs, and a little more",
     "launch.hosts.ssh.ALIVE_SECONDS": "ssh's own, when its configuration says nothing",
