@@ -165,5 +165,5 @@ def test_when_the_host_of_redis_dies_every_other_agent_says_so_and_ends(
     kill_all(switch.hosts[-1])
     assert job.wait(within) == [1, 1, -signal.SIGKILL]
     for agent in agents[:-1]:
-        assert f"the agents' store at the server {redis} has not answered for" in agent.stderr
+        assert f"the agents' store at the server {redis} has been silent for" in agent.stderr
         assert last.format(redis) in agent.stderr

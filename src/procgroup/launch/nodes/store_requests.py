@@ -57,4 +57,4 @@ class StoreRequests:
 
     def _silence(self, error: StoreTimeout | StoreLost) -> str:
         reason = f": {error.reason}" if isinstance(error, StoreLost) else ""
-        return f"the agents' store at {self._place} has not answered for {time.monotonic() - self.beaten:.1f} s{reason}"
+        return f"the agents' store at {self._place} has been silent for {time.monotonic() - self.beaten:.1f} s{reason}"
