@@ -20,7 +20,8 @@ from two_hosts import Host
 
 _SECONDS_TO_START = 30.0
 _OPEN_URL = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)"
-_PEER = "http://127.0.0.1:2380"
+_PEER_PORT = 2380
+_PEER = f"http://127.0.0.1:{_PEER_PORT}"
 
 
 def lacks_etcd() -> str:
@@ -101,6 +102,16 @@ def etcd_member(folder: Path, port: int, name: str, peers: dict[str, str]) -> su
     cluster = ",".join(f"{name}={url}" for name, url in peers.items())
     arguments = ("--name", name, *_peers(peers[name], cluster))
     return _start(_etcd(folder / name, port, "http", *arguments), folder, f"{name}.log")
+
+
+def etcd_member_on(host: Host, folder: Path, port: int, hosts: Sequence[Host]) -> subprocess.Popen[bytes]:
+    """Start one host's member of a cluster on ``hosts``, with the files that it left; the caller kills it."""
+    peers = {other.namespace: f"http://{other.address}:{_PEER_PORT}" for other in hosts}
+    cluster = ",".join(f"{name}={url}" for name, url in peers.items())
+    arguments = ("--name", host.namespace, *_peers(peers[host.namespace], cluster))
+    # The default from 3.5 on: without it a member that was cut off forces elections when it is back.
+    command = _etcd(folder / host.namespace, port, "http", "--pre-vote", *arguments, address=host.address)
+    return _start(host.command(command), folder, f"{host.namespace}.log")
 
 
 def _peers(peer: str, cluster: str) -> tuple[str, ...]:

@@ -20,8 +20,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -226,6 +228,27 @@ def elastic(nodes: str, endpoint: str, backend: str = "c10d", conf: str = SOON) 
     return ["--nnodes", nodes, *rendezvous, "--rdzv-conf", conf]
 
 
+@contextmanager
+def one_world_at_a_time(job: Job) -> Iterator[None]:
+    """Look at the job's ranks again and again, and fail where some of two rounds were at work at once."""
+    seen: list[set[str]] = []
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.05):
+            seen.append({store for process in job.processes() if (store := _store_of(process))})
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    assert seen, "nobody looked"
+    assert all(len(stores) <= 1 for stores in seen), f"ranks of two rounds at once{job.output}"
+
+
 def start_all(job: Job, nodes: int, *flags: str) -> list[Agent]:
     """Start the agents of the nodes 0, 1, ... of a static job."""
     return [job.start("--node-rank", str(node), *flags) for node in range(nodes)]
@@ -253,6 +276,14 @@ def _belongs(process: psutil.Process, job: str) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == job
     except psutil.Error:
         return False
+
+
+def _store_of(rank: psutil.Process) -> str:
+    """Return the store of the round that a process belongs to; "" for one that is no rank."""
+    try:
+        return rank.environ().get("PROCGROUP_STORE", "")
+    except psutil.Error:
+        return ""
 
 
 def _without_environment(text: str) -> str:

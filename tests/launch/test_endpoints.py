@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from procgroup.launch.nodes.endpoints import parse_endpoints
+from procgroup.cluster.addresses import Endpoint
+from procgroup.launch.nodes.endpoints import parse_endpoints, use_server
+from procgroup.stores import HashStore, addresses
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,12 @@ def test_an_endpoint_without_a_port_has_the_default_one(text: str, endpoints: li
 def test_what_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_endpoints(text)
+
+
+def test_a_server_that_is_named_by_a_loopback_address_does_not_hide_where_others_reach_this_host() -> None:
+    outward = addresses.outward_address()
+    if outward is None:
+        pytest.skip("this host has no way to others")
+    servers = [Endpoint("localhost", 2379), Endpoint(outward, 2379)]
+    assert use_server(HashStore, servers, lambda: False).address_here() == outward
+    assert use_server(HashStore, servers[:1], lambda: False).address_here() == "127.0.0.1"

@@ -222,6 +222,24 @@ def test_a_job_whose_members_are_all_gone_begins_anew_for_those_that_came_later(
     assert (state.phase, names(state.members), state.restarts, state.previous) == ("forming", "c", 0, ())
 
 
+def test_agents_that_had_lost_the_store_take_the_places_that_they_had_and_it_counts_once() -> None:
+    state = running("abc", 2, 3, 1)
+    for name in "abc":
+        again = node(name)._replace(id=f"{name} again")
+        state = change.join(state, again, state.settings) or JobState(Settings())
+    assert (state.phase, state.restarts) == ("running", 1)
+    assert [member.id for member in state.members] == ["a again", "b again", "c again"]
+
+
+def test_an_agent_that_had_lost_the_store_comes_again_while_the_others_still_run() -> None:
+    state = running("abc", 2, 3, 1)
+    again = state.members[1]._replace(id="b again")
+    state = change.join(state, again, state.settings) or JobState(Settings())
+    assert (state.phase, state.reason.endswith("was lost: its agent had lost the store")) == ("stopping", True)
+    state = all_stopped(state)
+    assert (state.phase, [member.id for member in state.members]) == ("running", ["a", "b again", "c"])
+
+
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"null", b'{"settings": 3}', b"\xff", b'{"members": [{}]}'])
 def test_what_is_no_state_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="no job's state"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +85,40 @@ def test_a_store_goes_on_when_a_member_of_the_cluster_ends(tmp_path: Path) -> No
         store.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["ends", "stops"])
+def test_a_wait_goes_on_at_another_member_when_the_one_that_it_watches_ends_or_stops(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with cluster(tmp_path) as members, ThreadPoolExecutor(1) as pool:
+        endpoints = [f"127.0.0.1:{port}" for port in members]
+        with EtcdStore(endpoints, "job") as waiter, EtcdStore(endpoints[1:], "job") as other:
+            waiting = pool.submit(waiter.get, "late", 30)
+            first = next(iter(members))
+            while not _watches(first):
+                assert not waiting.done()
+            members[first].send_signal(number)
+            other.set("late", "value")
+            assert waiting.result(10) == b"value"
+            assert waiter.endpoint != endpoints[0]
+
+
+def test_a_server_that_is_stopped_is_lost_after_the_time_for_an_answer(tmp_path: Path) -> None:
+    port = world.free_port()
+    with etcd_server(tmp_path, port) as server, EtcdStore(f"127.0.0.1:{port}", "job", answer_timeout=0.3) as store:
+        server.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(StoreLost, match=r"no answer within 0\.\d+ s"):
+            store.get("key")
+        assert time.monotonic() - began < 3
+        server.send_signal(signal.SIGCONT)
+        store.set("key", "value")
+
+
+def test_a_time_for_answers_is_more_than_none() -> None:
+    with pytest.raises(ValueError, match=r"expected an answer_timeout of more than 0 s, got 0 s"):
+        EtcdStore("127.0.0.1:1", "job", answer_timeout=0)
+
+
 @pytest.mark.usefixtures("database_servers")
 @pytest.mark.parametrize("forwards", [True, False], ids=["answer", "request"])
 def test_a_change_whose_answer_is_lost_is_repeated_at_the_next_endpoint_where_that_is_safe(forwards: bool) -> None:
@@ -125,6 +161,13 @@ def test_a_server_with_a_smaller_limit_than_the_store_was_told_says_so(tmp_path:
             with pytest.raises(StoreLimitError, match="limit of 95904 bytes"):
                 store.set("key", bytes(200_000))
             store.set("key", bytes(95_904))
+
+
+def _watches(port: int) -> float:
+    """Return how many watches a member serves."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[1]) for line in lines if line.startswith("etcd_debugging_mvcc_watcher_total "))
 
 
 def _request(port: int, path: str, body: dict[str, object]) -> None:

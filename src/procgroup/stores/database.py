@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 DEFAULT_TIME_TO_LIVE = timedelta(days=2)
 ANSWER_SECONDS = 5.0
-"""How long a server may take to answer a request that does not wait."""
+"""How long a server may take to answer a request that does not wait, unless a store was told otherwise."""
 WATCH_SECONDS = 3.0
 _LONGEST_LIFE = 9e9
 
@@ -270,4 +270,12 @@ def checked_time_to_live(time_to_live: Timeout) -> float:
     limit = seconds(time_to_live)
     if not 1 <= limit <= _LONGEST_LIFE:
         raise ValueError(f"expected a time to live of at least 1 s and at most {_LONGEST_LIFE:g} s, got {limit:g} s")
+    return limit
+
+
+def checked_answer_timeout(answer_timeout: Timeout) -> float:
+    """Return how long a server may take to answer, in seconds. Raises ValueError where that is no time."""
+    limit = seconds(answer_timeout)
+    if not limit > 0:
+        raise ValueError(f"expected an answer_timeout of more than 0 s, got {limit:g} s")
     return limit

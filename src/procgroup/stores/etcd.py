@@ -22,6 +22,7 @@ from procgroup.stores.database import (
     Awaited,
     Barrier,
     DatabaseStore,
+    checked_answer_timeout,
     checked_prefix,
     checked_time_to_live,
 )
@@ -51,8 +52,10 @@ class EtcdStore(DatabaseStore):
     notice that a process ends (``set_on_disconnect`` returns None), and one that is killed inside of a barrier stays
     counted there. A forked child connects anew by itself.
 
-    Raises DistNetworkError when no endpoint can be reached; later calls raise StoreLost within 10 s once all are
-    gone, and DistStoreError with the server's words when it refuses a request.
+    ``answer_timeout`` (initially 5 s) is how long the members together may take to answer one request.
+
+    Raises DistNetworkError when no endpoint can be reached; later calls raise StoreLost within twice
+    ``answer_timeout`` once all are gone, and DistStoreError with the server's words when it refuses a request.
     """
 
     def __init__(
@@ -68,13 +71,14 @@ class EtcdStore(DatabaseStore):
         cert_file: str | os.PathLike[str] | None = None,
         key_file: str | os.PathLike[str] | None = None,
         max_request_bytes: int = MAX_REQUEST_BYTES,
+        answer_timeout: Timeout = ANSWER_SECONDS,
     ) -> None:
         self.set_timeout(timeout)
         self._max_value_bytes = max_request_bytes - _BYTES_BESIDE_VALUE
         namespace = f"procgroup/{quote(checked_prefix(prefix), safe='')}/"
         addresses, uses_tls = _parsed(endpoints, uses_files=any((ca_file, cert_file, key_file)))
         tls = _tls_context(ca_file, cert_file, key_file) if uses_tls else None
-        gateway = EtcdGateway(addresses, tls, user, password)
+        gateway = EtcdGateway(addresses, tls, user, password, checked_answer_timeout(answer_timeout))
         self._keys = EtcdKeys(gateway, namespace, checked_time_to_live(time_to_live), max_request_bytes)
         self._connect()
 

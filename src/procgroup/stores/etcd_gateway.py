@@ -21,12 +21,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from procgroup.errors import DistStoreError, StoreLost
 from procgroup.stores.addresses import resolve
-from procgroup.stores.database import ANSWER_SECONDS
 
 T = TypeVar("T")
 
 _MAX_IDLE = 8
 _PAUSE_SECONDS = 0.1
+# The least that one endpoint gets of a request's time: several of them must not make it too short for a slow disk.
+_LEAST_SHARE_SECONDS = 0.5
 _UNAVAILABLE, _UNAUTHENTICATED = 14, 16
 _AUTHENTICATE = "/v3/auth/authenticate"
 _OUTDATED_TOKEN = "revision of auth store is old"
@@ -64,11 +65,17 @@ class EtcdGateway:
     """The connections of one process to the members of an etcd cluster. May be used from several threads."""
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], tls: ssl.SSLContext | None, user: str | None, password: str | None
+        self,
+        endpoints: Sequence[Endpoint],
+        tls: ssl.SSLContext | None,
+        user: str | None,
+        password: str | None,
+        answer_seconds: float,
     ) -> None:
         self._endpoints = list(endpoints)
         self._tls = tls
         self._credentials = None if user is None else {"name": user, "password": password or ""}
+        self._answer_seconds = answer_seconds
         self._token = ""
         self._preferred = 0
         self._closed = False
@@ -91,17 +98,18 @@ class EtcdGateway:
         """Whether there is another endpoint than the one that gets the next request."""
         return len(self._endpoints) > 1
 
-    def call(self, path: str, body: Mapping[str, object], *, repeatable: bool, limit: float = ANSWER_SECONDS) -> Any:
+    def call(self, path: str, body: Mapping[str, object], *, repeatable: bool, limit: float | None = None) -> Any:
         """Return the decoded answer to a request. Raises Refusal, StoreLost, or DistStoreError when closed."""
         data = json.dumps(body).encode()
-        return self._try_endpoints(lambda endpoint, left: self._post(endpoint, path, data, left), repeatable, limit)
+        seconds = self._answer_seconds if limit is None else limit
+        return self._try_endpoints(lambda endpoint, left: self._post(endpoint, path, data, left), repeatable, seconds)
 
     @contextmanager
     def watch(self, requests: Sequence[Mapping[str, object]]) -> Iterator[EtcdWatch]:
         """Watch what etcd's watch requests say, from now on, on a connection of its own."""
         data = "".join(json.dumps({"create_request": request}) for request in requests).encode()
         connection, response = self._try_endpoints(
-            lambda endpoint, left: self._open_watch(endpoint, data, len(requests), left), True, ANSWER_SECONDS
+            lambda endpoint, left: self._open_watch(endpoint, data, len(requests), left), True, self._answer_seconds
         )
         try:
             yield EtcdWatch(connection, response)
@@ -115,7 +123,7 @@ class EtcdGateway:
 
     def clone(self) -> EtcdGateway:
         self._check_usable()
-        clone = EtcdGateway(self._endpoints, self._tls, None, None)
+        clone = EtcdGateway(self._endpoints, self._tls, None, None, self._answer_seconds)
         clone._credentials, clone._token, clone._preferred = self._credentials, self._token, self._preferred
         return clone
 
@@ -127,7 +135,7 @@ class EtcdGateway:
             self._check_usable()
             endpoint = self.endpoint
             try:
-                return self._authenticated(action, endpoint, max((deadline - time.monotonic()) / untried, 0.001))
+                return self._authenticated(action, endpoint, _share(deadline - time.monotonic(), untried))
             except (_NotSentError, _NoAnswerError) as failure:
                 self._turn_away_from(endpoint)
                 is_safe = repeatable or isinstance(failure, _NotSentError)
@@ -251,6 +259,11 @@ class EtcdWatch:
         except (OSError, http.client.HTTPException):
             pass
         time.sleep(min(limit, _PAUSE_SECONDS))  # the read that follows says what is wrong with the server
+
+
+def _share(left: float, untried: int) -> float:
+    """Return how many of the seconds that are left one of the untried endpoints gets."""
+    return max(left / untried, min(left, _LEAST_SHARE_SECONDS), 0.001)
 
 
 def _close_all(connections: list[tuple[Endpoint, http.client.HTTPConnection]]) -> None:

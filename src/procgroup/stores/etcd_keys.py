@@ -16,7 +16,6 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from procgroup.errors import DistStoreError, StoreLimitError, StoreLost, StoreTimeout
-from procgroup.stores.database import ANSWER_SECONDS
 from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch, Refusal
 
 MAX_OPERATIONS = 100
@@ -71,7 +70,7 @@ class EtcdKeys:
         clone.gateway = self.gateway.clone()
         return clone
 
-    def connect(self, limit: float = ANSWER_SECONDS) -> None:
+    def connect(self, limit: float | None = None) -> None:
         """Make the job's lease, or renew it."""
         request = {"ID": self._lease, "TTL": str(max(1, round(self._time_to_live)))}
         try:
@@ -220,7 +219,7 @@ class EtcdKeys:
             return self._request(path, body, repeatable=repeatable)
 
     def _request(
-        self, path: str, body: Mapping[str, object], *, repeatable: bool = True, limit: float = ANSWER_SECONDS
+        self, path: str, body: Mapping[str, object], *, repeatable: bool = True, limit: float | None = None
     ) -> Any:
         return self.gateway.call(f"/v3/{path}", body, repeatable=repeatable, limit=limit)
 

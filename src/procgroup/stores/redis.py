@@ -13,6 +13,7 @@ from procgroup.stores.database import (
     DEFAULT_TIME_TO_LIVE,
     Awaited,
     DatabaseStore,
+    checked_answer_timeout,
     checked_prefix,
     checked_time_to_live,
 )
@@ -36,8 +37,10 @@ class RedisStore(DatabaseStore):
     A value may have 512 MiB. The store does not notice that a process ends (``set_on_disconnect`` returns
     None), and one that is killed inside of a barrier stays counted there. A forked child connects anew by itself.
 
-    Raises DistNetworkError when the server cannot be reached; later calls raise StoreLost within 10 s once
-    the server is gone, and DistStoreError with the server's words when it refuses a request.
+    ``answer_timeout`` (initially 5 s) is how long the server may take to answer one request.
+
+    Raises DistNetworkError when the server cannot be reached; later calls raise StoreLost within twice
+    ``answer_timeout`` once the server is gone, and DistStoreError with the server's words when it refuses a request.
     """
 
     _max_value_bytes = MAX_VALUE_BYTES
@@ -54,6 +57,7 @@ class RedisStore(DatabaseStore):
         ca_file: str | os.PathLike[str] | None = None,
         cert_file: str | os.PathLike[str] | None = None,
         key_file: str | os.PathLike[str] | None = None,
+        answer_timeout: Timeout = ANSWER_SECONDS,
     ) -> None:
         self.set_timeout(timeout)
         files = {"ssl_ca_certs": ca_file, "ssl_certfile": cert_file, "ssl_keyfile": key_file}
@@ -63,7 +67,8 @@ class RedisStore(DatabaseStore):
             **{name: os.fspath(path) for name, path in files.items() if path is not None},
         }
         _check_url(url, uses_files=any(files.values()))
-        self._server = RedisServer(url, checked_prefix(prefix), checked_time_to_live(time_to_live), options)
+        life, limit = checked_time_to_live(time_to_live), checked_answer_timeout(answer_timeout)
+        self._server = RedisServer(url, checked_prefix(prefix), life, options, limit)
         self._server.connect(min(self._seconds, ANSWER_SECONDS))
 
     @property

@@ -12,7 +12,6 @@ from urllib.parse import quote, urlsplit
 
 from procgroup.errors import DistNetworkError, DistStoreError, StoreLost
 from procgroup.stores.addresses import resolve
-from procgroup.stores.database import ANSWER_SECONDS
 from procgroup.stores.redis_scripts import KEYS, SCRIPTS
 
 T = TypeVar("T")
@@ -35,10 +34,13 @@ def _library() -> Any:
 class RedisServer:
     """A job's keys on a server, and the connections of this process to it."""
 
-    def __init__(self, url: str, prefix: str, time_to_live: float, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, url: str, prefix: str, time_to_live: float, options: Mapping[str, Any], answer_seconds: float
+    ) -> None:
         self._redis = _library()
         self._url, self._options = url, options
         self._time_to_live = round(time_to_live * 1000)
+        self._answer_seconds = answer_seconds
         self._namespace = f"procgroup:{quote(prefix, safe='')}:"
         self.hashes: dict[str, str] = {key: self._namespace + key for key in KEYS}
         address = urlsplit(url)
@@ -49,7 +51,7 @@ class RedisServer:
 
     def _use_new_connections(self) -> None:
         self._process = os.getpid()
-        self._client = self._new_client(ANSWER_SECONDS)
+        self._client = self._new_client(self._answer_seconds)
         self._scripts = {name: self._client.register_script(text) for name, text in SCRIPTS.items()}
 
     def _new_client(self, limit: float) -> Any:
@@ -80,7 +82,7 @@ class RedisServer:
         return self.keep_trying(lambda: self.change(script, *arguments))
 
     def keep_trying(self, request: Callable[[], T]) -> T:
-        deadline = time.monotonic() + ANSWER_SECONDS - _PAUSE_SECONDS
+        deadline = time.monotonic() + self._answer_seconds - _PAUSE_SECONDS
         while True:
             try:
                 with self.translated_errors():
@@ -140,7 +142,7 @@ class RedisServer:
         try:
             subscription.subscribe(*(self._namespace + channel for channel in channels))
             for _ in channels:
-                if subscription.get_message(timeout=ANSWER_SECONDS) is None:
+                if subscription.get_message(timeout=self._answer_seconds) is None:
                     raise self._lost("no answer in time")
         except BaseException:
             subscription.close()

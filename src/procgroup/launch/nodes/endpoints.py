@@ -38,6 +38,7 @@ _HANDSHAKE_SECONDS = 1.0
 # How long something at an endpoint may be no store before that is an error: it may be about to end, or to begin.
 _FOREIGN_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
+_LOOPBACK_PREFIXES = ("127.", "::1")
 # What a client of a store says when nobody answered in time, in place of something that is no store: whoever listens
 # may be stopped, or on its way out.
 _NO_ANSWER = ("has timed out", "says nothing")
@@ -46,11 +47,15 @@ _SAY_SECONDS = 3.0
 
 
 class FoundStore(NamedTuple):
-    """A store of agents, connected: its endpoint, and the server when this process hosts it."""
+    """A store of agents, connected: its endpoint, and the server when this process hosts it.
+
+    ``is_on_server`` says that no agent hosts it, but a server that may be silent for a while and go on.
+    """
 
     store: Store
     endpoint: Endpoint | None
     server: StoreServer | None
+    is_on_server: bool = False
 
     def address_here(self) -> str:
         """Return the address at which other hosts reach this one: the one that leads to the store."""
@@ -179,7 +184,7 @@ def _listen(endpoint: Endpoint, is_host: bool | None) -> socket.socket | None:
         raise
 
 
-def use_server(open_store: Callable[[], Store], endpoint: Endpoint, stops: Callable[[], bool]) -> FoundStore:
+def use_server(open_store: Callable[[], Store], servers: Sequence[Endpoint], stops: Callable[[], bool]) -> FoundStore:
     """Return the agents' store on a server that is no agent's, however long it takes to answer.
 
     What keeps it from answering is said once. Raises DistNetworkError as soon as ``stops()`` says so.
@@ -187,7 +192,7 @@ def use_server(open_store: Callable[[], Store], endpoint: Endpoint, stops: Calla
     say_at = time.monotonic() + _SAY_SECONDS
     while True:
         try:
-            return FoundStore(open_store(), endpoint, None)
+            return FoundStore(open_store(), _outward(servers), None, is_on_server=True)
         except (DistNetworkError, StoreLost) as error:
             if stops():
                 raise
@@ -195,6 +200,14 @@ def use_server(open_store: Callable[[], Store], endpoint: Endpoint, stops: Calla
                 say_at = math.inf
                 say(f"the agents' store is not reached yet: {error}")
             time.sleep(_PAUSE_SECONDS)
+
+
+def _outward(servers: Sequence[Endpoint]) -> Endpoint:
+    """Return the first server on the way to which this host has an address for others; the first one where none is.
+
+    A host that has a server of its own may name it by a loopback address, and a lost host's name may lead nowhere.
+    """
+    return next((each for each in servers if not source_address(each).startswith(_LOOPBACK_PREFIXES)), servers[0])
 
 
 def share_file(path: str, stops: Callable[[], bool]) -> FoundStore:

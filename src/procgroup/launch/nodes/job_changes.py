@@ -64,9 +64,11 @@ def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
 
     Raises JobConflict where the job has other settings or another node holds the node's rank, JobEnded where the job
     is over. A round that runs with fewer nodes than the maximum is stopped, so that the next one has the node, too.
+    An agent that comes again has ended its ranks, so the node that it was is lost.
     """
     if state.node(node.id) is not None:
         return None
+    state = _without_earlier(state, node)
     if state.phase == "ended":
         raise JobEnded(f"the job has ended: {state.reason or 'all its ranks have finished'}")
     _check_settings(state, settings)
@@ -126,9 +128,10 @@ def fail(
     """
     if state.round != round_number or state.phase not in ("running", "stopping"):
         return None
-    merged = (*state.failures, *failures)[:MAX_FAILURES]
+    new = [failure for failure in failures if failure not in state.failures]
+    merged = (*state.failures, *new)[:MAX_FAILURES]
     if state.phase == "stopping":
-        return state._replace(failures=merged) if failures else None
+        return state._replace(failures=merged) if new else None
     return _stop_after_failure(state._replace(failures=merged), reason, exit_status)
 
 
@@ -196,7 +199,7 @@ def leave(state: JobState, node_id: str, reason: str, *, exit_status: int, for_g
 
 def anew(state: JobState) -> JobState | None:
     """Begin a new job in the place of one that has ended, whose agents are gone."""
-    return _anew(state) if state.phase == "ended" else None
+    return _anew(state)._replace(restarts=0) if state.phase == "ended" else None
 
 
 def after_losing_store(state: JobState, *, silent: bool) -> JobState:
@@ -283,9 +286,9 @@ def _stop_after_failure(state: JobState, reason: str, exit_status: int) -> JobSt
 
 
 def _anew(state: JobState) -> JobState:
-    """Keep only the nodes that wait, as members of a first round."""
+    """Keep only the nodes that wait, as members of a first round, and the restarts that are used."""
     fresh = JobState(state.settings, version=state.version, round=state.round + 1, members=state.waiting)
-    return _begin_when_full(fresh)
+    return _begin_when_full(fresh._replace(restarts=state.restarts))
 
 
 def _all_passed(state: JobState) -> bool:
@@ -319,6 +322,13 @@ def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -
         passed=tuple(node_id for node_id in state.passed if node_id not in ids),
         previous=state.previous if keep_in_previous else tuple(old for old in state.previous if old not in agents),
     )
+
+
+def _without_earlier(state: JobState, node: Node) -> JobState:
+    """Lose the node that an agent was before it lost the store."""
+    here = (*state.members, *state.waiting)
+    earlier = {other.id: "its agent had lost the store" for other in here if other.agent == node.agent}
+    return (lose(state, earlier, silent=True) or state) if earlier else state
 
 
 def _others(nodes: Iterable[Node], ids: set[str]) -> tuple[Node, ...]:

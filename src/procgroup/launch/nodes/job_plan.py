@@ -155,7 +155,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         ),
         lease=lease,
         endpoints=endpoints,
-        find=_finder(options, run_id) if kind == "elastic" else None,
+        find=_finder(options, run_id, lease) if kind == "elastic" else None,
         place=f"the {'file' if options.rdzv_backend == 'file' else 'server'} {without_password(options.rdzv_endpoint)}",
         is_host=options.node_rank == 0 if kind == "static" else flag_values.conf_is_host(conf),
         master_addr=endpoints[0].host if kind == "static" else options.master_addr,
@@ -224,7 +224,9 @@ def _endpoints(options: argparse.Namespace, kind: Kind) -> tuple[Endpoint, ...]:
     return (Endpoint(options.master_addr, options.master_port or DEFAULT_MASTER_PORT),)
 
 
-def _finder(options: argparse.Namespace, run_id: str) -> Callable[[Callable[[], bool]], FoundStore] | None:
+def _finder(
+    options: argparse.Namespace, run_id: str, lease: Lease
+) -> Callable[[Callable[[], bool]], FoundStore] | None:
     """Return what opens a store that no agent hosts; None where one does."""
     if options.rdzv_backend == "file":
         return partial(share_file, options.rdzv_endpoint)
@@ -233,12 +235,12 @@ def _finder(options: argparse.Namespace, run_id: str) -> Callable[[Callable[[], 
     from procgroup.launch.nodes import server_rendezvous  # its clients are optional
 
     try:
-        open_store, endpoint = server_rendezvous.opener(
-            options.rdzv_backend, options.rdzv_endpoint, options.rdzv_conf, run_id
+        open_store, servers = server_rendezvous.opener(
+            options.rdzv_backend, options.rdzv_endpoint, options.rdzv_conf, run_id, lease.server_request_seconds
         )
     except ValueError as error:
         options.parser.error(f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
-    return partial(use_server, open_store, endpoint)
+    return partial(use_server, open_store, servers)
 
 
 def _join_seconds(conf: dict[str, str], kind: Kind) -> float:

@@ -5,8 +5,12 @@ looks: a watcher that was itself away from its core takes nobody for lost. No ti
 the few before it in the ring of all, so that the requests stay few. An agent whose own requests fail has lost the
 others, and says so by ``lost``, sooner than they can take it for lost: so its ranks have ended when others start::
 
-    last answer ──Lease.patience──> lost: SIGTERM to its ranks ──Lease.grace──> SIGKILL
-    last beat   ──Lease.seconds────────────────────────────────────────────────────────> the others go on
+    last beat ──Lease.latest──> lost: SIGTERM to its ranks ──Lease.grace──> SIGKILL
+    last beat ──Lease.seconds───────────────────────────────────────────────────────> the others go on
+
+A server of its own may be silent for a while, as when a cluster elects its leader. So that an agent need not give it
+up, beats and looks there are twice as frequent, and the requests shorter: the last beat is more recent, the last
+attempt can begin later, and the looks that the silence has cost are soon made up for.
 
 Where it is the store's host that is cut off, it finds that out by the beats of the others, after ``Lease.seconds``.
 They find out sooner, and wait for as much longer before they begin a round at another store (``Patience.lead``).
@@ -32,6 +36,11 @@ class Lease(NamedTuple):
     seconds: float = 5.0
 
     @property
+    def server_interval(self) -> float:
+        """The interval where the store is on a server of its own."""
+        return self.interval / 2
+
+    @property
     def looks(self) -> int:
         """How many looks in a row must find nothing new."""
         return max(2, int(self.seconds / self.interval))
@@ -42,9 +51,19 @@ class Lease(NamedTuple):
         return max(0.2, self.seconds / 6)
 
     @property
+    def server_request_seconds(self) -> float:
+        """How long one request may take where the store is on a server of its own."""
+        return max(0.2, self.seconds / 12)
+
+    @property
     def patience(self) -> float:
-        """After how many seconds without an answer an agent has lost the others."""
+        """How many seconds after its last beat an agent that has no answer begins its last attempt."""
         return 0.7 * self.seconds
+
+    @property
+    def latest(self) -> float:
+        """How many seconds after its last beat an agent that has no answer has lost the others."""
+        return self.patience + self.request_seconds
 
     @property
     def grace(self) -> float:

@@ -7,7 +7,7 @@ whatever the store is::
 
     latest       the number of some late version, for agents that come       set
     state/N      the state, as JSON; "passed" once it is long past            compare_set, from nothing
-    beat/ID      counts while the agent ID lives                              add, every interval
+    beat/ID      counts while the agent ID lives                              set, every interval
     gone/ID      there when the store has seen ID's connection end            set_on_disconnect
 
 When an agent is lost, and when it has lost the others, leases.py says. No times are exchanged.
@@ -32,16 +32,15 @@ from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import JobConflict, JobEnded
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.leases import Lease, Watcher
+from procgroup.launch.nodes.store_requests import PAUSE_SECONDS, StoreRequests
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
 
 Change = Callable[[JobState], JobState | None]
 
 _KEPT_VERSIONS = 64
-_ATTEMPTS = 3
 _PASSED = b"passed"
 _CLOSE_SECONDS = 2.0
-_PAUSE_SECONDS = 0.02
 _ELSEWHERE_SECONDS = 1.0
 _LOOK_ELSEWHERE_SECONDS = 5.0
 # How long an agent that hosts the store lets the others read how the job ended.
@@ -100,8 +99,9 @@ class Meeting:
         self._store: Store
         self._watcher = Watcher(self.node_id, self._lease)
         self._looks_elsewhere_at = 0.0
+        self._beats = 0
         self._on_disconnect: OnDisconnect | None = None
-        self._answered = time.monotonic()
+        self._requests: StoreRequests
         self._threads = [
             threading.Thread(target=self._guarded, args=(serve,), name=name, daemon=True)
             for serve, name in ((self._serve, "procgroup-beat"), (self._follow, "procgroup-follow"))
@@ -130,7 +130,7 @@ class Meeting:
         """Wait, when the store ends with this agent, until the others have ended their ranks; not longer than this."""
         deadline = time.monotonic() + seconds
         while self._is_moving() and time.monotonic() < deadline and not self.lost:
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
         self._has_handed_over = self._found is not None and self._known is not None and self._known.is_moving
 
     def _is_moving(self) -> bool:
@@ -154,7 +154,7 @@ class Meeting:
             leaves_at_once = bool(self.lost or self.error is not None or self._has_handed_over)
             self._found.close_after_guests(0.0 if leaves_at_once else _GUEST_SECONDS)
         for thread in self._threads:
-            thread.join(max(_PAUSE_SECONDS, deadline - time.monotonic()))
+            thread.join(max(PAUSE_SECONDS, deadline - time.monotonic()))
 
     def _guarded(self, serve: Callable[[], None]) -> None:
         try:
@@ -179,7 +179,7 @@ class Meeting:
             with suppress(queue.Empty):
                 self._take_one(max(0.0, next_beat - time.monotonic()))
             if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + self._lease.interval
+                next_beat = time.monotonic() + self._requests.interval
                 self._look_after_leases()
                 self._look_elsewhere()
         if self._on_disconnect is not None:
@@ -191,29 +191,38 @@ class Meeting:
         if isinstance(change, threading.Event):
             change.set()
         else:
-            self._persist(lambda: self._apply(change))
+            self._requests.persist(lambda: self._apply(change))
 
     def _join(self) -> None:
         self._found = self._find(self._closing.is_set)
         self._store = PrefixStore(f"agents/{self._job}", self._found.store.with_timeout(self._lease.request_seconds))
         node = self._describe(self.node_id, self._found)
-        self._answered = time.monotonic()
-        self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
+        is_on_server = self._found.is_on_server
+        self._requests = StoreRequests(self._lease, self.place, self._closing, is_on_server=is_on_server)
+        self._requests.persist(self._beat)
         self._on_disconnect = self._store.set_on_disconnect(f"gone/{self.node_id}", "")
-        self._persist(self._find_state)
+        self._requests.persist(self._find_state)
         if self._memory is not None:
             memory = self._memory
-            self._persist(lambda: self._apply(lambda state: job_changes.recall(state, memory)))
+            self._requests.persist(lambda: self._apply(lambda state: job_changes.recall(state, memory)))
         try:
-            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+            self._requests.persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
         except JobEnded:
             if self._is_anybody_there():
                 raise
-            self._persist(lambda: self._apply(job_changes.anew))
-            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+            self._requests.persist(lambda: self._apply(job_changes.anew))
+            self._requests.persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
         self._has_joined = True
         self._joined.set()
         self._wake()
+
+    def _beat(self) -> None:
+        """Count this agent's key up; for the lease's time from now on it lives."""
+        began = time.monotonic()
+        self._beats += 1
+        # Where one member of a cluster does not answer, another one can be sent a value again, but no sum.
+        self._store.set(f"beat/{self.node_id}", str(self._beats))
+        self._requests.beaten = began
 
     def _is_anybody_there(self) -> bool:
         """Return whether an agent of a job that has ended still lives: the store of a dead job is used again."""
@@ -272,30 +281,18 @@ class Meeting:
         while self._known is not None and not (self._closing.is_set() or self.lost or self.error):
             if self._known.phase == "ended":
                 return
-            with suppress(StoreTimeout):
-                self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
-
-    def _persist(self, request: Callable[[], object]) -> None:
-        """Do a request again until the store answers. Raises DistStoreError when it is silent for too long.
-
-        Several attempts in a row must have failed, so that an agent which was itself away takes no store for lost.
-        """
-        attempts = 0
-        while True:
-            attempts += 1
             try:
-                request()
+                self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
             except StoreTimeout:
-                silent = time.monotonic() - self._answered
-                if self._closing.is_set() or (attempts >= _ATTEMPTS and silent >= self._lease.patience):
-                    raise DistStoreError(f"the store of the agents has been silent for {silent:.1f} s") from None
-            else:
-                self._answered = time.monotonic()
-                return
+                pass
+            except StoreLost:
+                if not self._requests.is_on_server:
+                    raise
+                self._closing.wait(PAUSE_SECONDS)  # the beats decide when it is lost
 
     def _look_after_leases(self) -> None:
         """Show that this agent lives, and look whether those do that it watches."""
-        self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
+        self._requests.persist(self._beat)
         nodes = self._watcher.nodes(self._known)
         if not nodes:
             return
@@ -304,13 +301,13 @@ class Meeting:
 
         def look() -> None:
             beats[:] = self._store.multi_get([f"beat/{node.id}" for node in nodes])
-            gone[:] = self._store.list_keys("gone/")
+            gone[:] = self._store.list_keys("gone/") if self._on_disconnect is not None else []
 
-        self._persist(look)
+        self._requests.persist(look)
         dead, silent = self._watcher.look(nodes, beats, {key.removeprefix("gone/") for key in gone})
         for lost, is_silent in ((dead, False), (silent, True)):
             if lost:
-                self._persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
+                self._requests.persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
 
     def _look_elsewhere(self) -> None:
         """Let go of a store that this agent hosts for one at which more nodes have met; of two alike, for the first.

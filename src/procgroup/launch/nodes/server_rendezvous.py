@@ -22,10 +22,13 @@ _ETCD_PORT = 2379
 _REDIS_PORT = 6379
 
 
-def opener(backend: str, endpoint: str, conf: Mapping[str, str], run_id: str) -> tuple[Callable[[], Store], Endpoint]:
-    """Return what opens the store, and where the server is. Raises ValueError for an endpoint that is none.
+def opener(
+    backend: str, endpoint: str, conf: Mapping[str, str], run_id: str, answer_seconds: float
+) -> tuple[Callable[[], Store], list[Endpoint]]:
+    """Return what opens the store, and where its servers are. Raises ValueError for an endpoint that is none.
 
-    ``conf`` may hold user, cacert (or ssl_cert), and for etcd protocol and ssl_cert_key, as with torchrun.
+    ``answer_seconds`` is how long one request may take; ``conf`` may hold user, cacert (or ssl_cert), and for etcd
+    protocol and ssl_cert_key, as with torchrun.
     """
     security = {
         "user": conf.get("user", ""),
@@ -35,22 +38,23 @@ def opener(backend: str, endpoint: str, conf: Mapping[str, str], run_id: str) ->
         "key_file": conf.get("ssl_cert_key", ""),
     }
     given: dict[str, Any] = {name: value for name, value in security.items() if value}
+    given["answer_timeout"] = answer_seconds
     if backend == "redis":
         url = endpoint if "://" in endpoint else f"redis://{parse_endpoints(endpoint, _REDIS_PORT)[0]}"
         parts = urlsplit(url)
-        return partial(_open_redis, url, run_id, given), Endpoint(parts.hostname or "", parts.port or _REDIS_PORT)
+        return partial(_open_redis, url, run_id, given), [Endpoint(parts.hostname or "", parts.port or _REDIS_PORT)]
     servers = parse_endpoints(endpoint, _ETCD_PORT)
     scheme = f"{conf['protocol']}://" if "protocol" in conf else ""
-    return partial(_open_etcd, [f"{scheme}{server}" for server in servers], run_id, given), servers[0]
+    return partial(_open_etcd, [f"{scheme}{server}" for server in servers], run_id, given), servers
 
 
-def _open_redis(url: str, prefix: str, security: Mapping[str, Any]) -> Store:
+def _open_redis(url: str, prefix: str, options: Mapping[str, Any]) -> Store:
     from procgroup.stores.redis import RedisStore
 
-    return RedisStore(url, prefix, CONNECT_SECONDS, **security)
+    return RedisStore(url, prefix, CONNECT_SECONDS, **options)
 
 
-def _open_etcd(servers: list[str], prefix: str, security: Mapping[str, Any]) -> Store:
+def _open_etcd(servers: list[str], prefix: str, options: Mapping[str, Any]) -> Store:
     from procgroup.stores.etcd import EtcdStore
 
-    return EtcdStore(servers, prefix, CONNECT_SECONDS, **security)
+    return EtcdStore(servers, prefix, CONNECT_SECONDS, **options)
