@@ -18,6 +18,7 @@ from procgroup.environ import (
     PROCGROUP_TRANSPORT,
     PROCGROUP_WAIT_REPORT_SECONDS,
     TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
+    Variable,
     launcher_flag,
 )
 from procgroup.launch import flag_values
@@ -41,7 +42,8 @@ class Flag:
     """One flag: how its text is read, what it is by default, as text, and how it is shown.
 
     ``read`` also takes the values of the flags ``needs``, which stand before this one. ``metavar`` is "" for a flag
-    without a value; ``words`` are the values that shells offer.
+    without a value; ``words`` are the values that shells offer. ``variable`` is another variable of torchrun's that
+    sets the default.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Flag:
     short: Sequence[str] = ()
     words: Sequence[str] = ()
     needs: Sequence[str] = ()
+    variable: Variable[str] | None = None
 
     @property
     def destination(self) -> str:
@@ -62,8 +65,8 @@ class Flag:
         """Return the text that counts, and where it came from."""
         if given is not None:
             return given, self.name
-        for variable in launcher_flag(self.name):
-            if variable.is_set():
+        for variable in (*launcher_flag(self.name), self.variable):
+            if variable is not None and variable.is_set():
                 return variable.get(), variable.name
         return self.default, "default"
 
@@ -169,9 +172,10 @@ class _Flags:
         short: Sequence[str] = (),
         words: Sequence[str] = (),
         needs: Sequence[str] = (),
+        variable: Variable[str] | None = None,
     ) -> None:
         """Add a flag with a value, in both spellings and in short ones."""
-        added = Flag(flag, read, default, text, metavar, short, words, needs)
+        added = Flag(flag, read, default, text, metavar, short, words, needs, variable)
         self.added.append(added)
         shown = text if not default else f"{text} (default: {default})"
         spellings = [*short, *_spellings(flag)]
@@ -277,9 +281,10 @@ def _add_behaviour_flags(flags: _Flags) -> None:
     flags.add(
         "--shutdown-timeout",
         flag_values.optional_seconds,
-        TORCH_ELASTIC_SHUTDOWN_TIMEOUT.get(),
+        "",
         "seconds between asking ranks to end and killing them; 30 by default, 2 after Ctrl-C",
         "SECONDS",
+        variable=TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
     )
     flags.add(
         "--signals-to-handle",

@@ -82,6 +82,14 @@ def parse_endpoints(text: str, default_port: int = DEFAULT_PORT) -> list[Endpoin
     return [parse_endpoint(part if _has_port(part) else f"{_in_brackets(part)}:{default_port}") for part in parts]
 
 
+def parse_only_endpoint(text: str, default_port: int) -> Endpoint:
+    """Read ``host[:port]`` where there can be no list. Raises ValueError that shows it."""
+    endpoint, *others = parse_endpoints(text, default_port)
+    if others:
+        raise ValueError(f"expected one host[:port] with this --rdzv-backend, got the list {text!r}")
+    return endpoint
+
+
 def find_store(
     endpoints: Sequence[Endpoint],
     stops: Callable[[], bool],
