@@ -212,6 +212,23 @@ def test_an_endpoint_at_which_one_node_would_meet_nobody_is_said_to_have_no_effe
     ]
 
 
+TASK_OF_SRUN = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "flags_given", "is_said"), [("2", [], True), ("1", [], False), ("2", ["--standalone"], False)]
+)
+def test_launchers_that_srun_started_beside_each_other_without_a_common_job_say_so(
+    launcher: Any, monkeypatch: pytest.MonkeyPatch, tasks: str, flags_given: list[str], is_said: bool
+) -> None:
+    for name, value in {**TASK_OF_SRUN, "SLURM_STEP_NUM_TASKS": tasks}.items():
+        monkeypatch.setenv(name, value)
+    done = launcher.run("", *flags_given)
+    assert done.returncode == 0
+    said = "procgroup run: srun (Slurm) started 2 of these launchers, and each runs a job of its own (--standalone,"
+    assert (said in done.stderr) == is_said
+
+
 @pytest.mark.parametrize("flag", ["--master-addr", "--local-addr"])
 def test_an_address_is_taken_in_brackets_and_blamed_on_its_own_flag(launcher: Any, flag: str) -> None:
     done = launcher.run("import os; print(os.environ['MASTER_ADDR'])", flag, "[::1]")
