@@ -92,8 +92,14 @@ class JobPlan:
             lease=self.lease,
             memory=memory,
             others=others,
-            place=", ".join(map(str, self.endpoints)) or self.place,
+            place=self._meeting_place(),
         )
+
+    def _meeting_place(self) -> str:
+        """Return for people where the nodes meet, who hosts the store there, and for which job."""
+        where = ", ".join(map(str, self.endpoints)) or self.place
+        host = "hosted by node 0; " if self.kind == "static" else "hosted by the node there; " if self.endpoints else ""
+        return f"{where} ({host}--rdzv-id {self.run_id})"
 
     def _can_host(self) -> bool:
         """Return whether this node owns one of the endpoints, so that it can host the agents' store."""
