@@ -159,6 +159,13 @@ def test_a_configuration_of_a_torch_program_is_taken_as_it_is() -> None:
     assert elastic_launch(config=config, entrypoint=place)(7) == {0: (0, 2, 7), 1: (1, 2, 7)}
 
 
+def test_the_variables_of_commands_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"PET_MODULE": "1", "PET_STANDALONE": "1", "PET_NODE_RANK": "3", "PROCGROUP_RDZV_ENDPOINT": "a:1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert elastic_launch(ONE_NODE, place)(7) == {0: (0, 2, 7), 1: (1, 2, 7)}
+
+
 def test_every_field_of_torch_s_configuration_is_there_but_those_that_hold_objects_of_torch() -> None:
     torch_s = pytest.importorskip("torch.distributed.launcher.api").LaunchConfig
     missing = {field.name for field in fields(torch_s)} - {field.name for field in fields(LaunchConfig)}

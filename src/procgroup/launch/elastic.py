@@ -37,7 +37,8 @@ class LaunchConfig:
 
     ``rdzv_configs`` are the keys of ``--rdzv-conf``, and ``rank``, the node rank of a job with fixed ones;
     ``log_line_prefix_template`` has torch's form, ``[${role_name}${local_rank}]:``; ``flags`` are further flags as they
-    would be written. None stands for a default. Values are checked by ``elastic_launch``.
+    would be written. None stands for a default; the variables PET_<FLAG> and PROCGROUP_<FLAG>, which are those of
+    commands, set none. Values are checked by ``elastic_launch``.
     """
 
     min_nodes: int = 1
@@ -102,7 +103,7 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
     """
 
     def __init__(self, config: LaunchConfig, entrypoint: Callable[..., object] | str) -> None:
-        self._options = flags.parse("elastic_launch", [*config.arguments(), "--no-python", "-"], raises=True)
+        self._options = flags.parse("elastic_launch", [*config.arguments(), "--no-python", "-"], in_program=True)
         self._plan = plan(self._options)
         self._function = entrypoint
 

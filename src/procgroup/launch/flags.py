@@ -61,25 +61,26 @@ class Flag:
         """The flag's name among the parsed options."""
         return self.name.lstrip("-").replace("-", "_")
 
-    def find(self, given: str | None) -> tuple[str, str]:
+    def find(self, given: str | None, *, reads_variables: bool = True) -> tuple[str, str]:
         """Return the text that counts, and where it came from."""
         if given is not None:
             return given, self.name
-        for variable in (*launcher_flag(self.name), self.variable):
+        for variable in (*(launcher_flag(self.name) if reads_variables else ()), self.variable):
             if variable is not None and variable.is_set():
                 return variable.get(), variable.name
         return self.default, "default"
 
 
 def parse(
-    program: str, arguments: Sequence[str], *, old_contract: bool = False, raises: bool = False
+    program: str, arguments: Sequence[str], *, old_contract: bool = False, in_program: bool = False
 ) -> argparse.Namespace:
     """Parse the command line; ``old_contract`` adds ``--use-env``.
 
     ``texts`` and ``sources`` of the options say how each value was given, and where it came from. An unusable one ends
-    the program with status 2 and the reason, or ``raises`` ValueError.
+    the program with status 2 and the reason. With ``in_program``, for a caller that is no command, it raises
+    ValueError, and the variables PET_<FLAG> and PROCGROUP_<FLAG> are not read.
     """
-    parser, flags = _parser(program, old_contract, _RaisingParser if raises else argparse.ArgumentParser)
+    parser, flags = _parser(program, old_contract, _RaisingParser if in_program else argparse.ArgumentParser)
     _check_variables(parser)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -87,7 +88,7 @@ def parse(
     options.parser = parser
     options.texts, options.sources = {}, {}
     for flag in flags:
-        text, source = flag.find(getattr(options, flag.destination))
+        text, source = flag.find(getattr(options, flag.destination), reads_variables=not in_program)
         options.texts[flag.destination], options.sources[flag.destination] = text, source
         setattr(options, flag.destination, _read(options, flag, text, source))
     if options.module and options.no_python and not options.run_path:
