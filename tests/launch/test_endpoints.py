@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from procgroup.launch.nodes.endpoints import parse_endpoints
+from procgroup.cluster.addresses import Endpoint
+from procgroup.errors import DistNetworkError
+from procgroup.launch.nodes import endpoints
+from procgroup.launch.nodes.endpoints import find_store, parse_endpoints
 
 
 @pytest.mark.parametrize(
-    ("text", "endpoints"),
+    ("text", "expected"),
     [
         ("host", ["host:29400"]),
         ("a, b:1,10.0.0.1", ["a:29400", "b:1", "10.0.0.1:29400"]),
@@ -17,11 +22,20 @@ from procgroup.launch.nodes.endpoints import parse_endpoints
         ("[fe80::1%eth0]:7", ["[fe80::1%eth0]:7"]),
     ],
 )
-def test_an_endpoint_without_a_port_has_the_default_one(text: str, endpoints: list[str]) -> None:
-    assert [str(endpoint) for endpoint in parse_endpoints(text)] == endpoints
+def test_an_endpoint_without_a_port_has_the_default_one(text: str, expected: list[str]) -> None:
+    assert [str(endpoint) for endpoint in parse_endpoints(text)] == expected
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "host:port", "host:65536", ":29400"])
 def test_what_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_endpoints(text)
+
+
+def test_a_host_name_without_an_address_is_said_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(endpoints, "say", said.append)
+    deadline = time.monotonic() + 20
+    with pytest.raises(DistNetworkError, match="no agent hosts the store at nowhere.invalid:1"):
+        find_store([Endpoint("nowhere.invalid", 1)], lambda: bool(said) or time.monotonic() > deadline)
+    assert said == ["the host name nowhere.invalid has no address here yet: check its spelling, or give an address"]

@@ -104,6 +104,7 @@ def find_store(
     something else listens there, or as soon as ``stops()`` says so.
     """
     began = time.monotonic()
+    names_are_checked = False
     while True:
         waited = time.monotonic() - began
         owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * PATIENCE_SECONDS]
@@ -120,7 +121,16 @@ def find_store(
             return found
         if stops():
             raise DistNetworkError(f"no agent hosts the store at {', '.join(map(str, endpoints))}")
+        if waited >= _SAY_SECONDS and not names_are_checked:
+            names_are_checked = True
+            _say_unknown_names(endpoints)
         time.sleep(_PAUSE_SECONDS)
+
+
+def _say_unknown_names(endpoints: Sequence[Endpoint]) -> None:
+    for endpoint in endpoints:
+        if not addresses.resolve(endpoint.host, _CONNECT_SECONDS):
+            say(f"the host name {endpoint.host} has no address here yet: check its spelling, or give an address")
 
 
 def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
