@@ -36,7 +36,16 @@ def test_a_file_has_a_host_in_a_line_with_or_without_its_processes(tmp_path: Pat
     assert read_hostfile(str(path)) == [Host("node1", 4), Host("node2", 2), Host("node3")]
 
 
-@pytest.mark.parametrize("line", ["b slots=0", "b slots", "b max_slots=3", "b slots=1 c", "b:1 slots=2", "b:x"])
+@pytest.mark.parametrize("line", ["a slots=2 max_slots=4", "a slots=2 max-slots=4", "a:2"])
+def test_files_of_open_mpi_and_mpich_are_read(line: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(f"{line}\n")
+    assert read_hostfile(str(tmp_path / "hosts")) == [Host("a", 2)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["b slots=0", "b slots", "b max_slots=3", "b slots=2 max_slots=x", "b slots=1 c", "b:1 slots=2", "b:x"],
+)
 def test_a_line_that_is_none_is_shown_with_its_number(line: str, tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text(f"a\n{line}\n")

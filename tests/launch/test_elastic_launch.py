@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +126,63 @@ def test_a_command_can_be_launched() -> None:
         (LaunchConfig(max_nodes=2), "has a fixed number of nodes"),
         (LaunchConfig(min_nodes=2, max_nodes=2, rdzv_backend="c10d"), "needs --rdzv-endpoint"),
         (LaunchConfig(rdzv_configs={"hope": 1}), "got 'hope'"),
+        (LaunchConfig(rdzv_configs={"rank": 1}), "--node-rank is 1"),
+        (LaunchConfig(log_line_prefix_template="${hope}"), "got \\${hope}"),
     ],
 )
 def test_an_unusable_configuration_raises(config: LaunchConfig, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         elastic_launch(config, place)
+
+
+def test_a_configuration_of_a_torch_program_is_taken_as_it_is() -> None:
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id="job",
+        rdzv_endpoint="localhost:0",
+        rdzv_backend="c10d",
+        rdzv_configs={"timeout": 5},
+        rdzv_timeout=900,
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn",
+        log_line_prefix_template="[${role_name}${local_rank}]:",
+        local_addr=None,
+        event_log_handler="null",
+        signals_to_handle="SIGTERM,SIGINT",
+        duplicate_stdout_filters=["a,b", "c"],
+        duplicate_stderr_filters=None,
+        shutdown_timeout=None,
+    )
+    assert elastic_launch(config=config, entrypoint=place)(7) == {0: (0, 2, 7), 1: (1, 2, 7)}
+
+
+def test_the_variables_of_commands_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"PET_MODULE": "1", "PET_STANDALONE": "1", "PET_NODE_RANK": "3", "PROCGROUP_RDZV_ENDPOINT": "a:1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert elastic_launch(ONE_NODE, place)(7) == {0: (0, 2, 7), 1: (1, 2, 7)}
+
+
+def test_every_field_of_torch_s_configuration_is_there_but_those_that_hold_objects_of_torch() -> None:
+    torch_s = pytest.importorskip("torch.distributed.launcher.api").LaunchConfig
+    missing = {field.name for field in fields(torch_s)} - {field.name for field in fields(LaunchConfig)}
+    assert missing == {"logs_specs", "metrics_cfg", "numa_options"}
+
+
+def test_the_fields_are_flags() -> None:
+    config = LaunchConfig(
+        rdzv_configs={"rank": 1, "timeout": 5},
+        rdzv_timeout=7,
+        max_nodes=2,
+        log_line_prefix_template="[${role_name}${local_rank}]:",
+        duplicate_stdout_filters=["a,b", "c"],
+        virtual_local_rank=True,
+    )
+    written = {"--node-rank=1", "--rdzv-conf=timeout=7", "--log-prefix=[{role}{local_rank}]:"}
+    assert written | {"--duplicate-stdout-filters=a,,b,c", "--virtual-local-rank"} <= set(config.arguments())
 
 
 def test_another_thread_than_the_main_one_is_told_so() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from procgroup.cluster.addresses import Endpoint
-from procgroup.launch.nodes.endpoints import parse_endpoints, use_server
+from procgroup.errors import DistNetworkError
+from procgroup.launch.nodes import endpoints
+from procgroup.launch.nodes.endpoints import find_store, parse_endpoints, use_server
 from procgroup.stores import HashStore, addresses
 
 
 @pytest.mark.parametrize(
-    ("text", "endpoints"),
+    ("text", "expected"),
     [
         ("host", ["host:29400"]),
         ("a, b:1,10.0.0.1", ["a:29400", "b:1", "10.0.0.1:29400"]),
@@ -19,8 +23,8 @@ from procgroup.stores import HashStore, addresses
         ("[fe80::1%eth0]:7", ["[fe80::1%eth0]:7"]),
     ],
 )
-def test_an_endpoint_without_a_port_has_the_default_one(text: str, endpoints: list[str]) -> None:
-    assert [str(endpoint) for endpoint in parse_endpoints(text)] == endpoints
+def test_an_endpoint_without_a_port_has_the_default_one(text: str, expected: list[str]) -> None:
+    assert [str(endpoint) for endpoint in parse_endpoints(text)] == expected
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "host:port", "host:65536", ":29400"])
@@ -36,3 +40,12 @@ def test_a_server_that_is_named_by_a_loopback_address_does_not_hide_where_others
     servers = [Endpoint("localhost", 2379), Endpoint(outward, 2379)]
     assert use_server(HashStore, servers, lambda: False).address_here() == outward
     assert use_server(HashStore, servers[:1], lambda: False).address_here() == "127.0.0.1"
+
+
+def test_a_host_name_without_an_address_is_said_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(endpoints, "say", said.append)
+    deadline = time.monotonic() + 20
+    with pytest.raises(DistNetworkError, match="no agent hosts the store at nowhere.invalid:1"):
+        find_store([Endpoint("nowhere.invalid", 1)], lambda: bool(said) or time.monotonic() > deadline)
+    assert said == ["the host name nowhere.invalid has no address here yet: check its spelling, or give an address"]

@@ -104,7 +104,13 @@ def test_procgroup_variables_are_defaults_below_pet_variables(monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("PET_NNODES", "0"), ("PET_NNODES", "3:2"), ("PROCGROUP_RDZV_BACKEND", "x"), ("PET_STANDALONE", "maybe")],
+    [
+        ("PET_NNODES", "0"),
+        ("PET_NNODES", "3:2"),
+        ("PROCGROUP_RDZV_BACKEND", "x"),
+        ("PET_STANDALONE", "maybe"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon"),
+    ],
 )
 def test_variables_with_unusable_values_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
@@ -150,6 +156,8 @@ def test_plug_ins_that_do_not_exist_are_refused_by_name(
         ("--node-rank 1", "--nnodes 1 (default)", "--node-rank is 1 (--node-rank)"),
         ("--nnodes 2 --node-rank 2", "--nnodes 2 (--nnodes)", "--node-rank is 2 (--node-rank)"),
         ("--standalone --rdzv-endpoint a:1", "--standalone (--standalone)", "--rdzv-endpoint is a:1 (--rdzv-endpoint)"),
+        ("--nnodes 2 --rdzv-endpoint a:1 --master-addr b", "--rdzv-endpoint a:1 (", "--master-addr is b (--m"),
+        ("--nnodes 2 --rdzv-endpoint a:1 --master-port 2", "--rdzv-endpoint a:1 (", "--master-port is 2 (--m"),
     ],
 )
 def test_contradictory_flags_are_refused_with_both_their_sources(
@@ -161,6 +169,23 @@ def test_contradictory_flags_are_refused_with_both_their_sources(
     said = capsys.readouterr().err
     assert first in said
     assert second in said
+
+
+@pytest.mark.parametrize("line", ["", "--master-addr a --master-port 1", "--master-addr [a]"])
+def test_an_endpoint_and_the_same_address_are_no_contradiction(line: str) -> None:
+    options = flags.parse("run", ["--nnodes", "2", "--rdzv-endpoint", "a:1", *line.split(), "a.py"])
+    assert plan(options).endpoints == (("a", 1),)
+
+
+@pytest.mark.parametrize("backend", ["static", "redis"])
+def test_a_list_of_endpoints_is_refused_where_only_the_first_would_be_used(
+    capsys: pytest.CaptureFixture[str], backend: str
+) -> None:
+    line = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "a,b", "a.py"]
+    with pytest.raises(SystemExit):
+        plan(flags.parse("procgroup run", line))
+    said = "(--rdzv-endpoint): expected one host[:port] with this --rdzv-backend, got the list 'a,b'"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["--nnodes 2 --rdzv-backend c10d", "--rdzv-backend file"])
@@ -185,6 +210,23 @@ def test_an_endpoint_at_which_one_node_would_meet_nobody_is_said_to_have_no_effe
     assert unused_flags(options, plan(options)) == [
         "PET_RDZV_ENDPOINT has no effect: the one node of this job meets nobody"
     ]
+
+
+TASK_OF_SRUN = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "flags_given", "is_said"), [("2", [], True), ("1", [], False), ("2", ["--standalone"], False)]
+)
+def test_launchers_that_srun_started_beside_each_other_without_a_common_job_say_so(
+    launcher: Any, monkeypatch: pytest.MonkeyPatch, tasks: str, flags_given: list[str], is_said: bool
+) -> None:
+    for name, value in {**TASK_OF_SRUN, "SLURM_STEP_NUM_TASKS": tasks}.items():
+        monkeypatch.setenv(name, value)
+    done = launcher.run("", *flags_given)
+    assert done.returncode == 0
+    said = "procgroup run: srun (Slurm) started 2 of these launchers, and each runs a job of its own (--standalone,"
+    assert (said in done.stderr) == is_said
 
 
 @pytest.mark.parametrize("flag", ["--master-addr", "--local-addr"])
@@ -213,6 +255,7 @@ def test_too_low_a_limit_on_open_files_is_named_with_the_remedy(launcher: Any) -
         ("--rdzv-backend zeus a.py", "expected static or c10d or file or etcd or etcd-v2 or redis, got 'zeus'"),
         ("--rdzv-conf timeout a.py", "expected key=value,key=value, got 'timeout'"),
         ("--rdzv-conf tiemout=3 a.py", "got 'tiemout'"),
+        ("--rdzv-conf is_host=perhaps a.py", "expected is_host to be 1 or 0, got 'perhaps'"),
         ("--on-partition hope a.py", "expected continue or stop, got 'hope'"),
         ("--nproc-per-node 0 a.py", "expected a number of at least 1, cpu, gpu or auto, got '0'"),
         ("--nproc-per-node -2 a.py", "--nproc-per-node"),

@@ -60,8 +60,19 @@ def test_a_stopped_rank_is_reported_once(start_launcher: Any, clock: Any) -> Non
 
 def test_a_rank_that_works_is_not_reported(clock: Any) -> None:
     said: list[str] = []
-    look_every_five_seconds(HungRanks(1.0, {}, said.append), Rank(os.getpid()), clock, 60)
+    look_every_five_seconds(HungRanks(None, {}, said.append), Rank(os.getpid()), clock, 60)
+    look_every_five_seconds(HungRanks(90.0, {3: clock.now}, said.append), Rank(os.getpid()), clock, 80)
     assert said == []
+
+
+def test_a_timeout_that_sees_no_endless_loop_because_no_rank_reports_says_so_once(clock: Any) -> None:
+    rank, said = Rank(os.getpid()), list[str]()
+    look_every_five_seconds(HungRanks(20.0, {}, said.append), rank, clock, 15)
+    assert said == []
+    look_every_five_seconds(HungRanks(20.0, {}, said.append), rank, clock, 60)
+    assert len(said) == 1
+    assert "--hang-timeout 20: no rank of this node has called procgroup.report yet" in said[0]
+    assert rank.signals == []
 
 
 def test_a_rank_that_ceases_to_report_is_killed_with_the_reason(clock: Any) -> None:

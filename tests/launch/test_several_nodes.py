@@ -106,7 +106,9 @@ def test_nodes_that_do_not_come_are_waited_for_no_longer_than_the_timeout(make_j
     job = make_job(*static(2, f"{SOON},timeout=1"))
     agent = job.start("--node-rank", str(node))
     assert agent.wait(within=10) == 1
-    assert "1 s" in agent.stderr
+    waited_for = "1 of at least 2 nodes are here" if node == 0 else "the nodes' store at"
+    assert f"the nodes have not come together within 1 s: {waited_for}" in agent.stderr
+    assert "(hosted by node 0; --rdzv-id none)" in agent.stderr
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,30 @@ def test_a_manifest_keeps_its_key_from_others_and_makes_a_new_one_each_time(dire
     assert len(keys) == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("slurm --write-only train.py", "train.sbatch"),
+        ("k8s --image i train.py", "train.yaml"),
+        ("ray --output own train.py", "own"),
+    ],
+)
+def test_a_file_of_the_user_is_not_overwritten(directory: Path, line: str, name: str) -> None:
+    (directory / name).write_text("epochs: 3\n")
+    done = submit(directory, *line.split())
+    assert done.returncode == 2
+    assert f"{name} exists, and procgroup submit did not write it: name another file by --output" in done.stderr
+    assert (directory / name).read_text() == "epochs: 3\n"
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "k8s --image i", "ray"])
+def test_a_file_that_submit_wrote_is_written_anew(directory: Path, scheduler: str) -> None:
+    for argument in ("old", "new"):
+        assert submit(directory, *scheduler.split(), "--write-only", "train.py", argument).returncode == 0
+    written = next(path for path in directory.iterdir() if path.stem == "train" and path.suffix != ".py")
+    assert "new" in written.read_text() and "old" not in written.read_text()
+
+
 def test_a_manifest_is_handed_to_kubectl(directory: Path) -> None:
     (directory / "bin" / "kubectl").write_text('#!/bin/sh\necho "$@"\nexit 3\n')
     (directory / "bin" / "kubectl").chmod(0o755)

@@ -39,6 +39,7 @@ def parse_hosts(text: str) -> list[Host]:
 def read_hostfile(path: str) -> list[Host]:
     """Read a file with lines ``HOST``, ``HOST:N`` and ``HOST slots=N``; ``#`` begins a comment.
 
+    Open MPI's ``max_slots=M`` may follow; it has no effect, because no host gets more processes than its slots.
     Raises ValueError that shows the line which is none, or says why the file cannot be read.
     """
     try:
@@ -62,10 +63,12 @@ def _parse_line(words: list[str]) -> Host:
     host = _parse_host(words[0])
     if len(words) == 1:
         return host
-    name, _, slots = words[1].partition("=")
-    if len(words) > 2 or name != "slots" or host.slots is not None:
+    settings = [word.partition("=") for word in words[1:]]
+    names = [name.replace("-", "_") for name, _, _ in settings]
+    if names not in (["slots"], ["slots", "max_slots"]) or host.slots is not None:
         raise ValueError(f"expected HOST, HOST:N or HOST slots=N, got {' '.join(words)!r}")
-    return Host(host.name, _parse_slots(slots, words[1]))
+    slots, *_ = [_parse_slots(number, word) for (_, _, number), word in zip(settings, words[1:], strict=True)]
+    return Host(host.name, slots)
 
 
 def _parse_host(text: str) -> Host:

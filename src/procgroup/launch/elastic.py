@@ -24,6 +24,7 @@ from procgroup.launch import flags
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.failures.report import first_failure
 from procgroup.launch.nodes.job_plan import plan
+from procgroup.launch.output.log_options import from_torch_template
 from procgroup.launch.run import make_agent, make_program, open_output
 from procgroup.launch.spawning.spawn_errors import process_exception
 
@@ -34,8 +35,10 @@ __all__ = ["LaunchConfig", "elastic_launch"]
 class LaunchConfig:
     """How to launch: the flags of ``procgroup run`` as fields, with the names of torch's LaunchConfig.
 
-    ``rdzv_configs`` are the keys of ``--rdzv-conf``; ``flags`` further flags as they would be written. Values are
-    checked by ``elastic_launch``.
+    ``rdzv_configs`` are the keys of ``--rdzv-conf``, and ``rank``, the node rank of a job with fixed ones;
+    ``log_line_prefix_template`` has torch's form, ``[${role_name}${local_rank}]:``; ``flags`` are further flags as they
+    would be written. None stands for a default; the variables PET_<FLAG> and PROCGROUP_<FLAG>, which are those of
+    commands, set none. Values are checked by ``elastic_launch``.
     """
 
     min_nodes: int = 1
@@ -47,13 +50,25 @@ class LaunchConfig:
     rdzv_endpoint: str = ""
     rdzv_configs: Mapping[str, object] = field(default_factory=dict)
     max_restarts: int = 3
-    local_addr: str = ""
-    log_dir: str = ""
+    local_addr: str | None = None
+    log_dir: str | None = None
     shutdown_timeout: float | None = None
     flags: Sequence[str] = ()
+    rdzv_timeout: int = -1
+    monitor_interval: float | None = None
+    start_method: str | None = None
+    log_line_prefix_template: str | None = None
+    event_log_handler: str | None = None
+    signals_to_handle: str | None = None
+    duplicate_stdout_filters: Sequence[str] | None = None
+    duplicate_stderr_filters: Sequence[str] | None = None
+    virtual_local_rank: bool = False
 
     def arguments(self) -> list[str]:
-        """Return the flags of ``procgroup run`` that mean the same."""
+        """Return the flags of ``procgroup run`` that mean the same. Raises ValueError for an unusable prefix."""
+        conf = dict(self.rdzv_configs)
+        if self.rdzv_timeout != -1:
+            conf["timeout"] = self.rdzv_timeout
         named = {
             "--nnodes": f"{self.min_nodes}:{self.max_nodes}",
             "--nproc-per-node": self.nproc_per_node,
@@ -61,26 +76,36 @@ class LaunchConfig:
             "--role": self.role,
             "--rdzv-backend": self.rdzv_backend,
             "--rdzv-endpoint": self.rdzv_endpoint,
-            "--rdzv-conf": ",".join(f"{key}={value}" for key, value in self.rdzv_configs.items()),
+            "--node-rank": conf.pop("rank", None),
+            "--rdzv-conf": ",".join(f"{key}={value}" for key, value in conf.items()),
             "--max-restarts": self.max_restarts,
             "--local-addr": self.local_addr,
             "--log-dir": self.log_dir,
-            "--shutdown-timeout": "" if self.shutdown_timeout is None else self.shutdown_timeout,
+            "--shutdown-timeout": self.shutdown_timeout,
+            "--monitor-interval": self.monitor_interval,
+            "--start-method": self.start_method,
+            "--log-prefix": from_torch_template(self.log_line_prefix_template or ""),
+            "--event-log-handler": self.event_log_handler,
+            "--signals-to-handle": self.signals_to_handle,
+            "--duplicate-stdout-filters": _comma_list(self.duplicate_stdout_filters),
+            "--duplicate-stderr-filters": _comma_list(self.duplicate_stderr_filters),
         }
-        return [f"{flag}={value}" for flag, value in named.items() if value != ""] + list(self.flags)
+        switches = ["--virtual-local-rank"] if self.virtual_local_rank else []
+        given = [f"{flag}={value}" for flag, value in named.items() if value not in (None, "")]
+        return [*given, *switches, *self.flags]
 
 
 class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
     """Launch a function, or a command, as the ranks of this node: ``elastic_launch(config, function)(*arguments)``.
 
-    ``function`` is one that can be pickled, such as one at the top of a module, or the name of a program to execute.
-    Raises ValueError for a configuration that is not usable.
+    ``entrypoint`` is a function that can be pickled, such as one at the top of a module, or the name of a program to
+    execute. Raises ValueError for a configuration that is not usable.
     """
 
-    def __init__(self, config: LaunchConfig, function: Callable[..., object] | str) -> None:
-        self._options = flags.parse("elastic_launch", [*config.arguments(), "--no-python", "-"], raises=True)
+    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., object] | str) -> None:
+        self._options = flags.parse("elastic_launch", [*config.arguments(), "--no-python", "-"], in_program=True)
         self._plan = plan(self._options)
-        self._function = function
+        self._function = entrypoint
 
     def __call__(self, *arguments: Any) -> dict[int, Any]:
         """Run the ranks to the end of the job; return what the function returned on each rank of this node, by rank.
@@ -112,6 +137,11 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
             return None
         path = folder / f"result_{rank}"  # written by this process's own child, unless the function called sys.exit(0)
         return pickle.loads(path.read_bytes()) if path.exists() else None
+
+
+def _comma_list(words: Sequence[str] | None) -> str:
+    """Return words as a flag takes them: with commas between them, and two for one in a word."""
+    return ",".join(word.replace(",", ",,") for word in words or ())
 
 
 def _error(status: int, failures: Sequence[Failure]) -> BaseException:

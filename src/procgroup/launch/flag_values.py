@@ -225,8 +225,8 @@ def rendezvous_conf(value: str) -> dict[str, str]:
             seconds(said)
         if key == "keep_alive_max_attempt":
             number(said, 1, "keep_alive_max_attempt to be a number of at least 1")
-        if key == "is_host":
-            truth(_truth_word(said))
+        if key == "is_host" and _truth_word(said) not in ("0", "1"):
+            raise ValueError(f"expected is_host to be 1 or 0, got {said!r}")
         found[key] = said
     silence = conf_seconds(found, "keep_alive_interval", 1.0) * int(found.get("keep_alive_max_attempt", 1))
     if silence > MOST_SECONDS:

@@ -17,6 +17,7 @@ from procgroup.environ import (
     PROCGROUP_TRANSPORT,
     PROCGROUP_WAIT_REPORT_SECONDS,
     TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
+    Variable,
     launcher_flag,
 )
 from procgroup.launch import flag_values
@@ -39,7 +40,8 @@ class Flag(NamedTuple):
     """One flag: how its text is read, what it is by default, as text, and how it is shown.
 
     ``read`` also takes the values of the flags ``needs``, which stand before this one. ``metavar`` is "" for a flag
-    without a value; ``words`` are the values that shells offer.
+    without a value; ``words`` are the values that shells offer. ``variable`` is another variable of torchrun's that
+    sets the default.
     """
 
     name: str
@@ -50,31 +52,33 @@ class Flag(NamedTuple):
     short: Sequence[str] = ()
     words: Sequence[str] = ()
     needs: Sequence[str] = ()
+    variable: Variable[str] | None = None
 
     @property
     def destination(self) -> str:
         """The flag's name among the parsed options."""
         return self.name.lstrip("-").replace("-", "_")
 
-    def find(self, given: str | None) -> tuple[str, str]:
+    def find(self, given: str | None, *, reads_variables: bool = True) -> tuple[str, str]:
         """Return the text that counts, and where it came from."""
         if given is not None:
             return given, self.name
-        for variable in launcher_flag(self.name):
-            if variable.is_set():
+        for variable in (*(launcher_flag(self.name) if reads_variables else ()), self.variable):
+            if variable is not None and variable.is_set():
                 return variable.get(), variable.name
         return self.default, "default"
 
 
 def parse(
-    program: str, arguments: Sequence[str], *, old_contract: bool = False, raises: bool = False
+    program: str, arguments: Sequence[str], *, old_contract: bool = False, in_program: bool = False
 ) -> argparse.Namespace:
     """Parse the command line; ``old_contract`` adds ``--use-env``.
 
     ``texts`` and ``sources`` of the options say how each value was given, and where it came from. An unusable one ends
-    the program with status 2 and the reason, or ``raises`` ValueError.
+    the program with status 2 and the reason. With ``in_program``, for a caller that is no command, it raises
+    ValueError, and the variables PET_<FLAG> and PROCGROUP_<FLAG> are not read.
     """
-    parser, flags = _parser(program, old_contract, _RaisingParser if raises else argparse.ArgumentParser)
+    parser, flags = _parser(program, old_contract, _RaisingParser if in_program else argparse.ArgumentParser)
     _check_variables(parser)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -82,7 +86,7 @@ def parse(
     options.parser = parser
     options.texts, options.sources = {}, {}
     for flag in flags:
-        text, source = flag.find(getattr(options, flag.destination))
+        text, source = flag.find(getattr(options, flag.destination), reads_variables=not in_program)
         options.texts[flag.destination], options.sources[flag.destination] = text, source
         setattr(options, flag.destination, _read(options, flag, text, source))
     if options.module and options.no_python and not options.run_path:
@@ -167,9 +171,10 @@ class _Flags:
         short: Sequence[str] = (),
         words: Sequence[str] = (),
         needs: Sequence[str] = (),
+        variable: Variable[str] | None = None,
     ) -> None:
         """Add a flag with a value, in both spellings and in short ones."""
-        added = Flag(flag, read, default, text, metavar, short, words, needs)
+        added = Flag(flag, read, default, text, metavar, short, words, needs, variable)
         self.added.append(added)
         shown = text if not default else f"{text} (default: {default})"
         spellings = [*short, *_spellings(flag)]
@@ -275,9 +280,10 @@ def _add_behaviour_flags(flags: _Flags) -> None:
     flags.add(
         "--shutdown-timeout",
         flag_values.optional_seconds,
-        TORCH_ELASTIC_SHUTDOWN_TIMEOUT.get(),
+        "",
         "seconds between asking ranks to end and killing them; 30 by default, 2 after Ctrl-C",
         "SECONDS",
+        variable=TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
     )
     flags.add(
         "--signals-to-handle",

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,7 @@ def run_agent(
     program = make_program(options, job_plan, command)
     placement = program.placement
     notes = [*_environment_notes(placement, REPLACED), *placement.notes, *unused_flags(options, job_plan)]
+    notes += _task_notes(options)
     if options.dry_run:
         from procgroup.launch import dry_run
 
@@ -134,6 +136,22 @@ def _module_exists(name: str) -> bool:
     """Look for a top-level module as the ranks will, without importing it."""
     path = [str(Path.cwd()), *sys.path]
     return name in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(name, path) is not None
+
+
+def _task_notes(options: argparse.Namespace) -> Iterator[str]:
+    """Yield a line where srun or mpiexec started several launchers that nothing joins to one job."""
+    if any(options.sources[name] != "default" for name in ("standalone", "nnodes", "rdzv_endpoint")):
+        return
+    from procgroup.cluster import task_launcher
+
+    task = task_launcher.detect()
+    with suppress(ValueError):  # of a size that is no number: the ranks do not need it
+        if task is not None and (task.world_size or 1) > 1:
+            yield (
+                f"{task.launcher.name} started {task.world_size} of these launchers, and each runs a job of its own "
+                "(--standalone, if that is meant): for one job give --nnodes and --rdzv-endpoint, or start the "
+                "program without procgroup run, so that the tasks are the ranks"
+            )
 
 
 def _environment_notes(placement: Placement, replaced_names: Sequence[str]) -> Iterator[str]:

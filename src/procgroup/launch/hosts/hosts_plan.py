@@ -73,7 +73,7 @@ class HostsPlan:
 def plan_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> HostsPlan:
     """Return what the parsed flags mean. Contradictory ones end the program with status 2 and the reason."""
     hosts: list[Host] = options.hosts or options.hostfile
-    _check(options, len(hosts))
+    _check(options, hosts)
     environment = _environment(options)
     arguments = [*_shared_flags(options, len(hosts)), options.script, *script_arguments]
     try:
@@ -111,14 +111,20 @@ def _working_directory() -> str:
     return path if path and Path(path).is_dir() and Path(path).samefile(Path.cwd()) else str(Path.cwd())
 
 
-def _check(options: argparse.Namespace, hosts: int) -> None:
+def _check(options: argparse.Namespace, hosts: Sequence[Host]) -> None:
     for name, why in _REFUSED.items():
         if options.sources[name] != "default":
             options.parser.error(f"{options.sources[name]} and a list of hosts exclude each other: {why}")
     nodes: NodeRange = options.nnodes
-    if options.sources["nnodes"] != "default" and (nodes.least, nodes.most) != (hosts, hosts):
+    if options.sources["nnodes"] != "default" and (nodes.least, nodes.most) != (len(hosts), len(hosts)):
+        said = f"--nnodes is {nodes} ({options.sources['nnodes']})"
+        options.parser.error(f"{said}, but the list has {len(hosts)} hosts: leave --nnodes away")
+    given, source = options.texts["nproc_per_node"], options.sources["nproc_per_node"]
+    others = [host for host in hosts if str(host.slots) != given]
+    if source != "default" and others and all(host.slots for host in hosts):
         options.parser.error(
-            f"--nnodes is {nodes} ({options.sources['nnodes']}), but the list has {hosts} hosts: leave --nnodes away"
+            f"--nproc-per-node is {given} ({source}), but each host of the list has a number of its own, such as "
+            f"{others[0].name}:{others[0].slots}: leave one of them away"
         )
 
 

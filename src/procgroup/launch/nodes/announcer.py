@@ -85,7 +85,7 @@ def describe_waiting(state: JobState | None, place: str) -> str:
         return f"the nodes' store at {place} is not reached, or an earlier job of this name has just ended there"
     here, hosts = len(state.members), state.hosts
     if here < state.settings.min_nodes:
-        return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts})"
+        return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts}), at {place}"
     return (
         f"{job_changes.present(state)} of the {len(state.previous)} nodes of the last round are here ({hosts}); while "
         "the others may be at work somewhere, only more than half go on (half with --on-partition continue)"

@@ -86,6 +86,14 @@ def parse_endpoints(text: str, default_port: int = DEFAULT_PORT) -> list[Endpoin
     return [parse_endpoint(part if _has_port(part) else f"{_in_brackets(part)}:{default_port}") for part in parts]
 
 
+def parse_only_endpoint(text: str, default_port: int) -> Endpoint:
+    """Read ``host[:port]`` where there can be no list. Raises ValueError that shows it."""
+    endpoint, *others = parse_endpoints(text, default_port)
+    if others:
+        raise ValueError(f"expected one host[:port] with this --rdzv-backend, got the list {text!r}")
+    return endpoint
+
+
 def find_store(
     endpoints: Sequence[Endpoint],
     stops: Callable[[], bool],
@@ -100,6 +108,7 @@ def find_store(
     something else listens there, or as soon as ``stops()`` says so.
     """
     began = time.monotonic()
+    names_are_checked = False
     while True:
         waited = time.monotonic() - began
         owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * PATIENCE_SECONDS]
@@ -116,7 +125,16 @@ def find_store(
             return found
         if stops():
             raise DistNetworkError(f"no agent hosts the store at {', '.join(map(str, endpoints))}")
+        if waited >= _SAY_SECONDS and not names_are_checked:
+            names_are_checked = True
+            _say_unknown_names(endpoints)
         time.sleep(_PAUSE_SECONDS)
+
+
+def _say_unknown_names(endpoints: Sequence[Endpoint]) -> None:
+    for endpoint in endpoints:
+        if not addresses.resolve(endpoint.host, _CONNECT_SECONDS):
+            say(f"the host name {endpoint.host} has no address here yet: check its spelling, or give an address")
 
 
 def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:

@@ -23,12 +23,14 @@ from procgroup.cluster.addresses import Endpoint, without_password
 from procgroup.environ import PYTHON_EXEC
 from procgroup.launch import flag_values
 from procgroup.launch.flag_values import NodeRange
+from procgroup.launch.flags import refuse
 from procgroup.launch.nodes.agent import Patience
 from procgroup.launch.nodes.endpoints import (
     FoundStore,
     connect_each,
     find_store,
     parse_endpoints,
+    parse_only_endpoint,
     share_file,
     use_server,
 )
@@ -93,8 +95,14 @@ class JobPlan(NamedTuple):
             lease=self.lease,
             memory=memory,
             others=others,
-            place=", ".join(map(str, self.endpoints)) or self.place,
+            place=self._meeting_place(),
         )
+
+    def _meeting_place(self) -> str:
+        """Return for people where the nodes meet, who hosts the store there, and for which job."""
+        where = ", ".join(map(str, self.endpoints)) or self.place
+        host = "hosted by node 0; " if self.kind == "static" else "hosted by the node there; " if self.endpoints else ""
+        return f"{where} ({host}--rdzv-id {self.run_id})"
 
     def _can_host(self) -> bool:
         """Return whether this node owns one of the endpoints, so that it can host the agents' store."""
@@ -203,6 +211,18 @@ def _check(options: argparse.Namespace) -> None:
         options.parser.error(f"--rdzv-backend {options.rdzv_backend} needs --rdzv-endpoint {what}")
     if options.rdzv_backend == "c10d" and not options.rdzv_endpoint and nodes.most > 1:
         options.parser.error("--rdzv-backend c10d needs --rdzv-endpoint HOST[:PORT]: the address of one of the nodes")
+    if options.rdzv_backend == "static" and options.rdzv_endpoint and nodes.most > 1:
+        _check_static_endpoint(options)
+
+
+def _check_static_endpoint(options: argparse.Namespace) -> None:
+    """Refuse an endpoint beside another MASTER_ADDR or MASTER_PORT: nodes with fixed ranks meet at one place."""
+    endpoint = _static_endpoint(options)
+    given = {"master_addr": endpoint.host, "master_port": endpoint.port}
+    for name, meant in given.items():
+        if options.sources[name] != "default" and getattr(options, name) not in (meant, None):
+            said = f"--rdzv-endpoint {options.rdzv_endpoint} ({options.sources['rdzv_endpoint']}) is where nodes meet"
+            _refuse(options, said, name, getattr(options, name))
 
 
 def _refuse(options: argparse.Namespace, first: str, name: str, value: object) -> None:
@@ -214,14 +234,22 @@ def _endpoints(options: argparse.Namespace, kind: Kind) -> tuple[Endpoint, ...]:
     """Return the endpoints of agents, one of which hosts the store."""
     if kind == "solo" or (kind == "elastic" and options.rdzv_backend != "c10d"):
         return ()
+    if kind == "static":
+        return (_static_endpoint(options),)
     try:
-        if kind == "elastic":
-            return tuple(parse_endpoints(options.rdzv_endpoint or "localhost:0"))
-        if options.rdzv_endpoint:
-            return tuple(parse_endpoints(options.rdzv_endpoint, DEFAULT_MASTER_PORT))[:1]
+        return tuple(parse_endpoints(options.rdzv_endpoint or "localhost:0"))
     except ValueError as error:
-        options.parser.error(f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
-    return (Endpoint(options.master_addr, options.master_port or DEFAULT_MASTER_PORT),)
+        refuse(options, f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
+
+
+def _static_endpoint(options: argparse.Namespace) -> Endpoint:
+    """Return where nodes with fixed ranks meet: at the endpoint, which is node 0's, or at MASTER_ADDR:MASTER_PORT."""
+    if not options.rdzv_endpoint:
+        return Endpoint(options.master_addr, options.master_port or DEFAULT_MASTER_PORT)
+    try:
+        return parse_only_endpoint(options.rdzv_endpoint, options.master_port or DEFAULT_MASTER_PORT)
+    except ValueError as error:
+        refuse(options, f"--rdzv-endpoint ({options.sources['rdzv_endpoint']}): {error}")
 
 
 def _finder(

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from procgroup.cluster.addresses import Endpoint
 from procgroup.environ import PROCGROUP_RDZV_PASSWORD
-from procgroup.launch.nodes.endpoints import parse_endpoints
+from procgroup.launch.nodes.endpoints import parse_endpoints, parse_only_endpoint
 from procgroup.stores.store import Store
 
 CONNECT_SECONDS = 5.0
@@ -40,7 +40,7 @@ def opener(
     given: dict[str, Any] = {name: value for name, value in security.items() if value}
     given["answer_timeout"] = answer_seconds
     if backend == "redis":
-        url = endpoint if "://" in endpoint else f"redis://{parse_endpoints(endpoint, _REDIS_PORT)[0]}"
+        url = endpoint if "://" in endpoint else f"redis://{parse_only_endpoint(endpoint, _REDIS_PORT)}"
         parts = urlsplit(url)
         return partial(_open_redis, url, run_id, given), [Endpoint(parts.hostname or "", parts.port or _REDIS_PORT)]
     servers = parse_endpoints(endpoint, _ETCD_PORT)

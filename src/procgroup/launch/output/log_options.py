@@ -110,12 +110,22 @@ def prefix_template(given: str | None, nodes: int) -> str:
         return given
     if not of_torch:
         return ONE_NODE_PREFIX if nodes == 1 else SEVERAL_NODES_PREFIX
-    for name in _TORCH_FIELD.findall(of_torch):
+    try:
+        return from_torch_template(of_torch)
+    except ValueError as error:
+        raise ValueError(f"environment variable {TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.name}: {error}") from None
+
+
+def from_torch_template(text: str) -> str:
+    """Return a template of torch's, such as "[${role_name}${local_rank}]:", in the form of ``--log-prefix``.
+
+    Raises ValueError for a field that does not exist.
+    """
+    for name in _TORCH_FIELD.findall(text):
         if name not in _TORCH_FIELDS:
             known = ", ".join(f"${{{known}}}" for known in _TORCH_FIELDS)
-            variable = TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.name
-            raise ValueError(f"environment variable {variable}: expected {known}, got ${{{name}}}")
-    return _TORCH_FIELD.sub(lambda match: f"{{{_TORCH_FIELDS[match[1]]}}}", of_torch)
+            raise ValueError(f"expected {known}, got ${{{name}}}")
+    return _TORCH_FIELD.sub(lambda match: f"{{{_TORCH_FIELDS[match[1]]}}}", text)
 
 
 def fill_prefix(template: str, **values: object) -> str:

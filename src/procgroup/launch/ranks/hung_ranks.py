@@ -26,8 +26,10 @@ class HungRanks:
     """
 
     def __init__(self, timeout: float | None, last_reports: Mapping[int, float], say: Callable[[str], None]) -> None:
-        self.next_look: float = time.monotonic() + LOOK_SECONDS
+        began = time.monotonic()
+        self.next_look: float = began + LOOK_SECONDS
         self._timeout = timeout
+        self._no_report_by: float | None = None if timeout is None else began + max(timeout, REPORT_SECONDS)
         self._last_reports = last_reports
         self._say = say
         self._since: dict[int, tuple[str, float]] = {}
@@ -41,6 +43,17 @@ class HungRanks:
         self.next_look = now + LOOK_SECONDS
         for rank in ranks:
             self._look_at(rank, now)
+        if self._no_report_by is not None and now >= self._no_report_by:
+            self._no_report_by = None
+            self._say_what_is_not_seen()
+
+    def _say_what_is_not_seen(self) -> None:
+        """Say that a rank in an endless loop looks like one that works, where no rank has reported anything."""
+        if not self._last_reports:
+            self._say(
+                f"--hang-timeout {self._timeout:g}: no rank of this node has called procgroup.report yet, so only "
+                "ranks that are stopped or stuck in the kernel count as hanging"
+            )
 
     def _look_at(self, rank: RankProcess, now: float) -> None:
         state = process_state(rank.pid)

@@ -18,6 +18,9 @@ from procgroup.launch.submit import slurm as submit_slurm
 
 _SUBMIT_SECONDS = 120.0
 
+_MARK = "# Written by procgroup submit, which overwrites this file.\n"
+_BYTES_BEFORE_MARK = 4096
+
 
 class Scheduler(NamedTuple):
     """How a scheduler is given a job: the flags, the job's text, and its client's command for the written file."""
@@ -60,6 +63,10 @@ def main(arguments: Sequence[str]) -> int:
     path = Path(options.output or f"{options.name}{scheduler.suffix}")
     try:
         _write(path, text)
+    except FileExistsError:
+        options.parser.error(
+            f"{path} exists, and procgroup submit did not write it: name another file by --output, or remove this one"
+        )
     except OSError as error:
         options.parser.error(f"cannot write {path}: {error.strerror}; name another file by --output")
     print(f"procgroup submit: wrote {path}", file=sys.stderr)
@@ -105,10 +112,28 @@ def _check_name(name: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the file, readable by its owner alone: a manifest holds the job's key."""
-    path.unlink(missing_ok=True)
+    """Write the file, readable by its owner alone: a manifest holds the job's key.
+
+    Raises FileExistsError rather than overwriting a file that this command has not written.
+    """
+    if _is_own(path):
+        path.unlink()
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+        file.write(_with_mark(text))
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether the file is one that this command wrote."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _MARK.encode() in file.read(_BYTES_BEFORE_MARK)
+
+
+def _with_mark(text: str) -> str:
+    """Return the text with the mark of this command as its first line, or its second after an interpreter's."""
+    first, end, rest = text.partition("\n")
+    return f"{first}{end}{_MARK}{rest}" if first.startswith("#!") else _MARK + text
 
 
 def _submit(scheduler: Scheduler, path: Path) -> int:
