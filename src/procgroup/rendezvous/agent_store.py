@@ -23,12 +23,11 @@ from datetime import timedelta
 from typing import Any
 
 from procgroup import environ, types
-from procgroup.cluster.addresses import Endpoint
 from procgroup.errors import DistError, DistNetworkError, RendezvousError, RendezvousTimeout
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 from procgroup.stores.tcp import TCPStore
-from procgroup.types import Timeout
+from procgroup.types import Endpoint, Timeout
 
 STALE_SECONDS = 2.0
 """How long a rank tries the address that it read before it reads again."""

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from procgroup.cluster.addresses import Endpoint
 from procgroup.cluster.hosts import Host
 from procgroup.environ import PROCGROUP_JOB_KEY
 from procgroup.launch.flag_values import NodeRange
@@ -19,6 +18,7 @@ from procgroup.launch.hosts.agent_channel import Assignment
 from procgroup.launch.hosts.exported_environment import exported_environment
 from procgroup.launch.hosts.ssh import Ssh, SshError, local_command, remote_command
 from procgroup.launch.nodes.endpoints import parse_endpoints, source_address
+from procgroup.types import Endpoint
 
 JOIN_SECONDS = 60
 """How long the agents, all of which are there, may take to meet, where --rdzv-conf does not say."""

@@ -20,12 +20,13 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from procgroup.cluster.addresses import Endpoint, parse_endpoint
+from procgroup.cluster.addresses import parse_endpoint
 from procgroup.errors import DistNetworkError, StoreLost
 from procgroup.launch.nodes.console import say
 from procgroup.stores import addresses
 from procgroup.stores.store import Store
 from procgroup.stores.tcp import StoreServer, TCPStore
+from procgroup.types import Endpoint
 
 DEFAULT_PORT = 29400
 """The port of an endpoint that names none, as torchrun's."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from procgroup.cluster.addresses import Endpoint, without_password
+from procgroup.cluster.addresses import without_password
 from procgroup.environ import PYTHON_EXEC
 from procgroup.launch import flag_values
 from procgroup.launch.flag_values import NodeRange
@@ -36,6 +36,7 @@ from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.leases import Lease
 from procgroup.launch.nodes.solo import Solo
 from procgroup.stores import addresses
+from procgroup.types import Endpoint
 
 if TYPE_CHECKING:
     from procgroup.launch.nodes.meeting import Meeting

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from procgroup.cluster.addresses import Endpoint
 from procgroup.environ import PROCGROUP_RDZV_PASSWORD
 from procgroup.launch.nodes.endpoints import parse_endpoints
 from procgroup.stores.store import Store
+from procgroup.types import Endpoint
 
 CONNECT_SECONDS = 5.0
 """How long one attempt to connect may take."""
