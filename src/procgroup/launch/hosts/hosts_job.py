@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from procgroup import __version__
 from procgroup.launch import open_files
@@ -25,7 +25,7 @@ from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
 from procgroup.launch.nodes.signals import SignalInbox, with_forwarded
 from procgroup.launch.output import byte_mover
 from procgroup.launch.output.sinks import open_sinks
-from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
+from procgroup.launch.ranks.deadlines import NextStep, shutdown_seconds
 
 MARGIN_SECONDS = 5.0
 """How much longer an agent may take than its ranks."""
@@ -48,7 +48,7 @@ class HostsJob:
         self._ends_the_rest = False
         self._received: signal.Signals | None = None
         self._ended: list[HostAgent] = []
-        self._next_step: tuple[float, Callable[[], None]] | None = None
+        self._steps = NextStep()
 
     def run(self) -> int:
         """Start the agents and stay until all have ended; return the exit status of the first rank that failed."""
@@ -74,12 +74,12 @@ class HostsJob:
             except OSError as error:
                 self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {open_files.describe(error)}")
                 return
-        self._schedule(self._plan.start_seconds, self._give_up_start)
+        self._steps.schedule(self._plan.start_seconds, self._fail_late_start)
 
     def _turn(self, inbox: SignalInbox) -> None:
         """Wait for the next thing to happen, and act on it."""
-        left = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
-        self._move_bytes(inbox.descriptor, left)
+        due = self._steps.due
+        self._move_bytes(inbox.descriptor, None if due is None else max(0.0, due - time.monotonic()))
         self._heed(inbox)
         self._read_answers()
         for agent in self._living:
@@ -87,14 +87,11 @@ class HostsJob:
                 self._judge(agent)
         if not (self._has_begun or self._has_failed or self._received) and all(agent.ready for agent in self._agents):
             self._begin()
-        if self._next_step is not None and time.monotonic() >= self._next_step[0]:
-            _, step = self._next_step
-            self._next_step = None
-            step()
+        self._steps.take_due()
 
     def _begin(self) -> None:
         self._has_begun = True
-        self._next_step = None
+        self._steps.cancel()
         ports = [agent.ready.port for agent in self._agents if agent.ready is not None]
         for agent in self._agents:
             agent.begin(self._plan.endpoint(ports[0] or 0))
@@ -117,8 +114,8 @@ class HostsJob:
             return
         if agent.was_lost:
             self._say(agent.describe_loss())
-        if self._next_step is None:
-            self._schedule(self._plan.grace(SHUTDOWN_SECONDS) + MARGIN_SECONDS, self._end_the_rest)
+        if self._steps.due is None:
+            self._steps.schedule(shutdown_seconds(self._plan.shutdown) + MARGIN_SECONDS, self._end_the_rest)
 
     def _check_version(self, agent: HostAgent) -> None:
         assert agent.ready is not None
@@ -135,7 +132,7 @@ class HostsJob:
             self._say(reason)
             self._kill()
 
-    def _give_up_start(self) -> None:
+    def _fail_late_start(self) -> None:
         late = ", ".join(agent.host.name for agent in self._living if agent.ready is None)
         self._fail_start(f"no agent within {self._plan.start_seconds:g} s (--ssh-timeout) on {late}")
 
@@ -149,8 +146,7 @@ class HostsJob:
     def _end(self, number: signal.Signals) -> None:
         for agent in self._living:
             agent.signal(number)
-        grace = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
-        self._schedule(self._plan.grace(grace) + MARGIN_SECONDS, self._cut_off)
+        self._steps.schedule(shutdown_seconds(self._plan.shutdown, number) + MARGIN_SECONDS, self._cut_off)
 
     def _cut_off(self) -> None:
         self._say(f"cutting the connections to {', '.join(agent.host.name for agent in self._living)}")
@@ -190,9 +186,6 @@ class HostsJob:
 
     def _say(self, text: str) -> None:
         self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())
-
-    def _schedule(self, seconds: float, step: Callable[[], None]) -> None:
-        self._next_step = (time.monotonic() + seconds, step)
 
     def _move_bytes(self, wake: int, timeout: float | None) -> None:
         """Read and write what can be, once something can be; a byte at ``wake`` and an agent's end end the wait."""

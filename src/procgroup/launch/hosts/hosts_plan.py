@@ -65,10 +65,6 @@ class HostsPlan:
         """Return where the agents meet, given the port that the first one has reserved."""
         return str(Endpoint(self.meeting_host, port))
 
-    def grace(self, default: float) -> float:
-        """Return how long ranks have to end, in seconds."""
-        return default if self.shutdown is None else self.shutdown
-
 
 def plan_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> HostsPlan:
     """Return what the parsed flags mean. Contradictory ones end the program with status 2 and the reason."""

@@ -40,7 +40,7 @@ from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.signals import SignalInbox
 from procgroup.launch.nodes.solo import Solo
 from procgroup.launch.output.job_output import JobOutput
-from procgroup.launch.ranks.deadlines import SHUTDOWN_SECONDS
+from procgroup.launch.ranks.deadlines import shutdown_seconds
 from procgroup.launch.ranks.hung_ranks import HungRanks
 from procgroup.launch.ranks.worker_group import RankPlan, WorkerGroup
 
@@ -271,7 +271,7 @@ class Agent:
         shutdown = self._patience.shutdown
         if self._proposed != ("end", group.round):
             self._proposed = ("end", group.round)
-            group.end(signal.SIGTERM, SHUTDOWN_SECONDS if shutdown is None else shutdown)
+            group.end(signal.SIGTERM, shutdown_seconds(shutdown))
         if others_go_on and shutdown is None:
             group.hurry(self._patience.cut_off)
 

@@ -12,7 +12,7 @@ from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.signals import with_forwarded
 from procgroup.launch.nodes.solo import Solo
-from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
+from procgroup.launch.ranks.deadlines import shutdown_seconds
 from procgroup.launch.ranks.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ class Departure:
 
     def _end_by(self, number: signal.Signals, group: WorkerGroup, meeting: Meeting | Solo) -> None:
         """End the ranks by a signal; where they look for a notice, by that in the place of SIGTERM."""
-        default = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
-        grace = default if self._shutdown is None else self._shutdown
+        grace = shutdown_seconds(self._shutdown, number)
         if number is signal.SIGTERM and group.preempt(grace):
             meeting.propose(partial(job_changes.warn, round_number=group.round, seconds=grace))
         else:

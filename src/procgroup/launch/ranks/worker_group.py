@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.launch import open_files
 from procgroup.launch.output.job_output import RankOutput
-from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS
+from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS, NextStep
 from procgroup.launch.ranks.preemption import Notice
 from procgroup.launch.ranks.rank_process import RankProcess, Stream
 
@@ -69,7 +69,7 @@ class WorkerGroup:
         self._host = host
         self._say = say
         self._kills_before = OutOfMemoryKills.so_far()
-        self._next_step: tuple[float, Callable[[], None]] | None = None
+        self._steps = NextStep()
         self._settles_at: float | None = None
         self._failed_at = 0.0
         self._awaits_cause = awaits_cause
@@ -134,14 +134,11 @@ class WorkerGroup:
                 self._judge(rank, report_seconds)
         if self._hung is not None and self._settles_at is None:
             self._hung.look(self.living)
-        if self._next_step is not None and time.monotonic() >= self._next_step[0]:
-            _, step = self._next_step
-            self._next_step = None
-            step()
+        self._steps.take_due()
 
     def next_event(self) -> float | None:
         """Return the time.monotonic() at which ``watch`` or ``has_settled`` has something new; None: at an end only."""
-        times = [self._next_step[0]] if self._next_step is not None else []
+        times = [self._steps.due] if self._steps.due is not None else []
         if self._hung is not None and self.living:
             times.append(self._hung.next_look)
         if self._settles_at is not None:
@@ -159,13 +156,13 @@ class WorkerGroup:
         for rank in self.living:
             rank.told_to_end = True
             rank.signal(number)
-        self._schedule(grace, self.kill)
+        self._steps.schedule(grace, self.kill)
 
     def hurry(self, grace: float) -> None:
         """Plan to kill those that have been asked to end in so many seconds, where that was planned for later."""
-        due = time.monotonic() + grace
-        if self._next_step is not None and self._next_step[1] == self.kill and due < self._next_step[0]:
-            self._schedule(grace, self.kill)
+        due = self._steps.due
+        if due is not None and self._steps.is_planned(self.kill) and time.monotonic() + grace < due:
+            self._steps.schedule(grace, self.kill)
 
     def preempt(self, grace: float) -> bool:
         """Tell the ranks that they have so many seconds to end, and plan to kill those that have not by then.
@@ -177,7 +174,7 @@ class WorkerGroup:
         for rank in self.living:
             rank.told_to_end = True
         self._notice.give(grace)
-        self._schedule(grace, self.kill)
+        self._steps.schedule(grace, self.kill)
         return True
 
     def warn(self, seconds: float) -> None:
@@ -193,7 +190,7 @@ class WorkerGroup:
         for rank in self.living:
             rank.told_to_end = True
             rank.signal(signal.SIGKILL)
-        self._schedule(UNKILLABLE_SECONDS, self._give_up)
+        self._steps.schedule(UNKILLABLE_SECONDS, self._give_up)
 
     def _judge(self, rank: RankProcess, report_seconds: float) -> None:
         """Look at a rank that has just ended."""
@@ -233,6 +230,3 @@ class WorkerGroup:
         for rank in self.living:
             self._say(f"rank {rank.rank} (pid {rank.pid}) hangs in the kernel and cannot be killed; leaving it")
         self.given_up = True
-
-    def _schedule(self, seconds: float, step: Callable[[], None]) -> None:
-        self._next_step = (time.monotonic() + seconds, step)
