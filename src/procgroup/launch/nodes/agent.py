@@ -20,15 +20,12 @@ looks for them again (departure.py has both).
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from procgroup.errors import DistError
 from procgroup.launch.nodes import job_changes
@@ -39,6 +36,8 @@ from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.signals import SignalInbox
 from procgroup.launch.nodes.solo import Solo
+from procgroup.launch.nodes.timeouts import Timeouts
+from procgroup.launch.nodes.wake_pipe import WakePipe
 from procgroup.launch.output.job_output import JobOutput
 from procgroup.launch.ranks.deadlines import shutdown_seconds
 from procgroup.launch.ranks.hung_ranks import HungRanks
@@ -66,23 +65,6 @@ class Program(Protocol):
         """Return what to start on a node, once the state says where the ranks meet."""
 
 
-class Patience(NamedTuple):
-    """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults).
-
-    ``hang`` is how long a rank may hang before it is killed (None: for ever), ``cut_off`` how long ranks have to end
-    when others may start again without them, and no ``shutdown`` was asked for. ``lead`` is how much sooner an agent
-    gives up a silent store than the store's host takes the agent for lost.
-    """
-
-    join: float = 600.0
-    last_call: float = 30.0
-    recovery: float = 1.5
-    shutdown: float | None = None
-    hang: float | None = None
-    cut_off: float = 0.75
-    lead: float = 1.5
-
-
 class Agent:
     """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost.
 
@@ -96,14 +78,14 @@ class Agent:
         meet: Callable[[Callable[[], None], JobState | None], Meeting | Solo],
         program: Program,
         signals: Sequence[signal.Signals],
-        patience: Patience,
+        timeouts: Timeouts,
         output: JobOutput,
     ) -> None:
         self._meet = meet
         self._program = program
-        self._patience = patience
+        self._timeouts = timeouts
         self._console = Console(output)
-        self._departure = Departure(signals, patience.shutdown, self._console)
+        self._departure = Departure(signals, timeouts.shutdown, self._console)
         self._group: WorkerGroup | None = None
         self._store: HostedStore | None = None
         self._proposed: tuple[str, int] = ("", -1)
@@ -117,12 +99,8 @@ class Agent:
         self.events: Events | None = None
         self.failures: list[Failure] = []
         self._status: int | None = None
-        self._wake_lock = threading.Lock()
-        self._has_closed = False
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._meeting: Meeting | Solo = meet(self._wake, None)
+        self._wakes = WakePipe()
+        self._meeting: Meeting | Solo = meet(self._wakes.wake, None)
 
     @property
     def ranks(self) -> list[int]:
@@ -152,8 +130,8 @@ class Agent:
         streams = group.streams if group is not None else []
         self._announcer.count(group)
         ends = [rank.descriptor for rank in self._group.living] if self._group is not None else []
-        self._console.move_bytes(streams, [inbox.descriptor, self._wake_read, *ends], self._timeout())
-        self._drain_wakes()
+        self._console.move_bytes(streams, [inbox.descriptor, self._wakes.descriptor, *ends], self._timeout())
+        self._wakes.drain()
         self._departure.heed(inbox.take(), self._group, self._meeting)
         if self._group is not None:
             self._group.watch(self._report_seconds())
@@ -194,8 +172,8 @@ class Agent:
     def _begins_at(self, state: JobState, since: float) -> float:
         if state.is_recovery:
             # The host of a store that is silent may be cut off, and need longer to find that out and end its ranks.
-            return since + self._patience.recovery + (self._patience.lead if self._lost_silently else 0.0)
-        return since + (self._patience.last_call if state.round == 0 else 0.0)
+            return since + self._timeouts.recovery + (self._timeouts.lead if self._lost_silently else 0.0)
+        return since + (self._timeouts.last_call if state.round == 0 else 0.0)
 
     def _run_round(self, state: JobState, inbox: SignalInbox) -> None:
         self._enough_since = None
@@ -229,7 +207,7 @@ class Agent:
             node_rank=node_rank,
             host=state.members[node_rank].host,
             awaits_cause=len(state.members) > 1,
-            hung=HungRanks(self._patience.hang, self._console.output.last_reports, self._console.say),
+            hung=HungRanks(self._timeouts.hang, self._console.output.last_reports, self._console.say),
         )
 
         def stops() -> bool:
@@ -268,12 +246,12 @@ class Agent:
 
     def _end_group(self, group: WorkerGroup, *, others_go_on: bool = False) -> None:
         """Ask the ranks to end; soon, where other nodes may start the ranks of the next round."""
-        shutdown = self._patience.shutdown
+        shutdown = self._timeouts.shutdown
         if self._proposed != ("end", group.round):
             self._proposed = ("end", group.round)
             group.end(signal.SIGTERM, shutdown_seconds(shutdown))
         if others_go_on and shutdown is None:
-            group.hurry(self._patience.cut_off)
+            group.hurry(self._timeouts.cut_off)
 
     def _conclude(self, state: JobState, inbox: SignalInbox) -> None:
         """Report, once this node's ranks have ended; the job's exit status is that of the first failure."""
@@ -314,9 +292,9 @@ class Agent:
 
     def _wait_for_nodes(self, state: JobState | None) -> None:
         """Give up when the nodes that are waited for have not come in time."""
-        if self._announcer.waited() >= self._patience.join and (state is None or not job_changes.has_enough(state)):
+        if self._announcer.waited() >= self._timeouts.join and (state is None or not job_changes.has_enough(state)):
             waits_for = describe_waiting(state, self._meeting.place)
-            self._fail_alone(f"the nodes have not come together within {self._patience.join:g} s: {waits_for}")
+            self._fail_alone(f"the nodes have not come together within {self._timeouts.join:g} s: {waits_for}")
         else:
             self._announcer.wait_for_nodes(state, self._meeting.place)
 
@@ -342,7 +320,7 @@ class Agent:
         self._proposed = ("", -1)
         self._has_joined = False
         self._announcer = Announcer(self._console)
-        self._meeting = self._meet(self._wake, memory)
+        self._meeting = self._meet(self._wakes.wake, memory)
 
     def _fail_alone(self, reason: str) -> None:
         """End this node's part with an error of its own."""
@@ -379,33 +357,19 @@ class Agent:
             times.append(event)
         state = self._meeting.state
         if state is None or state.phase == "forming":
-            times += [self._announcer.next_line(), self._announcer.waits_since + self._patience.join]
+            times += [self._announcer.next_line(), self._announcer.waits_since + self._timeouts.join]
             if state is not None and self._enough_since is not None:
                 times.append(self._begins_at(state, self._enough_since))
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _wake(self) -> None:
-        """Make the loop look again; called in the meeting's threads."""
-        with self._wake_lock, suppress(BlockingIOError):  # it is full, so the loop will look anyway
-            if not self._has_closed:
-                os.write(self._wake_write, b".")
-
     def _close(self) -> None:
-        """Close the descriptors that this agent has made; the meeting's threads may still call ``_wake``."""
+        """Close the descriptors that this agent has made."""
         if self._store is not None:
             self._store.close()
             self._store = None  # its descriptors end with it, and this agent is part of reference cycles
         if self._group is not None:
             self._group.close()
-        with self._wake_lock:
-            self._has_closed = True
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-
-    def _drain_wakes(self) -> None:
-        with suppress(BlockingIOError):
-            while os.read(self._wake_read, 4096):
-                pass
+        self._wakes.close()
 
     def _flush(self, inbox: SignalInbox) -> None:
         streams = self._group.streams if self._group is not None else []

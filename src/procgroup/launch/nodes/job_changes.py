@@ -16,9 +16,12 @@ Nothing here reads a clock; how long to wait for further members, and when a nod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
+
+Change = Callable[[JobState], JobState | None]
+"""A function from a state to the next one; None where it does not apply."""
 
 MAX_FAILURES = 64
 """How many ranks' failures the state holds; those of further ranks are left out."""

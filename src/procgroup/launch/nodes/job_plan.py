@@ -23,7 +23,6 @@ from procgroup.cluster.addresses import without_password
 from procgroup.environ import PYTHON_EXEC
 from procgroup.launch import flag_values
 from procgroup.launch.flag_values import NodeRange
-from procgroup.launch.nodes.agent import Patience
 from procgroup.launch.nodes.endpoints import (
     FoundStore,
     connect_each,
@@ -35,6 +34,7 @@ from procgroup.launch.nodes.endpoints import (
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.leases import Lease
 from procgroup.launch.nodes.solo import Solo
+from procgroup.launch.nodes.timeouts import Timeouts
 from procgroup.stores import addresses
 from procgroup.types import Endpoint
 
@@ -63,7 +63,7 @@ class JobPlan(NamedTuple):
     run_id: str
     agent: str
     settings: Settings
-    patience: Patience
+    timeouts: Timeouts
     lease: Lease
     endpoints: tuple[Endpoint, ...] = ()
     find: Callable[[Callable[[], bool]], FoundStore] | None = None
@@ -146,7 +146,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
         run_id=run_id,
         agent=os.urandom(8).hex(),
         settings=Settings(nodes.least, nodes.most, options.max_restarts, options.on_partition),
-        patience=Patience(
+        timeouts=Timeouts(
             join=_join_seconds(conf, kind),
             last_call=flag_values.conf_seconds(conf, "last_call_timeout", LAST_CALL_SECONDS),
             shutdown=options.shutdown_timeout,

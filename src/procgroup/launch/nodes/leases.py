@@ -9,7 +9,7 @@ others, and says so by ``lost``, sooner than they can take it for lost: so its r
     last beat   ──Lease.seconds────────────────────────────────────────────────────────> the others go on
 
 Where it is the store's host that is cut off, it finds that out by the beats of the others, after ``Lease.seconds``.
-They find out sooner, and wait for as much longer before they begin a round at another store (``Patience.lead``).
+They find out sooner, and wait for as much longer before they begin a round at another store (``Timeouts.lead``).
 """
 
 from __future__ import annotations

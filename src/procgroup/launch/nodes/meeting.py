@@ -1,14 +1,9 @@
 """How the agents of a job agree on its state, through a store that all of them reach.
 
-Words: a *version* of the state is one key of the store, written once and never changed; a *change* is a function from
-a state to the next one (see job_changes.py). Whoever writes the key of the next version first decides what it is; the
-others apply their change to that and try the version after it. So every agent sees the same states in the same order,
-whatever the store is::
+The versions of the state are in shared_state.py. Beside them the store has two keys for each agent::
 
-    latest       the number of some late version, for agents that come       set
-    state/N      the state, as JSON; "passed" once it is long past            compare_set, from nothing
-    beat/ID      counts while the agent ID lives                              add, every interval
-    gone/ID      there when the store has seen ID's connection end            set_on_disconnect
+    beat/ID      a counter; agent ID adds 1 in every interval                 add
+    gone/ID      exists when the store has seen the connection of ID end      set_on_disconnect
 
 When an agent is lost, and when it has lost the others, leases.py says. No times are exchanged.
 
@@ -29,17 +24,14 @@ from functools import partial
 from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
 from procgroup.launch.nodes import job_changes
 from procgroup.launch.nodes.endpoints import FoundStore
-from procgroup.launch.nodes.job_changes import JobConflict, JobEnded
+from procgroup.launch.nodes.job_changes import Change, JobConflict, JobEnded
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.leases import Lease, Watcher
+from procgroup.launch.nodes.shared_state import SharedState, read_latest
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
 
-Change = Callable[[JobState], JobState | None]
-
-_KEPT_VERSIONS = 64
 _ATTEMPTS = 3
-_PASSED = b"passed"
 _CLOSE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.02
 _ELSEWHERE_SECONDS = 1.0
@@ -89,12 +81,11 @@ class Meeting:
         self._lease = lease or Lease()
         self._others = others
         self._wake = wake
-        self._lock = threading.Lock()
         self._changes: queue.SimpleQueue[Change | threading.Event] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._joined = threading.Event()
         self._found: FoundStore | None = None
-        self._known: JobState | None = None
+        self._shared: SharedState | None = None
         self._has_joined = False
         self._has_handed_over = False
         self._store: Store
@@ -108,6 +99,10 @@ class Meeting:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def _known(self) -> JobState | None:
+        return self._shared.latest if self._shared is not None else None
 
     @property
     def state(self) -> JobState | None:
@@ -191,7 +186,7 @@ class Meeting:
         if isinstance(change, threading.Event):
             change.set()
         else:
-            self._persist(lambda: self._apply(change))
+            self._apply(change)
 
     def _join(self) -> None:
         self._found = self._find(self._closing.is_set)
@@ -200,17 +195,19 @@ class Meeting:
         self._answered = time.monotonic()
         self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
         self._on_disconnect = self._store.set_on_disconnect(f"gone/{self.node_id}", "")
-        self._persist(self._find_state)
+        self._shared = SharedState(self._store, self._settings, self._wake)
+        self._persist(self._shared.find)
         if self._memory is not None:
             memory = self._memory
-            self._persist(lambda: self._apply(lambda state: job_changes.recall(state, memory)))
+            self._apply(lambda state: job_changes.recall(state, memory))
+        join = partial(job_changes.join, node=node, settings=self._settings)
         try:
-            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+            self._apply(join)
         except JobEnded:
             if self._is_anybody_there():
                 raise
-            self._persist(lambda: self._apply(job_changes.anew))
-            self._persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+            self._apply(job_changes.anew)
+            self._apply(join)
         self._has_joined = True
         self._joined.set()
         self._wake()
@@ -221,59 +218,18 @@ class Meeting:
         before = self._store.multi_get(keys)
         return not self._closing.wait(self._lease.seconds) and self._store.multi_get(keys) != before
 
-    def _find_state(self) -> None:
-        """Take the latest state that the store knows, or make the first one."""
-        if self._store.check(["latest"]):
-            self._take_latest()
-        else:
-            first = JobState(self._settings).to_json()
-            self._take(self._store.compare_set("state/0", "", first))
-            self._store.compare_set("latest", "", "0")
-
-    def _take_latest(self) -> None:
-        while True:
-            text = self._store.get("state/" + self._store.get("latest").decode())
-            if text != _PASSED:
-                self._take(text)
-                return
-
-    def _take(self, text: bytes) -> None:
-        """Make a state the latest known one, unless a later one is known."""
-        if text == _PASSED:
-            self._take_latest()
-            return
-        state = JobState.from_json(text)
-        with self._lock:
-            if self._known is not None and state.version <= self._known.version:
-                return
-            self._known = state
-        self._wake()
-
-    def _apply(self, change: Change) -> None:
-        """Write the version that the change makes of the latest one, however often others are quicker."""
-        while True:
-            state = self._known
-            assert state is not None
-            changed = change(state)
-            if changed is None:
-                return
-            changed = changed._replace(version=state.version + 1)
-            text = changed.to_json().encode()
-            written = self._store.compare_set(f"state/{changed.version}", "", text)
-            self._take(written)
-            if written == text:
-                self._store.set("latest", str(changed.version))
-                if changed.version >= _KEPT_VERSIONS:
-                    self._store.set(f"state/{changed.version - _KEPT_VERSIONS}", _PASSED)
-                return
-
     def _follow(self) -> None:
         self._joined.wait()
-        while self._known is not None and not (self._closing.is_set() or self.lost or self.error):
-            if self._known.phase == "ended":
+        while self._shared is not None and not (self._closing.is_set() or self.lost or self.error):
+            if self._shared.latest is None or self._shared.latest.phase == "ended":
                 return
             with suppress(StoreTimeout):
-                self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
+                self._shared.await_next(self._lease.interval)
+
+    def _apply(self, change: Change) -> None:
+        """Change the state, as soon as the store answers."""
+        assert self._shared is not None
+        self._persist(partial(self._shared.apply, change))
 
     def _persist(self, request: Callable[[], object]) -> None:
         """Do a request again until the store answers. Raises DistStoreError when it is silent for too long.
@@ -310,7 +266,7 @@ class Meeting:
         dead, silent = self._watcher.look(nodes, beats, {key.removeprefix("gone/") for key in gone})
         for lost, is_silent in ((dead, False), (silent, True)):
             if lost:
-                self._persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
+                self._apply(partial(job_changes.lose, nodes=lost, silent=is_silent))
 
     def _look_elsewhere(self) -> None:
         """Let go of a store that this agent hosts for one at which more nodes have met; of two alike, for the first.
@@ -335,14 +291,12 @@ class Meeting:
         """Return whether to go to another store, ``place`` entries further in the list of endpoints; close it."""
         try:
             store = PrefixStore(f"agents/{self._job}", other.store.with_timeout(_ELSEWHERE_SECONDS))
-            if not store.check(["latest"]):
-                return False
-            theirs = JobState.from_json(store.get("state/" + store.get("latest").decode()))
+            theirs = read_latest(store)
         except (DistError, ValueError):
             return False
         finally:
             other.close_after_guests(0)
-        if theirs.phase == "ended":
+        if theirs is None or theirs.phase == "ended":
             return False
         weights = [(job_changes.is_at_work(state), len(state.members)) for state in (mine, theirs)]
         return weights[1] > weights[0] or (weights[1] == weights[0] and place < 0)

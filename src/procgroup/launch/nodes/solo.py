@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes.job_changes import Change
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
-
-Change = Callable[[JobState], JobState | None]
 
 
 class Solo:
