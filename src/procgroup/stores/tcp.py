@@ -103,32 +103,32 @@ class StoreServer:
         return self._native.running
 
     @property
-    def guests(self) -> int:
-        """How many connections other processes have."""
+    def clients(self) -> int:
+        """The number of connections that other processes have."""
         return self._native.guests
 
     @property
-    def procgroup_guests(self) -> int:
-        """How many of those are procgroup's clients; PyTorch's may be anybody's, as they prove no secret."""
+    def procgroup_clients(self) -> int:
+        """The number of procgroup's clients among them. PyTorch's clients, which prove no secret, are left out."""
         return sum(process != 0 for process, _ in self._native.list_guests())
 
     @property
     def requests(self) -> int:
-        """How many requests it has served."""
+        """The number of requests that it has served."""
         return self._native.requests
 
     def name_users(self, users: Mapping[int, str]) -> None:
-        """Say, by process id, who the clients are, for the message that tells for whom this process waits."""
+        """Give the clients names, by process id, for the line that says for which clients this process waits."""
         self._users.update(users)
 
-    def list_guests(self) -> list[str]:
-        """Return who has connections from other processes, as far as that is known."""
-        guests = {}
+    def list_clients(self) -> list[str]:
+        """Return the names of the processes that have connections: as ``name_users`` set them, else pid and host."""
+        names = {}
         for process, address in self._native.list_guests():
             name = f"process {process}" if process else "a client of PyTorch's TCPStore"
             host = address.rpartition(":")[0]
-            guests[process, host] = self._users.get(process, f"{name} at {host}")
-        return sorted(guests.values())
+            names[process, host] = self._users.get(process, f"{name} at {host}")
+        return sorted(names.values())
 
     def forget_torch(self) -> None:
         """Close the connections of PyTorch's clients and forget their keys, as before another attempt of a job."""
@@ -144,7 +144,7 @@ class StoreServer:
         if self._pid != os.getpid():
             return
         self._native.drain()
-        if self.guests > 0:
+        if self.clients > 0:
             _draining.add(self)
         else:
             self.close()
@@ -166,7 +166,7 @@ def _linger() -> None:
     for store in [store for store in _connected if store._hosting is None]:
         store._client.close()  # or this process would wait for itself
     wait_for_others(
-        lambda: not any(server.running and server.guests for server in waiting),
+        lambda: not any(server.running and server.clients for server in waiting),
         LINGER_SECONDS,
         lambda: f"this process hosts the store and waits for {_names(waiting)} to end",
         pause=0.005,
@@ -174,9 +174,9 @@ def _linger() -> None:
 
 
 def _names(servers: Sequence[StoreServer]) -> str:
-    guests = [guest for server in servers for guest in server.list_guests()]
-    shown = ", ".join(guests[:_MAX_NAMES])
-    return shown + (f" and {len(guests) - _MAX_NAMES} more" if len(guests) > _MAX_NAMES else "")
+    names = [name for server in servers for name in server.list_clients()]
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")
 
 
 class _Hosting:

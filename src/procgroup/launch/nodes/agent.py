@@ -28,7 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from procgroup.errors import DistError
-from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.announcer import Announcer, describe_waiting
 from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.departure import Departure, Loss, find_loss
@@ -160,7 +160,7 @@ class Agent:
     def _form(self, state: JobState, inbox: SignalInbox) -> None:
         """Wait for nodes; begin when there are enough and nobody else has come for a while."""
         self._wait_for_nodes(state)
-        if not job_changes.has_enough(state):
+        if not quorum.can_begin(state):
             self._enough_since = None
             self._proposed = ("", -1)
             return
@@ -237,7 +237,7 @@ class Agent:
         """End this node's ranks; say so when they have ended."""
         group = self._group
         if group is not None and group.round == state.round and group.living:
-            self._end_group(group, others_go_on=not job_changes.may_go_on(state))
+            self._end_group(group, others_go_on=not quorum.has_quorum(state))
         elif state.node_rank(self._node_id) is not None and self._node_id not in state.passed:
             known = set(state.failures)
             failures = [text for text in self._failures_here()[1] if text not in known]
@@ -292,7 +292,7 @@ class Agent:
 
     def _wait_for_nodes(self, state: JobState | None) -> None:
         """Give up when the nodes that are waited for have not come in time."""
-        if self._announcer.waited() >= self._timeouts.join and (state is None or not job_changes.has_enough(state)):
+        if self._announcer.waited() >= self._timeouts.join and (state is None or not quorum.can_begin(state)):
             waits_for = describe_waiting(state, self._meeting.place)
             self._fail_alone(f"the nodes have not come together within {self._timeouts.join:g} s: {waits_for}")
         else:

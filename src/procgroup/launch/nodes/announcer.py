@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes import quorum
 from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.ranks.worker_group import WorkerGroup
@@ -60,7 +60,7 @@ class Announcer:
 
     def wait_for_nodes(self, state: JobState | None, place: str) -> None:
         """Say for which nodes, or for the store at which place, this one waits, when it has waited for a while."""
-        if self.waited() >= self._next_report and (state is None or not job_changes.has_enough(state)):
+        if self.waited() >= self._next_report and (state is None or not quorum.can_begin(state)):
             self._next_report = self.waited() + _REPEAT_SECONDS
             self._console.say(f"waiting: {describe_waiting(state, place)}")
 
@@ -87,6 +87,6 @@ def describe_waiting(state: JobState | None, place: str) -> str:
     if here < state.settings.min_nodes:
         return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts})"
     return (
-        f"{job_changes.present(state)} of the {len(state.previous)} nodes of the last round are here ({hosts}); while "
-        "the others may be at work somewhere, only more than half go on (half with --on-partition continue)"
+        f"{quorum.returning_members(state)} of the {len(state.previous)} nodes of the last round are here ({hosts}); "
+        "while the others may run ranks somewhere, only more than half go on (half with --on-partition continue)"
     )

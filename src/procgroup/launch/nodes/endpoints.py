@@ -31,7 +31,7 @@ from procgroup.types import Endpoint
 DEFAULT_PORT = 29400
 """The port of an endpoint that names none, as torchrun's."""
 
-PATIENCE_SECONDS = 1.0
+TAKEOVER_SECONDS = 1.0
 """How long an endpoint may be silent before the owner of the next one takes over."""
 
 _CONNECT_SECONDS = 0.75
@@ -61,7 +61,7 @@ class FoundStore(NamedTuple):
             return _LOOPBACK if self.endpoint.host == "localhost" else self.endpoint.host
         return source_address(self.endpoint)
 
-    def close_after_guests(self, seconds: float) -> None:
+    def close_after_clients(self, seconds: float) -> None:
         """Close the connections; a server that is here waits at most so long for the other agents to go.
 
         It does not wait for PyTorch's clients: the ranks have ended, and whoever else connects proves no secret.
@@ -69,7 +69,7 @@ class FoundStore(NamedTuple):
         self.store.close()
         if self.server is not None:
             deadline = time.monotonic() + seconds
-            while self.server.procgroup_guests and time.monotonic() < deadline:
+            while self.server.procgroup_clients and time.monotonic() < deadline:
                 time.sleep(_PAUSE_SECONDS / 10)
             self.server.close()
 
@@ -98,7 +98,7 @@ def find_store(
     began = time.monotonic()
     while True:
         waited = time.monotonic() - began
-        owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * PATIENCE_SECONDS]
+        owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * TAKEOVER_SECONDS]
         hosting = partial(_host_one, owners if is_host is not False else [], is_host, answers_torch)
         # A sole endpoint that can be hosted has no store yet. Of several, one that has it may not be this host's own.
         found = hosting() if len(endpoints) == 1 else None

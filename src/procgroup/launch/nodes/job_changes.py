@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
+from procgroup.launch.nodes.quorum import can_begin
 
 Change = Callable[[JobState], JobState | None]
 """A function from a state to the next one; None where it does not apply."""
@@ -33,33 +34,6 @@ class JobConflict(Exception):
 
 class JobEnded(Exception):
     """A node came to a job that has ended."""
-
-
-def has_enough(state: JobState) -> bool:
-    """Return whether the round that is forming may begin, once nobody else is waited for."""
-    enough = state.phase == "forming" and len(state.members) >= state.settings.min_nodes
-    return enough and not state.is_moving and may_go_on(state)
-
-
-def may_go_on(state: JobState) -> bool:
-    """Return whether these members may go on after the last round: at most one part of a network that is cut may.
-
-    More than half of those that may still be at work may. Exactly half may where the user says so; or, when nothing is
-    said, where the agents still have the store of that round, which the other half does not reach then. The largest
-    number of nodes may always: there are none left for another part.
-    """
-    if len(state.members) == state.settings.max_nodes:
-        return True
-    here = present(state)
-    if 2 * here == len(state.previous):
-        policy = state.settings.on_partition
-        return not state.previous or policy == "continue" or (policy == "" and not state.is_recovery)
-    return 2 * here > len(state.previous)
-
-
-def is_at_work(state: JobState) -> bool:
-    """Return whether the nodes run a round, or are enough to begin one."""
-    return state.phase in ("running", "stopping") or has_enough(state)
 
 
 def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
@@ -100,7 +74,7 @@ def recall(state: JobState, memory: JobState) -> JobState | None:
 
 def begin(state: JobState, round_number: int) -> JobState | None:
     """Begin the round that is forming, without waiting for further nodes."""
-    if state.round != round_number or not has_enough(state):
+    if state.round != round_number or not can_begin(state):
         return None
     return _begin(state)
 
@@ -310,7 +284,7 @@ def _conclude(state: JobState) -> JobState:
         passed=(),
         store=None,
     )
-    return _begin(state) if has_enough(state) else state
+    return _begin(state) if can_begin(state) else state
 
 
 def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -> JobState:
@@ -326,8 +300,3 @@ def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -
 
 def _others(nodes: Iterable[Node], ids: set[str]) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.id not in ids)
-
-
-def present(state: JobState) -> int:
-    """Return how many members were members of the last round, too."""
-    return sum(node.agent in state.previous for node in state.members)

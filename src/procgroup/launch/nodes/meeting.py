@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 
 from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
-from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import Change, JobConflict, JobEnded
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
@@ -37,7 +37,7 @@ _PAUSE_SECONDS = 0.02
 _ELSEWHERE_SECONDS = 1.0
 _LOOK_ELSEWHERE_SECONDS = 5.0
 # How long an agent that hosts the store lets the others read how the job ended.
-_GUEST_SECONDS = 10.0
+_LINGER_SECONDS = 10.0
 
 
 class Meeting:
@@ -147,7 +147,7 @@ class Meeting:
         self._threads[0].join(0.0 if self.lost else _CLOSE_SECONDS)
         if self._found is not None:
             leaves_at_once = bool(self.lost or self.error is not None or self._has_handed_over)
-            self._found.close_after_guests(0.0 if leaves_at_once else _GUEST_SECONDS)
+            self._found.close_after_clients(0.0 if leaves_at_once else _LINGER_SECONDS)
         for thread in self._threads:
             thread.join(max(_PAUSE_SECONDS, deadline - time.monotonic()))
 
@@ -282,7 +282,7 @@ class Meeting:
             return
         with suppress(DistError):
             self.moves = any(self._is_better(place, other, state) for place, other in self._others(found))
-        pause = _LOOK_ELSEWHERE_SECONDS if job_changes.is_at_work(state) else 0.0
+        pause = _LOOK_ELSEWHERE_SECONDS if quorum.is_active(state) else 0.0
         self._looks_elsewhere_at = time.monotonic() + pause
         if self.moves:
             raise DistStoreError("more of the other nodes meet at another endpoint")
@@ -295,8 +295,8 @@ class Meeting:
         except (DistError, ValueError):
             return False
         finally:
-            other.close_after_guests(0)
+            other.close_after_clients(0)
         if theirs is None or theirs.phase == "ended":
             return False
-        weights = [(job_changes.is_at_work(state), len(state.members)) for state in (mine, theirs)]
+        weights = [(quorum.is_active(state), len(state.members)) for state in (mine, theirs)]
         return weights[1] > weights[0] or (weights[1] == weights[0] and place < 0)
