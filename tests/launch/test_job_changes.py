@@ -225,7 +225,7 @@ def test_a_job_whose_members_are_all_gone_begins_anew_for_those_that_came_later(
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"null", b'{"settings": 3}', b"\xff", b'{"members": [{}]}'])
 def test_what_is_no_state_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match="no job's state"):
+    with pytest.raises(ValueError, match="expected a job's state"):
         JobState.from_json(text)
 
 
@@ -234,7 +234,7 @@ def test_what_is_no_state_is_refused(text: bytes) -> None:
 )
 def test_a_state_with_a_value_of_another_kind_is_refused(name: str, value: object) -> None:
     fields = json.loads(running("ab", 1, 2).to_json())
-    with pytest.raises(ValueError, match="no job's state"):
+    with pytest.raises(ValueError, match="expected a job's state"):
         JobState.from_json(json.dumps(fields | {name: value}))
 
 

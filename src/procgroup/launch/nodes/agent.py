@@ -1,21 +1,22 @@
 """The agent of one node: runs the node's ranks in the rounds that the agents of all nodes agree on.
 
-One thread, one loop, no polling: it waits on the ranks' pipes and ends (pidfd), its own outputs, its signals and the
-meeting, which agrees with the other nodes in threads of its own (see meeting.py; a job with one node agrees with
-itself at once). What the agent does follows from the job's state and from its own ranks::
+One thread runs one loop without polling. The loop waits for the ranks' pipes and exits (pidfd), the launcher's outputs,
+signals, and the meeting, whose own threads agree with the other nodes (see meeting.py; a job of one node needs no
+agreement, see solo.py). The job's state and the agent's own ranks determine what the agent does::
 
-    state       ranks here         the agent
-    forming     none               waits; with enough nodes, and nobody else for a while, begins the round
-    running     none yet           the first node hosts the ranks' store; all start their ranks
-                all ended with 0   "finished"
-                one failed         after a moment for the others' reports: "failed", with all that is known
-    stopping    some               SIGTERM ── grace ──> SIGKILL
-                none               "stopped"
-    ended       none               reports the first failure; exits with its status
+    state       ranks here            what the agent does
+    forming     none                  waits; begins the round when there are enough nodes and no further one has joined
+                                      for a while
+    running     none yet              hosts the ranks' store on the first node; starts the ranks on every node
+                all ended with 0      proposes "finish"
+                one failed            waits a moment for the errors of the others, then proposes "fail" with all errors
+    stopping    some                  sends SIGTERM ── grace ──> SIGKILL
+                none                  proposes "stopped"
+    ended       none                  reports the first failure; exits with its status
 
-A signal to the agent goes to its ranks; when they have ended, the node leaves the job, and the others go on or end. A
-second Ctrl-C kills at once. An agent that loses the others ends its ranks, because the others take it for lost, and
-looks for them again (departure.py has both).
+A signal to the agent goes to its ranks. When they have ended, the node leaves the job, and the other nodes go on or
+end. A second Ctrl-C kills the ranks at once. An agent that cannot reach the others ends its ranks, because the others
+declare it lost, and then tries to join them again (both are in departure.py).
 """
 
 from __future__ import annotations
@@ -49,28 +50,28 @@ if TYPE_CHECKING:
     from procgroup.launch.nodes.meeting import Meeting
 
 REPORT_SECONDS = 2.0
-"""How long the other ranks have, after the first failure, to report it themselves, when the job is to end."""
+"""How long the other ranks may take, after the first failure, to raise errors of their own, when no restart is left."""
 
 RESTART_REPORT_SECONDS = 0.3
-"""The same when the ranks are to be started again."""
+"""The same when the ranks will be started again."""
 
 
 class Program(Protocol):
     """What the agents run in each round."""
 
     def host(self, state: JobState) -> HostedStore:
-        """Host the store at which the ranks of the running round meet, on the first node."""
+        """Host the store of the running round's ranks, on the first node."""
 
     def plans(self, state: JobState, node_rank: int) -> Sequence[RankPlan]:
-        """Return what to start on a node, once the state says where the ranks meet."""
+        """Return the ranks to start on a node; the state holds the address of their store."""
 
 
 class Agent:
-    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost.
+    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, and makes it anew after a loss.
 
-    When it has run, ``failures`` are those that ended the job; unless ``reports`` is False they have been shown. With
-    ``shares_console``, where all agents write to the same place, only the one whose rank failed first shows them.
-    ``events`` writes how the job has ended for other programs, where somebody asked for it.
+    After ``run``, ``failures`` are the failures that ended the job. ``run`` prints them unless ``reports`` is False;
+    with ``shares_console``, where all agents write to the same terminal, only the agent of the first failure prints
+    them. ``events``, if given, writes the end of the job for other programs.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class Agent:
 
     @property
     def ranks(self) -> list[int]:
-        """The global ranks that this node has started last."""
+        """The global ranks of the last round that this node started."""
         return [rank.rank for rank in self._group.ranks] if self._group is not None else []
 
     def run(self) -> int:
-        """Take part until the job ends, or a signal ends this node's part; return the exit status."""
+        """Run this node's part until the job ends or a signal ends it; return the exit status."""
         with SignalInbox(self._departure.numbers) as inbox:
             try:
                 while self._status is None:
@@ -125,7 +126,7 @@ class Agent:
                 self._close()
 
     def _turn(self, inbox: SignalInbox) -> None:
-        """Wait for the next thing to happen, and note it."""
+        """Wait for the next event, and record it."""
         group = self._group
         streams = group.streams if group is not None else []
         self._announcer.count(group)
@@ -137,7 +138,7 @@ class Agent:
             self._group.watch(self._report_seconds())
 
     def _follow(self, inbox: SignalInbox) -> None:
-        """Do what the job's state and this node's ranks ask for."""
+        """Take the step that the job's state and this node's ranks require."""
         if self._departure.received is not None:
             self._leave_when_ended()
         elif self._meeting.error is not None:
@@ -158,7 +159,7 @@ class Agent:
             steps[state.phase](state, inbox)
 
     def _form(self, state: JobState, inbox: SignalInbox) -> None:
-        """Wait for nodes; begin when there are enough and nobody else has come for a while."""
+        """Wait for nodes; begin when there are enough and no further one has joined for a while."""
         self._wait_for_nodes(state)
         if not quorum.can_begin(state):
             self._enough_since = None
@@ -171,7 +172,7 @@ class Agent:
 
     def _begins_at(self, state: JobState, since: float) -> float:
         if state.is_recovery:
-            # The host of a store that is silent may be cut off, and need longer to find that out and end its ranks.
+            # The host of a silent store may be cut off. It notices that later than this agent, and then ends its ranks.
             return since + self._timeouts.recovery + (self._timeouts.lead if self._lost_silently else 0.0)
         return since + (self._timeouts.last_call if state.round == 0 else 0.0)
 
@@ -179,7 +180,7 @@ class Agent:
         self._enough_since = None
         node_rank = state.node_rank(self._node_id)
         if node_rank is None:
-            return  # a spare node, until a member goes
+            return  # a spare node, until a member leaves
         if self._group is None or self._group.round != state.round:
             self._start(state, node_rank, inbox)
         elif state.notice and self._proposed != ("warn", state.round):
@@ -193,7 +194,7 @@ class Agent:
             self._propose("finish", state, partial(job_changes.finish, round_number=state.round, node_id=self._node_id))
 
     def _start(self, state: JobState, node_rank: int, inbox: SignalInbox) -> None:
-        """Start this node's ranks, once the first node has said where they meet."""
+        """Start this node's ranks, once the first node has published the address of the ranks' store."""
         if state.store is None:
             if node_rank == 0 and self._proposed != ("publish", state.round):
                 self._host(state)
@@ -234,7 +235,7 @@ class Agent:
         self._propose("publish", state, change)
 
     def _stop_round(self, state: JobState, inbox: SignalInbox) -> None:
-        """End this node's ranks; say so when they have ended."""
+        """End this node's ranks, then propose "stopped"."""
         group = self._group
         if group is not None and group.round == state.round and group.living:
             self._end_group(group, others_go_on=not quorum.has_quorum(state))
@@ -245,7 +246,7 @@ class Agent:
             self._propose("stopped", state, change)
 
     def _end_group(self, group: WorkerGroup, *, others_go_on: bool = False) -> None:
-        """Ask the ranks to end; soon, where other nodes may start the ranks of the next round."""
+        """Send SIGTERM; kill the ranks early where other nodes may start the ranks of the next round."""
         shutdown = self._timeouts.shutdown
         if self._proposed != ("end", group.round):
             self._proposed = ("end", group.round)
@@ -270,7 +271,7 @@ class Agent:
             self._announcer.conclude(state, self.failures, self._group)
 
     def _is_reporter(self, state: JobState) -> bool:
-        """Return whether it is this agent which is to show how the job has ended."""
+        """Return whether this agent prints how the job has ended."""
         if not (self.shares_console and self.failures):
             return True
         from procgroup.launch.failures.report import first_failure
@@ -278,7 +279,7 @@ class Agent:
         return first_failure(self.failures).node_rank == state.node_rank(self._node_id)
 
     def _failures_here(self) -> tuple[str, list[str], int]:
-        """Return why this node's ranks failed: in a line, as records for the other nodes, and as an exit status."""
+        """Return why this node's ranks failed: one line, the records for the other nodes, and an exit status."""
         group = self._group
         if group is None:
             return "", [], 1
@@ -291,7 +292,7 @@ class Agent:
         return summary(group.failures), records, first_failure(group.failures).exit_status
 
     def _wait_for_nodes(self, state: JobState | None) -> None:
-        """Give up when the nodes that are waited for have not come in time."""
+        """End this node's part when the awaited nodes have not joined in time."""
         if self._announcer.waited() >= self._timeouts.join and (state is None or not quorum.can_begin(state)):
             waits_for = describe_waiting(state, self._meeting.place)
             self._fail_alone(f"the nodes have not come together within {self._timeouts.join:g} s: {waits_for}")
@@ -299,7 +300,7 @@ class Agent:
             self._announcer.wait_for_nodes(state, self._meeting.place)
 
     def _look_for_the_others(self, loss: Loss) -> None:
-        """End this node's ranks, since the others may soon run without it; then meet the other agents anew."""
+        """End this node's ranks, because the others may soon run without them; then join the other agents anew."""
         group = self._group
         if self._loss is None:
             self._loss = loss
@@ -336,7 +337,7 @@ class Agent:
             self._status = self._departure.exit_status
 
     def _propose(self, name: str, state: JobState, change: Callable[[JobState], JobState | None]) -> None:
-        """Propose a change once in a round; the meeting applies it to whatever the state is by then."""
+        """Propose a change, once in each round; the meeting applies it to the latest state."""
         if self._proposed != (name, state.round):
             self._proposed = (name, state.round)
             self._meeting.propose(change)
@@ -351,7 +352,7 @@ class Agent:
         return RESTART_REPORT_SECONDS if restarts else REPORT_SECONDS
 
     def _timeout(self) -> float | None:
-        """Return how long the loop may wait; None while only an event changes anything."""
+        """Return how long the loop may wait, in seconds; None for no limit."""
         times = []
         if self._group is not None and (event := self._group.next_event()) is not None:
             times.append(event)

@@ -5,10 +5,10 @@ The versions of the state are in shared_state.py. Beside them the store has two 
     beat/ID      a counter; agent ID adds 1 in every interval                 add
     gone/ID      exists when the store has seen the connection of ID end      set_on_disconnect
 
-When an agent is lost, and when it has lost the others, leases.py says. No times are exchanged.
+leases.py defines when an agent is lost, and when it has lost the others. No times are exchanged.
 
-Two threads serve one agent: one waits for the next version, the other beats, watches and proposes. The agent's own
-thread never waits for the store.
+Two threads serve one agent: one waits for the next version of the state; the other renews the agent's lease, watches
+those of others, and applies changes. The agent's own thread never waits for the store.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _CLOSE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.02
 _ELSEWHERE_SECONDS = 1.0
 _LOOK_ELSEWHERE_SECONDS = 5.0
-# How long an agent that hosts the store lets the others read how the job ended.
+# How long an agent that hosts the store waits until the others have read how the job ended.
 _LINGER_SECONDS = 10.0
 
 
 class Meeting:
-    """One agent's view of the job, kept up to date in threads of its own.
+    """One agent's view of the job, which threads of its own keep up to date.
 
-    ``find(stops)`` connects to the store, which is at ``place``, or hosts it; ``describe`` makes the node, given where
-    that store is. ``state`` is the latest known state, None until there is one; ``wake`` is called, in another thread,
-    whenever it, ``lost`` or ``error`` has changed. ``lost`` says why the store is out of reach, ``is_silent`` that its
-    connections have not ended, ``moves`` that this agent gave it up; ``error`` is the exception that keeps the node out
-    of the job.
+    ``find(stops)`` connects to the store at ``place``, or hosts it; ``describe`` makes the Node, given the store.
+    ``state`` is the latest known state, None until this node has joined. ``wake`` is called in another thread whenever
+    ``state``, ``lost`` or ``error`` has changed. ``lost`` is the reason why the store cannot be reached; then
+    ``is_silent`` means that the store's connections have not ended, and ``moves`` that this agent left the store for a
+    better one. ``error`` is the exception that keeps the node out of the job.
 
-    ``memory`` is what this agent knows of the job from a store that was lost. ``others(found)`` yields the stores at
-    other endpoints, each with its distance in the list: an agent that hosts a store at which nodes are missing looks
-    whether more meet at another.
+    ``memory`` is the last state that this agent knows from a store that was lost. ``others(found)`` yields the stores
+    at the other endpoints, each with its distance in the list. While nodes are missing at the store that this agent
+    hosts, the agent checks whether more nodes have met at another one.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Meeting:
         return self._known if self._has_joined else None
 
     def propose(self, change: Change) -> None:
-        """Have a change applied to the state, as soon as the store answers. Never waits."""
+        """Queue a change, which is applied as soon as the store answers. Never waits."""
         self._changes.put(change)
 
     def settle(self, seconds: float) -> None:
-        """Wait until all that was proposed has reached the store, but not longer than so many seconds."""
+        """Wait until all proposed changes have reached the store, at most so many seconds."""
         if not self._has_joined:
             return
         done = threading.Event()
@@ -122,7 +122,7 @@ class Meeting:
         done.wait(seconds)
 
     def hand_over(self, seconds: float) -> None:
-        """Wait, when the store ends with this agent, until the others have ended their ranks; not longer than this."""
+        """Wait until the others have ended their ranks where this agent hosts the store, at most so many seconds."""
         deadline = time.monotonic() + seconds
         while self._is_moving() and time.monotonic() < deadline and not self.lost:
             time.sleep(_PAUSE_SECONDS)
@@ -138,12 +138,12 @@ class Meeting:
             self._found.server.forget_torch()
 
     def close(self) -> None:
-        """End the threads and let go of the store; the other agents take this one for gone. Idempotent."""
+        """End the threads and close the store; the other agents then know that this one has ended. Idempotent."""
         deadline = time.monotonic() + _CLOSE_SECONDS
         self._closing.set()
         self._changes.put(lambda state: None)
         self._joined.set()
-        # A thread that waits for a store which does not answer ends when its connections are closed.
+        # Closing the connections ends a thread that waits for a store which does not answer.
         self._threads[0].join(0.0 if self.lost else _CLOSE_SECONDS)
         if self._found is not None:
             leaves_at_once = bool(self.lost or self.error is not None or self._has_handed_over)
@@ -213,7 +213,7 @@ class Meeting:
         self._wake()
 
     def _is_anybody_there(self) -> bool:
-        """Return whether an agent of a job that has ended still lives: the store of a dead job is used again."""
+        """Return whether an agent of a job that has ended still runs; if none does, a new job may use the store."""
         keys = [f"beat/{node.id}" for node in (self._known.members if self._known is not None else ())]
         before = self._store.multi_get(keys)
         return not self._closing.wait(self._lease.seconds) and self._store.multi_get(keys) != before
@@ -232,7 +232,7 @@ class Meeting:
         self._persist(partial(self._shared.apply, change))
 
     def _persist(self, request: Callable[[], object]) -> None:
-        """Do a request again until the store answers. Raises DistStoreError when it is silent for too long.
+        """Repeat a request until the store answers. Raises DistStoreError when the store is silent for too long.
 
         Several attempts in a row must have failed, so that an agent which was itself away takes no store for lost.
         """
@@ -250,7 +250,7 @@ class Meeting:
                 return
 
     def _look_after_leases(self) -> None:
-        """Show that this agent lives, and look whether those do that it watches."""
+        """Renew this agent's lease, and check the leases of the agents that it watches."""
         self._persist(lambda: self._store.add(f"beat/{self.node_id}", 1))
         nodes = self._watcher.nodes(self._known)
         if not nodes:
@@ -269,9 +269,9 @@ class Meeting:
                 self._apply(partial(job_changes.lose, nodes=lost, silent=is_silent))
 
     def _look_elsewhere(self) -> None:
-        """Let go of a store that this agent hosts for one at which more nodes have met; of two alike, for the first.
+        """Leave the store that this agent hosts for one at which more nodes have met; if equal, for the first listed.
 
-        There are two when agents were started, or lost their store, while a network was cut.
+        Two stores exist when agents were started, or lost their store, while a network was cut.
         """
         state, found = self._known, self._found
         if self._others is None or found is None or found.server is None or state is None:
@@ -285,10 +285,10 @@ class Meeting:
         pause = _LOOK_ELSEWHERE_SECONDS if quorum.is_active(state) else 0.0
         self._looks_elsewhere_at = time.monotonic() + pause
         if self.moves:
-            raise DistStoreError("more of the other nodes meet at another endpoint")
+            raise DistStoreError("more of the other nodes have met at another endpoint")
 
     def _is_better(self, place: int, other: FoundStore, mine: JobState) -> bool:
-        """Return whether to go to another store, ``place`` entries further in the list of endpoints; close it."""
+        """Return whether to move to another store, ``place`` entries further in the list of endpoints; close it."""
         try:
             store = PrefixStore(f"agents/{self._job}", other.store.with_timeout(_ELSEWHERE_SECONDS))
             theirs = read_latest(store)
