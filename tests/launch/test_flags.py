@@ -183,7 +183,7 @@ def test_an_endpoint_at_which_one_node_would_meet_nobody_is_said_to_have_no_effe
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "junk")
     options = flags.parse("run", ["a.py"])
     assert unused_flags(options, plan(options)) == [
-        "PET_RDZV_ENDPOINT has no effect: the one node of this job meets nobody"
+        "PET_RDZV_ENDPOINT has no effect: this job has one node"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Signals to the launcher, as events of its loop."""
+"""Signals to the launcher, delivered to its loop."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def with_forwarded(ending: Sequence[signal.Signals]) -> list[signal.Signals]:
-    """Return the signals that end the ranks, and those that are only passed on to them."""
+    """Return the signals that end the ranks, and those that are only forwarded to them."""
     return [*ending, *(number for number in _FORWARDED if number not in ending)]
 
 
 class SignalInbox:
-    """Collects the given signals, and wakes a loop that waits on ``descriptor`` for each of them.
+    """Collects the given signals; each makes ``descriptor`` readable.
 
-    Nothing is done in the handlers themselves. A SIGHUP that is ignored on entry (``nohup``) stays ignored.
-    Use as a context manager, in the main thread; the earlier handlers come back at the end.
+    A SIGHUP that is ignored on entry (``nohup``) stays ignored. Use as a context manager in the main thread; the end
+    restores the earlier handlers.
     """
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
