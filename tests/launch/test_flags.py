@@ -182,9 +182,7 @@ def test_an_endpoint_at_which_one_node_would_meet_nobody_is_said_to_have_no_effe
 ) -> None:
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "junk")
     options = flags.parse("run", ["a.py"])
-    assert unused_flags(options, plan(options)) == [
-        "PET_RDZV_ENDPOINT has no effect: this job has one node"
-    ]
+    assert unused_flags(options, plan(options)) == ["PET_RDZV_ENDPOINT has no effect: this job has one node"]
 
 
 @pytest.mark.parametrize("flag", ["--master-addr", "--local-addr"])

@@ -273,7 +273,7 @@ class TCPStore(Store):
         return self._client.get(key, self._seconds if timeout is None else seconds(timeout))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        self._client.wait(keys, self._limit(timeout))
+        self._client.wait(keys, self._timeout_seconds(timeout))
 
     def add(self, key: str, amount: int) -> int:
         return self._client.add(key, checked_amount(amount), self._seconds)
@@ -297,10 +297,10 @@ class TCPStore(Store):
         self._client.append(key, value, self._seconds)
 
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
-        return self._client.multi_get(keys, self._limit(timeout))
+        return self._client.multi_get(keys, self._timeout_seconds(timeout))
 
     def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
-        return self._client.get_unless(keys, unless, self._limit(timeout))
+        return self._client.get_unless(keys, unless, self._timeout_seconds(timeout))
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect:
         # A connection of its own: one that carries requests is dropped when the server does not answer in time.
@@ -328,13 +328,13 @@ class TCPStore(Store):
         self._client.queue_push(key, value, self._seconds)
 
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        return self._client.queue_pop(key, block, self._limit(timeout))
+        return self._client.queue_pop(key, block, self._timeout_seconds(timeout))
 
     def queue_len(self, key: str) -> int:
         return self._client.queue_len(key, self._seconds)
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        self._client.barrier(key, checked_world_size(world_size), self._limit(timeout))
+        self._client.barrier(key, checked_world_size(world_size), self._timeout_seconds(timeout))
 
     def clone(self) -> TCPStore:
         clone = TCPStore.__new__(TCPStore)
