@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from enum import IntEnum
 from numbers import Complex, Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 Timeout = timedelta | float | int
 """A length of time: a ``timedelta``, or a number of seconds."""
@@ -15,6 +15,16 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 DEFAULT_STORE_TIMEOUT = timedelta(minutes=5)
 """How long a store's waiting operations may take when nobody says otherwise."""
+
+
+class Endpoint(NamedTuple):
+    """A host (name or address, IPv6 without brackets) and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class SupportsDLPack(Protocol):

@@ -61,7 +61,7 @@ def arenas(count: int) -> Iterator[list[int]]:
 def connect(store: HashStore, rank: int, size: int, arena: int | None, limit: float = LIMIT) -> Any:
     """Connect as one rank does: over Unix sockets with an arena, over TCP without one."""
     me = Member(rank, size, "host", os.getpid(), f"nonce {rank}")
-    start_up = StartUp(store, me, group="0", limit=limit, deadline=time.monotonic() + limit)
+    start_up = StartUp(store, me, group="0", timeout=limit, deadline=time.monotonic() + limit)
     start_up.enter("start")
     mesh = Mesh(start_up, KEY)
     return (

@@ -8,7 +8,7 @@ import pytest
 
 from cluster import recorded_environments as recorded
 from procgroup.cluster import kubernetes, slurm
-from procgroup.cluster.addresses import Endpoint
+from procgroup.types import Endpoint
 
 
 def of_step(job: int, step: int, nodes: str = "n[1-2]", number: int = 2) -> Endpoint:

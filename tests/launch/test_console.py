@@ -135,7 +135,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_job(launcher: Any, small_disk: Pa
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[rank ") == 4000
     (line,) = [line for line in done.stderr.splitlines() if "No space left on device" in line]
-    assert "is kept no longer" in line
+    assert "is no longer written" in line
 
 
 class OnTerminal:

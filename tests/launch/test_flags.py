@@ -207,9 +207,7 @@ def test_an_endpoint_at_which_one_node_would_meet_nobody_is_said_to_have_no_effe
 ) -> None:
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "junk")
     options = flags.parse("run", ["a.py"])
-    assert unused_flags(options, plan(options)) == [
-        "PET_RDZV_ENDPOINT has no effect: the one node of this job meets nobody"
-    ]
+    assert unused_flags(options, plan(options)) == ["PET_RDZV_ENDPOINT has no effect: this job has one node"]
 
 
 TASK_OF_SRUN = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}

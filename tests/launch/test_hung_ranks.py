@@ -79,7 +79,7 @@ def test_a_rank_that_ceases_to_report_is_killed_with_the_reason(clock: Any) -> N
     rank, said = Rank(os.getpid()), list[str]()
     look_every_five_seconds(HungRanks(20.0, {3: clock.now}, said.append), rank, clock, 60)
     assert rank.signals == [signal.SIGKILL]
-    assert rank.killed_for == "it called procgroup.report no more for 20 s (--hang-timeout 20)"
+    assert rank.killed_for == "it has not called procgroup.report for 20 s (--hang-timeout 20)"
 
 
 def test_a_process_that_is_gone_has_no_state() -> None:

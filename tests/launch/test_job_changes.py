@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from procgroup.launch.nodes import job_changes as change
 from procgroup.launch.nodes.job_changes import JobConflict, JobEnded
 from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
+from procgroup.launch.nodes.quorum import can_begin
 
 
 def node(name: str, **more: object) -> Node:
@@ -187,7 +188,7 @@ def test_half_of_two_that_has_lost_the_store_goes_on_only_when_told_to(policy: s
     state = change.recall(JobState(memory.settings), memory)
     assert state is not None
     state = change.join(state, node("b"), state.settings) or state
-    assert change.has_enough(state) is may
+    assert can_begin(state) is may
     assert (state.round, state.restarts) == (1, 1)
 
 
@@ -197,7 +198,7 @@ def test_a_store_host_that_is_known_to_be_dead_is_no_half() -> None:
         state = change.join(state, member, state.settings) or state
     memory = change.after_losing_store(state, silent=False)
     state = change.recall(JobState(memory.settings), memory) or state
-    assert change.has_enough(change.join(state, node("b"), state.settings) or state)
+    assert can_begin(change.join(state, node("b"), state.settings) or state)
 
 
 def test_a_member_that_leaves_lets_the_others_go_on_uncounted() -> None:
@@ -242,7 +243,7 @@ def test_an_agent_that_had_lost_the_store_comes_again_while_the_others_still_run
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"null", b'{"settings": 3}', b"\xff", b'{"members": [{}]}'])
 def test_what_is_no_state_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match="no job's state"):
+    with pytest.raises(ValueError, match="expected a job's state"):
         JobState.from_json(text)
 
 
@@ -251,7 +252,7 @@ def test_what_is_no_state_is_refused(text: bytes) -> None:
 )
 def test_a_state_with_a_value_of_another_kind_is_refused(name: str, value: object) -> None:
     fields = json.loads(running("ab", 1, 2).to_json())
-    with pytest.raises(ValueError, match="no job's state"):
+    with pytest.raises(ValueError, match="expected a job's state"):
         JobState.from_json(json.dumps(fields | {name: value}))
 
 
@@ -298,7 +299,7 @@ def test_no_order_of_events_breaks_the_rules_or_leaves_a_job_that_nobody_can_mov
         state = all_stopped(state)
         for member in state.members:
             state = change.finish(state, state.round, member.id) or state
-    assert state.phase == "ended" or (state.phase == "forming" and not change.has_enough(state))
+    assert state.phase == "ended" or (state.phase == "forming" and not can_begin(state))
 
 
 def apply(state: JobState, action: str, name: str) -> JobState | None:

@@ -120,7 +120,7 @@ def test_redirected_streams_whose_files_cannot_be_made_are_shown(tmp_path: Path,
         output.begin_attempt(0, [0], Place())
         write(output, 0, "out\n")
     assert shown(sinks[0]) == "[rank 0] out\n"
-    assert "is kept no longer" in shown(sinks[1])
+    assert "is no longer written" in shown(sinks[1])
 
 
 def test_the_null_device_as_directory_means_no_files_at_all(sinks: tuple[Sink, Sink]) -> None:
@@ -197,7 +197,7 @@ def test_a_full_disk_is_said_once_and_the_output_goes_on(tmp_path: Path, sinks: 
             stream.finish()
     assert shown(sinks[0]) == "[rank 0] one\n[rank 1] one\n[rank 0] two\n[rank 1] two\n"
     (line,) = shown(sinks[1]).splitlines()
-    assert line.startswith(f"procgroup run: {tmp_path}/job/attempt_0/0/stdout.log is kept no longer: No space left")
+    assert line.startswith(f"procgroup run: {tmp_path}/job/attempt_0/0/stdout.log is no longer written: No space left")
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_at_the_start_and_a_line_later(
@@ -214,7 +214,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_the_start_and_a_line_lat
         output.begin_attempt(1, [0], Place())
         write(output, 0, "still shown\n")
     assert shown(sinks[0]) == "[rank 0] still shown\n"
-    assert "is kept no longer: Not a directory" in shown(sinks[1])
+    assert "is no longer written: Not a directory" in shown(sinks[1])
 
 
 def test_a_stream_keeps_the_end_of_what_its_rank_wrote(sinks: tuple[Sink, Sink], tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_ranks_are_numbers_and_ranges() -> None:
         (log_options.streams, "", "got ''"),
         (log_options.streams, "0:1,", "got '0:1,'"),
         (log_options.streams, "²:1", "got '²:1'"),
-        (log_options.streams, "0:1,00:2", "local rank 0 is there twice"),
+        (log_options.streams, "0:1,00:2", "local rank 0 is given twice"),
         (log_options.filters, "a,,,", "got an empty one in 'a,,,'"),
         (parse_ranks, "", "expected ranks such as 0,3-5, got ''"),
         (parse_ranks, "-1", "got '-1'"),

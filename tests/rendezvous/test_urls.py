@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from procgroup.cluster.addresses import Endpoint, parse_endpoint, parse_port
+from procgroup.cluster.addresses import parse_endpoint, parse_port
 from procgroup.rendezvous import handlers
 from procgroup.rendezvous.handlers import register_rendezvous_handler, rendezvous
 from procgroup.stores.hash import HashStore
 from procgroup.stores.store import Store
+from procgroup.types import Endpoint
 from world import free_port
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -26,9 +26,9 @@ def member(rank: int, size: int = 3, hosts_store: bool = False) -> Member:
 
 
 def start_up(store: Store, rank: int, limit: float = 5.0) -> StartUp:
-    made = StartUp(store, member(rank), group="0", limit=limit, deadline=time.monotonic() + limit)
+    made = StartUp(store, member(rank), group="0", timeout=limit, deadline=time.monotonic() + limit)
     made.enter("start")
-    made.know([member(each, hosts_store=each == 0) for each in range(3)])
+    made.set_members([member(each, hosts_store=each == 0) for each in range(3)])
     return made
 
 
@@ -42,8 +42,8 @@ def test_all_values_are_gathered_in_the_order_of_the_ranks() -> None:
 def test_the_first_rank_that_gives_up_is_named_on_all_others() -> None:
     store = HashStore()
     first, second, third = (start_up(store, rank) for rank in range(3))
-    second.give_up(ValueError("no room"))
-    third.give_up(KeyError("too late"))
+    second.report_failure(ValueError("no room"))
+    third.report_failure(KeyError("too late"))
     for rank in (first, third):
         for wait in (lambda rank=rank: rank.gather("stage"), rank.raise_if_lost):
             with pytest.raises(PeerFailed, match=r"rank 1 failed: ValueError: no room \(host1 pid 101\)") as caught:
@@ -60,7 +60,7 @@ def test_a_rank_that_has_not_written_is_named_at_the_deadline_also_by_those_who_
     with pytest.raises(CollectiveTimeout, match="rank 2: rank 2 is process 102 on host host2") as caught:
         first.gather("stage")
     assert caught.value.missing == (2,)
-    first.give_up(caught.value)
+    first.report_failure(caught.value)
     with pytest.raises(CollectiveTimeout) as learnt:
         second.gather("stage")
     assert learnt.value.missing == (2,)
@@ -89,7 +89,7 @@ def test_the_end_of_the_store_is_the_end_of_the_rank_that_hosts_it() -> None:
     ) as caught:
         start_up(Failing(lost), 2).gather("stage")
     assert caught.value.__cause__ is lost
-    alone = StartUp(Failing(lost), member(1), group="0", limit=1, deadline=time.monotonic() + 1)
+    alone = StartUp(Failing(lost), member(1), group="0", timeout=1, deadline=time.monotonic() + 1)
     with pytest.raises(StoreLost) as unknown:
         alone.gather("stage")
     assert unknown.value.__notes__ == ["Rank 1 of 3 was in init_process_group."]
@@ -104,7 +104,7 @@ def test_a_store_that_does_not_answer_is_named_by_the_rank_that_hosts_it(from_th
         start_up(silent, 1, 0.1).gather("stage")
     assert caught.value.missing == (0,)
     assert "hosts the store, which does not answer" in caught.value.__notes__[0]
-    alone = StartUp(silent, member(1), group="0", limit=0.1, deadline=time.monotonic())
+    alone = StartUp(silent, member(1), group="0", timeout=0.1, deadline=time.monotonic())
     with pytest.raises(DistStoreError, match="the store has not answered within"):
         alone.gather("stage")
 

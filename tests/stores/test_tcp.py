@@ -239,7 +239,7 @@ def test_a_client_that_vanishes_leaves_its_barrier(server: StoreServer) -> None:
     while server.requests == 0:
         time.sleep(0.001)
     gone.close()
-    while server.guests:
+    while server.clients:
         time.sleep(0.001)
     with pytest.raises(DistStoreError, match="barrier timeout"):
         client_of(server).barrier("b", 2, 0.1)
@@ -445,7 +445,7 @@ def test_a_server_that_is_stopped_is_late_and_no_foreign_program() -> None:
 def test_a_forked_child_keeps_no_connection_of_its_parent(server: StoreServer) -> None:
     store = client_of(server)
     store.set("key", "x")
-    assert server.guests == 1
+    assert server.clients == 1
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -453,7 +453,7 @@ def test_a_forked_child_keeps_no_connection_of_its_parent(server: StoreServer) -
         os.read(reader, 1)
         os._exit(0)
     store.close()
-    while server.guests:
+    while server.clients:
         time.sleep(0.001)
     os.close(writer)
     os.close(reader)
@@ -541,16 +541,16 @@ def test_a_client_that_has_connected_is_counted(job_key: str, monkeypatch: pytes
         if time.monotonic() > enough:
             break
         store = TCPStore("127.0.0.1", server.port, timeout=10)
-        assert server.guests == 1
+        assert server.clients == 1
         store.close()
-        while server.guests:
+        while server.clients:
             time.sleep(0)
     server.close()
 
 
-def test_a_server_names_its_guests(server: StoreServer) -> None:
+def test_a_server_names_its_clients(server: StoreServer) -> None:
     store = client_of(server)
-    assert server.list_guests() == [f"process {os.getpid()} at 127.0.0.1"]
+    assert server.list_clients() == [f"process {os.getpid()} at 127.0.0.1"]
     server.name_users({os.getpid(): "rank 3 (here)"})
-    assert server.list_guests() == ["rank 3 (here)"]
+    assert server.list_clients() == ["rank 3 (here)"]
     store.close()

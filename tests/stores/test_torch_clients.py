@@ -165,20 +165,20 @@ def wait_for_ever(rank: int, size: int, port: int, operation: str) -> None:
 def test_a_client_killed_while_it_waits_consumes_no_value(server: StoreServer, operation: str) -> None:
     with start(wait_for_ever, 1, args=(server.port, operation), torch=True) as world, ThreadPoolExecutor(1) as pool:
         until(lambda: server.requests == 2)  # its ping, and its wait
-        assert server.list_guests() == ["a client of PyTorch's TCPStore at 127.0.0.1"]
+        assert server.list_clients() == ["a client of PyTorch's TCPStore at 127.0.0.1"]
         store, other = torch_client(server.port), torch_client(server.port)
         waiting = next_request(server, pool, getattr(store, operation), "key")
         world.kill(0, signal.SIGKILL)
-        until(lambda: server.guests == 2)
+        until(lambda: server.clients == 2)
         (other.queue_push if operation == "queue_pop" else other.set)("key", "value")
         assert waiting.result(20) == b"value"
 
 
-def test_a_client_is_a_guest_but_none_of_procgroups(server: StoreServer) -> None:
+def test_a_client_of_pytorch_is_not_counted_as_one_of_procgroup(server: StoreServer) -> None:
     client = torch_client(server.port)
     client.set("key", "value")
-    assert server.list_guests() == ["a client of PyTorch's TCPStore at 127.0.0.1"]
-    assert (server.guests, server.procgroup_guests) == (1, 0)
+    assert server.list_clients() == ["a client of PyTorch's TCPStore at 127.0.0.1"]
+    assert (server.clients, server.procgroup_clients) == (1, 0)
 
 
 def test_ctrl_c_ends_a_client_whose_store_forgets(server: StoreServer) -> None:
@@ -217,7 +217,7 @@ def test_forgetting_clears_torchs_keys_and_no_others(server: StoreServer, monkey
         server.forget_torch()
         with pytest.raises(RuntimeError, match="Connection was likely closed"):
             waiting.result(20)
-    assert server.guests == 1
+    assert server.clients == 1
     later = torch_client(server.port)
     assert (later.num_keys(), later.queue_len("jobs"), ours.get("key")) == (0, 0, b"kept")
     server.close()

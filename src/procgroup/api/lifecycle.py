@@ -186,7 +186,7 @@ def _make_backend(
             global_ranks=members,
         )
     except BaseException as error:
-        world.start_up.give_up(error)
+        world.start_up.report_failure(error)
         raise
     world.start_up.leave()
     return backend

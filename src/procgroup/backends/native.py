@@ -54,7 +54,7 @@ class NativeBackend:
         self.name = name
         self._completions: threading.Thread | None = None
         wanted = environ.PROCGROUP_TRANSPORT.get()
-        start_up.continue_until(min(timeout, _CONNECT_SECONDS))
+        start_up.restart_timeout(min(timeout, _CONNECT_SECONDS))
         mesh = Mesh(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
         self._engine = _native.Engine(mesh.rank, mesh.size, False, wanted != "tcp")
         self._cores = usable_cores()

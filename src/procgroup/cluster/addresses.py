@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
-
-class Endpoint(NamedTuple):
-    """A host (name or address, IPv6 without brackets) and a TCP port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+from procgroup.types import Endpoint
 
 
 def parse_endpoint(text: str) -> Endpoint:

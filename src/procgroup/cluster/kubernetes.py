@@ -11,7 +11,7 @@ import re
 import socket
 from pathlib import Path
 
-from procgroup.cluster.addresses import Endpoint
+from procgroup.types import Endpoint
 
 PORT = 29500
 """Pods have addresses of their own, so that no two jobs share this port."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from procgroup.cluster.addresses import Endpoint
 from procgroup.cluster.host_lists import expand_hosts
+from procgroup.types import Endpoint
 
 # Below the ports that Linux gives to connections (from 32768 on).
 _FIRST_PORT = 20_000

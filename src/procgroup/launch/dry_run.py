@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from procgroup.cluster.addresses import Endpoint, without_password
+from procgroup.cluster.addresses import without_password
 from procgroup.cluster.topology import format_cpus
 from procgroup.environ import OMP_NUM_THREADS, PROCGROUP_JOB_KEY
 from procgroup.launch.nodes.job_plan import JobPlan
@@ -23,6 +23,7 @@ from procgroup.launch.nodes.reserved_port import ReservedPort
 from procgroup.launch.output import byte_mover
 from procgroup.launch.output.sinks import open_sinks
 from procgroup.stores import addresses
+from procgroup.types import Endpoint
 
 if TYPE_CHECKING:
     from procgroup.launch.nodes.program import CommandProgram

@@ -102,7 +102,7 @@ def make_agent(options: argparse.Namespace, program: CommandProgram, output: Job
     from procgroup.launch.nodes.agent import Agent
 
     program.output = output
-    agent = Agent(program.plan.meet, program, options.signals_to_handle, program.plan.patience, output)
+    agent = Agent(program.plan.meet, program, options.signals_to_handle, program.plan.timeouts, output)
     if options.event_log_handler == "console":
         from procgroup.launch.nodes.events import Events
 

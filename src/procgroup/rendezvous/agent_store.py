@@ -14,7 +14,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -23,21 +22,17 @@ from datetime import timedelta
 from typing import Any
 
 from procgroup import environ, types
-from procgroup.cluster.addresses import Endpoint
 from procgroup.errors import DistError, DistNetworkError, RendezvousError, RendezvousTimeout
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 from procgroup.stores.tcp import TCPStore
-from procgroup.types import Timeout
+from procgroup.types import Endpoint, Timeout
 
 STALE_SECONDS = 2.0
 """How long a rank tries the address that it read before it reads again."""
 
 _LONGEST_WAIT_SECONDS = 10 * 365 * 86400.0
 _PAUSE_SECONDS = 0.01
-
-_made_keys: set[str] = set()
-"""Secrets that this process made as rank 0."""
 
 
 def open_store(host: str, port: int, *, rank: int, world_size: int, timeout: Timeout) -> Store:
@@ -71,13 +66,9 @@ class _Meeting:
         return self._host(agents) if self.rank == 0 else self._join(agents)
 
     def _host(self, agents: Any) -> Store:
-        if not environ.PROCGROUP_JOB_KEY.is_set():
-            os.environ[environ.PROCGROUP_JOB_KEY.name] = secrets.token_hex(32)
-            _made_keys.add(environ.PROCGROUP_JOB_KEY.get())
         host = _host_of_this_process(self.agent)
-        store = hosting.host_store(host, 0, self.limit)
-        key = environ.PROCGROUP_JOB_KEY.get()
-        record = {"host": host, "port": store.port, "job_key": key if key in _made_keys else ""}
+        store, job_key = hosting.host_announced_store(host, self.limit)
+        record = {"host": host, "port": store.port, "job_key": job_key}
         with self._in_words():
             agents.set(self.key, json.dumps(record))
         return store

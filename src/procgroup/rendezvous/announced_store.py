@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import os
-import secrets
 import socket
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,7 +53,6 @@ _known: dict[int, _Announcement] = {}
 """What was announced in this process, by its id: a forked child starts without."""
 
 _spaces: dict[int, pmi.KeyValueSpace] = {}
-_made_keys: set[str] = set()
 
 
 def can_announce(task: Task) -> bool:
@@ -72,23 +70,17 @@ def open_store(task: Task, *, rank: int, timeout: Timeout) -> Store:
     """
     limit = types.seconds(timeout)
     deadline = time.monotonic() + limit
-    hosted = _host(task, limit) if rank == 0 else None
+    hosted, mine = _host(task, limit) if rank == 0 else (None, None)
     if os.getpid() not in _known:
-        mine = _announcement(task, hosted.port).text() if hosted is not None else None
         _known[os.getpid()] = _Announcement.read(_broadcast(task, mine, rank, limit))
     return hosted if hosted is not None else _join(_known[os.getpid()], rank, limit, deadline)
 
 
-def _host(task: Task, limit: float) -> TCPStore:
-    if not environ.PROCGROUP_JOB_KEY.is_set():
-        key = os.environ[environ.PROCGROUP_JOB_KEY.name] = secrets.token_hex(32)
-        _made_keys.add(key)
-    return hosting.host_store(_hosts(task)[0], 0, limit)
-
-
-def _announcement(task: Task, port: int) -> _Announcement:
-    key = environ.PROCGROUP_JOB_KEY.get()
-    return _Announcement(port, key if key in _made_keys else "", _hosts(task))
+def _host(task: Task, limit: float) -> tuple[TCPStore, str]:
+    """Host the store on rank 0; return it, and the text that announces it."""
+    hosts = _hosts(task)
+    store, job_key = hosting.host_announced_store(hosts[0], limit)
+    return store, _Announcement(store.port, job_key, hosts).text()
 
 
 def _hosts(task: Task) -> tuple[str, ...]:

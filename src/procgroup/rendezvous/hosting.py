@@ -34,6 +34,9 @@ _hosted: dict[tuple[int, str, int], TCPStore] = {}
 _of_rank_0: weakref.WeakSet[Store] = weakref.WeakSet()
 """Stores of this process whose server is in the process of rank 0."""
 
+_made_keys: set[str] = set()
+"""Secrets that this process made as rank 0."""
+
 _HOST_KEY = "rendezvous/host"
 _HOST_SECONDS = 5.0
 _REPEAT_SECONDS = 60.0
@@ -120,6 +123,19 @@ def host_store(host: str, port: int, limit: float) -> TCPStore:
             store.set(_HOST_KEY, Member(0, 0, socket.gethostname(), os.getpid(), secrets.token_hex(8), True).line())
             _hosted[place] = store
         return _hosted[place]
+
+
+def host_announced_store(host: str, limit: float) -> tuple[TCPStore, str]:
+    """Host a store at a free port, on rank 0; return it, and the secret to announce to the other ranks.
+
+    The secret is made here, the same for the life of the process, and set as PROCGROUP_JOB_KEY. A secret that the
+    user gave there is not announced: "" is returned.
+    """
+    if not environ.PROCGROUP_JOB_KEY.is_set():
+        os.environ[environ.PROCGROUP_JOB_KEY.name] = secrets.token_hex(32)
+        _made_keys.add(environ.PROCGROUP_JOB_KEY.get())
+    key = environ.PROCGROUP_JOB_KEY.get()
+    return host_store(host, 0, limit), key if key in _made_keys else ""
 
 
 def is_launcher_s(host: str, port: int) -> bool:

@@ -62,7 +62,7 @@ _READ_SECONDS = 5.0
 class World(NamedTuple):
     """What all ranks of a complete round know: its number in the store, its members, and a secret that they share.
 
-    ``start_up`` is this rank's part in what follows; whoever joins ends it with ``leave`` or ``give_up``.
+    ``start_up`` is this rank's part in what follows; whoever joins ends it with ``leave`` or ``report_failure``.
     """
 
     round: int
@@ -92,7 +92,7 @@ def join(
     limit = types.seconds(timeout)
     deadline = (time.monotonic() if started is None else started) + limit
     host = hosting.host_of(store)
-    start_up = StartUp(store, me, group=group, limit=limit, deadline=deadline, host=host)
+    start_up = StartUp(store, me, group=group, timeout=limit, deadline=deadline, host=host)
     return _Joining(store, start_up, say).run()
 
 
@@ -101,7 +101,7 @@ class _Joining:
         self.store = store
         self.start_up = start_up
         self.me = start_up.me
-        self.limit = start_up.limit
+        self.limit = start_up.timeout
         self.say = say
         self.deadline = start_up.deadline
         self.round = -1
@@ -220,7 +220,7 @@ class _Joining:
         data = json.loads(verdict)
         if data["kind"] == "complete":
             members = tuple(sorted(read_members("".join(data["members"])), key=lambda member: member.rank))
-            self.start_up.know(members)
+            self.start_up.set_members(members)
             return World(self.round, members, bytes.fromhex(data["key"]), self.start_up)
         if data["kind"] == "timeout":
             raise RendezvousTimeout(

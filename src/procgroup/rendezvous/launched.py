@@ -16,12 +16,11 @@ import os
 
 from procgroup import environ
 from procgroup.cluster import kubernetes, slurm, task_launcher
-from procgroup.cluster.addresses import Endpoint
 from procgroup.cluster.task_launcher import Task
 from procgroup.errors import RendezvousConflict
 from procgroup.rendezvous import announced_store, hosting
 from procgroup.stores.store import Store
-from procgroup.types import Timeout
+from procgroup.types import Endpoint, Timeout
 
 
 def open_store(task: Task, *, rank: int, timeout: Timeout) -> Store | None:

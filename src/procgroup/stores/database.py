@@ -1,12 +1,12 @@
-"""The part of a store on a database server that does not depend on the server: checks, waits, barriers.
+"""The base class of stores on database servers: argument checks, waits, barriers.
 
-A store on a server supplies the atomic operations (the abstract methods) and a *watch*: a subscription at the
-server to changes of some keys. A wait reads, subscribes, reads again, and then sleeps until the server reports a
-change, so no change is missed and nothing polls. ``WATCH_SECONDS`` bounds each sleep: the read after it finds a
-server that no longer answers.
+A subclass supplies the atomic operations (the abstract methods) and a *watch*: a subscription at the server to changes
+of some keys. A wait reads, subscribes, reads again, and then sleeps until the server reports a change, so it misses no
+change and does not poll. ``WATCH_SECONDS`` bounds each sleep: the read after it detects a server that no longer
+answers.
 
-A *barrier* is one cell, made by the first caller of a *round* and removed by the last: a caller's round is over
-when the cell is gone, or belongs to another round.
+A *barrier* is one cell, which the first caller of a *round* makes and the last caller removes. A caller's round is
+completed when the cell is removed, or belongs to another round.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LONGEST_LIFE = 9e9
 
 
 class Awaited(NamedTuple):
-    """The keys whose next change may end a wait; with ``barriers`` they are names of barriers."""
+    """The keys whose next change may end a wait; with ``barriers``, the names of barriers."""
 
     keys: tuple[str, ...]
     barriers: bool = False
@@ -57,7 +57,7 @@ class Watch(Protocol):
 
 
 class Barrier(NamedTuple):
-    """Content of a barrier's cell."""
+    """The content of a barrier's cell."""
 
     round: str
     world_size: int
@@ -69,7 +69,7 @@ class Barrier(NamedTuple):
         return cls(str(fields["round"]), int(fields["world_size"]), tuple(fields["callers"]))
 
     def cell(self) -> bytes | None:
-        """Return what the barrier's cell holds; None when nobody waits."""
+        """Return the content of the barrier's cell; None when no caller waits."""
         return json.dumps(self._asdict()).encode() if self.callers else None
 
     def without(self, caller: str) -> Barrier:
@@ -87,7 +87,7 @@ class DatabaseStore(Store):
 
     @abstractmethod
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the keys' values, None for a key without."""
+        """Return the keys' values; None for a key without a value."""
 
     @abstractmethod
     def _exist(self, keys: Sequence[str]) -> list[bool]:
@@ -98,7 +98,7 @@ class DatabaseStore(Store):
 
     @abstractmethod
     def _compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes | None:
-        """Return the value that the key then holds, None where it has none."""
+        """Return the value that the key then has; None where it has none."""
 
     @abstractmethod
     def _append(self, key: str, tail: bytes) -> None: ...
@@ -115,7 +115,7 @@ class DatabaseStore(Store):
 
     @abstractmethod
     def _leave_barrier(self, key: str, round_: str, caller: str) -> bool:
-        """Remove a caller from a round; return False when the round is over."""
+        """Remove a caller from a round; return False when the round is completed."""
 
     @abstractmethod
     def _read_barrier(self, key: str) -> bytes | None:
@@ -123,11 +123,11 @@ class DatabaseStore(Store):
 
     @abstractmethod
     def _watch(self, awaited: Awaited) -> AbstractContextManager[Watch]:
-        """Subscribe; when the context is entered, the server has confirmed the subscription."""
+        """Subscribe; the server has confirmed the subscription when the context is entered."""
 
     @abstractmethod
     def delete_all(self) -> None:
-        """Remove every key of this prefix, for all processes: call it when the job is over."""
+        """Remove every key of this prefix, for all processes: call it when the job has ended."""
 
     def set(self, key: str, value: str | bytes) -> None:
         self._write({checked_key(key): self._checked(value)})
@@ -142,7 +142,7 @@ class DatabaseStore(Store):
             missing = [name for name, exists in zip(names, self._exist(names), strict=True) if not exists]
             return Awaited((missing[0],)) if missing else True
 
-        self._await(look, self._limit(timeout), names)
+        self._await(look, self._timeout_seconds(timeout), names)
 
     def add(self, key: str, amount: int) -> int:
         return self._add(checked_key(key), checked_amount(amount))
@@ -170,7 +170,7 @@ class DatabaseStore(Store):
                 return Awaited((names[values.index(None)],))
             return cast(list[bytes], values)
 
-        return self._await(look, self._limit(timeout), names)
+        return self._await(look, self._timeout_seconds(timeout), names)
 
     def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
         names, other = checked_keys(keys), checked_key(unless)
@@ -184,7 +184,7 @@ class DatabaseStore(Store):
                 return ending
             return Awaited((names[values.index(None)], other))
 
-        return cast(list[bytes] | bytes, self._await(look, self._limit(timeout), names))
+        return cast(list[bytes] | bytes, self._await(look, self._timeout_seconds(timeout), names))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         check_same_length(keys, values)
@@ -201,26 +201,26 @@ class DatabaseStore(Store):
             return Awaited((name,)) if value is None else value
 
         if block:
-            return self._await(look, self._limit(timeout), (name,))
+            return self._await(look, self._timeout_seconds(timeout), (name,))
         value = self._pop(name)
         if value is None:
             raise QueueEmptyError("queue is empty")
         return value
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        name, limit, caller = checked_key(key), self._limit(timeout), uuid.uuid4().hex
+        name, wait_seconds, caller = checked_key(key), self._timeout_seconds(timeout), uuid.uuid4().hex
         round_ = self._enter_barrier(name, checked_world_size(world_size), caller)
         if round_ is not None:
-            self._await_round(name, round_, caller, limit)
+            self._await_round(name, round_, caller, wait_seconds)
 
-    def _await_round(self, key: str, round_: str, caller: str, limit: float) -> None:
+    def _await_round(self, key: str, round_: str, caller: str, timeout: float) -> None:
         def look() -> bool | Awaited:
             cell = self._read_barrier(key)
             waits = cell is not None and Barrier.parse(cell).round == round_
             return Awaited((key,), barriers=True) if waits else True
 
         try:
-            self._await(look, limit, (key,), "barrier")
+            self._await(look, timeout, (key,), "barrier")
         except StoreTimeout:
             if self._leave_barrier(key, round_, caller):
                 raise
@@ -242,13 +242,13 @@ class DatabaseStore(Store):
             raise StoreLimitError(what="a value", size=len(data), limit=self._max_value_bytes)
         return data
 
-    def _await(self, look: Callable[[], T | Awaited], limit: float, keys: Sequence[str], what: str = "wait") -> T:
-        """Call ``look`` until it returns a result, after each change of the keys that it still awaits."""
-        deadline = time.monotonic() + limit
+    def _await(self, look: Callable[[], T | Awaited], timeout: float, keys: Sequence[str], what: str = "wait") -> T:
+        """Call ``look`` after each change of the keys that it awaits, until it returns a result."""
+        deadline = time.monotonic() + timeout
         found = look()
         while isinstance(found, Awaited):
             if time.monotonic() >= deadline:
-                raise StoreTimeout(keys=keys, seconds=limit, what=what)
+                raise StoreTimeout(keys=keys, seconds=timeout, what=what)
             awaited = found
             with self._watch(awaited) as watch:
                 found = look()
@@ -259,14 +259,14 @@ class DatabaseStore(Store):
 
 
 def checked_prefix(prefix: str) -> str:
-    """Return the prefix of a job's keys. Raises ValueError when it is empty: jobs would share their keys."""
+    """Return the prefix of a job's keys. Raises ValueError when it is empty, because jobs would share keys."""
     if not checked_key(prefix):
         raise ValueError("expected a prefix for the keys, such as the job's id, got an empty one")
     return prefix
 
 
 def checked_time_to_live(time_to_live: Timeout) -> float:
-    """Return how long keys outlive the last change, in seconds. Raises ValueError for what no server takes."""
+    """Return how long keys outlive the last change, in seconds. Raises ValueError for a time that servers refuse."""
     limit = seconds(time_to_live)
     if not 1 <= limit <= _LONGEST_LIFE:
         raise ValueError(f"expected a time to live of at least 1 s and at most {_LONGEST_LIFE:g} s, got {limit:g} s")

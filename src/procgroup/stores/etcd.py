@@ -26,10 +26,10 @@ from procgroup.stores.database import (
     checked_prefix,
     checked_time_to_live,
 )
-from procgroup.stores.etcd_gateway import Endpoint, EtcdGateway, EtcdWatch, Refusal
+from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch, Refusal
 from procgroup.stores.etcd_keys import EtcdKeys, Range
 from procgroup.stores.store import checked_key, other_world_size, sum_of
-from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout
+from procgroup.types import DEFAULT_STORE_TIMEOUT, Endpoint, Timeout
 
 MAX_REQUEST_BYTES = 1_572_864
 """What an etcd server takes in one request, unless it was started with another --max-request-bytes: 1.5 MiB."""

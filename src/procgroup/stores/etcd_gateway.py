@@ -17,10 +17,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from procgroup.errors import DistStoreError, StoreLost
 from procgroup.stores.addresses import resolve
+from procgroup.types import Endpoint
 
 T = TypeVar("T")
 
@@ -32,16 +33,6 @@ _UNAVAILABLE, _UNAUTHENTICATED = 14, 16
 _AUTHENTICATE = "/v3/auth/authenticate"
 _OUTDATED_TOKEN = "revision of auth store is old"
 _NOT_PROPOSED = "etcdserver: no leader"
-
-
-class Endpoint(NamedTuple):
-    """Address of one member of an etcd cluster."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Refusal(Exception):

@@ -44,10 +44,10 @@ class PrefixStore(Store):
         self._store.set(self._name(key), value)
 
     def get(self, key: str, timeout: Timeout | None = None) -> bytes:
-        return self._store.get(self._name(key), self._limit(timeout))
+        return self._store.get(self._name(key), self._timeout_seconds(timeout))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        self._store.wait(self._names(keys), self._limit(timeout))
+        self._store.wait(self._names(keys), self._timeout_seconds(timeout))
 
     def add(self, key: str, amount: int) -> int:
         return self._store.add(self._name(key), amount)
@@ -71,10 +71,10 @@ class PrefixStore(Store):
         self._store.append(self._name(key), value)
 
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
-        return self._store.multi_get(self._names(keys), self._limit(timeout))
+        return self._store.multi_get(self._names(keys), self._timeout_seconds(timeout))
 
     def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
-        return self._store.get_unless(self._names(keys), self._name(unless), self._limit(timeout))
+        return self._store.get_unless(self._names(keys), self._name(unless), self._timeout_seconds(timeout))
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect | None:
         return self._store.set_on_disconnect(self._name(key), value)
@@ -95,13 +95,13 @@ class PrefixStore(Store):
         self._store.queue_push(self._name(key), value)
 
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        return self._store.queue_pop(self._name(key), block, self._limit(timeout))
+        return self._store.queue_pop(self._name(key), block, self._timeout_seconds(timeout))
 
     def queue_len(self, key: str) -> int:
         return self._store.queue_len(self._name(key))
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        self._store.barrier(self._name(key), world_size, self._limit(timeout))
+        self._store.barrier(self._name(key), world_size, self._timeout_seconds(timeout))
 
     def clone(self) -> PrefixStore:
         clone = PrefixStore(self.prefix, self._store.clone())

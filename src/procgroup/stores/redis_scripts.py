@@ -1,8 +1,8 @@
-"""The changes of a RedisStore, each one Lua script: Redis runs a script alone, so a change is atomic.
+"""The operations of a RedisStore as Lua scripts: Redis runs one script at a time, so each operation is atomic.
 
-A job has four hashes: values by key; queues by key, as the numbers of the first item and of the next one; items
-by number and key; barriers by name. Every change postpones the time at which Redis removes the four. A change that
-can end a wait publishes an empty message in the channel of its key or barrier, which wakes the waiting threads.
+A job has four hashes: values by key; queues by key, as the number of the first item and the next free number; items by
+number and key; barriers by name. Every change renews the expiry of the four hashes. A change that can end a wait
+publishes an empty message in the channel of its key or barrier, which wakes the waiting threads.
 """
 
 from __future__ import annotations

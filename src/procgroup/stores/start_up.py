@@ -1,16 +1,16 @@
 """The start of a group through a store: waits that end when a rank is lost, and errors that name ranks.
 
-The ranks of a new group wait for each other's keys. A rank that is gone never writes its key, so each rank lets the
-store write ``lost`` in its place when its process ends, and every wait for keys is also a wait for ``lost``::
+The ranks of a new group wait for each other's keys. A rank that has ended never writes its key. So the store sets the
+key ``lost`` when the process of a rank ends, and every wait for keys is also a wait for ``lost``::
 
-    enter      the store is to set "lost" to my record when my connection ends      set_on_disconnect
-    gather     the keys of all ranks, or "lost"                                     get_unless
-    give_up    set "lost" to my record and the reason, because start-up failed here compare_set
-    leave      my end concerns the start-up no longer                               OnDisconnect.withdraw
+    enter           let the store set "lost" to this rank's record when its connection ends    set_on_disconnect
+    gather          wait for the keys of all ranks, or "lost"                                   get_unless
+    report_failure  set "lost" to this rank's record and the reason why its start failed        compare_set
+    leave           withdraw the record: this rank's end no longer concerns the start           OnDisconnect.withdraw
 
-The first record counts, so all ranks name the same one. A store that does not notice the end of a process (any but
-TCPStore) still carries what ``give_up`` writes; a rank that was killed is then named at the deadline, by the key that
-it has not written. When the store itself is gone, so is the rank whose process hosts it.
+The first record counts, so all ranks name the same lost rank. Stores other than TCPStore do not notice the end of a
+process, but carry the record of ``report_failure``; with them, a rank that was killed is named at the deadline, by the
+key that it has not written. When the store itself is lost, so is the rank whose process hosts it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from procgroup.stores.store import OnDisconnect, Store
 
 _LOST = "lost"
 _OP = "init_process_group"
-# How much longer than the deadline a rank waits for the others to say how a stage went that ended at the deadline.
+# How much longer than the deadline a rank waits for the records of a stage that ended at the deadline.
 _GRACE_SECONDS = 1.0
-# How long the store may take to answer once the deadline has passed, or when this rank gives up.
+# How long the store may take to answer once the deadline has passed, or when this rank reports its failure.
 _ANSWER_SECONDS = 0.5
 _MAX_REASON = 2000
 _MAX_SHOWN = 8
@@ -49,8 +49,8 @@ _MAX_SHOWN = 8
 class StartUp:
     """One rank's part in the start of a group whose keys are below ``prefix`` in ``store``.
 
-    ``limit`` is the time in seconds that errors show, ``deadline`` the time.monotonic() at which it ends, ``host`` the
-    member whose process hosts the store, as far as that is known.
+    ``timeout`` is the time in seconds that errors show, ``deadline`` the time.monotonic() at which it ends. ``host`` is
+    the member whose process hosts the store (None: not known yet).
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class StartUp:
         me: Member,
         *,
         group: str,
-        limit: float,
+        timeout: float,
         deadline: float,
         host: Member | None = None,
     ) -> None:
         self.me = me
-        self.limit: float = limit
+        self.timeout: float = timeout
         self.deadline: float = deadline
         self._whole_store = store
         self._prefix = ""
@@ -76,7 +76,7 @@ class StartUp:
 
     @property
     def store(self) -> Store:
-        """The store below the prefix; its requests end at the deadline, or a moment after."""
+        """The store below the prefix; its requests end at most a moment after the deadline."""
         return PrefixStore(self._prefix, self._whole_store.with_timeout(max(self.left(), _ANSWER_SECONDS)))
 
     def left(self) -> float:
@@ -84,31 +84,31 @@ class StartUp:
         return self.deadline - time.monotonic()
 
     def enter(self, prefix: str) -> None:
-        """Begin, or begin again below another prefix: from now on the end of this process is seen by the others."""
+        """Begin, or begin again below another prefix; from now on the other ranks see the end of this process."""
         self.leave()
         self._prefix = prefix
         self._on_disconnect = self._whole_store.set_on_disconnect(f"{prefix}/{_LOST}", self._record(""))
 
-    def know(self, members: Sequence[Member]) -> None:
-        """Take in who the ranks are."""
+    def set_members(self, members: Sequence[Member]) -> None:
+        """Set the members of the group, one for each rank."""
         self._members = {member.rank: member for member in members}
         self._host = next((member for member in members if member.hosts_store), self._host)
         self._whole_store.name_users({member.pid: f"rank {member.rank} ({member.process()})" for member in members})
 
-    def continue_until(self, limit: float) -> None:
-        """Set another limit, which counts from now."""
-        self.limit = limit
-        self.deadline = time.monotonic() + limit
+    def restart_timeout(self, timeout: float) -> None:
+        """Set another timeout, in seconds from now."""
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
 
     def leave(self) -> None:
-        """End this rank's part: whatever becomes of its process does not concern the start-up. Idempotent."""
+        """End this rank's part: the end of its process no longer fails the start. Idempotent."""
         on_disconnect, self._on_disconnect = self._on_disconnect, None
         if on_disconnect is not None:
             with suppress(DistError):
                 on_disconnect.withdraw()
 
-    def give_up(self, error: BaseException) -> None:
-        """Make the waits of all ranks end with this rank's error, as far as the store still can; then leave."""
+    def report_failure(self, error: BaseException) -> None:
+        """End the waits of all ranks with this rank's error, if the store still answers; then leave."""
         reason = f"{type(error).__name__}: {error}".rstrip(": ")[:_MAX_REASON]
         missing = list(error.missing) if isinstance(error, CollectiveTimeout) else []
         if not self._is_store_silent:
@@ -118,14 +118,14 @@ class StartUp:
         self.drop()
 
     def drop(self) -> None:
-        """End this rank's part when the start has ended with an error, of which the others know. Idempotent."""
+        """End this rank's part after an error that the other ranks have, too. Idempotent."""
         process_end.note_failure(starting=True)
         on_disconnect, self._on_disconnect = self._on_disconnect, None
         if on_disconnect is not None:
             on_disconnect.close()
 
     def await_key(self, key: str, seconds: float) -> bytes:
-        """Return a key's value. Raises StoreTimeout; PeerLost or PeerFailed of another rank."""
+        """Return a key's value. Raises StoreTimeout; PeerLost or PeerFailed for another rank."""
         found = self.store.get_unless([key], _LOST, max(seconds, 0.001))
         if isinstance(found, bytes):
             raise self._error_of(found)
@@ -134,7 +134,7 @@ class StartUp:
     def gather(self, stage: str) -> list[bytes]:
         """Return the values of ``stage/rank`` for all ranks.
 
-        Raises PeerLost, PeerFailed, and CollectiveTimeout naming the ranks that have not written theirs.
+        Raises PeerLost, PeerFailed, and CollectiveTimeout, which names the ranks whose keys are missing.
         """
         keys = [f"{stage}/{rank}" for rank in range(self.me.size)]
         with self.naming_ranks():
@@ -150,14 +150,14 @@ class StartUp:
         return found
 
     def raise_if_lost(self) -> None:
-        """Raise PeerLost or PeerFailed when a rank is known to be gone."""
+        """Raise PeerLost or PeerFailed when a rank is known to be lost."""
         with self.naming_ranks():
             if self.store.check([_LOST]):
                 raise self._error_of(self.store.get(_LOST))
 
     @contextmanager
     def naming_ranks(self) -> Iterator[None]:
-        """Turn the end and the silence of the store into errors that name the rank whose process hosts it."""
+        """Map errors of a store that has ended or is silent to errors that name the rank whose process hosts it."""
         try:
             yield
         except StoreLost as error:
@@ -173,12 +173,12 @@ class StartUp:
         return [rank for rank, key in enumerate(keys) if not store.check([key])]
 
     def _silence(self) -> DistError:
-        """Return the error for a store that does not answer, although its server has not ended."""
+        """Return the error for a store that does not answer although its connections have not ended."""
         self._is_store_silent = True
         if self._host is None:
             return DistStoreError(
                 f"{_OP} (rank {self.me.rank} of {self.me.size}): the store has not answered within "
-                f"{self.limit:g} s. See what the process that hosts it is doing; it may be stopped."
+                f"{self.timeout:g} s. See what the process that hosts it is doing; it may be stopped."
             )
         error = self._timeout([self._host.rank])
         error.add_note(f"The process of rank {self._host.rank} hosts the store, which does not answer.")
@@ -187,13 +187,13 @@ class StartUp:
     def _timeout(self, missing: Sequence[int]) -> CollectiveTimeout:
         members = [self._members[rank] for rank in missing[:_MAX_SHOWN] if rank in self._members]
         calls = {member.rank: f"process {member.pid} on host {member.host}" for member in members}
-        return CollectiveTimeout(missing=missing, seconds=self.limit, calls=calls, **self._call())
+        return CollectiveTimeout(missing=missing, seconds=self.timeout, calls=calls, **self._call())
 
     def _record(self, reason: str, missing: Sequence[int] = ()) -> str:
         return json.dumps({"member": self.me.line(), "reason": reason, "missing": list(missing)})
 
     def _error_of(self, record: bytes) -> DistError:
-        """Return the error for what stands under ``lost``: anybody may have written it."""
+        """Return the error for the record at ``lost``, which any client may have written."""
         try:
             fields = json.loads(record)
             member, reason = read_member(fields["member"]), str(fields["reason"])[:_MAX_REASON]

@@ -113,7 +113,7 @@ class Store(ABC):
 
         Where there are both already, the values of the keys count. Waits as multi_get does.
         """
-        limit = self._limit(timeout)
+        limit = self._timeout_seconds(timeout)
         deadline = time.monotonic() + limit
         while True:
             left = deadline - time.monotonic()
@@ -187,7 +187,7 @@ class Store(ABC):
     ) -> None:
         self.close()
 
-    def _limit(self, timeout: Timeout | None) -> float:
+    def _timeout_seconds(self, timeout: Timeout | None) -> float:
         return self._seconds if timeout is None else seconds(timeout)
 
 

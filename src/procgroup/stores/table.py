@@ -154,11 +154,11 @@ class TableStore(Store):
 
     def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         name = checked_key(key)
-        return self._await(lambda table: table.values.get(name), self._limit(timeout), (name,))
+        return self._await(lambda table: table.values.get(name), self._timeout_seconds(timeout), (name,))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         names = checked_keys(keys)
-        self._await(lambda table: all(map(table.has, names)) or None, self._limit(timeout), names)
+        self._await(lambda table: all(map(table.has, names)) or None, self._timeout_seconds(timeout), names)
 
     def add(self, key: str, amount: int) -> int:
         name, number = checked_key(key), checked_amount(amount)
@@ -195,7 +195,7 @@ class TableStore(Store):
                 return [table.values[name] for name in names]
             return None
 
-        return self._await(read, self._limit(timeout), names)
+        return self._await(read, self._timeout_seconds(timeout), names)
 
     def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
         names, other = checked_keys(keys), checked_key(unless)
@@ -205,7 +205,7 @@ class TableStore(Store):
                 return [table.values[name] for name in names]
             return table.values.get(other)
 
-        return cast(list[bytes] | bytes, self._await(read, self._limit(timeout), names))
+        return cast(list[bytes] | bytes, self._await(read, self._timeout_seconds(timeout), names))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         check_same_length(keys, values)
@@ -224,7 +224,7 @@ class TableStore(Store):
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         name = checked_key(key)
         if block:
-            return self._await(lambda table: table.pop(name), self._limit(timeout), (name,))
+            return self._await(lambda table: table.pop(name), self._timeout_seconds(timeout), (name,))
         value = self._run(lambda table: table.pop(name))
         if value is None:
             raise QueueEmptyError("queue is empty")
@@ -236,7 +236,7 @@ class TableStore(Store):
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         name, size, caller = checked_key(key), checked_world_size(world_size), self._caller()
-        limit = self._limit(timeout)
+        limit = self._timeout_seconds(timeout)
         generation = self._run(lambda table: table.arrive(name, size, caller))
         passed: Callable[[Table], bool | None] = lambda table: table.barriers[name].generation > generation or None  # noqa: E731
         try:

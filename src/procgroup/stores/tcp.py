@@ -103,32 +103,32 @@ class StoreServer:
         return self._native.running
 
     @property
-    def guests(self) -> int:
-        """How many connections other processes have."""
+    def clients(self) -> int:
+        """The number of connections that other processes have."""
         return self._native.guests
 
     @property
-    def procgroup_guests(self) -> int:
-        """How many of those are procgroup's clients; PyTorch's may be anybody's, as they prove no secret."""
+    def procgroup_clients(self) -> int:
+        """The number of procgroup's clients among them. PyTorch's clients, which prove no secret, are left out."""
         return sum(process != 0 for process, _ in self._native.list_guests())
 
     @property
     def requests(self) -> int:
-        """How many requests it has served."""
+        """The number of requests that it has served."""
         return self._native.requests
 
     def name_users(self, users: Mapping[int, str]) -> None:
-        """Say, by process id, who the clients are, for the message that tells for whom this process waits."""
+        """Give the clients names, by process id, for the line that says for which clients this process waits."""
         self._users.update(users)
 
-    def list_guests(self) -> list[str]:
-        """Return who has connections from other processes, as far as that is known."""
-        guests = {}
+    def list_clients(self) -> list[str]:
+        """Return the names of the processes that have connections: as ``name_users`` set them, else pid and host."""
+        names = {}
         for process, address in self._native.list_guests():
             name = f"process {process}" if process else "a client of PyTorch's TCPStore"
             host = address.rpartition(":")[0]
-            guests[process, host] = self._users.get(process, f"{name} at {host}")
-        return sorted(guests.values())
+            names[process, host] = self._users.get(process, f"{name} at {host}")
+        return sorted(names.values())
 
     def forget_torch(self) -> None:
         """Close the connections of PyTorch's clients and forget their keys, as before another attempt of a job."""
@@ -144,7 +144,7 @@ class StoreServer:
         if self._pid != os.getpid():
             return
         self._native.drain()
-        if self.guests > 0:
+        if self.clients > 0:
             _draining.add(self)
         else:
             self.close()
@@ -166,7 +166,7 @@ def _linger() -> None:
     for store in [store for store in _connected if store._hosting is None]:
         store._client.close()  # or this process would wait for itself
     wait_for_others(
-        lambda: not any(server.running and server.guests for server in waiting),
+        lambda: not any(server.running and server.clients for server in waiting),
         LINGER_SECONDS,
         lambda: f"this process hosts the store and waits for {_names(waiting)} to end",
         pause=0.005,
@@ -174,9 +174,9 @@ def _linger() -> None:
 
 
 def _names(servers: Sequence[StoreServer]) -> str:
-    guests = [guest for server in servers for guest in server.list_guests()]
-    shown = ", ".join(guests[:_MAX_NAMES])
-    return shown + (f" and {len(guests) - _MAX_NAMES} more" if len(guests) > _MAX_NAMES else "")
+    names = [name for server in servers for name in server.list_clients()]
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")
 
 
 class _Hosting:
@@ -273,7 +273,7 @@ class TCPStore(Store):
         return self._client.get(key, self._seconds if timeout is None else seconds(timeout))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        self._client.wait(keys, self._limit(timeout))
+        self._client.wait(keys, self._timeout_seconds(timeout))
 
     def add(self, key: str, amount: int) -> int:
         return self._client.add(key, checked_amount(amount), self._seconds)
@@ -297,10 +297,10 @@ class TCPStore(Store):
         self._client.append(key, value, self._seconds)
 
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
-        return self._client.multi_get(keys, self._limit(timeout))
+        return self._client.multi_get(keys, self._timeout_seconds(timeout))
 
     def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
-        return self._client.get_unless(keys, unless, self._limit(timeout))
+        return self._client.get_unless(keys, unless, self._timeout_seconds(timeout))
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect:
         # A connection of its own: one that carries requests is dropped when the server does not answer in time.
@@ -328,13 +328,13 @@ class TCPStore(Store):
         self._client.queue_push(key, value, self._seconds)
 
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        return self._client.queue_pop(key, block, self._limit(timeout))
+        return self._client.queue_pop(key, block, self._timeout_seconds(timeout))
 
     def queue_len(self, key: str) -> int:
         return self._client.queue_len(key, self._seconds)
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        self._client.barrier(key, checked_world_size(world_size), self._limit(timeout))
+        self._client.barrier(key, checked_world_size(world_size), self._timeout_seconds(timeout))
 
     def clone(self) -> TCPStore:
         clone = TCPStore.__new__(TCPStore)

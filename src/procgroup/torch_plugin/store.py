@@ -84,7 +84,7 @@ class TorchStore(Store):
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         if not block:
             return self._pop(checked_key(key))
-        deadline = time.monotonic() + self._limit(timeout)
+        deadline = time.monotonic() + self._timeout_seconds(timeout)
         while True:  # another process may take the value that this one saw
             self._await_keys([key], "queue_pop", max(deadline - time.monotonic(), 0.0))
             try:
@@ -98,7 +98,7 @@ class TorchStore(Store):
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         arrived = self.add(f"{checked_key(key)}/arrived", 1)
         last_of_round = -(-arrived // checked_world_size(world_size)) * world_size
-        limit = self._limit(timeout)
+        limit = self._timeout_seconds(timeout)
         self._await(lambda: self.add(f"{key}/arrived", 0) >= last_of_round, [key], "barrier", limit)
 
     def clone(self) -> TorchStore:
@@ -113,7 +113,7 @@ class TorchStore(Store):
             raise QueueEmptyError(f"queue {key} is empty") from error
 
     def _await_keys(self, keys: list[str], what: str, timeout: Timeout | None) -> None:
-        self._await(lambda: self.underlying_store.check(keys), keys, what, self._limit(timeout))
+        self._await(lambda: self.underlying_store.check(keys), keys, what, self._timeout_seconds(timeout))
 
     def _await(self, is_there: Callable[[], bool], keys: list[str], what: str, limit: float) -> None:
         deadline = time.monotonic() + limit

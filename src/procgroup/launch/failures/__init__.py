@@ -1,1 +1,1 @@
-"""Why ranks failed: evidence, causes, reports."""
+"""The failures of ranks: evidence, causes, reports."""

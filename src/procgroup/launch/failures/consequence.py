@@ -1,4 +1,4 @@
-"""Whether an error is only the consequence of another rank's end, and which rank it names as the cause."""
+"""Decide whether an error only follows from the end of another rank, and which rank it names as the cause."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import re
 EXCEPTION_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?(?P<name>[A-Za-z_]\w*)(?:: .*)?$")
 
 _OF_PEERS = frozenset({"PeerLost", "PeerFailed", "GroupBroken", "StoreLost"})
-# Gloo, NCCL and torch's TCPStore have no exceptions of their own for a lost peer; these texts are all that they say.
+# Gloo, NCCL and torch's TCPStore have no exception type for a lost peer; only these texts show one.
 _OF_TORCH = frozenset({"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
 _LOST_CONNECTION = re.compile(
     "connection closed by (?:remote )?peer|connection reset by peer|broken pipe|remote process exit"
     "|connection was likely closed",
     re.IGNORECASE,
 )
-# What a consequence can itself be the consequence of, on one rank: the system's words for a connection that ended.
+# The operating system's errors for a connection that ended; PeerLost and the like are raised while handling them.
 _OF_CONNECTIONS = frozenset({"ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "EOFError"})
 _BLAMED = re.compile(r"\blost rank (\d+)|\brank (\d+)(?: \([^)]*\))? failed\b")
 
 
 def exception_name(message: str) -> str:
-    """Return the class of ``Type: message``, without its module; empty for a text that has none."""
+    """Return the class of ``Type: message``, without its module; "" for another text."""
     match = EXCEPTION_LINE.match(message.partition("\n")[0])
     return match["name"] if match else ""
 
 
 def is_consequence(chain: list[str]) -> bool:
-    """Return whether the exceptions of one rank, the first raised in front, follow from another rank's end.
+    """Return whether the chained exceptions of one rank, in the order raised, follow from another rank's end.
 
-    The first decides: what is raised while a lost peer is handled is a consequence, too, and a peer that is lost
-    while an error of this rank is handled is none.
+    The first exception decides: an error raised while a lost peer is handled is a consequence, too; a peer that is lost
+    while an error of this rank is handled is not the cause.
     """
     causes = [message for message in chain if exception_name(message) not in _OF_CONNECTIONS]
     return bool(causes) and says_peer_lost(causes[0])
@@ -42,7 +42,7 @@ def says_peer_lost(message: str) -> bool:
 
 
 def says_connection_lost(text: str) -> bool:
-    """Return whether a text is one of those in which Gloo, NCCL and torch's store report a peer that has ended."""
+    """Return whether a text contains an error of Gloo, NCCL or torch's store for a peer that has ended."""
     return _LOST_CONNECTION.search(text) is not None
 
 

@@ -5,8 +5,7 @@
     {"message": {"message": "ValueError: boom", "errorCode": 1,
                  "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1795215725"}}}
 
-``errorCode`` is what a launcher adds when it passes the file on. An older form, which is read too, has a plain text as
-"message".
+A launcher that copies the file adds ``errorCode``. In an older form, which is read too, "message" is a plain text.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MAX_FILE_BYTES = 1 << 20
-"""A larger error file is not read; ours are smaller."""
+"""The largest error file that is read."""
 
 MAX_TEXT_BYTES = 64 * 1024
-"""How much of a message, and of a traceback, is written."""
+"""The largest message, and the largest traceback, that is written."""
 
 
 class ErrorRecord(NamedTuple):
-    """What a rank says of its error: ``message`` is "ValueError: boom", ``content`` the whole file."""
+    """The content of an error file: ``message`` is such as "ValueError: boom", ``content`` the whole file."""
 
     message: str
     traceback: str = ""
@@ -37,7 +36,7 @@ class ErrorRecord(NamedTuple):
 
 
 def read_error_file(path: Path) -> ErrorRecord | None:
-    """Return what a rank left in its error file; None when there is none, or none of the form above."""
+    """Return the content of a rank's error file; None where there is no file of the form above."""
     content = _content(path)
     message = content.get("message")
     details: Any = None
@@ -50,7 +49,7 @@ def read_error_file(path: Path) -> ErrorRecord | None:
 
 
 def write_error_file(path: Path, message: str, traceback: str) -> None:
-    """Write an error file at once, so that nobody reads half of it. Raises OSError when that fails."""
+    """Write an error file atomically. Raises OSError."""
     info = {"py_callstack": traceback, "timestamp": str(int(time.time()))}
     _write(path, {"message": {"message": message, "extraInfo": info}})
 
@@ -58,7 +57,7 @@ def write_error_file(path: Path, message: str, traceback: str) -> None:
 def pass_on(path: Path, record: ErrorRecord | None, *, message: str, traceback: str, exit_code: int) -> None:
     """Write the first failing rank's error to the launcher's own error file, with its exit code.
 
-    ``record`` is what the rank itself left; ``message`` and ``traceback`` stand for it where it left nothing.
+    ``record`` is the content of the rank's own file; without one, ``message`` and ``traceback`` are written.
     Raises OSError when the file cannot be written.
     """
     if record is None or not record.content:
@@ -81,7 +80,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _read_regular_file(path: Path) -> bytes:
-    """Return a file's bytes, but wait for no pipe and read no file of any size."""
+    """Return the bytes of a regular file of limited size. Raises OSError, and ValueError for another file."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:

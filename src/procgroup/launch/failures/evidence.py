@@ -1,7 +1,7 @@
-"""The part of a failed rank's stderr that shows why it failed; and the exceptions that a traceback names.
+"""Find the part of a failed rank's stderr that shows why it failed, and the exceptions that a traceback names.
 
-No rank has to co-operate: the functions work on the end of what any program wrote. Text is never parsed for more
-than Python's own formats: tracebacks, chains of them, and the stacks that faulthandler writes.
+The functions work on the last output of any program, which needs no change for that. They parse Python's own formats
+only: tracebacks, chained tracebacks, and the stacks that faulthandler writes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 TAIL_LINES = 15
-"""How many last lines of stderr stand for the cause when there is no traceback."""
+"""How many last lines of stderr are shown when there is no traceback."""
 
 TRACEBACK_HEADER = "Traceback (most recent call last):"
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
-"""What a rank in a process group puts before each line of an uncaught exception's traceback, as torch does."""
+"""The prefix that a rank in a process group writes before each line of an uncaught exception, as torch does."""
 
 # Lone surrogates cannot be encoded.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -23,10 +23,10 @@ _HEADER_LINE = re.compile(rf"^{re.escape(TRACEBACK_HEADER)}$", re.MULTILINE)
 _GROUP_HEADER = f"  + Exception Group {TRACEBACK_HEADER}"
 _GROUP_LINE = re.compile(r"^  \| (?=\w)(.*)$", re.MULTILINE)
 _CRASH_HEADER = "Fatal Python error: "
-# What C++ writes before abort(), which is the reason of the crash: "terminate called ...", and "  what():  ...".
+# The lines that C++ writes before abort(): "terminate called ...", and the reason, "  what():  ...".
 _TERMINATE = re.compile(r"^terminate called .*\n(?:  what\(\):  .*\n)?", re.MULTILINE)
 _WHAT = re.compile(r"^  what\(\):  (.*)", re.MULTILINE)
-# What stands between the tracebacks of chained exceptions.
+# The lines between the tracebacks of chained exceptions.
 _CHAINS = (
     "\nDuring handling of the above exception, another exception occurred:\n\n",
     "\nThe above exception was the direct cause of the following exception:\n\n",
@@ -37,7 +37,7 @@ _OWN_FRAME = re.compile(
 
 
 def last_traceback(text: str) -> str:
-    """Return the last traceback to the end of the text, with those that it is chained to; empty without one."""
+    """Return the text from the last traceback on, with those chained to it; "" without a traceback."""
     headers = [match.start() for match in _HEADER_LINE.finditer(text)]
     group = text.rfind(_GROUP_HEADER)
     if group > max(headers, default=-1):
@@ -56,7 +56,7 @@ def without_own_frames(traceback: str) -> str:
 
 
 def exceptions(traceback: str) -> list[str]:
-    """Return "Type: message" of each exception of a chain of tracebacks, the one that was raised first in front."""
+    """Return "Type: message" of each exception in a chain of tracebacks, in the order raised."""
     for chain in _CHAINS:
         traceback = traceback.replace(chain, "\0")
     found = (_after_frames(part.rstrip()) for part in traceback.split("\0"))
@@ -64,7 +64,7 @@ def exceptions(traceback: str) -> list[str]:
 
 
 def crash_stack(text: str) -> str:
-    """Return what faulthandler wrote last: the reason and the crashed thread's stack; empty without it."""
+    """Return the last output of faulthandler: the reason and the crashed thread's stack; "" without one."""
     start = text.rfind(_CRASH_HEADER)
     if start < 0:
         return ""
@@ -75,18 +75,18 @@ def crash_stack(text: str) -> str:
 
 
 def abort_reason(text: str) -> str:
-    """Return the text of the C++ exception that no one caught; empty without one."""
+    """Return the text of the uncaught C++ exception; "" without one."""
     found = _WHAT.findall(text)
     return found[-1].strip() if found else ""
 
 
 def last_lines(text: str) -> str:
-    """Return the last lines of a text without a traceback."""
+    """Return the last TAIL_LINES lines of a text."""
     return "".join(text.splitlines(keepends=True)[-TAIL_LINES:])
 
 
 def cut_middle(text: str, most: int) -> str:
-    """Return at most about ``most`` bytes of a text in UTF-8: its beginning and its end, and how much is left out."""
+    """Shorten a text to about ``most`` bytes of UTF-8: its beginning, a line with the number of bytes cut, its end."""
     data = text.encode(errors="replace")
     if len(data) <= most:
         return text
@@ -97,12 +97,12 @@ def cut_middle(text: str, most: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text, its lines included, with "?" for what a terminal would not print, or take for a command."""
+    """Replace control characters, except newlines and tabs, with "?"."""
     return _UNPRINTABLE.sub("?", text)
 
 
 def _after_frames(traceback: str) -> str:
-    """Return the text behind the last traceback's frames: ``Type: message``, which may have several lines."""
+    """Return the text after the last traceback's frames: ``Type: message``, which may have several lines."""
     if traceback.startswith(_GROUP_HEADER):
         group = _GROUP_LINE.search(traceback)
         return group[1] if group else ""

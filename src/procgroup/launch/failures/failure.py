@@ -1,4 +1,4 @@
-"""One rank that ended with an error on its own account, and its form in JSON, for the report on another node."""
+"""The failure of one rank, and its form in JSON for the reports on other nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from procgroup.launch.failures.consequence import (
 from procgroup.launch.failures.error_file import ErrorRecord
 
 MAX_TEXT_BYTES = 16 * 1024
-"""How much of a rank's evidence goes to other nodes."""
+"""The largest evidence of a rank that is sent to other nodes."""
 
 _MAX_JSON_CHARACTERS = 4 * MAX_TEXT_BYTES
 _MAX_EXCEPTION_BYTES = 1024
@@ -30,11 +30,11 @@ _LONGEST_TIME = 1e12
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank that ended with an error.
+    """One rank that ended with an error, not because the launcher ended it.
 
-    ``exit_code`` is negative for a signal; ``time`` is when the error showed, in monotonic seconds of its node;
-    ``stderr`` is the end of what the rank wrote there; ``peak_memory`` is in bytes, 0 when unknown; ``record`` is what
-    the rank left in its error file; ``killed_for`` says why the launcher killed it.
+    ``exit_code`` is negative for a signal. ``time`` is the time of the error in monotonic seconds of its node.
+    ``stderr`` is the last part of the rank's stderr. ``peak_memory`` is in bytes, 0 where unknown. ``record`` is the
+    content of the rank's error file. ``killed_for`` is the reason why the launcher killed it as a failed rank.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Failure:
 
     @property
     def exit_status(self) -> int:
-        """The status that a shell would show: 128 + signal for a rank that a signal ended."""
+        """The exit status as shells show it: 128 + signal for a rank that a signal ended."""
         return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
 
     @property
@@ -79,7 +79,7 @@ class Failure:
 
     @property
     def exception(self) -> str:
-        """The line ``Type: message`` that ends an uncaught exception's traceback; empty without one."""
+        """The line ``Type: message`` that ends an uncaught exception's traceback; "" without one."""
         if self.record is not None:
             return self.record.message.partition("\n")[0]
         if self.exit_code != 1:
@@ -114,7 +114,7 @@ class Failure:
 
     @property
     def reason(self) -> str:
-        """What happened, in one line."""
+        """The cause of the failure, in one line."""
         if self.killed_for:
             return f"killed by the launcher: {self.killed_for}"
         if self.exit_code >= 0:
@@ -126,7 +126,7 @@ class Failure:
         return f"{ending}: {_shortened(aborted)}" if aborted else ending
 
     def to_json(self) -> str:
-        """Return the failure as JSON of at most about 40 KiB; of a long text the beginning and the end."""
+        """Return the failure as JSON of at most about 40 KiB; long texts are cut in the middle."""
         import json  # needed after a failure only
 
         kills = None if self.kills is None else [self.kills.group, self.kills.host]
@@ -147,7 +147,7 @@ class Failure:
 
     @classmethod
     def from_json(cls, text: str) -> Failure:
-        """Return the failure that ``to_json`` wrote. Raises ValueError for anything else: it may come from anybody."""
+        """Return the failure that ``to_json`` wrote. Raises ValueError for anything else."""
         import json
 
         if len(text) > _MAX_JSON_CHARACTERS:
@@ -177,7 +177,7 @@ class Failure:
         )
 
     def _memory(self) -> str:
-        """Return what is known about memory, for a rank that SIGKILL ended."""
+        """Describe the memory use of a rank that SIGKILL ended."""
         if -self.exit_code != signal.SIGKILL:
             return ""
         peak = f"; its peak memory was {_size(self.peak_memory)}" if self.peak_memory else ""

@@ -1,4 +1,4 @@
-"""The failures of a job's ranks: as records for the agents of other nodes, and as the report at the job's end."""
+"""The failures of all nodes: read from the job's state, and printed as the report at the job's end."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def summary(failures: Sequence[Failure]) -> str:
 
 
 def report(failures: Sequence[Failure], group: WorkerGroup | None, host: str, output: JobOutput) -> None:
-    """Show the job's failures behind the ranks' output; ``group`` are this node's ranks.
+    """Print the job's failures after the ranks' output; ``group`` are this node's ranks.
 
-    The first failure also goes to the launcher's own error file, for whoever started the launcher.
+    The first failure is also written to the launcher's own error file, for the program that started the launcher.
     """
     ranks = group.ranks if group is not None else []
     ended = [rank.rank for rank in ranks if rank.told_to_end]
@@ -41,9 +41,10 @@ def exit_status(failures: Sequence[Failure], otherwise: int) -> int:
 
 
 def read(records: Sequence[str], own: Sequence[Failure]) -> list[Failure]:
-    """Return the failures that the records of all nodes describe, in the order of their posting.
+    """Read the records of all nodes, in the order in which the nodes posted them.
 
-    Of this node's ``own`` more is known. Records that are none are left out, as anybody may have written them.
+    A record of one of this node's ``own`` failures is replaced by that failure, which holds more. Unreadable records
+    are left out.
     """
     of_own = {(failure.node_rank, failure.rank, failure.pid): failure for failure in own}
     failures: list[Failure] = []

@@ -1,4 +1,4 @@
-"""``procgroup.record``: keep what ended a program's main function, for the launcher's report and for others."""
+"""``procgroup.record``: write the exception that ends a program's main function to the error file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 def record(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a main function: an exception that ends it is written to the error file, and raised again.
+    """Decorate a main function: write an exception that ends it to the error file, and raise it again.
 
-    The file is the one that TORCHELASTIC_ERROR_FILE names, in torch's JSON; nothing is written where the variable
-    is not set, and for SystemExit and KeyboardInterrupt. A file that cannot be written hides no exception. A crash in
-    C code shows the Python stack on stderr (faulthandler).
+    TORCHELASTIC_ERROR_FILE names the file, which has torch's format (JSON). Nothing is written where the variable is
+    not set, and for SystemExit and KeyboardInterrupt; an error of writing is ignored. A crash in C code prints the
+    Python stack on stderr (faulthandler).
     """
 
     @functools.wraps(function)

@@ -1,12 +1,11 @@
-"""Which rank failed first, and the report that names it.
+"""Find the rank that failed first, and write the report.
 
-Words: a *failure* is a rank that ended with an error on its own account, not because the launcher ended it.
-It is *secondary* when it only follows from another rank's end: the rank lost a peer, the store, or a connection to
-one of them. The *first* failure is the one that the others follow from; its traceback ends the report, where the eye
-falls on it.
+Words: a *failure* is a rank that ended with an error, not because the launcher ended it. A failure is *secondary* when
+it only follows from another rank's end: the rank lost a peer, the store, or a connection to one of them. The *first*
+failure is the one that the others follow from; its traceback ends the report, where it is seen first.
 
-Clocks of different nodes are never compared. Failures of several nodes come in the order in which they were posted;
-between nodes, that order decides, unless a rank names the rank whose failure it met.
+Clocks of different nodes are never compared. Between nodes the order decides in which the failures were posted, unless
+a rank names the rank that it lost.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from procgroup.launch.failures.evidence import TRACEBACK_HEADER
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.output.rank_ranges import format_ranks
 
-# Errors of which all ranks of a call have one each, in the same words but for the order of the ranks.
+# Errors that all ranks of a call raise, with texts that differ in the order of the ranks only.
 _SHARED = frozenset({"CollectiveMismatch", "Deadlock"})
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that the others follow from; failures of several nodes in the order of their posting."""
+    """Return the failure that the others follow from; ``failures`` are in the order in which they were posted."""
     causes = [failure for failure in failures if not failure.is_secondary]
     if not causes:
         return _end_of_blame(failures)
@@ -32,10 +31,10 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
 
 
 def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[int], host: str) -> str:
-    """Return the report: the other failures in one line each, then the first.
+    """Return the report: one line for each other failure, then the first failure.
 
-    ``ended`` are the ranks that the launcher ended; ``left`` those that ended by themselves without an error,
-    which explain a first failure that only says that a peer was lost. ``host`` is that of failures without one.
+    ``ended`` are the ranks that the launcher ended. ``left`` are those that ended by themselves with status 0; they are
+    named where the first failure is secondary, because they explain it. ``host`` is the host of failures without one.
     """
     first = first_failure(failures)
     others = sorted((failure for failure in failures if failure is not first), key=_node_and_time)
@@ -45,14 +44,14 @@ def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[i
     if left and first.is_secondary:
         lines.append(f"{_ranks(left, 'had', 'had')} ended with exit status 0\n")
     evidence = first.evidence
-    is_said_below = TRACEBACK_HEADER in evidence and first.exception_name in _SHARED  # in many words
-    reason = first.exception_name if is_said_below else first.reason
+    is_in_evidence = TRACEBACK_HEADER in evidence and first.exception_name in _SHARED  # a long text
+    reason = first.exception_name if is_in_evidence else first.reason
     lines.append(f"rank {first.rank} ({first.host or host}, pid {first.pid}) failed first: {reason}\n")
     return "".join(lines) + (evidence if not evidence or evidence.endswith("\n") else evidence + "\n")
 
 
 def _end_of_blame(failures: Sequence[Failure]) -> Failure:
-    """Follow the ranks that name each other as lost or failed; in a circle, return the earliest failure."""
+    """Follow the blame from failure to failure to its end; in a cycle, return the earliest failure."""
     of_rank = {failure.rank: failure for failure in failures}
     earliest = found = _earliest(failures)
     for _ in failures:
@@ -64,7 +63,7 @@ def _end_of_blame(failures: Sequence[Failure]) -> Failure:
 
 
 def _earliest(failures: Sequence[Failure]) -> Failure:
-    """Return the earliest failure of the node that posted first."""
+    """Return the earliest failure of the node that posted its failures first."""
     node = failures[0].node_rank
     return min((failure for failure in failures if failure.node_rank == node), key=lambda failure: failure.time)
 
@@ -79,7 +78,7 @@ def _place_after(failure: Failure, first: Failure) -> str:
 
 
 def _reason_after(failure: Failure, first: Failure) -> str:
-    """Return why a rank failed after the first one, but not what the report says below anyway."""
+    """Return why another rank failed, without a text that the report prints for the first failure."""
     name = failure.exception_name
     return f"the same {name}" if name == first.exception_name and name in _SHARED else failure.reason
 

@@ -1,4 +1,4 @@
-"""An exception that ends a rank's program or function, in the texts of an error file."""
+"""Describe an exception that ends a rank's program or function, for its error file."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What a command and the agents that it starts on other hosts send to each other, over stdin and stdout of ssh.
+"""The messages between the command and the agents that it starts on other hosts, over stdin and stdout of ssh.
 
 Each message is one line::
 
-    command ──stdin───> agent    Assignment, as JSON: what the agent needs and no command line may show
-    agent ────stdout──> command  READY and a Ready, as JSON: the flags are understood, the program is there
-    command ──stdin───> agent    the endpoint, host:port, at which the agents meet: begin
+    command ──stdin───> agent    Assignment, as JSON: the data that must not be visible in a command line
+    agent ────stdout──> command  READY and a Ready, as JSON: the flags are valid, the program exists
+    command ──stdin───> agent    the endpoint, host:port, at which the agents meet; the agent begins
     command ──stdin───> agent    the name of a signal, for each signal that the command gets
 
-After READY stdout and stderr carry what the ranks and the agent write. The end of stdin means that the command or the
-connection has ended.
+After READY, stdout and stderr carry the output of the ranks and the agent. The end of stdin means that the command or
+the connection has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 READY = b"procgroup-agent: "
-"""What the line begins with that an agent writes to stdout when it is ready."""
+"""The beginning of the line that an agent writes to stdout when it is ready."""
 
 MAX_LINE_BYTES = 16 << 20
 
@@ -29,9 +29,9 @@ MAX_LINE_BYTES = 16 << 20
 class Assignment:
     """One agent's part of the job.
 
-    ``host`` is the name in the user's list. ``environment`` is put on top of the host's own; it holds the job's key.
-    ``port`` is where this agent is to host the store at which the agents meet, 0 for any free one; None where another
-    agent hosts it.
+    ``host`` is the name in the user's list. ``environment`` is added to the host's own; it holds the job's key.
+    ``port`` is the port at which this agent hosts the agents' store, 0 for any free one; None where another agent hosts
+    the store.
     """
 
     node_rank: int
@@ -45,7 +45,7 @@ class Assignment:
 
     @classmethod
     def from_line(cls, line: bytes) -> Assignment:
-        """Read an assignment. Raises ValueError for what is none."""
+        """Read an assignment. Raises ValueError for another line."""
         try:
             return cls(**_known_fields(cls, line))
         except (ValueError, TypeError, AttributeError) as error:
@@ -54,7 +54,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Ready:
-    """An agent's answer: its version of procgroup, and the port at which it is going to host the store, if it is."""
+    """An agent's answer: its version of procgroup, and the port that it has reserved for the agents' store, if any."""
 
     version: str
     port: int | None = None
@@ -64,7 +64,7 @@ class Ready:
 
     @classmethod
     def from_line(cls, line: bytes) -> Ready:
-        """Read an answer. Raises ValueError for what is none."""
+        """Read an answer. Raises ValueError for another line."""
         try:
             return cls(**_known_fields(cls, line.removeprefix(READY)))
         except (ValueError, TypeError, AttributeError) as error:
@@ -72,20 +72,20 @@ class Ready:
 
 
 def _known_fields(kind: type[Assignment] | type[Ready], line: bytes) -> dict[str, Any]:
-    """Read the fields of a message; those that another version of procgroup has added are left out."""
+    """Read the fields of a message; unknown ones, of another version of procgroup, are left out."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in json.loads(line).items() if name in names}
 
 
 class LineReader:
-    """Reads lines from a descriptor. Unlike a file object, it is no trouble for an interpreter that ends meanwhile."""
+    """Reads lines from a descriptor. Unlike a file object, it has no lock that could block the interpreter's exit."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._pending = b""
 
     def read(self) -> bytes | None:
-        """Return the next line without its newline, however long it takes to come; None at the end."""
+        """Wait for the next line and return it without its newline; None at the end."""
         while b"\n" not in self._pending:
             try:
                 data = os.read(self._descriptor, 1 << 16)

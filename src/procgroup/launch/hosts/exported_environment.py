@@ -1,4 +1,4 @@
-"""Which variables of the command's environment the ranks on other hosts get."""
+"""Select the variables of the command's environment that ranks on other hosts get."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from procgroup.environ import (
 )
 
 EXPORTED_PREFIXES = ("PROCGROUP_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "TORCH_", "JAX_", "XLA_", "PYTHON")
-"""Variables with these names go along without being asked for."""
+"""Variables whose names begin so are exported without --export."""
 
-# Set by the launcher of a job that this command itself is a rank of.
+# Variables of another job, of which this command is itself a rank.
 _OF_ANOTHER_JOB = {
     variable.name
     for variable in (
@@ -29,10 +29,10 @@ _OF_ANOTHER_JOB = {
 
 
 def exported_environment(asked: str, base: Mapping[str, str], flags: Collection[str]) -> dict[str, str]:
-    """Return the variables of ``base`` that go along, and those of ``asked``: ``NAME,NAME=VALUE``.
+    """Return the variables of ``base`` that are exported, and those of ``asked``: ``NAME,NAME=VALUE``.
 
-    ``flags`` are the launcher's flags, as in ``options.sources``: they are passed on themselves, not as the variables
-    that set them. Raises ValueError for a name that is not set, or is none.
+    Variables that set one of the launcher's ``flags`` are left out, because agents get the flags themselves. Raises
+    ValueError for an invalid name, and for one that is not set.
     """
     kept_back = _OF_ANOTHER_JOB | {f"PROCGROUP_{flag.upper()}" for flag in flags}
     found = {name: value for name, value in base.items() if name.startswith(EXPORTED_PREFIXES)}

@@ -1,8 +1,8 @@
-"""One host's agent, as seen from the command: the ssh that runs it, its output, and the line to it.
+"""One host's agent, as seen from the command: its ssh process, its output, and the channel to it.
 
 ::
 
-    connecting ──READY──> ready ──begin──> at work ──the process ends──> ended
+    connecting ──READY──> ready ──begin──> running ──the process ends──> ended
         └──────────────────the process ends──────────────────────────────^
 """
 
@@ -25,10 +25,10 @@ _SSH_FAILED = 255
 
 
 class AgentOutput(PipeReader):
-    """One stream of an agent: whole lines, which say already whose they are once the agent is ready.
+    """One stream of an agent. Its lines already have a prefix once the agent is ready.
 
-    What comes before that is ssh's, the login shell's or Python's, and is shown on ``early_sink`` with the host's name.
-    ``answer`` is the line, of those that come before, with which the agent says that it is ready.
+    Earlier lines come from ssh, the login shell or Python, and are shown on ``early_sink`` with the host's name.
+    ``answer`` is the line by which the agent reports that it is ready.
     """
 
     def __init__(self, descriptor: int, host: str, sink: Sink, early_sink: Sink) -> None:
@@ -42,7 +42,7 @@ class AgentOutput(PipeReader):
         self._is_agents = False
 
     def begin(self) -> None:
-        """Show what comes from now on as the agent wrote it."""
+        """Show further lines unchanged."""
         if not self._is_agents:
             self._is_agents = True
             self._lines.finish()
@@ -71,7 +71,7 @@ class AgentOutput(PipeReader):
 
 
 class _AgentLines(LinePrefixer):
-    """Puts the host into the lines that the agent itself writes; those of its ranks pass unchanged."""
+    """Inserts the host's name into the agent's own lines; lines of its ranks pass unchanged."""
 
     _OWN = re.compile(rb"^procgroup run: ", re.MULTILINE)
 
@@ -84,7 +84,7 @@ class _AgentLines(LinePrefixer):
 
 
 class HostAgent:
-    """The process that runs an agent on a host, in a session of its own, so that a terminal's Ctrl-C passes it by."""
+    """The process that runs an agent on a host, in a session of its own, which a terminal's Ctrl-C does not reach."""
 
     def __init__(self, host: Host, command: Sequence[str], assignment: Assignment, sinks: tuple[Sink, Sink]) -> None:
         self.host = host
@@ -117,39 +117,39 @@ class HostAgent:
 
     @property
     def streams(self) -> list[AgentOutput]:
-        """The outputs that are still open."""
+        """The streams that are still open."""
         return [stream for stream in (self._out, self._err) if stream.open]
 
     @property
     def was_lost(self) -> bool:
-        """Whether the connection may have ended rather than the agent: ssh says 255 then, as a job may, too."""
+        """Whether the connection may have ended rather than the agent: ssh exits with 255 then, as a rank may, too."""
         return self.status is not None and (self.status < 0 or self.status == _SSH_FAILED)
 
     def read_answer(self) -> bool:
-        """Return whether the agent has become ready. Raises ValueError for an answer that is none."""
+        """Return whether the agent has just become ready. Raises ValueError for an invalid answer."""
         if self.ready is None and self._out.answer:
             self.ready = Ready.from_line(self._out.answer)
             return True
         return False
 
     def begin(self, endpoint: str) -> None:
-        """Let the agent meet the others there and start its ranks."""
+        """Send the endpoint at which the agents meet; the agent then starts its ranks."""
         self._out.begin()
         self._err.begin()
         self.channel.put_lines(None, f"{endpoint}\n".encode())
 
     def signal(self, number: signal.Signals) -> None:
-        """Have the agent get a signal; nothing happens when it has ended."""
+        """Send a signal to the agent; does nothing when it has ended."""
         self.channel.put_lines(None, f"{number.name}\n".encode())
 
     def kill(self) -> None:
-        """End the process at once; an agent at the other end of a connection ends itself within seconds."""
+        """Kill the process; an agent on another host then ends itself within seconds."""
         if self.status is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
 
     def reap(self) -> bool:
-        """Return whether the process has ended since the last look; if so, take what it left in its pipes."""
+        """Return whether the process has ended since the last call; if so, read the rest of its output."""
         if self.status is not None or self._process.poll() is None:
             return False
         self.status = self._process.returncode
@@ -161,13 +161,13 @@ class HostAgent:
         return True
 
     def describe_loss(self) -> str:
-        """Return what is known of an agent that ``was_lost``."""
+        """Describe the end of an agent that ``was_lost``."""
         if self.host.is_local or self.status != _SSH_FAILED:
             return f"the process for {self.host.name} ended with status {self.status}"
         return f"ssh to {self.host.name} ended with status 255: the connection was lost, or it is a rank's exit status"
 
     def describe_failed_start(self, python: str) -> str:
-        """Return why there is no agent, for a process that has ended before the agent was ready."""
+        """Describe why the process ended before the agent was ready."""
         name, text = self.host.name, self._err.tail.decode(errors="replace")
         if self.status == _SSH_FAILED and not self.host.is_local:
             last = text.strip().rpartition("\n")[2]

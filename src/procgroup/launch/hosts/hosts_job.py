@@ -1,14 +1,14 @@
-"""``procgroup run --hosts``: start an agent on each host, show what comes back, end all agents together.
+"""``procgroup run --hosts``: start an agent on each host, show the agents' output, end all agents together.
 
-The agents agree on everything else among themselves, as those of any job with several nodes do (see agent.py). They
-start in two steps, so that a host which cannot be reached, or has no program, ends the job before any rank has begun::
+Among themselves the agents agree as those of any job with several nodes (see agent.py). They start in two steps, so a
+host that cannot be reached, or lacks the program, ends the job before any rank has begun::
 
-    all hosts   ssh ... remote_agent            the first host's agent reserves the port at which all will meet
+    all hosts   ssh ... remote_agent            the first host's agent reserves the port of the agents' store
     all ready   "begin, at this endpoint"       the agents meet, and start their ranks
-    one ended   the others have their time to end, then SIGTERM, then their connections are cut
+    one ended   the others have time to end, then get SIGTERM, then their connections are closed
 
-A signal to this command goes to every agent; Ctrl-C is not seen by ssh itself. When this command is killed, its
-connections end, and each agent ends with its own.
+A signal to this command goes to every agent; ssh itself does not get a terminal's Ctrl-C. When this command is killed,
+its connections end, and each agent ends with its connection.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from procgroup import __version__
 from procgroup.launch import open_files
@@ -25,10 +25,10 @@ from procgroup.launch.hosts.hosts_plan import HostsPlan, plan_hosts
 from procgroup.launch.nodes.signals import SignalInbox, with_forwarded
 from procgroup.launch.output import byte_mover
 from procgroup.launch.output.sinks import open_sinks
-from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
+from procgroup.launch.ranks.deadlines import NextStep, shutdown_seconds
 
 MARGIN_SECONDS = 5.0
-"""How much longer an agent may take than its ranks."""
+"""How much longer than its ranks an agent may take to end."""
 
 
 def run_on_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> int:
@@ -37,7 +37,7 @@ def run_on_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -
 
 
 class HostsJob:
-    """The agents of a job, one on each host."""
+    """The agents of a job, one for each host."""
 
     def __init__(self, plan: HostsPlan) -> None:
         self._plan = plan
@@ -48,10 +48,10 @@ class HostsJob:
         self._ends_the_rest = False
         self._received: signal.Signals | None = None
         self._ended: list[HostAgent] = []
-        self._next_step: tuple[float, Callable[[], None]] | None = None
+        self._steps = NextStep()
 
     def run(self) -> int:
-        """Start the agents and stay until all have ended; return the exit status of the first rank that failed."""
+        """Start the agents and wait until all have ended; return the exit status of the first rank that failed."""
         numbers = with_forwarded(self._plan.signals)
         with SignalInbox(numbers) as inbox:
             try:
@@ -74,27 +74,24 @@ class HostsJob:
             except OSError as error:
                 self._fail_start(f"cannot start {plan.command[0]} for {plan.host.name}: {open_files.describe(error)}")
                 return
-        self._schedule(self._plan.start_seconds, self._give_up_start)
+        self._steps.schedule(self._plan.start_seconds, self._fail_late_start)
 
     def _turn(self, inbox: SignalInbox) -> None:
-        """Wait for the next thing to happen, and act on it."""
-        left = None if self._next_step is None else max(0.0, self._next_step[0] - time.monotonic())
-        self._move_bytes(inbox.descriptor, left)
+        """Wait for the next event, and handle it."""
+        due = self._steps.due
+        self._move_bytes(inbox.descriptor, None if due is None else max(0.0, due - time.monotonic()))
         self._heed(inbox)
         self._read_answers()
         for agent in self._living:
             if agent.reap():
-                self._judge(agent)
+                self._record_end(agent)
         if not (self._has_begun or self._has_failed or self._received) and all(agent.ready for agent in self._agents):
             self._begin()
-        if self._next_step is not None and time.monotonic() >= self._next_step[0]:
-            _, step = self._next_step
-            self._next_step = None
-            step()
+        self._steps.take_due()
 
     def _begin(self) -> None:
         self._has_begun = True
-        self._next_step = None
+        self._steps.cancel()
         ports = [agent.ready.port for agent in self._agents if agent.ready is not None]
         for agent in self._agents:
             agent.begin(self._plan.endpoint(ports[0] or 0))
@@ -107,8 +104,8 @@ class HostsJob:
             except ValueError as error:
                 self._fail_start(f"{agent.host.name}: {error}")
 
-    def _judge(self, agent: HostAgent) -> None:
-        """Look at an agent that has just ended."""
+    def _record_end(self, agent: HostAgent) -> None:
+        """Handle the end of an agent."""
         if self._received is not None or self._has_failed or self._ends_the_rest:
             return
         self._ended.append(agent)
@@ -117,8 +114,8 @@ class HostsJob:
             return
         if agent.was_lost:
             self._say(agent.describe_loss())
-        if self._next_step is None:
-            self._schedule(self._plan.grace(SHUTDOWN_SECONDS) + MARGIN_SECONDS, self._end_the_rest)
+        if self._steps.due is None:
+            self._steps.schedule(shutdown_seconds(self._plan.shutdown) + MARGIN_SECONDS, self._end_the_rest)
 
     def _check_version(self, agent: HostAgent) -> None:
         assert agent.ready is not None
@@ -135,12 +132,12 @@ class HostsJob:
             self._say(reason)
             self._kill()
 
-    def _give_up_start(self) -> None:
+    def _fail_late_start(self) -> None:
         late = ", ".join(agent.host.name for agent in self._living if agent.ready is None)
         self._fail_start(f"no agent within {self._plan.start_seconds:g} s (--ssh-timeout) on {late}")
 
     def _end_the_rest(self) -> None:
-        """End agents that go on although the job is over for another one."""
+        """End the agents that go on although the agent of another host has ended."""
         self._ends_the_rest = True
         names = ", ".join(agent.host.name for agent in self._living)
         self._say(f"the agent on {self._ended[0].host.name} has ended, so those on {names} are ended, too")
@@ -149,8 +146,7 @@ class HostsJob:
     def _end(self, number: signal.Signals) -> None:
         for agent in self._living:
             agent.signal(number)
-        grace = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
-        self._schedule(self._plan.grace(grace) + MARGIN_SECONDS, self._cut_off)
+        self._steps.schedule(shutdown_seconds(self._plan.shutdown, number) + MARGIN_SECONDS, self._cut_off)
 
     def _cut_off(self) -> None:
         self._say(f"cutting the connections to {', '.join(agent.host.name for agent in self._living)}")
@@ -161,7 +157,7 @@ class HostsJob:
             agent.kill()
 
     def _heed(self, inbox: SignalInbox) -> None:
-        """Pass signals on. Before the ranks have begun the first one that ends the job just ends the connections."""
+        """Forward signals to the agents. Before the ranks have begun, an ending signal closes the connections."""
         for number in inbox.take():
             if number not in self._plan.signals:
                 for agent in self._living if self._has_begun else ():
@@ -174,7 +170,7 @@ class HostsJob:
                 self._kill()
 
     def _exit_status(self) -> int:
-        """Return the status on which the agents agree: that of the first rank that failed.
+        """Return the exit status of the job, on which the agents agree: that of the first rank that failed.
 
         The status of an agent that was lost counts only where no other agent has failed.
         """
@@ -191,17 +187,14 @@ class HostsJob:
     def _say(self, text: str) -> None:
         self._sinks[1].put_lines(None, f"procgroup run: {text}\n".encode())
 
-    def _schedule(self, seconds: float, step: Callable[[], None]) -> None:
-        self._next_step = (time.monotonic() + seconds, step)
-
     def _move_bytes(self, wake: int, timeout: float | None) -> None:
-        """Read and write what can be, once something can be; a byte at ``wake`` and an agent's end end the wait."""
+        """Wait until data can be moved, ``wake`` can be read or an agent ends; then move the data."""
         streams = [stream for agent in self._living for stream in agent.streams]
         sinks = [*self._sinks, *(agent.channel for agent in self._living)]
         byte_mover.move_bytes(streams, sinks, [wake, *(agent.descriptor for agent in self._living)], timeout)
 
     def _flush(self, inbox: SignalInbox) -> None:
-        """Write what is still to be written."""
+        """Write all pending output."""
 
         def was_interrupted() -> bool:
             self._heed(inbox)

@@ -1,4 +1,4 @@
-"""From the flags to what each host's agent is started with. Contradictions are refused."""
+"""From the parsed flags to the command and the assignment of each host's agent. Contradictory flags are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from procgroup.cluster.addresses import Endpoint
 from procgroup.cluster.hosts import Host
 from procgroup.environ import PROCGROUP_JOB_KEY
 from procgroup.launch.flag_values import NodeRange
@@ -19,11 +18,12 @@ from procgroup.launch.hosts.agent_channel import Assignment
 from procgroup.launch.hosts.exported_environment import exported_environment
 from procgroup.launch.hosts.ssh import Ssh, SshError, local_command, remote_command
 from procgroup.launch.nodes.endpoints import parse_endpoints, source_address
+from procgroup.types import Endpoint
 
 JOIN_SECONDS = 60
-"""How long the agents, all of which are there, may take to meet, where --rdzv-conf does not say."""
+"""How long the started agents may take to meet, without join_timeout in --rdzv-conf."""
 
-# The flags of this command alone, and those that each agent gets with a value of its own.
+# Flags of this command alone, and flags that each agent gets with a value of its own.
 _NOT_PASSED_ON = {"hosts", "hostfile", "ssh", "ssh_timeout", "chdir", "export", "remote_python", "use_env"} | {
     "nnodes",
     "nproc_per_node",
@@ -36,14 +36,14 @@ _NOT_PASSED_ON = {"hosts", "hostfile", "ssh", "ssh_timeout", "chdir", "export", 
 _REFUSED = {
     "node_rank": "the hosts are numbered in the order of their list",
     "standalone": "that is one node",
-    "rdzv_backend": "the agents of its hosts meet as it arranges",
+    "rdzv_backend": "its agents always meet at one of the hosts",
     "local_addr": "that is the address of one node",
 }
 
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """What to start for one host."""
+    """How to start the agent of one host."""
 
     host: Host
     command: Sequence[str]
@@ -52,7 +52,7 @@ class AgentPlan:
 
 @dataclass(frozen=True)
 class HostsPlan:
-    """What a job on several hosts is to be. ``meeting_host`` is the name or address at which the agents meet."""
+    """How to start a job on several hosts. ``meeting_host`` is the name or address at which the agents meet."""
 
     agents: Sequence[AgentPlan]
     meeting_host: str
@@ -62,16 +62,12 @@ class HostsPlan:
     shutdown: float | None
 
     def endpoint(self, port: int) -> str:
-        """Return where the agents meet, given the port that the first one has reserved."""
+        """Return the endpoint at which the agents meet, given the port that the first one has reserved."""
         return str(Endpoint(self.meeting_host, port))
-
-    def grace(self, default: float) -> float:
-        """Return how long ranks have to end, in seconds."""
-        return default if self.shutdown is None else self.shutdown
 
 
 def plan_hosts(options: argparse.Namespace, script_arguments: Sequence[str]) -> HostsPlan:
-    """Return what the parsed flags mean. Contradictory ones end the program with status 2 and the reason."""
+    """Return the job that the parsed flags describe. Contradictory flags end the program with status 2."""
     hosts: list[Host] = options.hosts or options.hostfile
     _check(options, hosts)
     environment = _environment(options)
@@ -106,7 +102,7 @@ def _command(
 
 
 def _working_directory() -> str:
-    """Return the working directory, by the path on which the user came there: links may differ between hosts."""
+    """Return the working directory as the user's path, links unresolved: links may differ between hosts."""
     path = os.environ.get("PWD", "")
     return path if path and Path(path).is_dir() and Path(path).samefile(Path.cwd()) else str(Path.cwd())
 
@@ -142,7 +138,7 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _shared_flags(options: argparse.Namespace, hosts: int) -> list[str]:
-    """Return the flags of every agent: those that were given, and those that make its host a node of the job."""
+    """Return the flags of every agent: the given ones, and those that make its host a node of the job."""
     given = [
         f"--{name.replace('_', '-')}" + ("" if getattr(options, name) is True else f"={text}")
         for name, text in options.texts.items()
@@ -154,7 +150,7 @@ def _shared_flags(options: argparse.Namespace, hosts: int) -> list[str]:
 
 
 def _ask_ssh(command: str, hosts: Sequence[Host]) -> tuple[Ssh | None, dict[str, dict[str, str]]]:
-    """Return ssh and its settings for each host that it is needed for. Raises SshError."""
+    """Return ssh, and its settings for each remote host. Raises SshError."""
     remote = [host for host in hosts if not host.is_local]
     if not remote:
         return None, {}
@@ -165,7 +161,7 @@ def _ask_ssh(command: str, hosts: Sequence[Host]) -> tuple[Ssh | None, dict[str,
 def _meeting_endpoint(
     options: argparse.Namespace, hosts: Sequence[Host], settings: Mapping[str, Mapping[str, str]]
 ) -> Endpoint:
-    """Return where the agents meet; port 0 is any free one of the first host. Raises ValueError."""
+    """Return the endpoint at which the agents meet; port 0 is any free port of the first host. Raises ValueError."""
     if options.rdzv_endpoint:
         endpoint, *others = parse_endpoints(options.rdzv_endpoint, 0)
         if others:
@@ -176,5 +172,5 @@ def _meeting_endpoint(
     addresses = [found.get("hostname") or name for name, found in settings.items()]
     if not hosts[0].is_local:
         return Endpoint(addresses[0], 0)
-    # This machine, at its address on the way to the next host.
+    # This machine, at its address on the route to the next host.
     return Endpoint(source_address(Endpoint(addresses[0], 22)) if addresses else "127.0.0.1", 0)

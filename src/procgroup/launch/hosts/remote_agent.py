@@ -1,4 +1,4 @@
-"""The agent of one host, as ``procgroup run --hosts`` starts it: over ssh, with a line to the command on its stdin.
+"""The agent of one host, as ``procgroup run --hosts`` starts it over ssh; its stdin is the channel to the command.
 
 Run as ``python -m procgroup.launch.hosts.remote_agent FLAGS SCRIPT ARGUMENTS``, with the flags of ``procgroup run``.
 It does what ``procgroup run`` does on one of several nodes, and ends when its stdin ends, that is with the command or
@@ -30,11 +30,11 @@ _LAST_STEPS = ((signal.SIGHUP, 1.5), (signal.SIGINT, 1.0), (signal.SIGKILL, 0.0)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Take part in a job whose command is at the other end of stdin; return the exit status."""
+    """Run an agent that the command at the other end of stdin directs; return the exit status."""
     channel = LineReader(_take_stdin())
     line = channel.read()
     if line is None:
-        say("this is the agent of procgroup run --hosts, which gives it work over stdin; start that command instead")
+        say("this program is started by procgroup run --hosts, which writes to its stdin; start that command instead")
         return 2
     assignment = Assignment.from_line(line)
     os.environ.update(assignment.environment)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 def _take_part(
     options: argparse.Namespace, command: Sequence[str], assignment: Assignment, endpoint: str, channel: LineReader
 ) -> int:
-    """Run this host's ranks, once all agents are ready; return the exit status of the job."""
+    """Run this host's ranks, once all agents are ready; return the job's exit status."""
     from procgroup.launch.nodes.job_plan import plan
 
     options.rdzv_endpoint = endpoint
@@ -73,7 +73,7 @@ def _describe(error: OSError, assignment: Assignment) -> str:
 
 
 def _take_stdin() -> int:
-    """Return the channel's descriptor; the ranks inherit an empty stdin in its place."""
+    """Return the channel's descriptor; replace stdin by an empty one, which the ranks inherit."""
     channel = os.dup(0)
     with Path(os.devnull).open("rb") as empty:
         os.dup2(empty.fileno(), 0)
@@ -86,7 +86,7 @@ def _write(line: bytes) -> None:
 
 
 def _follow(channel: LineReader) -> None:
-    """Pass on the command's signals; end this process when the command or the connection has ended."""
+    """Forward the command's signals; end this process when the command or the connection has ended."""
     while (line := channel.read()) is not None:
         with suppress(KeyError):
             os.kill(os.getpid(), signal.Signals[line.decode(errors="replace")])
@@ -96,5 +96,5 @@ def _follow(channel: LineReader) -> None:
 
 
 if __name__ == "__main__":
-    # A Ctrl-C that the command passes on may come before the agent handles signals.
+    # A Ctrl-C that the command forwards may come before the agent handles signals.
     sys.exit(run_command(lambda: main(sys.argv[1:])))

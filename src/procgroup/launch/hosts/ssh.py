@@ -1,8 +1,7 @@
-"""OpenSSH's own client: what it knows about a host, and the line that starts an agent there.
+"""OpenSSH's client: its settings for a host, and the command that starts an agent there.
 
-Keys, aliases, users, ports and jump hosts are the business of ssh and its configuration. Three settings are added: no
-questions (BatchMode), and, where the configuration says nothing, an end to connecting and to a connection whose host is
-silent.
+Keys, aliases, users, ports and jump hosts come from ssh's configuration. Three settings are added: BatchMode, so that
+ssh does not prompt, and, unless the configuration sets them, timeouts for connecting and for a silent host.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from collections.abc import Mapping, Sequence
 from procgroup.cluster.hosts import Host
 
 CONNECT_SECONDS = 15
-"""How long ssh may take to connect, where its configuration does not say."""
+"""How long ssh may take to connect, unless its configuration says so."""
 
 ALIVE_SECONDS = 5
-"""After how many silent seconds ssh asks, three times, whether the host is there, unless its configuration says so."""
+"""The silence after which ssh probes the host; after three probes it ends. Unless its configuration says so."""
 
 AGENT_MODULE = "procgroup.launch.hosts.remote_agent"
-"""The program of each host."""
+"""The module that runs on each host."""
 
 _QUERY_SECONDS = 10.0
 
 
 class SshError(Exception):
-    """ssh does not know how to reach a host, or there is no ssh."""
+    """ssh cannot be run, or has no settings for a host."""
 
 
 class Ssh:
-    """The ssh command line that the user gave, such as ``ssh -p 2222``. Raises SshError where there is none."""
+    """The ssh command line that the user gave, such as ``ssh -p 2222``. Raises SshError without such a program."""
 
     def __init__(self, command: str) -> None:
         try:
@@ -45,7 +44,7 @@ class Ssh:
             raise SshError(f"there is no program {name!r}: install OpenSSH's client, or name another by --ssh")
 
     def settings(self, hosts: Sequence[Host]) -> list[dict[str, str]]:
-        """Return what ssh's configuration says about each host, by lower-case name. Raises SshError."""
+        """Return ssh's settings for each host, by lower-case name. Raises SshError."""
         queries: list[subprocess.Popen[str]] = []
         try:
             queries.extend(map(self._query, hosts))
@@ -81,7 +80,7 @@ def local_command(arguments: Sequence[str]) -> list[str]:
 
 
 def remote_command(python: str, arguments: Sequence[str], python_path: str) -> str:
-    """Return the line, for any login shell, that runs the agent. ``python_path`` is for finding procgroup there."""
+    """Return the command line, for any login shell, that runs the agent. ``python_path`` is its PYTHONPATH."""
     absolute = os.pathsep.join(os.path.abspath(entry) for entry in python_path.split(os.pathsep) if entry)  # noqa: PTH100
     environment = ["env", f"PYTHONPATH={absolute}"] if absolute else []
     return "exec " + shlex.join([*environment, python, "-m", AGENT_MODULE, *arguments])

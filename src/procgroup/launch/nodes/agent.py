@@ -1,37 +1,35 @@
 """The agent of one node: runs the node's ranks in the rounds that the agents of all nodes agree on.
 
-One thread, one loop, no polling: it waits on the ranks' pipes and ends (pidfd), its own outputs, its signals and the
-meeting, which agrees with the other nodes in threads of its own (see meeting.py; a job with one node agrees with
-itself at once). What the agent does follows from the job's state and from its own ranks::
+One thread runs one loop without polling. The loop waits for the ranks' pipes and exits (pidfd), the launcher's outputs,
+signals, and the meeting, whose own threads agree with the other nodes (see meeting.py; a job of one node needs no
+agreement, see solo.py). The job's state and the agent's own ranks determine what the agent does::
 
-    state       ranks here         the agent
-    forming     none               waits; with enough nodes, and nobody else for a while, begins the round
-    running     none yet           the first node hosts the ranks' store; all start their ranks
-                all ended with 0   "finished"
-                one failed         after a moment for the others' reports: "failed", with all that is known
-    stopping    some               SIGTERM ── grace ──> SIGKILL
-                none               "stopped"
-    ended       none               reports the first failure; exits with its status
+    state       ranks here            what the agent does
+    forming     none                  waits; begins the round when there are enough nodes and no further one has joined
+                                      for a while
+    running     none yet              hosts the ranks' store on the first node; starts the ranks on every node
+                all ended with 0      proposes "finish"
+                one failed            waits a moment for the errors of the others, then proposes "fail" with all errors
+    stopping    some                  sends SIGTERM ── grace ──> SIGKILL
+                none                  proposes "stopped"
+    ended       none                  reports the first failure; exits with its status
 
-A signal to the agent goes to its ranks; when they have ended, the node leaves the job, and the others go on or end. A
-second Ctrl-C kills at once. An agent that loses the others ends its ranks, because the others take it for lost, and
-looks for them again (departure.py has both).
+A signal to the agent goes to its ranks. When they have ended, the node leaves the job, and the other nodes go on or
+end. A second Ctrl-C kills the ranks at once. An agent that cannot reach the others ends its ranks, because the others
+declare it lost, and then tries to join them again (both are in departure.py).
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from procgroup.errors import DistError
-from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.announcer import Announcer, describe_waiting
 from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.departure import Departure, Loss, find_loss
@@ -39,8 +37,10 @@ from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.signals import SignalInbox
 from procgroup.launch.nodes.solo import Solo
+from procgroup.launch.nodes.timeouts import Timeouts
+from procgroup.launch.nodes.wake_pipe import WakePipe
 from procgroup.launch.output.job_output import JobOutput
-from procgroup.launch.ranks.deadlines import SHUTDOWN_SECONDS
+from procgroup.launch.ranks.deadlines import shutdown_seconds
 from procgroup.launch.ranks.hung_ranks import HungRanks
 from procgroup.launch.ranks.worker_group import RankPlan, WorkerGroup
 
@@ -50,45 +50,28 @@ if TYPE_CHECKING:
     from procgroup.launch.nodes.meeting import Meeting
 
 REPORT_SECONDS = 2.0
-"""How long the other ranks have, after the first failure, to report it themselves, when the job is to end."""
+"""How long the other ranks may take, after the first failure, to raise errors of their own, when no restart is left."""
 
 RESTART_REPORT_SECONDS = 0.3
-"""The same when the ranks are to be started again."""
+"""The same when the ranks will be started again."""
 
 
 class Program(Protocol):
     """What the agents run in each round."""
 
     def host(self, state: JobState) -> HostedStore:
-        """Host the store at which the ranks of the running round meet, on the first node."""
+        """Host the store of the running round's ranks, on the first node."""
 
     def plans(self, state: JobState, node_rank: int) -> Sequence[RankPlan]:
-        """Return what to start on a node, once the state says where the ranks meet."""
-
-
-class Patience(NamedTuple):
-    """How long an agent waits, in seconds: for enough nodes, for further ones, for ranks to end (None: defaults).
-
-    ``hang`` is how long a rank may hang before it is killed (None: for ever), ``cut_off`` how long ranks have to end
-    when others may start again without them, and no ``shutdown`` was asked for. ``lead`` is how much sooner an agent
-    gives up a silent store than the store's host takes the agent for lost.
-    """
-
-    join: float = 600.0
-    last_call: float = 30.0
-    recovery: float = 1.5
-    shutdown: float | None = None
-    hang: float | None = None
-    cut_off: float = 0.75
-    lead: float = 1.5
+        """Return the ranks to start on a node; the state holds the address of their store."""
 
 
 class Agent:
-    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, again after it has been lost.
+    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, and makes it anew after a loss.
 
-    When it has run, ``failures`` are those that ended the job; unless ``reports`` is False they have been shown. With
-    ``shares_console``, where all agents write to the same place, only the one whose rank failed first shows them.
-    ``events`` writes how the job has ended for other programs, where somebody asked for it.
+    After ``run``, ``failures`` are the failures that ended the job. ``run`` prints them unless ``reports`` is False;
+    with ``shares_console``, where all agents write to the same terminal, only the agent of the first failure prints
+    them. ``events``, if given, writes the end of the job for other programs.
     """
 
     def __init__(
@@ -96,14 +79,14 @@ class Agent:
         meet: Callable[[Callable[[], None], JobState | None], Meeting | Solo],
         program: Program,
         signals: Sequence[signal.Signals],
-        patience: Patience,
+        timeouts: Timeouts,
         output: JobOutput,
     ) -> None:
         self._meet = meet
         self._program = program
-        self._patience = patience
+        self._timeouts = timeouts
         self._console = Console(output)
-        self._departure = Departure(signals, patience.shutdown, self._console)
+        self._departure = Departure(signals, timeouts.shutdown, self._console)
         self._group: WorkerGroup | None = None
         self._store: HostedStore | None = None
         self._proposed: tuple[str, int] = ("", -1)
@@ -117,20 +100,16 @@ class Agent:
         self.events: Events | None = None
         self.failures: list[Failure] = []
         self._status: int | None = None
-        self._wake_lock = threading.Lock()
-        self._has_closed = False
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._meeting: Meeting | Solo = meet(self._wake, None)
+        self._wakes = WakePipe()
+        self._meeting: Meeting | Solo = meet(self._wakes.wake, None)
 
     @property
     def ranks(self) -> list[int]:
-        """The global ranks that this node has started last."""
+        """The global ranks of the last round that this node started."""
         return [rank.rank for rank in self._group.ranks] if self._group is not None else []
 
     def run(self) -> int:
-        """Take part until the job ends, or a signal ends this node's part; return the exit status."""
+        """Run this node's part until the job ends or a signal ends it; return the exit status."""
         with SignalInbox(self._departure.numbers) as inbox:
             try:
                 while self._status is None:
@@ -147,19 +126,19 @@ class Agent:
                 self._close()
 
     def _turn(self, inbox: SignalInbox) -> None:
-        """Wait for the next thing to happen, and note it."""
+        """Wait for the next event, and record it."""
         group = self._group
         streams = group.streams if group is not None else []
         self._announcer.count(group)
         ends = [rank.descriptor for rank in self._group.living] if self._group is not None else []
-        self._console.move_bytes(streams, [inbox.descriptor, self._wake_read, *ends], self._timeout())
-        self._drain_wakes()
+        self._console.move_bytes(streams, [inbox.descriptor, self._wakes.descriptor, *ends], self._timeout())
+        self._wakes.drain()
         self._departure.heed(inbox.take(), self._group, self._meeting)
         if self._group is not None:
             self._group.watch(self._report_seconds())
 
     def _follow(self, inbox: SignalInbox) -> None:
-        """Do what the job's state and this node's ranks ask for."""
+        """Take the step that the job's state and this node's ranks require."""
         if self._departure.received is not None:
             self._leave_when_ended()
         elif self._meeting.error is not None:
@@ -180,9 +159,9 @@ class Agent:
             steps[state.phase](state, inbox)
 
     def _form(self, state: JobState, inbox: SignalInbox) -> None:
-        """Wait for nodes; begin when there are enough and nobody else has come for a while."""
+        """Wait for nodes; begin when there are enough and no further one has joined for a while."""
         self._wait_for_nodes(state)
-        if not job_changes.has_enough(state):
+        if not quorum.can_begin(state):
             self._enough_since = None
             self._proposed = ("", -1)
             return
@@ -193,15 +172,15 @@ class Agent:
 
     def _begins_at(self, state: JobState, since: float) -> float:
         if state.is_recovery:
-            # The host of a store that is silent may be cut off, and need longer to find that out and end its ranks.
-            return since + self._patience.recovery + (self._patience.lead if self._lost_silently else 0.0)
-        return since + (self._patience.last_call if state.round == 0 else 0.0)
+            # The host of a silent store may be cut off. It notices that later than this agent, and then ends its ranks.
+            return since + self._timeouts.recovery + (self._timeouts.lead if self._lost_silently else 0.0)
+        return since + (self._timeouts.last_call if state.round == 0 else 0.0)
 
     def _run_round(self, state: JobState, inbox: SignalInbox) -> None:
         self._enough_since = None
         node_rank = state.node_rank(self._node_id)
         if node_rank is None:
-            return  # a spare node, until a member goes
+            return  # a spare node, until a member leaves
         if self._group is None or self._group.round != state.round:
             self._start(state, node_rank, inbox)
         elif state.notice and self._proposed != ("warn", state.round):
@@ -215,7 +194,7 @@ class Agent:
             self._propose("finish", state, partial(job_changes.finish, round_number=state.round, node_id=self._node_id))
 
     def _start(self, state: JobState, node_rank: int, inbox: SignalInbox) -> None:
-        """Start this node's ranks, once the first node has said where they meet."""
+        """Start this node's ranks, once the first node has published the address of the ranks' store."""
         if state.store is None:
             if node_rank == 0 and self._proposed != ("publish", state.round):
                 self._host(state)
@@ -229,7 +208,7 @@ class Agent:
             node_rank=node_rank,
             host=state.members[node_rank].host,
             awaits_cause=len(state.members) > 1,
-            hung=HungRanks(self._patience.hang, self._console.output.last_reports, self._console.say),
+            hung=HungRanks(self._timeouts.hang, self._console.output.last_reports, self._console.say),
         )
 
         def stops() -> bool:
@@ -256,10 +235,10 @@ class Agent:
         self._propose("publish", state, change)
 
     def _stop_round(self, state: JobState, inbox: SignalInbox) -> None:
-        """End this node's ranks; say so when they have ended."""
+        """End this node's ranks, then propose "stopped"."""
         group = self._group
         if group is not None and group.round == state.round and group.living:
-            self._end_group(group, others_go_on=not job_changes.may_go_on(state))
+            self._end_group(group, others_go_on=not quorum.has_quorum(state))
         elif state.node_rank(self._node_id) is not None and self._node_id not in state.passed:
             known = set(state.failures)
             failures = [text for text in self._failures_here()[1] if text not in known]
@@ -267,13 +246,13 @@ class Agent:
             self._propose("stopped", state, change)
 
     def _end_group(self, group: WorkerGroup, *, others_go_on: bool = False) -> None:
-        """Ask the ranks to end; soon, where other nodes may start the ranks of the next round."""
-        shutdown = self._patience.shutdown
+        """Send SIGTERM; kill the ranks early where other nodes may start the ranks of the next round."""
+        shutdown = self._timeouts.shutdown
         if self._proposed != ("end", group.round):
             self._proposed = ("end", group.round)
-            group.end(signal.SIGTERM, SHUTDOWN_SECONDS if shutdown is None else shutdown)
+            group.end(signal.SIGTERM, shutdown_seconds(shutdown))
         if others_go_on and shutdown is None:
-            group.hurry(self._patience.cut_off)
+            group.hurry(self._timeouts.cut_off)
 
     def _conclude(self, state: JobState, inbox: SignalInbox) -> None:
         """Report, once this node's ranks have ended; the job's exit status is that of the first failure."""
@@ -292,7 +271,7 @@ class Agent:
             self._announcer.conclude(state, self.failures, self._group)
 
     def _is_reporter(self, state: JobState) -> bool:
-        """Return whether it is this agent which is to show how the job has ended."""
+        """Return whether this agent prints how the job has ended."""
         if not (self.shares_console and self.failures):
             return True
         from procgroup.launch.failures.report import first_failure
@@ -300,7 +279,7 @@ class Agent:
         return first_failure(self.failures).node_rank == state.node_rank(self._node_id)
 
     def _failures_here(self) -> tuple[str, list[str], int]:
-        """Return why this node's ranks failed: in a line, as records for the other nodes, and as an exit status."""
+        """Return why this node's ranks failed: one line, the records for the other nodes, and an exit status."""
         group = self._group
         if group is None:
             return "", [], 1
@@ -313,15 +292,15 @@ class Agent:
         return summary(group.failures), records, first_failure(group.failures).exit_status
 
     def _wait_for_nodes(self, state: JobState | None) -> None:
-        """Give up when the nodes that are waited for have not come in time."""
-        if self._announcer.waited() >= self._patience.join and (state is None or not job_changes.has_enough(state)):
+        """End this node's part when the awaited nodes have not joined in time."""
+        if self._announcer.waited() >= self._timeouts.join and (state is None or not quorum.can_begin(state)):
             waits_for = describe_waiting(state, self._meeting.place)
-            self._fail_alone(f"the nodes have not come together within {self._patience.join:g} s: {waits_for}")
+            self._fail_alone(f"the nodes have not come together within {self._timeouts.join:g} s: {waits_for}")
         else:
             self._announcer.wait_for_nodes(state, self._meeting.place)
 
     def _look_for_the_others(self, loss: Loss) -> None:
-        """End this node's ranks, since the others may soon run without it; then meet the other agents anew."""
+        """End this node's ranks, because the others may soon run without them; then join the other agents anew."""
         group = self._group
         if self._loss is None:
             self._loss = loss
@@ -342,7 +321,7 @@ class Agent:
         self._proposed = ("", -1)
         self._has_joined = False
         self._announcer = Announcer(self._console)
-        self._meeting = self._meet(self._wake, memory)
+        self._meeting = self._meet(self._wakes.wake, memory)
 
     def _fail_alone(self, reason: str) -> None:
         """End this node's part with an error of its own."""
@@ -358,7 +337,7 @@ class Agent:
             self._status = self._departure.exit_status
 
     def _propose(self, name: str, state: JobState, change: Callable[[JobState], JobState | None]) -> None:
-        """Propose a change once in a round; the meeting applies it to whatever the state is by then."""
+        """Propose a change, once in each round; the meeting applies it to the latest state."""
         if self._proposed != (name, state.round):
             self._proposed = (name, state.round)
             self._meeting.propose(change)
@@ -373,39 +352,25 @@ class Agent:
         return RESTART_REPORT_SECONDS if restarts else REPORT_SECONDS
 
     def _timeout(self) -> float | None:
-        """Return how long the loop may wait; None while only an event changes anything."""
+        """Return how long the loop may wait, in seconds; None for no limit."""
         times = []
         if self._group is not None and (event := self._group.next_event()) is not None:
             times.append(event)
         state = self._meeting.state
         if state is None or state.phase == "forming":
-            times += [self._announcer.next_line(), self._announcer.waits_since + self._patience.join]
+            times += [self._announcer.next_line(), self._announcer.waits_since + self._timeouts.join]
             if state is not None and self._enough_since is not None:
                 times.append(self._begins_at(state, self._enough_since))
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _wake(self) -> None:
-        """Make the loop look again; called in the meeting's threads."""
-        with self._wake_lock, suppress(BlockingIOError):  # it is full, so the loop will look anyway
-            if not self._has_closed:
-                os.write(self._wake_write, b".")
-
     def _close(self) -> None:
-        """Close the descriptors that this agent has made; the meeting's threads may still call ``_wake``."""
+        """Close the descriptors that this agent has made."""
         if self._store is not None:
             self._store.close()
             self._store = None  # its descriptors end with it, and this agent is part of reference cycles
         if self._group is not None:
             self._group.close()
-        with self._wake_lock:
-            self._has_closed = True
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-
-    def _drain_wakes(self) -> None:
-        with suppress(BlockingIOError):
-            while os.read(self._wake_read, 4096):
-                pass
+        self._wakes.close()
 
     def _flush(self, inbox: SignalInbox) -> None:
         streams = self._group.streams if self._group is not None else []

@@ -1,4 +1,4 @@
-"""What an agent says about the job: what has happened to it, for whom it waits, and how it has ended."""
+"""The lines that an agent prints about the job: its events, the nodes that it waits for, and its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes import quorum
 from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.ranks.worker_group import WorkerGroup
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure
 
 WAIT_REPORT_SECONDS = 5.0
-"""After how many seconds an agent says for which nodes it waits, and once a minute from then on."""
+"""After how many seconds an agent prints which nodes it waits for; it repeats the line once a minute."""
 
 _REPEAT_SECONDS = 60.0
 
 
 class Announcer:
-    """Says on the console what changes from one state of the job to the next."""
+    """Prints on the console what has changed from one state of the job to the next."""
 
     def __init__(self, console: Console) -> None:
         self.waits_since: float = time.monotonic()
@@ -32,20 +32,20 @@ class Announcer:
         self._is_spare = False
 
     def waited(self) -> float:
-        """Return the seconds since the job was in another phase."""
+        """Return the seconds since the last change of the job's phase."""
         return time.monotonic() - self.waits_since
 
     def next_line(self) -> float:
-        """Return the time.monotonic() at which ``wait_for_nodes`` has something to say."""
+        """Return the time.monotonic() at which ``wait_for_nodes`` has a line to print."""
         return self.waits_since + self._next_report
 
     def follow(self, state: JobState, node_id: str) -> None:
-        """Say why the ranks end, where they are to start again, and when this node waits as a spare."""
+        """Print why the ranks end when they will be started again, and that this node has become a spare."""
         earlier, self._seen = self._seen, state
         if state.node_rank(node_id) is None and state.phase == "running" and not self._is_spare:
             self._is_spare = True
             self._console.say(
-                f"this node is a spare: {len(state.members)} nodes run the job, and it takes the place of one that goes"
+                f"this node is a spare: {len(state.members)} nodes run the job, and it replaces one that leaves"
             )
         if earlier is None or (state.phase, state.round) == (earlier.phase, earlier.round):
             return
@@ -59,18 +59,18 @@ class Announcer:
             )
 
     def wait_for_nodes(self, state: JobState | None, place: str) -> None:
-        """Say for which nodes, or for the store at which place, this one waits, when it has waited for a while."""
-        if self.waited() >= self._next_report and (state is None or not job_changes.has_enough(state)):
+        """Print which nodes, or which store at ``place``, this node waits for, once it has waited for a while."""
+        if self.waited() >= self._next_report and (state is None or not quorum.can_begin(state)):
             self._next_report = self.waited() + _REPEAT_SECONDS
             self._console.say(f"waiting: {describe_waiting(state, place)}")
 
     def count(self, group: WorkerGroup | None) -> None:
-        """Show in the status line how many ranks are running here."""
+        """Show in the status line how many ranks run here."""
         if group is not None and self._seen is not None:
             self._console.output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
 
     def conclude(self, state: JobState, failures: Sequence[Failure], group: WorkerGroup | None) -> None:
-        """Put the report behind the ranks' output."""
+        """Print the report of the job's end, after the ranks' output."""
         if failures:
             from procgroup.launch.failures import job_failures  # needed after a failure only
 
@@ -80,13 +80,13 @@ class Announcer:
 
 
 def describe_waiting(state: JobState | None, place: str) -> str:
-    """Return for what a node waits: the store of the agents, which is at ``place``, or other nodes."""
+    """Describe what a node waits for: the agents' store at ``place``, or other nodes."""
     if state is None:
         return f"the nodes' store at {place} is not reached, or an earlier job of this name has just ended there"
     here, hosts = len(state.members), state.hosts
     if here < state.settings.min_nodes:
         return f"{here} of at least {state.settings.min_nodes} nodes are here ({hosts}), at {place}"
     return (
-        f"{job_changes.present(state)} of the {len(state.previous)} nodes of the last round are here ({hosts}); while "
-        "the others may be at work somewhere, only more than half go on (half with --on-partition continue)"
+        f"{quorum.returning_members(state)} of the {len(state.previous)} nodes of the last round are here ({hosts}); "
+        "while the others may run ranks somewhere, only more than half go on (half with --on-partition continue)"
     )

@@ -13,29 +13,29 @@ from procgroup.launch.ranks.rank_process import Stream
 
 
 class Console:
-    """Moves bytes from the ranks' pipes to the launcher's outputs, and wakes for other descriptors meanwhile."""
+    """Moves bytes from the ranks' pipes to the launcher's outputs."""
 
     def __init__(self, output: JobOutput) -> None:
         self.output = output
 
     def say(self, text: str) -> None:
-        """Show one line of the launcher's own on stderr."""
+        """Print one line of the launcher on stderr."""
         self.output.say(text)
 
     def move_bytes(self, streams: Sequence[Stream], wake: Sequence[int], timeout: float | None) -> None:
-        """Read what ranks wrote and write what fits, once something can be; a byte at a ``wake`` descriptor ends it."""
+        """Read from the ranks and write to the outputs as soon as possible; a readable ``wake`` ends the wait."""
         progress = self.output.progress
         reports = {} if progress is None else {progress.descriptor: self.output.take_progress}
         byte_mover.move_bytes(streams, self.output.sinks, wake, self._sooner(timeout), reports)
         self.output.tick()
 
     def flush(self, streams: Sequence[Stream], wake: int, was_interrupted: Callable[[], bool]) -> None:
-        """Write what is still to be written."""
+        """Write all pending output; return early once a signal has come and the output is not read."""
         self.output.finish()
         byte_mover.flush(self.output.sinks, lambda seconds: self.move_bytes(streams, [wake], seconds), was_interrupted)
 
     def _sooner(self, timeout: float | None) -> float | None:
-        """Return the timeout, or the time until the output has something to show."""
+        """Return the timeout, or the time until the output has a line to show if that is shorter."""
         due = self.output.due
         if due is None:
             return timeout
@@ -44,6 +44,6 @@ class Console:
 
 
 def say(text: str) -> None:
-    """Write one line of the launcher's own to stderr, before there is a console."""
-    with suppress(OSError):  # a full disk: the exit status says the rest
+    """Print one line of the launcher on stderr, before there is a console."""
+    with suppress(OSError):  # a full disk; the exit status still shows a failure
         print(f"procgroup run: {text}", file=sys.stderr, flush=True)

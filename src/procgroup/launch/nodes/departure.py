@@ -1,4 +1,4 @@
-"""How an agent parts from the others: in order, after a signal to it; or because it has lost them."""
+"""How an agent leaves the job: in order, after a signal; or because it cannot reach the other agents."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.signals import with_forwarded
 from procgroup.launch.nodes.solo import Solo
-from procgroup.launch.ranks.deadlines import INTERRUPT_SECONDS, SHUTDOWN_SECONDS
+from procgroup.launch.ranks.deadlines import shutdown_seconds
 from procgroup.launch.ranks.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from procgroup.launch.nodes.meeting import Meeting
 
 SETTLE_SECONDS = 3.0
-"""How long an agent that leaves tries to tell the others."""
+"""How long an agent that leaves tries to write its departure to the store."""
 
 
 class Departure:
-    """What follows a signal to the agent: its ranks end, the node leaves the job, and the others go on or end.
+    """Handles signals to the agent: its ranks end, the node leaves the job, and the other nodes go on or end.
 
-    ``numbers`` are the signals that end the ranks, ``shutdown`` is how many seconds these have then (None: defaults).
-    ``received`` is the first such signal.
+    ``numbers`` are the signals that end the ranks; ``shutdown`` is how many seconds the ranks have then (None: the
+    defaults of ``shutdown_seconds``). ``received`` is the first of these signals that has come.
     """
 
     def __init__(self, numbers: Sequence[signal.Signals], shutdown: float | None, console: Console) -> None:
@@ -38,16 +38,16 @@ class Departure:
 
     @property
     def exit_status(self) -> int | None:
-        """The status of an agent that a signal has ended; None without one."""
+        """The exit status of an agent that a signal has ended; None without a signal."""
         return None if self.received is None else 128 + self.received
 
     def note(self, numbers: Sequence[signal.Signals]) -> bool:
-        """Note the signals that come while the last output is written; return whether one has ended the agent."""
+        """Record the signals that come while the last output is written; return whether one of them ends the agent."""
         self.received = next((number for number in numbers if number in self._ending), self.received)
         return self.received is not None
 
     def heed(self, numbers: Sequence[signal.Signals], group: WorkerGroup | None, meeting: Meeting | Solo) -> None:
-        """End the ranks by the first signal that comes; kill them by a Ctrl-C after it."""
+        """End the ranks on the first signal; kill them on a Ctrl-C after it; forward all other signals."""
         for number in numbers:
             if number not in self._ending:
                 if group is not None:
@@ -65,7 +65,7 @@ class Departure:
                 group.forward(number)
 
     def leave(self, meeting: Meeting | Solo) -> None:
-        """Take the node out of the job, once its ranks have ended."""
+        """Remove the node from the job, once its ranks have ended."""
         number = self.received
         assert number is not None
         meeting.propose(
@@ -81,9 +81,8 @@ class Departure:
         meeting.hand_over(SETTLE_SECONDS)
 
     def _end_by(self, number: signal.Signals, group: WorkerGroup, meeting: Meeting | Solo) -> None:
-        """End the ranks by a signal; where they look for a notice, by that in the place of SIGTERM."""
-        default = INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
-        grace = default if self._shutdown is None else self._shutdown
+        """Send the signal to the ranks; in the place of SIGTERM give ranks that call ``preempted`` the notice."""
+        grace = shutdown_seconds(self._shutdown, number)
         if number is signal.SIGTERM and group.preempt(grace):
             meeting.propose(partial(job_changes.warn, round_number=group.round, seconds=grace))
         else:
@@ -91,9 +90,10 @@ class Departure:
 
 
 class Loss(NamedTuple):
-    """That an agent has lost the others.
+    """An agent's loss of the other agents.
 
-    ``text`` says so, ``memory`` is what the agent brings to the next meeting; ``is_end`` that there is none for it.
+    ``text`` is the line to print. ``memory`` is the last known state, which the agent brings to the next meeting;
+    ``is_end`` means that the agent may not join another meeting.
     """
 
     text: str = ""
@@ -102,9 +102,9 @@ class Loss(NamedTuple):
 
 
 def find_loss(meeting: Meeting | Solo, *, has_joined: bool) -> Loss | None:
-    """Return what has become of the others where the store is out of reach, or where they took this agent for lost.
+    """Return the loss where the store cannot be reached, or the others declared this agent lost; else None.
 
-    ``has_joined`` says that the agent was one of them. None while nothing is lost.
+    ``has_joined``: the agent was a member or waited to become one.
     """
     state = meeting.state
     if state is None:
@@ -113,9 +113,9 @@ def find_loss(meeting: Meeting | Solo, *, has_joined: bool) -> Loss | None:
         return None
     if not meeting.lost:
         was_removed = has_joined and state.node(meeting.node_id) is None
-        return Loss("the other nodes took this one for lost; it meets them anew") if was_removed else None
+        return Loss("the other nodes declared this one lost; it joins them again") if was_removed else None
     if meeting.moves:
-        return Loss(f"{meeting.lost}; this one goes there")
+        return Loss(f"{meeting.lost}; this node joins them there")
     return _loss_of_store(meeting, state)
 
 

@@ -1,12 +1,12 @@
-"""Where the agents of a job meet: find the store at one of the endpoints, or host it there.
+"""Find the agents' store at one of the endpoints, or host it there.
 
-An endpoint is this node's own when its address can be bound here. No host name is compared, and this host's own name
-is not asked for, so it does not matter that it leads to 127.0.1.1, or nowhere. The agent that owns an endpoint hosts
-the store there; whoever comes second on one host finds the port taken, and is a client.
+A node owns an endpoint when the endpoint's address can be bound on it. Host names are never compared, and this host's
+own name is never resolved, so it may map to 127.0.1.1 or to nothing. The agent that owns an endpoint hosts the store
+there; a second agent on the same host finds the port taken and becomes a client.
 
-With several endpoints the first one that answers is used. The owner of a later one hosts a store only when none of
-them has answered for a while, longer for each place in the list, so that agents which start together, or lose their
-store together, come to one store.
+Of several endpoints the first one that answers is used. The owner of a later endpoint hosts a store only when no
+endpoint has answered for a while, which is longer for each place in the list. So agents that start together, or lose
+their store together, use one store.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from procgroup.cluster.addresses import Endpoint, parse_endpoint
+from procgroup.cluster.addresses import parse_endpoint
 from procgroup.errors import DistNetworkError, StoreLost
 from procgroup.launch.nodes.console import say
 from procgroup.stores import addresses
 from procgroup.stores.store import Store
 from procgroup.stores.tcp import StoreServer, TCPStore
+from procgroup.types import Endpoint
 
 DEFAULT_PORT = 29400
-"""The port of an endpoint that names none, as torchrun's."""
+"""The port of an endpoint without one; it is torchrun's."""
 
-PATIENCE_SECONDS = 1.0
-"""How long an endpoint may be silent before the owner of the next one takes over."""
+TAKEOVER_SECONDS = 1.0
+"""How long an endpoint may be silent before the owner of the next one hosts the store."""
 
 _CONNECT_SECONDS = 0.75
 _HANDSHAKE_SECONDS = 1.0
-# How long something at an endpoint may be no store before that is an error: it may be about to end, or to begin.
+# For how long a foreign program at an endpoint is no error yet: it may be about to end.
 _FOREIGN_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_PREFIXES = ("127.", "::1")
-# What a client of a store says when nobody answered in time, in place of something that is no store: whoever listens
-# may be stopped, or on its way out.
+# Parts of the error of a store's client whose server has not answered in time: a stopped or ending process may still
+# listen. Any other error means that the program there is no store.
 _NO_ANSWER = ("has timed out", "says nothing")
 _PAUSE_SECONDS = 0.1
 _SAY_SECONDS = 3.0
@@ -58,28 +59,29 @@ class FoundStore(NamedTuple):
     is_on_server: bool = False
 
     def address_here(self) -> str:
-        """Return the address at which other hosts reach this one: the one that leads to the store."""
+        """Return the address at which other hosts reach this one: that of its route to the store."""
         if self.endpoint is None:
             return addresses.outward_address() or _LOOPBACK
         if self.server is not None:
             return _LOOPBACK if self.endpoint.host == "localhost" else self.endpoint.host
         return source_address(self.endpoint)
 
-    def close_after_guests(self, seconds: float) -> None:
-        """Close the connections; a server that is here waits at most so long for the other agents to go.
+    def close_after_clients(self, seconds: float) -> None:
+        """Close the connections; a server in this process first waits at most so long for the other agents to leave.
 
-        It does not wait for PyTorch's clients: the ranks have ended, and whoever else connects proves no secret.
+        It does not wait for PyTorch's clients: the ranks have ended, and any other process can connect as such a
+        client.
         """
         self.store.close()
         if self.server is not None:
             deadline = time.monotonic() + seconds
-            while self.server.procgroup_guests and time.monotonic() < deadline:
+            while self.server.procgroup_clients and time.monotonic() < deadline:
                 time.sleep(_PAUSE_SECONDS / 10)
             self.server.close()
 
 
 def parse_endpoints(text: str, default_port: int = DEFAULT_PORT) -> list[Endpoint]:
-    """Read ``host[:port]`` or a list of them, separated by commas. Raises ValueError that shows the part."""
+    """Read ``host[:port]`` or a list with commas. Raises ValueError that shows the unusable part."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ValueError(f"expected host[:port], or several with commas between them, got {text!r}")
@@ -101,19 +103,19 @@ def find_store(
     is_host: bool | None = None,
     answers_torch: bool = False,
 ) -> FoundStore:
-    """Return the agents' store, found or hosted here, however long that takes.
+    """Connect to the agents' store, or host it here; wait without a limit.
 
-    ``is_host`` says whether this node hosts it, where binding the address cannot tell; with ``answers_torch`` PyTorch's
-    clients have a store of their own at the same port. Raises DistNetworkError when
-    something else listens there, or as soon as ``stops()`` says so.
+    ``is_host`` says whether this node hosts the store (None: it does if it can bind the address). With
+    ``answers_torch`` the server also answers PyTorch's clients at the same port, from a table of their own. Raises
+    DistNetworkError when a program other than a store listens there, and once ``stops()`` returns True.
     """
     began = time.monotonic()
     names_are_checked = False
     while True:
         waited = time.monotonic() - began
-        owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * PATIENCE_SECONDS]
+        owners = [endpoint for place, endpoint in enumerate(endpoints) if waited >= place * TAKEOVER_SECONDS]
         hosting = partial(_host_one, owners if is_host is not False else [], is_host, answers_torch)
-        # A sole endpoint that can be hosted has no store yet. Of several, one that has it may not be this host's own.
+        # A sole endpoint whose port is free has no store yet. Of several, another host's may have it: look first.
         found = hosting() if len(endpoints) == 1 else None
         try:
             found = found or next(connect_each(endpoints), None)
@@ -138,9 +140,9 @@ def _say_unknown_names(endpoints: Sequence[Endpoint]) -> None:
 
 
 def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
-    """Yield the stores at those endpoints that answer, in their order.
+    """Connect to the stores at those endpoints that answer, in order.
 
-    Raises DistNetworkError for one that is no store, or asks for another secret.
+    Raises DistNetworkError for an endpoint that is no store, or asks for another secret.
     """
     for endpoint in _answering(endpoints):
         try:
@@ -153,10 +155,10 @@ def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
 
 
 def _answering(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """Return those endpoints at which something accepts connections; all are tried at once."""
+    """Return the endpoints that accept connections; all are tried at once."""
     if len(endpoints) == 1:
         return list(endpoints)
-    from concurrent.futures import ThreadPoolExecutor  # for lists only: it costs some milliseconds
+    from concurrent.futures import ThreadPoolExecutor  # needed for lists only; the import takes some milliseconds
 
     with ThreadPoolExecutor(len(endpoints)) as pool:
         return [endpoint for endpoint, answers in zip(endpoints, pool.map(_answers, endpoints), strict=True) if answers]
@@ -170,7 +172,7 @@ def _answers(endpoint: Endpoint) -> bool:
 
 
 def _host_one(owners: Sequence[Endpoint], is_host: bool | None, answers_torch: bool) -> FoundStore | None:
-    """Host the store at the first endpoint that is this host's own and free; return None where none is."""
+    """Host the store at the first endpoint that this host owns and whose port is free; None where there is none."""
     for endpoint in owners:
         listener = _listen(endpoint, is_host)
         if listener is not None:
@@ -184,8 +186,8 @@ def _host_one(owners: Sequence[Endpoint], is_host: bool | None, answers_torch: b
             )
             if server.is_open_to_anybody:
                 say(
-                    f"the agents meet at port {server.port} without a secret, so whoever can connect there can read "
-                    "and change what they agree on: set PROCGROUP_JOB_KEY to one secret (hex) on every node"
+                    f"the agents meet at port {server.port} without a secret, so whoever can connect to it can read "
+                    "and change the state of the job: set PROCGROUP_JOB_KEY to one secret (hex) on every node"
                 )
             store = TCPStore(server.addresses[0], server.port, wait_for_workers=False)
             return FoundStore(store, Endpoint(endpoint.host, server.port), server)
@@ -203,9 +205,9 @@ def _listen(endpoint: Endpoint, is_host: bool | None) -> socket.socket | None:
 
 
 def use_server(open_store: Callable[[], Store], servers: Sequence[Endpoint], stops: Callable[[], bool]) -> FoundStore:
-    """Return the agents' store on a server that is no agent's, however long it takes to answer.
+    """Connect to the agents' store on a server, or cluster of servers, of its own; wait without a limit.
 
-    What keeps it from answering is said once. Raises DistNetworkError as soon as ``stops()`` says so.
+    The first error is printed once. Raises DistNetworkError once ``stops()`` returns True.
     """
     say_at = time.monotonic() + _SAY_SECONDS
     while True:
@@ -216,7 +218,7 @@ def use_server(open_store: Callable[[], Store], servers: Sequence[Endpoint], sto
                 raise
             if time.monotonic() >= say_at:
                 say_at = math.inf
-                say(f"the agents' store is not reached yet: {error}")
+                say(f"cannot reach the agents' store yet: {error}")
             time.sleep(_PAUSE_SECONDS)
 
 
@@ -229,7 +231,7 @@ def _outward(servers: Sequence[Endpoint]) -> Endpoint:
 
 
 def share_file(path: str, stops: Callable[[], bool]) -> FoundStore:
-    """Return the agents' store in a file that all of them reach."""
+    """Return the agents' store in a file that all nodes can open."""
     from procgroup.stores.file import FileStore
 
     return FoundStore(FileStore(path), None, None)
@@ -240,10 +242,10 @@ def _in_brackets(host: str) -> str:
 
 
 def _has_port(part: str) -> bool:
-    """Tell a port from the end of an IPv6 address without brackets, which cannot have one."""
+    """Return whether the text ends with a port; an IPv6 address without brackets cannot have one."""
     return part.rpartition("]")[2].count(":") == 1
 
 
 def source_address(endpoint: Endpoint) -> str:
-    """Return this host's address on the way to an endpoint; the loopback address where there is no way."""
+    """Return this host's address on the route to an endpoint; the loopback address where there is no route."""
     return addresses.source_address(endpoint.host, endpoint.port, _CONNECT_SECONDS) or _LOOPBACK

@@ -1,7 +1,7 @@
 """torchrun's events of a job's end (``--event-log-handler console``): a line of JSON for each rank and the agent.
 
-Names and fields are those of torch.distributed.elastic.events. What a line has no value for is null, and ``timestamp``
-is 0, as with torchrun.
+Names and fields are those of torch.distributed.elastic.events. Fields without a value are null, and ``timestamp`` is 0,
+as with torchrun.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from procgroup.launch.ranks.worker_group import WorkerGroup
 
 @dataclass
 class Events:
-    """Writes the events to stderr. ``backend`` is that of the rendezvous, ``entry_point`` what the ranks run."""
+    """Writes the events to stderr. ``backend`` is the rendezvous backend, ``entry_point`` the ranks' program."""
 
     output: JobOutput
     run_id: str
@@ -31,7 +31,7 @@ class Events:
     began: float = field(default_factory=time.monotonic)
 
     def show(self, state: JobState, node_rank: int | None, group: WorkerGroup | None, exit_status: int) -> None:
-        """Write a line for each rank of this node, and one for its agent; ``state`` is the job's last one."""
+        """Write a line for each rank of this node, and one for its agent; ``state`` is the final one."""
         shared = {
             "run_id": self.run_id,
             "group_rank": node_rank,

@@ -12,13 +12,12 @@ from procgroup.stores.tcp import StoreServer
 
 
 class HostedStore:
-    """A store server in this process, and what a rank needs to reach it.
+    """A store server in this process, and the variables by which ranks find it.
 
-    Its port is bound once and kept until ``close``: no other process can take it between the choice and
-    the use. ``master`` is the port that is left to the program, reserved until then: a PyTorch program's rank 0 hosts
-    its own store there, and cannot speak with this one; a number is one that an agent listens at already. Every client
-    has to prove ``job_key``, by default 32 random bytes in hex, and to be of ``job``, by default the one that this
-    process is in itself.
+    Its port is bound once and kept until ``close``, so no other process can take it in between. ``master`` is the
+    MASTER_PORT of the ranks: a reserved port, which is kept free for a PyTorch program's own store, or the number of a
+    port at which an agent listens already. Every client has to prove ``job_key``, by default 32 random bytes in hex,
+    and to belong to ``job``, by default this process's own.
     """
 
     def __init__(
@@ -35,24 +34,24 @@ class HostedStore:
         try:
             self._server = StoreServer(host, 0, job_key=self.job_key, job=job)
         except BaseException:
-            self._give_port_back()
+            self._release_port()
             raise
         self.port: int = self._server.port
 
     def record(self) -> WorkerStore:
-        """Return where the store is, for the ranks of other nodes."""
+        """Return the address and the secret of the store, for the ranks of other nodes."""
         return WorkerStore(self.host, self.master_port, self.port, self.job_key)
 
     def environment(self, key: Variable[str] = PROCGROUP_JOB_KEY) -> dict[str, str]:
-        """Return the variables that lead a rank to this store; ``key`` is the one that holds the secret."""
+        """Return the variables by which a rank finds this store; ``key`` is the variable of the secret."""
         return self.record().environment(key)
 
     def close(self) -> None:
-        """Stop serving and give the ports back. Idempotent."""
+        """Stop serving and release the ports. Idempotent."""
         self._server.close()
-        self._give_port_back()
+        self._release_port()
 
-    def _give_port_back(self) -> None:
+    def _release_port(self) -> None:
         if isinstance(self._reserved, ReservedPort):
             self._reserved.close()
 

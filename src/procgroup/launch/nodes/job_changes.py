@@ -1,7 +1,7 @@
 """The changes that a job's state goes through: pure functions from one version to the next.
 
-Each change is applied to whatever the state is by then, and the store takes only one agent's result for each version
-(see meeting.py)::
+Each change is applied to the latest state, and the store accepts only one agent's result for each version (see
+shared_state.py)::
 
     forming ──enough members──> running ──a rank fails, a node comes or goes──> stopping
        ^                           │                                               │
@@ -10,57 +10,34 @@ Each change is applied to whatever the state is by then, and the store takes onl
        │                         ended  <──────────no restart is left──────────────┤
        └───────────────────────────────────round + 1───────────────────────────────┘
 
-A change returns None where it does not apply any more: another agent has made it, or the round is another one.
-Nothing here reads a clock; how long to wait for further members, and when a node is lost, the agents decide.
+A change returns None where it no longer applies: another agent has made it, or another round has begun. No change
+reads a clock: the agents decide how long to wait for further members, and when a node is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
+from procgroup.launch.nodes.quorum import can_begin
+
+Change = Callable[[JobState], JobState | None]
+"""A function from a state to the next one; None where it does not apply."""
 
 MAX_FAILURES = 64
-"""How many ranks' failures the state holds; those of further ranks are left out."""
+"""The largest number of failures that the state holds; further ones are left out."""
 
 
 class JobConflict(Exception):
-    """A node cannot be part of the job: another node has its rank, or other settings."""
+    """A node cannot join the job: another node has its rank, or the job has other settings."""
 
 
 class JobEnded(Exception):
-    """A node came to a job that has ended."""
-
-
-def has_enough(state: JobState) -> bool:
-    """Return whether the round that is forming may begin, once nobody else is waited for."""
-    enough = state.phase == "forming" and len(state.members) >= state.settings.min_nodes
-    return enough and not state.is_moving and may_go_on(state)
-
-
-def may_go_on(state: JobState) -> bool:
-    """Return whether these members may go on after the last round: at most one part of a network that is cut may.
-
-    More than half of those that may still be at work may. Exactly half may where the user says so; or, when nothing is
-    said, where the agents still have the store of that round, which the other half does not reach then. The largest
-    number of nodes may always: there are none left for another part.
-    """
-    if len(state.members) == state.settings.max_nodes:
-        return True
-    here = present(state)
-    if 2 * here == len(state.previous):
-        policy = state.settings.on_partition
-        return not state.previous or policy == "continue" or (policy == "" and not state.is_recovery)
-    return 2 * here > len(state.previous)
-
-
-def is_at_work(state: JobState) -> bool:
-    """Return whether the nodes run a round, or are enough to begin one."""
-    return state.phase in ("running", "stopping") or has_enough(state)
+    """A node tried to join a job that has ended."""
 
 
 def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
-    """Add a node: to the members while a round is forming, else to those who wait for the next one.
+    """Add a node: to the members while a round is forming, else to the nodes that wait for the next round.
 
     Raises JobConflict where the job has other settings or another node holds the node's rank, JobEnded where the job
     is over. A round that runs with fewer nodes than the maximum is stopped, so that the next one has the node, too.
@@ -82,10 +59,10 @@ def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
 
 
 def recall(state: JobState, memory: JobState) -> JobState | None:
-    """Bring the state of a new store up to what an agent knows from the store that was lost.
+    """Bring the state of a new store up to the state that an agent remembers from a lost store.
 
-    Rounds are not counted twice, and the majority is one of the last round that ran. A store that knows of a later
-    round is not changed.
+    The number of the round goes on, and the quorum refers to the last round that ran. A store that holds a later round
+    is not changed.
     """
     if state.phase != "forming" or state.round > memory.round:
         return None
@@ -98,21 +75,21 @@ def recall(state: JobState, memory: JobState) -> JobState | None:
 
 
 def begin(state: JobState, round_number: int) -> JobState | None:
-    """Begin the round that is forming, without waiting for further nodes."""
-    if state.round != round_number or not has_enough(state):
+    """Begin the forming round, without waiting for further nodes."""
+    if state.round != round_number or not can_begin(state):
         return None
     return _begin(state)
 
 
 def publish(state: JobState, round_number: int, store: WorkerStore) -> JobState | None:
-    """Say where the ranks of the running round meet."""
+    """Publish the store of the running round's ranks."""
     if state.round != round_number or state.phase != "running" or state.store is not None:
         return None
     return state._replace(store=store)
 
 
 def finish(state: JobState, round_number: int, node_id: str) -> JobState | None:
-    """Note that all ranks of a member have ended with exit status 0; with the last member the job ends."""
+    """Record that all ranks of a member have ended with exit status 0; with the last member the job ends."""
     if state.round != round_number or state.phase != "running" or node_id in state.passed:
         return None
     state = state._replace(passed=(*state.passed, node_id))
@@ -136,14 +113,14 @@ def fail(
 
 
 def warn(state: JobState, round_number: int, seconds: float) -> JobState | None:
-    """Let the ranks of all members know that a node is to be taken away in so many seconds."""
+    """Record that a scheduler takes a node away in so many seconds, for the ranks of all members."""
     if state.round != round_number or state.phase != "running" or state.notice:
         return None
     return state._replace(notice=seconds)
 
 
 def stopped(state: JobState, round_number: int, node_id: str, failures: Sequence[str] = ()) -> JobState | None:
-    """Note that a member's ranks have ended because the round is being stopped; with the last one it is over."""
+    """Record that the ranks of a member have ended in a stopping round; with the last member the round ends."""
     if state.round != round_number or state.phase != "stopping" or node_id in state.passed:
         return None
     merged = (*state.failures, *failures)[:MAX_FAILURES]
@@ -151,10 +128,10 @@ def stopped(state: JobState, round_number: int, node_id: str, failures: Sequence
 
 
 def lose(state: JobState, nodes: Mapping[str, str], *, silent: bool) -> JobState | None:
-    """Remove nodes that are gone: ``nodes`` says of each id how that was seen.
+    """Remove lost nodes; ``nodes`` maps the id of each to a description of how its loss was seen.
 
-    ``silent`` nodes may live on behind a network that is cut, and count when a majority is asked for. A loss while a
-    round runs counts as one restart of the job. A member that has finished is not missed.
+    ``silent`` nodes may still run behind a network that is cut, and so count in the quorum. A loss in a running round
+    counts as one restart of the job. The loss of a member that has finished changes nothing.
     """
     gone = [node for node in (*state.members, *state.waiting) if node.id in nodes]
     if state.phase == "running":
@@ -172,10 +149,10 @@ def lose(state: JobState, nodes: Mapping[str, str], *, silent: bool) -> JobState
 
 
 def leave(state: JobState, node_id: str, reason: str, *, exit_status: int, for_good: bool) -> JobState | None:
-    """Remove a node that leaves in order, its ranks having ended: the others go on where they are enough.
+    """Remove a node that leaves in order after its ranks have ended; the others go on if they are enough.
 
-    Where they are not, they wait for a node when a restart is left and the node does not leave ``for_good``; else the
-    job ends everywhere.
+    If they are too few, they wait for another node, provided that a restart is left and the node does not leave
+    ``for_good``; otherwise the job ends everywhere.
     """
     node = state.node(node_id)
     if node is None or state.phase == "ended":
@@ -198,15 +175,15 @@ def leave(state: JobState, node_id: str, reason: str, *, exit_status: int, for_g
 
 
 def anew(state: JobState) -> JobState | None:
-    """Begin a new job in the place of one that has ended, whose agents are gone."""
+    """Begin a new job in the place of one that has ended and whose agents have exited."""
     return _anew(state)._replace(restarts=0) if state.phase == "ended" else None
 
 
 def after_losing_store(state: JobState, *, silent: bool) -> JobState:
-    """Return what an agent is to remember of the job when it has lost the store: a loss like that of any node.
+    """Return the state that an agent remembers after the loss of the store, which counts like the loss of a node.
 
-    Where the store's connections have ended, so has the agent that hosted it, and is not one of those that may go on
-    elsewhere. ``silent`` says that they have not.
+    Unless the store is ``silent``, its connections have ended, so the agent that hosted it has exited and cannot run
+    ranks elsewhere.
     """
     hosts = [] if silent else [node.agent for node in state.members if node.hosts_store]
     return state._replace(
@@ -269,7 +246,7 @@ def _begin(state: JobState) -> JobState:
 
 
 def _stop(state: JobState, reason: str, *, is_last: bool = False, exit_status: int = 0) -> JobState:
-    """Let every member end its ranks; a member that has finished its round goes on to the next one, too."""
+    """Stop the round on every member; a member that has finished takes part in the next round, too."""
     if state.phase == "stopping":
         return state._replace(
             is_last=state.is_last or is_last,
@@ -296,7 +273,7 @@ def _all_passed(state: JobState) -> bool:
 
 
 def _conclude(state: JobState) -> JobState:
-    """Go on from a round that is being stopped, once every member's ranks have ended."""
+    """End a stopping round once the ranks of every member have ended: form the next round, or end the job."""
     if state.phase != "stopping" or not _all_passed(state):
         return state
     if state.is_last:
@@ -310,7 +287,7 @@ def _conclude(state: JobState) -> JobState:
         passed=(),
         store=None,
     )
-    return _begin(state) if has_enough(state) else state
+    return _begin(state) if can_begin(state) else state
 
 
 def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -> JobState:
@@ -333,8 +310,3 @@ def _without_earlier(state: JobState, node: Node) -> JobState:
 
 def _others(nodes: Iterable[Node], ids: set[str]) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.id not in ids)
-
-
-def present(state: JobState) -> int:
-    """Return how many members were members of the last round, too."""
-    return sum(node.agent in state.previous for node in state.members)

@@ -1,4 +1,4 @@
-"""From the flags to what they mean together: how many nodes there are, and how they meet. Contradictions are refused.
+"""From the parsed flags to the job: its nodes, and how they meet. Contradictory flags are refused.
 
 ::
 
@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from procgroup.cluster.addresses import Endpoint, without_password
+from procgroup.cluster.addresses import without_password
 from procgroup.environ import PYTHON_EXEC
 from procgroup.launch import flag_values
 from procgroup.launch.flag_values import NodeRange
 from procgroup.launch.flags import refuse
-from procgroup.launch.nodes.agent import Patience
 from procgroup.launch.nodes.endpoints import (
     FoundStore,
     connect_each,
@@ -37,7 +36,9 @@ from procgroup.launch.nodes.endpoints import (
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.leases import Lease
 from procgroup.launch.nodes.solo import Solo
+from procgroup.launch.nodes.timeouts import Timeouts
 from procgroup.stores import addresses
+from procgroup.types import Endpoint
 
 if TYPE_CHECKING:
     from procgroup.launch.nodes.meeting import Meeting
@@ -55,16 +56,16 @@ Kind = Literal["solo", "static", "elastic"]
 
 
 class JobPlan(NamedTuple):
-    """How the nodes of a job meet, and what they must agree on.
+    """How the nodes of a job meet, and the settings that they must share.
 
-    ``host`` is this node's name for people, by default the one that its system has.
+    ``host`` is this node's name in messages, by default its host name.
     """
 
     kind: Kind
     run_id: str
     agent: str
     settings: Settings
-    patience: Patience
+    timeouts: Timeouts
     lease: Lease
     endpoints: tuple[Endpoint, ...] = ()
     find: Callable[[Callable[[], bool]], FoundStore] | None = None
@@ -79,7 +80,7 @@ class JobPlan(NamedTuple):
     role: str = "default"
 
     def meet(self, wake: Callable[[], None], memory: JobState | None) -> Meeting | Solo:
-        """Return the meeting of this node with the others."""
+        """Start the meeting of this node with the others."""
         if self.kind == "solo":
             return Solo(self._node(os.urandom(8).hex(), None), self.settings, wake)
         from procgroup.launch.nodes.meeting import Meeting  # most jobs have one node, and start sooner without it
@@ -115,7 +116,7 @@ class JobPlan(NamedTuple):
         return find_store(self.endpoints, stops, is_host=self.is_host, answers_torch=answers_torch)
 
     def _others(self, found: FoundStore) -> Iterator[tuple[int, FoundStore]]:
-        """Yield the stores at the other endpoints, and how far behind this one each is in the list."""
+        """Yield the stores at the other endpoints, each with its distance from this one in the list."""
         places = {endpoint: place for place, endpoint in enumerate(self.endpoints)}
         here = places.get(found.endpoint, 0) if found.endpoint is not None else 0
         for other in connect_each([endpoint for endpoint in self.endpoints if endpoint != found.endpoint]):
@@ -139,7 +140,7 @@ class JobPlan(NamedTuple):
 
 
 def plan(options: argparse.Namespace) -> JobPlan:
-    """Return what the parsed flags mean. Contradictory ones end the program with status 2, and both their sources."""
+    """Return the job that the parsed flags describe. Contradictory flags end the program with status 2."""
     _check(options)
     nodes: NodeRange = options.nnodes
     conf: dict[str, str] = options.rdzv_conf
@@ -153,13 +154,13 @@ def plan(options: argparse.Namespace) -> JobPlan:
         run_id=run_id,
         agent=os.urandom(8).hex(),
         settings=Settings(nodes.least, nodes.most, options.max_restarts, options.on_partition),
-        patience=Patience(
+        timeouts=Timeouts(
             join=_join_seconds(conf, kind),
             last_call=flag_values.conf_seconds(conf, "last_call_timeout", LAST_CALL_SECONDS),
             shutdown=options.shutdown_timeout,
             hang=options.hang_timeout or None,
             cut_off=lease.grace,
-            lead=lease.seconds - lease.patience,
+            lead=lease.seconds - lease.earliest_loss,
         ),
         lease=lease,
         endpoints=endpoints,
@@ -176,7 +177,7 @@ def plan(options: argparse.Namespace) -> JobPlan:
 
 
 def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
-    """Return a line for each flag or variable that was given and has no effect in this job."""
+    """Return a line for each given flag or variable that has no effect in this job."""
     of_static = {"node_rank": "node ranks are assigned", "master_addr": "rank 0's host publishes where the ranks meet"}
     ignored = [
         f"{options.sources[name]} has no effect with --rdzv-backend {options.rdzv_backend}: {why}"
@@ -184,7 +185,7 @@ def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
         if job.kind == "elastic" and options.sources[name] != "default"
     ]
     if job.kind == "solo" and options.rdzv_endpoint:
-        ignored.append(f"{options.sources['rdzv_endpoint']} has no effect: the one node of this job meets nobody")
+        ignored.append(f"{options.sources['rdzv_endpoint']} has no effect: this job has one node")
     if options.run_path and PYTHON_EXEC.is_set():
         ignored.append(f"PYTHON_EXEC has no effect with --run-path ({options.sources['run_path']})")
     return ignored
@@ -203,7 +204,12 @@ def _check(options: argparse.Namespace) -> None:
         text = f"--nnodes {nodes} ({source['nnodes']}) numbers the nodes from 0 to {nodes.most - 1}"
         _refuse(options, text, "node_rank", options.node_rank)
     if options.standalone and options.rdzv_endpoint:
-        _refuse(options, f"--standalone ({source['standalone']}) meets nobody", "rdzv_endpoint", options.rdzv_endpoint)
+        _refuse(
+            options,
+            f"--standalone ({source['standalone']}) is one node, which meets no others",
+            "rdzv_endpoint",
+            options.rdzv_endpoint,
+        )
     needed = {"file": "PATH: a file that all nodes reach", "redis": "HOST[:PORT] or a redis:// URL"}
     needed |= dict.fromkeys(("etcd", "etcd-v2"), "HOST[:PORT] of the servers")
     if options.rdzv_backend in needed and not options.rdzv_endpoint and not options.standalone:
@@ -231,7 +237,7 @@ def _refuse(options: argparse.Namespace, first: str, name: str, value: object) -
 
 
 def _endpoints(options: argparse.Namespace, kind: Kind) -> tuple[Endpoint, ...]:
-    """Return the endpoints of agents, one of which hosts the store."""
+    """Return the endpoints, at one of which an agent hosts the store; none where no agent does."""
     if kind == "solo" or (kind == "elastic" and options.rdzv_backend != "c10d"):
         return ()
     if kind == "static":
@@ -255,7 +261,7 @@ def _static_endpoint(options: argparse.Namespace) -> Endpoint:
 def _finder(
     options: argparse.Namespace, run_id: str, lease: Lease
 ) -> Callable[[Callable[[], bool]], FoundStore] | None:
-    """Return what opens a store that no agent hosts; None where one does."""
+    """Return the function that opens a store which no agent hosts; None where an agent hosts it."""
     if options.rdzv_backend == "file":
         return partial(share_file, options.rdzv_endpoint)
     if options.rdzv_backend == "c10d":

@@ -1,11 +1,11 @@
-"""What the agents of a job agree on: its nodes, the round that they are in, and how that goes.
+"""The state of a job, on which its agents agree: the nodes, the round, and the round's progress.
 
 Words: a *node* is one agent and the ranks that it starts. A *round* is one attempt of a fixed set of nodes, its
-*members*, to run the program. ``JobState`` is what all agents agree on; every agent holds the same value. How it
-changes is in job_changes.py, how the agents agree in meeting.py.
+*members*, to run the program. Every agent holds the same ``JobState``. job_changes.py defines its changes,
+shared_state.py how the agents agree on them.
 
-The order of the members gives the node ranks. It is the order in which they came, and it is kept from round to round,
-so that ranks move only when a node before them has gone; a node rank that the user fixed wins.
+The order of the members gives the node ranks. It is the order in which the nodes joined, and it is kept from round to
+round, so a node rank changes only when a node with a lower one has left. A node rank that the user gave wins.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from procgroup.launch.failures.evidence import printable
 Phase = Literal["forming", "running", "stopping", "ended"]
 
 MAX_STATE_BYTES = 8 << 20
-"""A longer text is not read as a state."""
+"""The largest text that is read as a state."""
 
 
 class Settings(NamedTuple):
-    """What all nodes of a job must agree on."""
+    """The settings that all nodes of a job must share."""
 
     min_nodes: int = 1
     max_nodes: int = 1
@@ -34,9 +34,9 @@ class Settings(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One agent. ``host`` is a name for people, ``address`` where other hosts reach its ranks.
+    """One agent. ``host`` is a name for messages, ``address`` the one at which other hosts reach its ranks.
 
-    ``agent`` is random and the agent's for its life, ``id`` is another for each time that it joins.
+    ``agent`` is a random id that the agent keeps for its life; ``id`` is a new one for each time that it joins.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Node(NamedTuple):
 
 
 class WorkerStore(NamedTuple):
-    """Where the ranks of a round meet: MASTER_ADDR and MASTER_PORT, and the store of procgroup's programs."""
+    """The rendezvous of a round's ranks: MASTER_ADDR and MASTER_PORT, and the store of procgroup's programs."""
 
     master_addr: str
     master_port: int
@@ -63,7 +63,7 @@ class WorkerStore(NamedTuple):
     job_key: str
 
     def environment(self, key: Variable[str] = PROCGROUP_JOB_KEY) -> dict[str, str]:
-        """Return the variables that lead a rank there; ``key`` is the one that holds the secret."""
+        """Return the variables by which a rank finds it; ``key`` is the variable of the secret."""
         return {
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": str(self.master_port),
@@ -74,15 +74,15 @@ class WorkerStore(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """One version of what the agents agree on.
+    """One version of the job's state.
 
-    ``waiting`` are nodes that came while a round was running. ``passed`` are the members that have finished the round
-    (running) or ended their ranks (stopping). ``previous`` are the agents of the last round that may still be at
-    work somewhere. ``is_last`` says that no round follows the one that is being stopped, ``is_recovery``
-    that the store is not the one of the last round, ``is_moving`` that the node that hosts the store has left, so that
-    the next round begins at another. ``failures`` are JSON texts, each one rank's, ``reason`` says why
-    the round ends in one line. ``store`` is set once the first member hosts it. ``notice`` is how many seconds a
-    member's ranks were given to save their work and end, 0 while none is to be taken away.
+    ``waiting`` are nodes that joined while a round was running. ``passed`` are the members that have finished the round
+    (running) or ended their ranks (stopping). ``previous`` are the agents of the last round that may still run ranks
+    somewhere. ``is_last``: no round follows the stopping one. ``is_recovery``: the store is not that of the last round.
+    ``is_moving``: the node that hosts the store has left, so the next round begins at another store. ``failures`` are
+    JSON texts, one for each rank that failed; ``reason`` is one line that says why the round ends. ``store`` is set
+    once the first member hosts it. ``notice`` is the number of seconds that ranks have to save their work before a
+    scheduler takes a node away; 0 without such a notice.
     """
 
     settings: Settings
@@ -104,7 +104,7 @@ class JobState(NamedTuple):
     notice: float = 0.0
 
     def node_rank(self, node_id: str) -> int | None:
-        """Return the node's rank among the members; None where it is none of them."""
+        """Return the node's rank among the members; None where it is no member."""
         return next((rank for rank, node in enumerate(self.members) if node.id == node_id), None)
 
     def node(self, node_id: str) -> Node | None:
@@ -112,19 +112,19 @@ class JobState(NamedTuple):
         return next((node for node in (*self.members, *self.waiting) if node.id == node_id), None)
 
     def name(self, node: Node) -> str:
-        """Return a node's host; where other agents run there, too, with the agent's pid."""
+        """Return a node's host, with the agent's pid where several agents run on that host."""
         others = [other for other in (*self.members, *self.waiting) if other.id != node.id]
         return str(node) if any(other.host == node.host for other in others) else node.host
 
     @property
     def hosts(self) -> str:
-        """The members' hosts as a list for people, each of them once."""
+        """The members' hosts as text, each host once."""
         agents = Counter(node.host for node in self.members)
         return ", ".join(host if number == 1 else f"{host} ({number} agents)" for host, number in agents.items())
 
     @property
     def world_size(self) -> int:
-        """How many ranks the round has."""
+        """The number of ranks in the round."""
         return sum(node.processes for node in self.members)
 
     def first_rank(self, node_rank: int) -> int:
@@ -144,7 +144,7 @@ class JobState(NamedTuple):
 
     @classmethod
     def from_json(cls, text: bytes | str) -> JobState:
-        """Read a state. Raises ValueError for what is none: anybody who reaches the store can write there."""
+        """Read a state. Raises ValueError for anything else: whoever reaches the store can write to it."""
         if len(text) > MAX_STATE_BYTES:
             raise ValueError(f"a job's state of {len(text)} bytes")
         try:
@@ -166,7 +166,7 @@ class JobState(NamedTuple):
                 }
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-            raise ValueError(f"no job's state: {error!r}") from error
+            raise ValueError(f"expected a job's state: {error!r}") from error
 
 
 _PLAIN_FIELDS: Mapping[str, Callable[[Any], object]] = {
@@ -185,7 +185,7 @@ _Fields = TypeVar("_Fields", Settings, Node, WorkerStore)
 
 
 def _read(cls: type[_Fields], fields: Mapping[str, Any]) -> _Fields:
-    """Return an object whose fields have the types that they are declared with."""
+    """Build an object after checking the types of its fields."""
     kinds = get_type_hints(cls)
     for name, value in fields.items():
         if not isinstance(value, kinds[name]):

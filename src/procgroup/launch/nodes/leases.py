@@ -1,19 +1,20 @@
-"""When an agent is lost, and when it has lost the others.
+"""Leases: when an agent is lost, and when it has lost the others.
 
-An agent is lost when its beats stand still for ``Lease.seconds`` on the clock of whoever watches it, and in so many
-looks: a watcher that was itself away from its core takes nobody for lost. No times are exchanged. Each agent watches
-the few before it in the ring of all, so that the requests stay few. An agent whose own requests fail has lost the
-others, and says so by ``lost``, sooner than they can take it for lost: so its ranks have ended when others start::
+Each agent counts a key of the store up. A watcher declares the agent lost when that count has not changed for
+``Lease.seconds`` on the watcher's own clock, and in ``Lease.looks`` reads in a row: a watcher that was itself not
+scheduled declares no agent lost. No times are exchanged. The agents form a ring, and each watches the few before it, so
+the requests stay few. An agent whose own requests fail has lost the others. It sets ``Meeting.lost`` sooner than they
+can declare it lost, so its ranks have ended when the others start::
 
-    last beat ──Lease.latest──> lost: SIGTERM to its ranks ──Lease.grace──> SIGKILL
-    last beat ──Lease.seconds───────────────────────────────────────────────────────> the others go on
+    last beat ──Lease.latest_loss──> lost: SIGTERM to its ranks ──Lease.grace──> SIGKILL
+    last beat ──Lease.seconds────────────────────────────────────────────────────────────> the others go on
 
-A server of its own may be silent for a while, as when a cluster elects its leader. So that an agent need not give it
-up, beats and looks there are twice as frequent, and the requests shorter: the last beat is more recent, the last
-attempt can begin later, and the looks that the silence has cost are soon made up for.
+A database server may be silent for a while, as when a cluster elects its leader. So that the agents survive that,
+their beats and reads there are twice as frequent, and their requests have half the timeout: the last beat is more
+recent, the last request can begin later, and the reads that were missed are soon made up for.
 
-Where it is the store's host that is cut off, it finds that out by the beats of the others, after ``Lease.seconds``.
-They find out sooner, and wait for as much longer before they begin a round at another store (``Patience.lead``).
+When the store's host is cut off, that host notices it after ``Lease.seconds``, by the counts of the others. The others
+notice it sooner, and wait for the difference before they begin a round at another store (``Timeouts.lead``).
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _WATCHED = 8
 
 
 class Lease(NamedTuple):
-    """How often an agent shows that it lives, and after how many seconds of silence it is lost."""
+    """The interval at which an agent renews its lease, and the seconds after which the lease ends."""
 
     interval: float = 1.0
     seconds: float = 5.0
 
     @property
     def server_interval(self) -> float:
-        """The interval where the store is on a server of its own."""
+        """The interval where the store is on a database server."""
         return self.interval / 2
 
     @property
     def looks(self) -> int:
-        """How many looks in a row must find nothing new."""
+        """How many reads in a row must find the same count."""
         return max(2, int(self.seconds / self.interval))
 
     @property
@@ -52,27 +53,27 @@ class Lease(NamedTuple):
 
     @property
     def server_request_seconds(self) -> float:
-        """How long one request may take where the store is on a server of its own."""
+        """How long one request may take where the store is on a database server."""
         return max(0.2, self.seconds / 12)
 
     @property
-    def patience(self) -> float:
-        """How many seconds after its last beat an agent that has no answer begins its last attempt."""
+    def earliest_loss(self) -> float:
+        """How many seconds after its last beat an agent whose store is silent has lost the others, at the earliest."""
         return 0.7 * self.seconds
 
     @property
-    def latest(self) -> float:
-        """How many seconds after its last beat an agent that has no answer has lost the others."""
-        return self.patience + self.request_seconds
+    def latest_loss(self) -> float:
+        """The same, at the latest: a last request begins up to ``earliest_loss``."""
+        return self.earliest_loss + self.request_seconds
 
     @property
     def grace(self) -> float:
-        """How many seconds the ranks of an agent that has lost the others have to end."""
+        """How many seconds ranks have to end when their agent has lost the others."""
         return 0.15 * self.seconds
 
 
 class Watcher:
-    """Judges, for the agent ``node_id``, whether the agents that it watches live."""
+    """Decides, for the agent ``node_id``, which of the agents that it watches are lost."""
 
     def __init__(self, node_id: str, lease: Lease) -> None:
         self._node_id = node_id
@@ -81,7 +82,7 @@ class Watcher:
         self._looked = time.monotonic()
 
     def nodes(self, state: JobState | None) -> list[Node]:
-        """Return the nodes to look at: those before this one in the ring of all; none while it is no part of it."""
+        """Return the nodes to watch: those before this one in the ring; none while this node is not in it."""
         nodes = [] if state is None else [*state.members, *state.waiting]
         here = next((index for index, node in enumerate(nodes) if node.id == self._node_id), None)
         if here is None or len(nodes) == 1 or state is None or state.phase == "ended":
@@ -92,12 +93,12 @@ class Watcher:
     def look(
         self, nodes: Sequence[Node], beats: Sequence[bytes], gone: set[str]
     ) -> tuple[dict[str, str], dict[str, str]]:
-        """Return by id the nodes whose agents have died, and those that are silent, and how that was seen.
+        """Return the nodes whose agents have died, and those whose agents are silent: id to how that was seen.
 
-        ``beats`` are the nodes' beats by now, ``gone`` the ids of those whose connections have ended. An agent that
-        dies ends its connections at once, between two beats. One that has lost this store ends them, too, but only
-        after the lease's time, and may go on elsewhere: so the end of a connection is no death where the last beat is
-        old, or where this agent was itself away and cannot tell.
+        ``beats`` are the nodes' present counts, ``gone`` the ids of those whose connections have ended. The connections
+        of an agent that dies end at once, between two counts. An agent that has lost this store ends them, too, but
+        late, and may go on elsewhere. So the end of a connection is a death only where the last count is recent, and
+        where this agent was itself scheduled meanwhile.
         """
         now = time.monotonic()
         was_away = now - self._looked >= self._lease.seconds / 2
@@ -117,7 +118,7 @@ class Watcher:
 
 
 class _Watched:
-    """What is known about another agent's beats."""
+    """What a watcher knows of another agent's count."""
 
     def __init__(self) -> None:
         self._beat = b""
@@ -125,7 +126,7 @@ class _Watched:
         self._looks = 0
 
     def stands_still(self, beat: bytes, lease: Lease) -> bool:
-        """Return whether the beats have stood still for the lease's time and looks."""
+        """Return whether the count has not changed for the lease's seconds and reads."""
         if beat != self._beat:
             self._beat, self._since, self._looks = beat, time.monotonic(), 0
             return False
@@ -133,5 +134,5 @@ class _Watched:
         return self._looks >= lease.looks and time.monotonic() - self._since >= lease.seconds
 
     def is_recent(self, lease: Lease) -> bool:
-        """Return whether the last beat was not long ago."""
+        """Return whether the count has changed within half of the lease's seconds."""
         return time.monotonic() - self._since < lease.seconds / 2

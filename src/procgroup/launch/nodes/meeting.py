@@ -1,19 +1,14 @@
 """How the agents of a job agree on its state, through a store that all of them reach.
 
-Words: a *version* of the state is one key of the store, written once and never changed; a *change* is a function from
-a state to the next one (see job_changes.py). Whoever writes the key of the next version first decides what it is; the
-others apply their change to that and try the version after it. So every agent sees the same states in the same order,
-whatever the store is::
+The versions of the state are in shared_state.py. Beside them the store has two keys for each agent::
 
-    latest       the number of some late version, for agents that come       set
-    state/N      the state, as JSON; "passed" once it is long past            compare_set, from nothing
-    beat/ID      counts while the agent ID lives                              set, every interval
-    gone/ID      there when the store has seen ID's connection end            set_on_disconnect
+    beat/ID      a counter; agent ID sets it 1 higher in every interval       set
+    gone/ID      exists when the store has seen the connection of ID end      set_on_disconnect
 
-When an agent is lost, and when it has lost the others, leases.py says. No times are exchanged.
+leases.py defines when an agent is lost, and when it has lost the others. No times are exchanged.
 
-Two threads serve one agent: one waits for the next version, the other beats, watches and proposes. The agent's own
-thread never waits for the store.
+Two threads serve one agent: one waits for the next version of the state; the other renews the agent's lease, watches
+those of others, and applies changes. The agent's own thread never waits for the store.
 """
 
 from __future__ import annotations
@@ -27,38 +22,35 @@ from contextlib import suppress
 from functools import partial
 
 from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
-from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.endpoints import FoundStore
-from procgroup.launch.nodes.job_changes import JobConflict, JobEnded
+from procgroup.launch.nodes.job_changes import Change, JobConflict, JobEnded
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.leases import Lease, Watcher
+from procgroup.launch.nodes.shared_state import SharedState, read_latest
 from procgroup.launch.nodes.store_requests import PAUSE_SECONDS, StoreRequests
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
 
-Change = Callable[[JobState], JobState | None]
-
-_KEPT_VERSIONS = 64
-_PASSED = b"passed"
 _CLOSE_SECONDS = 2.0
 _ELSEWHERE_SECONDS = 1.0
 _LOOK_ELSEWHERE_SECONDS = 5.0
-# How long an agent that hosts the store lets the others read how the job ended.
-_GUEST_SECONDS = 10.0
+# How long an agent that hosts the store waits until the others have read how the job ended.
+_LINGER_SECONDS = 10.0
 
 
 class Meeting:
-    """One agent's view of the job, kept up to date in threads of its own.
+    """One agent's view of the job, which threads of its own keep up to date.
 
-    ``find(stops)`` connects to the store, which is at ``place``, or hosts it; ``describe`` makes the node, given where
-    that store is. ``state`` is the latest known state, None until there is one; ``wake`` is called, in another thread,
-    whenever it, ``lost`` or ``error`` has changed. ``lost`` says why the store is out of reach, ``is_silent`` that its
-    connections have not ended, ``moves`` that this agent gave it up; ``error`` is the exception that keeps the node out
-    of the job.
+    ``find(stops)`` connects to the store at ``place``, or hosts it; ``describe`` makes the Node, given the store.
+    ``state`` is the latest known state, None until this node has joined. ``wake`` is called in another thread whenever
+    ``state``, ``lost`` or ``error`` has changed. ``lost`` is the reason why the store cannot be reached; then
+    ``is_silent`` means that the store's connections have not ended, and ``moves`` that this agent left the store for a
+    better one. ``error`` is the exception that keeps the node out of the job.
 
-    ``memory`` is what this agent knows of the job from a store that was lost. ``others(found)`` yields the stores at
-    other endpoints, each with its distance in the list: an agent that hosts a store at which nodes are missing looks
-    whether more meet at another.
+    ``memory`` is the last state that this agent knows from a store that was lost. ``others(found)`` yields the stores
+    at the other endpoints, each with its distance in the list. While nodes are missing at the store that this agent
+    hosts, the agent checks whether more nodes have met at another one.
     """
 
     def __init__(
@@ -88,12 +80,11 @@ class Meeting:
         self._lease = lease or Lease()
         self._others = others
         self._wake = wake
-        self._lock = threading.Lock()
         self._changes: queue.SimpleQueue[Change | threading.Event] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._joined = threading.Event()
         self._found: FoundStore | None = None
-        self._known: JobState | None = None
+        self._shared: SharedState | None = None
         self._has_joined = False
         self._has_handed_over = False
         self._store: Store
@@ -110,16 +101,20 @@ class Meeting:
             thread.start()
 
     @property
+    def _known(self) -> JobState | None:
+        return self._shared.latest if self._shared is not None else None
+
+    @property
     def state(self) -> JobState | None:
         """The latest known state, once this node has joined."""
         return self._known if self._has_joined else None
 
     def propose(self, change: Change) -> None:
-        """Have a change applied to the state, as soon as the store answers. Never waits."""
+        """Queue a change, which is applied as soon as the store answers. Never waits."""
         self._changes.put(change)
 
     def settle(self, seconds: float) -> None:
-        """Wait until all that was proposed has reached the store, but not longer than so many seconds."""
+        """Wait until all proposed changes have reached the store, at most so many seconds."""
         if not self._has_joined:
             return
         done = threading.Event()
@@ -127,7 +122,7 @@ class Meeting:
         done.wait(seconds)
 
     def hand_over(self, seconds: float) -> None:
-        """Wait, when the store ends with this agent, until the others have ended their ranks; not longer than this."""
+        """Wait until the others have ended their ranks where this agent hosts the store, at most so many seconds."""
         deadline = time.monotonic() + seconds
         while self._is_moving() and time.monotonic() < deadline and not self.lost:
             time.sleep(PAUSE_SECONDS)
@@ -143,16 +138,16 @@ class Meeting:
             self._found.server.forget_torch()
 
     def close(self) -> None:
-        """End the threads and let go of the store; the other agents take this one for gone. Idempotent."""
+        """End the threads and close the store; the other agents then know that this one has ended. Idempotent."""
         deadline = time.monotonic() + _CLOSE_SECONDS
         self._closing.set()
         self._changes.put(lambda state: None)
         self._joined.set()
-        # A thread that waits for a store which does not answer ends when its connections are closed.
+        # Closing the connections ends a thread that waits for a store which does not answer.
         self._threads[0].join(0.0 if self.lost else _CLOSE_SECONDS)
         if self._found is not None:
             leaves_at_once = bool(self.lost or self.error is not None or self._has_handed_over)
-            self._found.close_after_guests(0.0 if leaves_at_once else _GUEST_SECONDS)
+            self._found.close_after_clients(0.0 if leaves_at_once else _LINGER_SECONDS)
         for thread in self._threads:
             thread.join(max(PAUSE_SECONDS, deadline - time.monotonic()))
 
@@ -191,7 +186,7 @@ class Meeting:
         if isinstance(change, threading.Event):
             change.set()
         else:
-            self._requests.persist(lambda: self._apply(change))
+            self._apply(change)
 
     def _join(self) -> None:
         self._found = self._find(self._closing.is_set)
@@ -201,97 +196,59 @@ class Meeting:
         self._requests = StoreRequests(self._lease, self.place, self._closing, is_on_server=is_on_server)
         self._requests.persist(self._beat)
         self._on_disconnect = self._store.set_on_disconnect(f"gone/{self.node_id}", "")
-        self._requests.persist(self._find_state)
+        self._shared = SharedState(self._store, self._settings, self._wake)
+        self._requests.persist(self._shared.find)
         if self._memory is not None:
             memory = self._memory
-            self._requests.persist(lambda: self._apply(lambda state: job_changes.recall(state, memory)))
+            self._apply(lambda state: job_changes.recall(state, memory))
+        join = partial(job_changes.join, node=node, settings=self._settings)
         try:
-            self._requests.persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+            self._apply(join)
         except JobEnded:
             if self._is_anybody_there():
                 raise
-            self._requests.persist(lambda: self._apply(job_changes.anew))
-            self._requests.persist(lambda: self._apply(lambda state: job_changes.join(state, node, self._settings)))
+            self._apply(job_changes.anew)
+            self._apply(join)
         self._has_joined = True
         self._joined.set()
         self._wake()
 
     def _beat(self) -> None:
-        """Count this agent's key up; for the lease's time from now on it lives."""
+        """Renew this agent's lease: raise its counter in the store by 1."""
         began = time.monotonic()
         self._beats += 1
-        # Where one member of a cluster does not answer, another one can be sent a value again, but no sum.
+        # Where one member of a cluster does not answer, the request is sent to another: a value may be set twice, while
+        # a sum would count twice.
         self._store.set(f"beat/{self.node_id}", str(self._beats))
         self._requests.beaten = began
 
     def _is_anybody_there(self) -> bool:
-        """Return whether an agent of a job that has ended still lives: the store of a dead job is used again."""
+        """Return whether an agent of a job that has ended still runs; if none does, a new job may use the store."""
         keys = [f"beat/{node.id}" for node in (self._known.members if self._known is not None else ())]
         before = self._store.multi_get(keys)
         return not self._closing.wait(self._lease.seconds) and self._store.multi_get(keys) != before
 
-    def _find_state(self) -> None:
-        """Take the latest state that the store knows, or make the first one."""
-        if self._store.check(["latest"]):
-            self._take_latest()
-        else:
-            first = JobState(self._settings).to_json()
-            self._take(self._store.compare_set("state/0", "", first))
-            self._store.compare_set("latest", "", "0")
-
-    def _take_latest(self) -> None:
-        while True:
-            text = self._store.get("state/" + self._store.get("latest").decode())
-            if text != _PASSED:
-                self._take(text)
-                return
-
-    def _take(self, text: bytes) -> None:
-        """Make a state the latest known one, unless a later one is known."""
-        if text == _PASSED:
-            self._take_latest()
-            return
-        state = JobState.from_json(text)
-        with self._lock:
-            if self._known is not None and state.version <= self._known.version:
-                return
-            self._known = state
-        self._wake()
-
-    def _apply(self, change: Change) -> None:
-        """Write the version that the change makes of the latest one, however often others are quicker."""
-        while True:
-            state = self._known
-            assert state is not None
-            changed = change(state)
-            if changed is None:
-                return
-            changed = changed._replace(version=state.version + 1)
-            text = changed.to_json().encode()
-            written = self._store.compare_set(f"state/{changed.version}", "", text)
-            self._take(written)
-            if written == text:
-                self._store.set("latest", str(changed.version))
-                if changed.version >= _KEPT_VERSIONS:
-                    self._store.set(f"state/{changed.version - _KEPT_VERSIONS}", _PASSED)
-                return
-
     def _follow(self) -> None:
         self._joined.wait()
-        while self._known is not None and not (self._closing.is_set() or self.lost or self.error):
-            if self._known.phase == "ended":
+        while self._shared is not None and not (self._closing.is_set() or self.lost or self.error):
+            if self._shared.latest is None or self._shared.latest.phase == "ended":
                 return
             try:
-                self._take(self._store.get(f"state/{self._known.version + 1}", self._lease.interval))
+                self._shared.await_next(self._lease.interval)
             except StoreTimeout:
                 pass
             except StoreLost:
                 if not self._requests.is_on_server:
                     raise
-                self._closing.wait(PAUSE_SECONDS)  # the beats decide when it is lost
+                self._closing.wait(PAUSE_SECONDS)  # the requests of the other thread decide when the store is lost
+
+    def _apply(self, change: Change) -> None:
+        """Change the state, as soon as the store answers."""
+        assert self._shared is not None
+        self._requests.persist(partial(self._shared.apply, change))
 
     def _look_after_leases(self) -> None:
-        """Show that this agent lives, and look whether those do that it watches."""
+        """Renew this agent's lease, and check the leases of the agents that it watches."""
         self._requests.persist(self._beat)
         nodes = self._watcher.nodes(self._known)
         if not nodes:
@@ -307,12 +264,12 @@ class Meeting:
         dead, silent = self._watcher.look(nodes, beats, {key.removeprefix("gone/") for key in gone})
         for lost, is_silent in ((dead, False), (silent, True)):
             if lost:
-                self._requests.persist(partial(self._apply, partial(job_changes.lose, nodes=lost, silent=is_silent)))
+                self._apply(partial(job_changes.lose, nodes=lost, silent=is_silent))
 
     def _look_elsewhere(self) -> None:
-        """Let go of a store that this agent hosts for one at which more nodes have met; of two alike, for the first.
+        """Leave the store that this agent hosts for one at which more nodes have met; if equal, for the first listed.
 
-        There are two when agents were started, or lost their store, while a network was cut.
+        Two stores exist when agents were started, or lost their store, while a network was cut.
         """
         state, found = self._known, self._found
         if self._others is None or found is None or found.server is None or state is None:
@@ -323,23 +280,21 @@ class Meeting:
             return
         with suppress(DistError):
             self.moves = any(self._is_better(place, other, state) for place, other in self._others(found))
-        pause = _LOOK_ELSEWHERE_SECONDS if job_changes.is_at_work(state) else 0.0
+        pause = _LOOK_ELSEWHERE_SECONDS if quorum.is_active(state) else 0.0
         self._looks_elsewhere_at = time.monotonic() + pause
         if self.moves:
-            raise DistStoreError("more of the other nodes meet at another endpoint")
+            raise DistStoreError("more of the other nodes have met at another endpoint")
 
     def _is_better(self, place: int, other: FoundStore, mine: JobState) -> bool:
-        """Return whether to go to another store, ``place`` entries further in the list of endpoints; close it."""
+        """Return whether to move to another store, ``place`` entries further in the list of endpoints; close it."""
         try:
             store = PrefixStore(f"agents/{self._job}", other.store.with_timeout(_ELSEWHERE_SECONDS))
-            if not store.check(["latest"]):
-                return False
-            theirs = JobState.from_json(store.get("state/" + store.get("latest").decode()))
+            theirs = read_latest(store)
         except (DistError, ValueError):
             return False
         finally:
-            other.close_after_guests(0)
-        if theirs.phase == "ended":
+            other.close_after_clients(0)
+        if theirs is None or theirs.phase == "ended":
             return False
-        weights = [(job_changes.is_at_work(state), len(state.members)) for state in (mine, theirs)]
+        weights = [(quorum.is_active(state), len(state.members)) for state in (mine, theirs)]
         return weights[1] > weights[0] or (weights[1] == weights[0] and place < 0)

@@ -1,4 +1,4 @@
-"""What the agents run in each round: one command as N ranks, its environment, and the store where the ranks meet."""
+"""The program that the agents run in each round: a command as N ranks, their environment, and their store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CommandProgram:
         return HostedStore(address, self._reserve(address), key, self.job.run_id)
 
     def _reserve(self, address: str) -> ReservedPort:
-        """Return MASTER_PORT of a round: one that the user chose is kept from round to round, another is new."""
+        """Reserve MASTER_PORT for a round: the port that the user chose, or a new free port in each round."""
         try:
             if not self.plan.master_port:
                 return ReservedPort(address, 0)
@@ -64,7 +64,7 @@ class CommandProgram:
         return RankPlan(self.command_of(local_rank), environment, output, rank, cpus)
 
     def command_of(self, local_rank: int) -> list[str]:
-        """Return the command of one rank, with its local rank in the place of ``${local_rank}``."""
+        """Return the command of one rank, with ``${local_rank}`` replaced by its local rank."""
         return [part.replace("${local_rank}", str(local_rank)) for part in self.command]
 
     def environment(

@@ -1,7 +1,7 @@
-"""A port that is kept for the ranks' own use: MASTER_PORT, where rank 0 of a PyTorch program hosts torch's store.
+"""A port that is kept free for the ranks: MASTER_PORT, where rank 0 of a PyTorch program hosts torch's store.
 
-The socket is bound and never listens. So the system gives the port to nobody who asks for any free one, and a program
-that names it can bind it, with SO_REUSEADDR, as servers do: torch's stores, ours, socket.create_server.
+The socket is bound and never listens. So the kernel does not assign the port to a process that asks for any free one,
+but a program that names the port can bind it with SO_REUSEADDR, as torch's stores, ours and socket.create_server do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 
 
 class ReservedPort:
-    """A bound TCP port of a literal address or host name; 0 takes a free one. Raises OSError when it is taken."""
+    """A bound TCP port of an address or host name; 0 means any free port. Raises OSError when the port is taken."""
 
     def __init__(self, host: str, port: int) -> None:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -26,11 +26,11 @@ class ReservedPort:
         self.port: int = self._socket.getsockname()[1]
 
     def share(self) -> ReservedPort:
-        """Return another holder of the same port, which is given back with the last of them."""
+        """Return another holder of the same port; the port is released when all holders are closed."""
         other = ReservedPort.__new__(ReservedPort)
         other._socket, other.port = self._socket.dup(), self.port
         return other
 
     def close(self) -> None:
-        """Give the port back. Idempotent."""
+        """Release the port. Idempotent."""
         self._socket.close()

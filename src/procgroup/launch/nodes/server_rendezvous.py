@@ -1,6 +1,6 @@
-"""The agents' store on a server of its own, etcd or Redis, which outlives every host of the job.
+"""The agents' store on an etcd or Redis server, which outlives every host of the job.
 
-The password is read from PROCGROUP_RDZV_PASSWORD, since a command line can be read by everybody on its host.
+The password is read from PROCGROUP_RDZV_PASSWORD, because every user of a host can read its command lines.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from procgroup.cluster.addresses import Endpoint
 from procgroup.environ import PROCGROUP_RDZV_PASSWORD
 from procgroup.launch.nodes.endpoints import parse_endpoints, parse_only_endpoint
 from procgroup.stores.store import Store
+from procgroup.types import Endpoint
 
 CONNECT_SECONDS = 5.0
 """How long one attempt to connect may take."""

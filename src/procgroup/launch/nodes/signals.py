@@ -1,27 +1,28 @@
-"""Signals to the launcher, as events of its loop."""
+"""Signals to the launcher, delivered to its loop."""
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
+from procgroup.launch.nodes.wake_pipe import WakePipe
+
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def with_forwarded(ending: Sequence[signal.Signals]) -> list[signal.Signals]:
-    """Return the signals that end the ranks, and those that are only passed on to them."""
+    """Return the signals that end the ranks, and those that are only forwarded to them."""
     return [*ending, *(number for number in _FORWARDED if number not in ending)]
 
 
 class SignalInbox:
-    """Collects the given signals, and wakes a loop that waits on ``descriptor`` for each of them.
+    """Collects the given signals; each makes ``descriptor`` readable.
 
-    Nothing is done in the handlers themselves. A SIGHUP that is ignored on entry (``nohup``) stays ignored.
-    Use as a context manager, in the main thread; the earlier handlers come back at the end.
+    A SIGHUP that is ignored on entry (``nohup``) stays ignored. Use as a context manager in the main thread; the end
+    restores the earlier handlers.
     """
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
@@ -33,13 +34,11 @@ class SignalInbox:
         self._numbers = [number for number in numbers if not _kept_ignored(number)]
         self._received: list[signal.Signals] = []
         self._earlier: dict[signal.Signals, Any] = {}
-        self.descriptor: int
-        self.descriptor, self._write_end = os.pipe()
-        os.set_blocking(self.descriptor, False)
-        os.set_blocking(self._write_end, False)
+        self._wakes = WakePipe()
+        self.descriptor: int = self._wakes.descriptor
 
     def __enter__(self) -> SignalInbox:
-        self._earlier_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._earlier_wakeup = signal.set_wakeup_fd(self._wakes.write_end, warn_on_full_buffer=False)
         for number in self._numbers:
             self._earlier[number] = signal.signal(number, self._receive)
         return self
@@ -50,16 +49,11 @@ class SignalInbox:
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._earlier_wakeup)
-        os.close(self.descriptor)
-        os.close(self._write_end)
+        self._wakes.close()
 
     def take(self) -> list[signal.Signals]:
         """Return the signals that have come since the last call, in order."""
-        try:
-            while os.read(self.descriptor, 4096):
-                pass
-        except BlockingIOError:
-            pass
+        self._wakes.drain()
         received, self._received = self._received, []
         return received
 

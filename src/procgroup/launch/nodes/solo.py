@@ -1,17 +1,16 @@
-"""The meeting of a job that has one node: what Meeting is for several, without a store."""
+"""The meeting of a job that has one node: the methods of Meeting, without a store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from procgroup.launch.nodes import job_changes
+from procgroup.launch.nodes.job_changes import Change
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
-
-Change = Callable[[JobState], JobState | None]
 
 
 class Solo:
-    """The meeting of a job with one node: it agrees with itself at once."""
+    """The meeting of a job with one node, which applies each change at once."""
 
     def __init__(self, node: Node, settings: Settings, wake: Callable[[], None]) -> None:
         self.state: JobState | None = job_changes.join(JobState(settings), node, settings)
@@ -24,7 +23,7 @@ class Solo:
         self._wake = wake
 
     def propose(self, change: Change) -> None:
-        """Apply a change to the state, where it applies."""
+        """Apply a change to the state."""
         assert self.state is not None
         changed = change(self.state)
         if changed is not None:
@@ -32,13 +31,13 @@ class Solo:
             self._wake()
 
     def settle(self, seconds: float) -> None:
-        """Wait until what was proposed is done; it is."""
+        """Do nothing: changes are applied when they are proposed."""
 
     def hand_over(self, seconds: float) -> None:
-        """Let the others go on without this node; there are none."""
+        """Do nothing: there are no other nodes."""
 
     def forget_torch(self) -> None:
-        """Forget the keys of PyTorch's clients; there are none."""
+        """Do nothing: no agents' store serves PyTorch's clients."""
 
     def close(self) -> None:
-        """Leave nothing; there is nothing."""
+        """Do nothing: there is no store."""

@@ -1,4 +1,4 @@
-"""Requests to the agents' store, repeated until it answers or has been silent for too long (see leases.py)."""
+"""Requests to the agents' store, repeated until the store answers or has been silent for too long (see leases.py)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ATTEMPTS = 3
 
 
 class StoreRequests:
-    """How one agent gets answers from the agents' store, which is at ``place``.
+    """Repeats one agent's requests to the agents' store at ``place``.
 
-    ``is_on_server`` says that no agent hosts the store: a server that is gone may be back soon, or another member of
-    its cluster may answer. ``closing`` is set when the agent needs no answer any more. ``beaten`` is when this agent
-    last showed that it lives.
+    ``is_on_server`` means that the store is on a database server and not hosted by an agent: a server that is gone may
+    be back soon, or another member of its cluster may answer. ``closing`` is set when the agent needs no answer any
+    more. ``beaten`` is the time of the agent's last beat.
     """
 
     def __init__(self, lease: Lease, place: str, closing: threading.Event, *, is_on_server: bool) -> None:
@@ -27,16 +27,16 @@ class StoreRequests:
         self.interval: float = lease.server_interval if is_on_server else lease.interval
         self.beaten: float = time.monotonic()
         self._attempt_seconds = lease.server_request_seconds if is_on_server else lease.request_seconds
-        self._latest = lease.latest
+        self._latest_loss = lease.latest_loss
         self._place = place
         self._closing = closing
 
     def persist(self, request: Callable[[], object]) -> None:
-        """Make a request again until the store answers; it may reach the store more than once.
+        """Repeat a request until the store answers; the store may execute it more than once.
 
-        Raises StoreLost when the agent that hosts the store is gone, DistStoreError when the store has been silent for
-        too long. Several attempts in a row must have failed, so that an agent which was itself away takes no store for
-        lost.
+        Raises StoreLost when the agent that hosts the store has ended, DistStoreError when the store has been silent
+        for too long. Several attempts in a row must have failed, so that an agent which was itself not scheduled does
+        not declare the store lost.
         """
         attempts = 0
         while True:
@@ -52,8 +52,8 @@ class StoreRequests:
             self._closing.wait(PAUSE_SECONDS)
 
     def _is_late(self) -> bool:
-        """Return whether one more attempt could end too late for this agent's ranks."""
-        return time.monotonic() - self.beaten + self._attempt_seconds >= self._latest
+        """Return whether one more attempt could end too late to end this agent's ranks in time."""
+        return time.monotonic() - self.beaten + self._attempt_seconds >= self._latest_loss
 
     def _silence(self, error: StoreTimeout | StoreLost) -> str:
         reason = f": {error.reason}" if isinstance(error, StoreLost) else ""

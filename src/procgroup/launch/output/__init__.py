@@ -1,1 +1,1 @@
-"""What the ranks print and report: on the console and in files."""
+"""The ranks' output and reports: on the console and in files."""

@@ -1,4 +1,4 @@
-"""Moving bytes from the pipes of processes to the launcher's outputs, without waiting for any one of them."""
+"""Move bytes from processes' pipes to the launcher's outputs; no single one of them blocks the others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Protocol
 from procgroup.launch.output.sinks import Sink
 
 FLUSH_SECONDS = 1.0
-"""How long, after a signal, to try to write what the reader of the output does not take."""
+"""How long to try, after a signal, to write output that its reader does not read."""
 
 _PENDING_BYTES = 1 << 20
 _LONGEST_POLL_SECONDS = 86400.0  # poll() takes a number of milliseconds of 32 bits
 
 
 class Source(Protocol):
-    """A pipe that is read as there is room in its sink."""
+    """A pipe that is read while its sink has room."""
 
     descriptor: int
     open: bool
@@ -35,10 +35,11 @@ def move_bytes(
     timeout: float | None,
     others: Mapping[int, Callable[[], object]] | None = None,
 ) -> None:
-    """Read from the sources and write to the sinks what can be, once something can be.
+    """Wait until a source can be read or a sink written, at most ``timeout`` seconds; then read and write.
 
-    A byte at a ``wake`` descriptor ends the wait; one at a descriptor of ``others`` calls its function. While a sink is
-    behind, its sources wait; those of a broken sink are closed, so that their writers get an error.
+    A readable ``wake`` descriptor ends the wait; a readable descriptor of ``others`` calls its function. Sources of a
+    sink with too much pending output are not read; those of a broken sink are closed, so that their writers get an
+    error.
     """
     with selectors.PollSelector() as selector:
         for descriptor in wake:
@@ -59,7 +60,7 @@ def move_bytes(
 
 
 def flush(sinks: Iterable[Sink], move: Callable[[float], None], was_interrupted: Callable[[], bool]) -> None:
-    """Call ``move(seconds)`` until all is written; somebody who has sent a signal need not wait for it long."""
+    """Call ``move(seconds)`` until all output is written, at most FLUSH_SECONDS once a signal has come."""
     began = time.monotonic()
     while any(sink.pending for sink in sinks):
         if was_interrupted() and time.monotonic() - began > FLUSH_SECONDS:

@@ -1,13 +1,13 @@
-"""Show a line that many ranks write at about the same time once: "[ranks 0-63] (x64) epoch 3 begins".
+"""Print a line that many ranks write at about the same time once: "[ranks 0-63] (x64) epoch 3 begins".
 
-Words: a *run* is one such line, with the ranks that have written it so far. Runs are shown in the order in which they
-began: when all ranks have joined, or WINDOW_SECONDS after the beginning. A rank joins a run only when it stands behind
-the last one that the rank has joined, so the lines of one rank are never shown in another order::
+Words: a *run* is one such line, with the ranks that have written it so far. Runs are printed in the order in which they
+began: when all ranks have joined, or after WINDOW_SECONDS. A rank joins a run only when the run began later than the
+last one that the rank has joined, so the lines of one rank keep their order::
 
     rank 0:  a  b  c        runs:  a {0, 1}   b {0, 1}   x {1}   c {0, 1}
     rank 1:  a  b  x  c
 
-Live lines are never collapsed: before one is drawn, all that is held back is shown.
+Live lines are never collapsed: all held lines are printed before a live one is drawn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WINDOW_SECONDS = 0.2
 """How long a line waits for other ranks to write the same."""
 
 _MAX_HELD_BYTES = 256 * 1024
-# What a run costs beside its line, so that short lines are bounded as well.
+# The memory of a run besides its line, so that the number of short lines is bounded, too.
 _RUN_BYTES = 256
 
 
@@ -37,9 +37,9 @@ class _Run(NamedTuple):
 
 
 class Collapser:
-    """Holds the lines of several ranks back for a moment, and puts them together on a sink.
+    """Holds the lines of several ranks back for a moment, and prints equal lines once on a sink.
 
-    ``ranks`` is how many ranks may write the same. ``show_due`` is to be called at the time ``due``.
+    ``ranks`` is the number of ranks that may write the same line. The owner calls ``show_due`` at the time ``due``.
     """
 
     def __init__(self, sink: Sink, ranks: int) -> None:
@@ -53,11 +53,11 @@ class Collapser:
 
     @property
     def due(self) -> float | None:
-        """When the next line has waited long enough, in monotonic seconds; None when no line waits."""
+        """The time at which the next held line is printed, in monotonic seconds; None while no line is held."""
         return self._runs[0].due if self._runs else None
 
     def put(self, rank: int, prefix: bytes, line: bytes) -> None:
-        """Take one line of a rank, without its end; ``prefix`` stands before it when no other rank writes the same."""
+        """Add one line of a rank, without its newline; ``prefix`` is used when no other rank writes the same line."""
         last = self._last_joined.get(rank, -1)
         same = self._runs_of_line.get(line, ())
         place = bisect_right(same, last, key=lambda run: run.number)
@@ -68,12 +68,12 @@ class Collapser:
             self._show_first()
 
     def show_due(self, now: float) -> None:
-        """Show the lines that have waited long enough."""
+        """Print the lines whose time has come."""
         while self._runs and self._runs[0].due <= now:
             self._show_first()
 
     def flush(self) -> None:
-        """Show all lines that wait."""
+        """Print all held lines."""
         while self._runs:
             self._show_first()
 
@@ -97,7 +97,7 @@ class Collapser:
 
 
 class CollapsingPrefixer(LinePrefixer):
-    """Turns what one rank writes on one stream into lines for a collapser; its live lines go to the sink."""
+    """Splits one stream of a rank into lines for a collapser; live lines go to the sink."""
 
     def __init__(self, prefix: str, collapser: Collapser, rank: int, own_prefix: str = "") -> None:
         super().__init__(prefix, collapser.sink, own_prefix)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from procgroup.environ import NO_COLOR, TERM
 from procgroup.launch.output.sinks import Sink
 
-# Cyan, yellow, green, magenta, blue, and the same bright. Red is left for what programs colour as errors.
+# Cyan, yellow, green, magenta, blue, and their bright forms. Programs use red for errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 def is_coloured(sink: Sink) -> bool:
-    """Return whether prefixes on a sink have colours: on a terminal that has some, unless NO_COLOR is set."""
+    """Return whether prefixes on a sink are coloured: on a terminal with colours, unless NO_COLOR is set."""
     return sink.is_terminal and not NO_COLOR.is_set() and TERM.get() != "dumb"
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    stream of a rank ──┬─> LinePrefixer or CollapsingPrefixer ──> Sink      unless redirected, or not to be shown
+    stream of a rank ──┬─> LinePrefixer or CollapsingPrefixer ──> Sink      unless redirected, or filtered by rank
                        ├─> LogFile                                          where there is a log directory
                        └─> LineFilter ──> LogFile shared by all ranks       --duplicate-stdout-filters
 """
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from procgroup.launch.output.progress_inbox import ProgressInbox
 
 COLLAPSED_FROM_RANKS = 9
-"""From how many ranks on, on a terminal, equal lines are shown once: the lines of so many ranks fill a screen. Files
-and pipes get every line, because other programs count and search them."""
+"""The smallest number of ranks for which equal lines are printed once on a terminal. Files and pipes get every line,
+because other programs count and search the lines."""
 
 _LOG_NAMES = ("stdout.log", "stderr.log")
 
 
 class Place(NamedTuple):
-    """Which of the job's nodes this is, as prefixes have it; ``nodes`` is how many there may be."""
+    """The node's values for prefixes; ``nodes`` is the largest number of nodes in the job."""
 
     nodes: int = 1
     node_rank: int = 0
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 class StreamOutput(NamedTuple):
-    """Where one stream of a rank goes: ``lines`` to the console, ``log`` and ``filtered`` to files; None: not there."""
+    """The destinations of one stream of a rank: the console, and files (None: not there)."""
 
     sink: Sink
     lines: LinePrefixer | None = None
@@ -56,19 +56,19 @@ class StreamOutput(NamedTuple):
     filtered: LineFilter | None = None
 
     def show(self, data: bytes) -> None:
-        """Take what is to be shown on the console."""
+        """Show data on the console."""
         if self.lines is not None:
             self.lines.feed(data)
 
     def keep(self, data: bytes) -> None:
-        """Take what the rank wrote, for the files."""
+        """Write data to the files."""
         if self.log is not None:
             self.log.write(data)
         if self.filtered is not None:
             self.filtered.feed(data)
 
     def finish(self) -> None:
-        """Show and keep a last line without a newline; the rank writes no more."""
+        """Show and write a last line without a newline; the stream has ended."""
         if self.lines is not None:
             self.lines.finish()
         if self.filtered is not None:
@@ -78,7 +78,7 @@ class StreamOutput(NamedTuple):
 
 
 class RankOutput(NamedTuple):
-    """Where a rank's stdout and stderr go, and its error file: empty where it has none."""
+    """The destinations of a rank's stdout and stderr, and its error file ("": none)."""
 
     streams: tuple[StreamOutput, StreamOutput]
     error_file: str
@@ -87,9 +87,10 @@ class RankOutput(NamedTuple):
 class JobOutput:
     """The console and the log files of one agent. Use as a context manager, which removes temporary files at its end.
 
-    ``tick`` is to be called at the time ``due``, ``take_progress`` when ``progress`` can be read, ``finish`` before
-    the report. ``progress``, which is there on a terminal, or where the caller needs it, has the address for
-    PROCGROUP_REPORT_SOCKET; ``last_reports`` says when each rank of this attempt reported last, in monotonic seconds.
+    The owner calls ``tick`` at the time ``due``, ``take_progress`` when ``progress`` can be read, and ``finish`` before
+    the report. ``progress``, which exists on a terminal and with ``needs_progress``, has the address for
+    PROCGROUP_REPORT_SOCKET. ``last_reports`` is the time of each rank's last report in this attempt, in monotonic
+    seconds.
     """
 
     def __init__(
@@ -100,8 +101,8 @@ class JobOutput:
         *,
         needs_progress: bool = False,
     ) -> None:
-        """Raises ValueError when torch's variable for prefixes is not usable, OSError when there is no place
-        for the files that were asked for.
+        """Raises ValueError when torch's variable for prefixes is not usable, OSError when the log directory cannot be
+        made.
         """
         self.sinks: tuple[Sink, Sink] = sinks or open_sinks()
         self.status: StatusLine = StatusLine(self.sinks[STDERR])
@@ -129,7 +130,7 @@ class JobOutput:
 
     @property
     def due(self) -> float | None:
-        """When ``tick`` is to be called, in monotonic seconds; None when nothing waits."""
+        """The time of the next ``tick``, in monotonic seconds; None when nothing is held."""
         times = [self.status.due, *(collapser.due for collapser in self._collapsers.values())]
         return min((time for time in times if time is not None), default=None)
 
@@ -139,18 +140,18 @@ class JobOutput:
         return any(sink.has_failed for sink in self.sinks)
 
     def tick(self) -> None:
-        """Show what has waited long enough."""
+        """Print the held lines whose time has come."""
         now = time.monotonic()
         for collapser in self._collapsers.values():
             collapser.show_due(now)
         self.status.show_due(now)
 
     def begin_attempt(self, attempt: int, ranks: Sequence[int], place: Place) -> None:
-        """Make the directories for the next start of these global ranks; where they are is said the first time.
+        """Make the directories for the next start of these global ranks; print their place the first time.
 
-        An attempt whose directories cannot be made keeps no logs, and a line says so.
+        Where the directories cannot be made, a line says so, and the attempt has no logs.
         """
-        self.take_progress()  # what is left of the last attempt does not count for this one
+        self.take_progress()  # reports of the last attempt do not count for this one
         self.finish()
         self._close_filtered()
         self._place = place
@@ -167,7 +168,7 @@ class JobOutput:
         self._collapsers = {sink: Collapser(sink, len(ranks)) for sink in self.sinks if self._collapses(sink, ranks)}
 
     def of_rank(self, rank: int, local_rank: int) -> RankOutput:
-        """Return where the output of a rank of this attempt goes."""
+        """Return the destinations of a rank's output in this attempt."""
         directory = self._attempt / str(rank) if self._attempt else None
         return RankOutput(
             streams=(self._stream(rank, local_rank, STDOUT), self._stream(rank, local_rank, STDERR)),
@@ -182,21 +183,21 @@ class JobOutput:
             self.status.report(reports)
 
     def say(self, text: str) -> None:
-        """Show one line of the launcher's own on stderr."""
+        """Print one line of the launcher on stderr."""
         self.put(f"procgroup run: {text}\n")
 
     def put(self, text: str) -> None:
-        """Show whole lines on stderr."""
+        """Print whole lines on stderr."""
         self.sinks[STDERR].put_lines(None, text.encode(errors="replace"))
 
     def finish(self) -> None:
-        """Show all that waits, and take the status line away: the ranks of this attempt write no more."""
+        """Print all held lines and remove the status line; the ranks of this attempt have ended."""
         for collapser in self._collapsers.values():
             collapser.flush()
         self.status.clear()
 
     def _job_directory(self, run_id: str) -> JobDirectory | None:
-        """Return where the job's files go: without a log directory, for error files, one that is removed at the end."""
+        """Return the directory of the job's files: the log directory, or a temporary one for the error files."""
         options = self._options
         if options.directory == os.devnull:
             return None
@@ -268,10 +269,10 @@ class JobOutput:
         return choice == "always" or (choice == "auto" and sink.is_terminal and len(ranks) >= COLLAPSED_FROM_RANKS)
 
     def _log_failed(self, path: Path, error: OSError) -> None:
-        """Say once that logs are incomplete; the job goes on."""
+        """Print once that logs are incomplete; the job goes on."""
         if not self._log_has_failed:
             self._log_has_failed = True
-            self.say(f"{path} is kept no longer: {error.strerror}; other logs that end so are not named")
+            self.say(f"{path} is no longer written: {error.strerror}; further logs that fail are not reported")
 
 
 def _open_progress() -> ProgressInbox | None:

@@ -1,12 +1,12 @@
-"""The files in which the ranks' output is kept.
+"""The log files of the ranks.
 
 ::
 
     <log directory>/<run id>/attempt_<n>/<rank>/stdout.log     and stderr.log, error.json: torchrun's layout
-    <log directory>/<run id>/attempt_<n>/filtered_stdout.log   lines of all ranks that hold one of some words
+    <log directory>/<run id>/attempt_<n>/filtered_stdout.log   lines of all ranks that contain one of the words
 
-The rank is the global one, so that several hosts may share a directory. Nothing is ever overwritten: where a rank's
-directory exists already, the attempt is kept in attempt_<n>_1, attempt_<n>_2, ...
+The rank is the global one, so several hosts may share a directory. No file is ever overwritten: where a rank's
+directory exists already, the attempt is written to attempt_<n>_1, attempt_<n>_2, ...
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OnFailure = Callable[[Path, OSError], None]
 
 
 class LogFile:
-    """A file that raw bytes are appended to. The first write that fails ends it, and is passed to ``on_failure``."""
+    """A file to which raw bytes are appended. The first failing write closes it and calls ``on_failure``."""
 
     def __init__(self, path: Path, on_failure: OnFailure) -> None:
         self._path = path
@@ -56,14 +56,14 @@ class LogFile:
             self._on_failure(self._path, error)
 
     def close(self) -> None:
-        """Close the file; what comes later is dropped. Idempotent."""
+        """Close the file; later data is dropped. Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 class LineFilter:
-    """Copies those lines of one stream that hold one of some words to a file, which several streams may share."""
+    """Copies the lines of one stream that contain one of the words to a file, which several streams may share."""
 
     def __init__(self, words: Sequence[str], prefix: str, log: LogFile) -> None:
         self._words = [word.encode() for word in words]
@@ -72,7 +72,7 @@ class LineFilter:
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
-        """Take what the rank wrote; copy the lines that match."""
+        """Copy the matching lines of the data."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > MAX_LINE_BYTES:
             lines.append(self._partial)
@@ -82,20 +82,20 @@ class LineFilter:
                 self._log.write(self._prefix + line + b"\n")
 
     def finish(self) -> None:
-        """Take a last line that has no newline."""
+        """Copy a matching last line that has no newline."""
         if self._partial:
             self.feed(b"\n")
 
 
 class JobDirectory:
-    """The directory of one job, in which each attempt gets one of its own."""
+    """The directory of one job, with a directory for each attempt."""
 
     def __init__(self, root: Path, run_id: str) -> None:
         name = re.sub(r"[/\0]", "_", run_id)
         self.path: Path = root / (name if name.strip(".") else f"run_{name}")
 
     def begin_attempt(self, attempt: int, ranks: Sequence[int]) -> Path:
-        """Make the directories of an attempt's ranks, and return theirs. Raises OSError when that fails."""
+        """Make the directories of an attempt's ranks; return the attempt's directory. Raises OSError."""
         path, number = self.path / f"attempt_{attempt}", 0
         while not _make_directories(path, ranks):
             number += 1
@@ -104,16 +104,16 @@ class JobDirectory:
 
 
 class TemporaryDirectory:
-    """A directory that only this user may read. ``remove`` takes it away with all that is in it.
+    """A directory that only this user may read. ``remove`` deletes it with its content.
 
-    A launcher that is killed cannot do that. So it holds a lock on a file there, and the next launcher removes the
-    directories whose locks nobody holds.
+    A launcher that is killed cannot call ``remove``. So each launcher holds a lock on a file in its directory, and the
+    next launcher removes the directories whose locks are free.
     """
 
     def __init__(self) -> None:
         _remove_abandoned(Path(TMPDIR.get()))
         self.path: Path = make_private_directory()
-        # The lock appears under its name when it is held, so that nobody takes it first.
+        # The lock file gets its name when it is locked already, so that no other launcher locks it first.
         self._lock = os.open(self.path / "unlocked", os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         (self.path / "unlocked").rename(self.path / _LOCK)
@@ -125,14 +125,14 @@ class TemporaryDirectory:
 
 
 def make_private_directory() -> Path:
-    """Make a directory in TMPDIR that only this user may read; nothing removes it. Raises OSError."""
+    """Make a directory in TMPDIR that only this user may read, and that is never removed. Raises OSError."""
     path = Path(TMPDIR.get(), f"{_PREFIX}{os.urandom(8).hex()}")
     path.mkdir(mode=0o700)
     return path
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the directories of this user's launchers that were killed."""
+    """Remove the directories of this user's launchers that have been killed."""
     for lock in folder.glob(f"{_PREFIX}*/{_LOCK}"):
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
@@ -149,7 +149,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _remove_with_lock(directory: Path) -> None:
-    """Remove a directory, its lock last: what is left by one who is killed here, the next launcher finds."""
+    """Remove a directory, its lock last: if this launcher is killed meanwhile, the next one removes the rest."""
     with suppress(OSError):  # another launcher removes it, too
         for entry in directory.iterdir():
             if entry.is_dir() and not entry.is_symlink():

@@ -1,6 +1,6 @@
-"""What the flags about output mean: which lines are shown on the console, and which are kept in files.
+"""The flags about output: which lines are shown on the console, and which are written to files.
 
-Each function reads the value of one flag; an unusable one raises ValueError, which shows it.
+Each function reads the value of one flag. It raises ValueError, which shows an unusable value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from procgroup.environ import TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
 from procgroup.launch.output.rank_ranges import parse_ranks
 
 STDOUT, STDERR = 0, 1
-"""The streams of a rank, in the order in which they are kept everywhere."""
+"""The streams of a rank, as indices."""
 
 ONE_NODE_PREFIX = "[rank {rank}] "
 SEVERAL_NODES_PREFIX = "[rank {rank} {host}] "
@@ -34,7 +34,7 @@ class Streams(NamedTuple):
     of_rank: Mapping[int, int] = MappingProxyType({})
 
     def has(self, local_rank: int, stream: int) -> bool:
-        """Return whether a stream of a local rank, STDOUT or STDERR, is one of them."""
+        """Return whether a stream of a local rank, STDOUT or STDERR, is selected."""
         return bool(self.of_rank.get(local_rank, self.of_all) >> stream & 1)
 
     def __bool__(self) -> bool:
@@ -42,7 +42,7 @@ class Streams(NamedTuple):
 
 
 class LogOptions(NamedTuple):
-    """What was asked for. ``prefix`` is a template, None for the default; None for ranks means all of them."""
+    """The values of the flags. ``prefix`` is a template (None: the default); None for ranks means all ranks."""
 
     directory: str = ""
     prefix: str | None = None
@@ -60,7 +60,7 @@ class LogOptions(NamedTuple):
         return is_chosen and (self.tee.has(local_rank, stream) or not self.redirects.has(local_rank, stream))
 
     def keeps(self, local_rank: int, stream: int) -> bool:
-        """Return whether a stream of a rank has a file: with a directory all have, without one those asked for."""
+        """Return whether a stream of a rank is written to a file: with a log directory every stream is."""
         asked = self.tee.has(local_rank, stream) or self.redirects.has(local_rank, stream)
         return bool(self.directory) or asked
 
@@ -75,13 +75,13 @@ def streams(text: str) -> Streams:
         if match is None:
             raise ValueError(f"expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or 0:1,10:3, got {text!r}")
         if int(match[1]) in of_rank:
-            raise ValueError(f"local rank {int(match[1])} is there twice in {text!r}")
+            raise ValueError(f"local rank {int(match[1])} is given twice in {text!r}")
         of_rank[int(match[1])] = int(match[2])
     return Streams(0, of_rank)
 
 
 def filters(text: str) -> tuple[str, ...]:
-    """Read words separated by commas, of which a line has to have one; two commas stand for one in a word."""
+    """Read words separated by commas; two commas mean one comma in a word."""
     words = text.replace(",,", "\0").split(",") if text else []
     found = tuple(word.replace("\0", ",") for word in words)
     if not all(found):

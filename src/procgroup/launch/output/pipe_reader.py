@@ -1,4 +1,4 @@
-"""Reading the output of a process from a pipe, as it comes and to its end."""
+"""Read the output of a process from a pipe, without blocking."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 
 READ_BYTES = 64 * 1024
 
-# What a pipe can still hold when its writer has ended (the largest that an ordinary user may make it).
+# The largest content of a pipe whose writer has ended (the largest size that an ordinary user may set).
 _PIPE_BYTES = 1 << 20
 
 
 class PipeReader(ABC):
-    """The reading end of a pipe, which never waits. What to do with the data is a subclass's."""
+    """The reading end of a pipe, which never blocks. A subclass handles the data."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -21,14 +21,14 @@ class PipeReader(ABC):
 
     @abstractmethod
     def _take(self, data: bytes) -> None:
-        """Take what was read."""
+        """Handle data that was read."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Show what is left: nothing more is read."""
+        """Handle the end of the stream."""
 
     def read_some(self) -> bool:
-        """Take what is there, once; return whether there was anything. Closes the pipe at its end."""
+        """Read once; return whether there was data. Closes the pipe at its end."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except BlockingIOError:
@@ -40,14 +40,14 @@ class PipeReader(ABC):
         return bool(data)
 
     def close(self) -> None:
-        """Show what is left and let go of the pipe. Idempotent."""
+        """Close the pipe, and handle the end of the stream. Idempotent."""
         if self.open:
             self.open = False
             os.close(self.descriptor)
             self._finish()
 
     def drain(self) -> None:
-        """Take all that an ended process left in the pipe, but do not wait for others who hold it open."""
+        """Read the rest of an ended process's output, without waiting for other processes that hold the pipe open."""
         taken = 0
         while self.open and taken <= _PIPE_BYTES and self.read_some():
             taken += READ_BYTES

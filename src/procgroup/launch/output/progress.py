@@ -1,7 +1,7 @@
-"""``procgroup.report``: a rank says how far it is, for the status line of its launcher.
+"""``procgroup.report``: a rank reports its progress to the status line of its launcher.
 
-One datagram per report goes to an abstract Unix socket that the launcher has opened. It is sent only when the socket
-takes it at once, and a datagram that is lost is not missed: the next one says more.
+Each report is one datagram to an abstract Unix socket of the launcher. It is dropped when it cannot be sent at once,
+because the next report holds newer values.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 INTERVAL_SECONDS = 0.2
-"""Reports that come sooner after the last one that was sent are left out."""
+"""The least time between two reports; earlier ones are dropped."""
 
 MAX_VALUES = 8
 MAX_NAME_CHARACTERS = 32
 MAX_TEXT_CHARACTERS = 64
 
 _next_time = 0.0
-# Of this process, which may have been forked: its id, and its socket.
+# The id of the process that opened the socket, and the socket: a forked child opens its own.
 _opened: list[tuple[int, socket.socket]] = []
 
 
 def report(**values: object) -> None:
     """Show this rank's progress in the launcher's status line: ``report(step=7, loss=0.3)``.
 
-    The values are numbers, arrays of one element or short texts, at most 8 of them. It never blocks, costs a fraction
-    of a microsecond where it comes sooner than 0.2 s after the last one, which leaves it out, and does nothing without
-    ``procgroup run``. Raises TypeError for a value that is no number or text; it looks at those only that it sends.
+    The values are at most 8 numbers, arrays of one element or short texts. The call never blocks. Within 0.2 s of the
+    last report it drops the values unread, at a cost of less than a microsecond. Without ``procgroup run`` it does
+    nothing. Raises TypeError for a value that is no number or text, when it is sent.
     """
     global _next_time
     now = time.monotonic()
@@ -47,7 +47,7 @@ def report(**values: object) -> None:
 
 
 def encode(rank: int, values: Mapping[str, object]) -> bytes:
-    """Return a report as it is sent. Raises TypeError and ValueError for values that cannot be."""
+    """Return a report as bytes. Raises TypeError and ValueError for values that cannot be sent."""
     import json
 
     if len(values) > MAX_VALUES:
@@ -77,4 +77,4 @@ def _send(address: str, data: bytes) -> None:
             _opened[:] = [(os.getpid(), opened)]
         _opened[0][1].sendto(data, socket.MSG_DONTWAIT, "\0" + address)
     except OSError:
-        return  # the launcher is behind, or gone; or this process has no descriptor left
+        return  # the socket is full, the launcher has ended, or this process has no descriptor left

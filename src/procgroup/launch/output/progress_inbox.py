@@ -1,4 +1,4 @@
-"""The launcher's end of ``procgroup.report``: a socket that takes datagrams of this user's processes only."""
+"""The launcher's side of ``procgroup.report``: a socket that accepts reports of this user's processes only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class ProgressInbox:
-    """Collects what the ranks report. ``address`` is the value of PROCGROUP_REPORT_SOCKET for the ranks.
+    """Collects the ranks' reports. ``address`` is the value of PROCGROUP_REPORT_SOCKET for the ranks.
 
-    The kernel says whose datagram it is; those of other users are dropped, as is whatever is no report.
+    The kernel adds the sender's user to each datagram; those of other users, and invalid ones, are dropped.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ProgressInbox:
 
 
 def decode(data: bytes) -> tuple[int, Values] | None:
-    """Return the rank and the values of a report; None for anything else."""
+    """Return the rank and the values of a report; None for an invalid one."""
     try:
         content = json.loads(data)
         rank, values = content["rank"], content["values"]

@@ -1,18 +1,18 @@
-"""What the ranks write, put together so that every line stays whole and says whose it is.
+"""Merge the ranks' output so that every line stays whole and begins with its rank.
 
 Words: a *line* ends with a newline. A *live line* has none yet and is shown already, because it redraws
 itself with carriage returns, as a progress bar does. A *sink* is an output of the launcher (its stdout or
-stderr); when both are one file they are one sink, since two could tear each other's lines::
+stderr); when both are the same file they are one sink, because two would interleave parts of lines::
 
     rank 0 pipe ──> LinePrefixer ──┐
     rank 1 pipe ──> LinePrefixer ──┼──> Sink ──> stdout          "[rank 1] step 3\\n"
     rank 2 pipe ──> LinePrefixer ──┘
 
-Bytes are never decoded, so text that is cut in the middle of a character, or is no text, passes unchanged.
-At most one rank owns the live line of a sink. Another rank's line ends it first; it goes on below.
+Bytes are never decoded, so incomplete characters and binary data pass unchanged. At most one rank owns the live line of
+a sink; another rank's line ends the live line, which continues on a new line.
 
-A sink that is a terminal may have a *status line*, the launcher's own: it is erased before anything else is shown and
-drawn again below that, unless a live line stands there.
+A terminal may have a *status line* of the launcher: it is erased before other output and drawn again after it, unless a
+live line is there.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MAX_LINE_BYTES = 1 << 20
 
 _REDRAW = re.compile(rb"\r(?=[^\r\n])")
 _ERASE_LINE = b"\r\x1b[K"
-# A pipe that reports room takes this many bytes without blocking (PIPE_BUF on Linux).
+# A pipe that poll() reports as writable takes this many bytes without blocking (PIPE_BUF on Linux).
 _WRITE_BYTES = 4096
 
 
 class Sink:
-    """One output of the launcher. What it is given is kept until ``write_some`` finds room for it.
+    """One output of the launcher. Output is kept until ``write_some`` can write it.
 
-    A sink is ``broken`` when its reader has gone away; its writers are to end then. One that ``has_failed``, as on a
-    full disk, drops what it is given: its job goes on, as it does when its log files fail. ``on_failure`` is called
-    with the error.
+    A sink is ``broken`` when its reader has closed it; then its sources are closed, which ends their writers. A sink
+    that ``has_failed``, as on a full disk, calls ``on_failure`` with the error and drops all further output; the job
+    goes on, as it does when log files fail.
     """
 
     def __init__(self, descriptor: int, on_failure: Callable[[OSError], None] | None = None) -> None:
@@ -53,11 +53,11 @@ class Sink:
 
     @property
     def pending(self) -> int:
-        """How many bytes wait to be written."""
+        """The number of bytes to be written."""
         return len(self._pending)
 
     def put_lines(self, owner: LinePrefixer | None, text: bytes) -> None:
-        """Show whole lines. A live line of another owner is ended first."""
+        """Write whole lines, after ending a live line of another owner."""
         if self._live_owner is not None and self._live_owner is not owner:
             self._put(_ERASE_LINE if self.is_terminal else b"\n")
             self._live_owner.interrupt()
@@ -66,7 +66,7 @@ class Sink:
         self._draw_status()
 
     def put_live(self, owner: LinePrefixer, text: bytes) -> bool:
-        """Show part of a live line, unless the live line is another owner's; return whether it was shown."""
+        """Write part of a live line, unless another owner has the live line; return whether it was written."""
         if self._live_owner not in (None, owner):
             return False
         self._live_owner = owner
@@ -74,7 +74,7 @@ class Sink:
         return True
 
     def show_status(self, text: str) -> None:
-        """Set the status line, or take it away with an empty text; nothing happens where no terminal is."""
+        """Set the status line, or remove it with an empty text; does nothing where the sink is no terminal."""
         status = _fitting(text, self.descriptor).encode(errors="replace") if self.is_terminal else b""
         if status != self._status:
             self._status = status
@@ -82,7 +82,7 @@ class Sink:
             self._draw_status()
 
     def write_some(self) -> None:
-        """Write what fits without blocking; to be called when the descriptor is ready."""
+        """Write as much as is possible without blocking; call it when the descriptor is ready."""
         try:
             written = os.write(self.descriptor, self._pending[:_WRITE_BYTES])
         except BlockingIOError:
@@ -113,7 +113,7 @@ class Sink:
 
 
 class ClosedSink(Sink):
-    """Stands for an output that is closed: what it is given is dropped, and the ranks may go on to write."""
+    """A closed output of the launcher: output is dropped, and the ranks may go on writing."""
 
     def __init__(self) -> None:
         super().__init__(-1)
@@ -123,20 +123,20 @@ class ClosedSink(Sink):
 
 
 class LinePrefixer:
-    """Turns what one rank writes on one stream into prefixed lines on a sink."""
+    """Writes one stream of a rank as prefixed lines to a sink."""
 
     def __init__(self, prefix: str, sink: Sink, own_prefix: str = "") -> None:
-        """``own_prefix`` is what the rank itself puts before some lines, which would say the same twice."""
+        """``own_prefix`` is a prefix that the rank itself writes before some lines; it is removed."""
         self.sink = sink
         self._prefix = prefix.encode()
         self._own_prefix = re.compile(b"^" + re.escape(own_prefix.encode()), re.MULTILINE) if own_prefix else None
         self._partial = bytearray()
-        # Of a live line: whether one is shown, and whether its cursor stands behind a carriage return.
+        # Whether a live line is shown, and whether its last character is a carriage return.
         self._live = False
         self._returned = False
 
     def feed(self, data: bytes) -> None:
-        """Take what the rank wrote; show what can be shown."""
+        """Take data of the rank; write the lines that are complete."""
         self._partial += data
         end = self._partial.rfind(b"\n") + 1
         if end:
@@ -150,17 +150,17 @@ class LinePrefixer:
             del self._partial[:cut]
 
     def finish(self) -> None:
-        """Show a last line that has no newline; the rank writes no more."""
+        """Write a last line that has no newline; the stream has ended."""
         if self._partial or self._live:
             self._show_lines(bytes(self._partial) + b"\n")
             self._partial.clear()
 
     def interrupt(self) -> None:
-        """Learn that another rank's lines have ended this live line."""
+        """Forget the live line, which another rank's lines have ended."""
         self._live = self._returned = False
 
     def _show_lines(self, text: bytes) -> None:
-        """Show whole lines, the end of the last one included."""
+        """Write whole lines, the last newline included."""
         text = self._without_own_prefix(text)
         body = self._redrawn(text[:-1]).replace(b"\n", b"\n" + self._prefix)
         self.sink.put_lines(self, self._opening(text) + body + b"\n")
@@ -176,12 +176,12 @@ class LinePrefixer:
         return text if self._own_prefix is None else self._own_prefix.sub(b"", text)
 
     def _opening(self, text: bytes) -> bytes:
-        """Return the prefix unless the text goes on with a live line or brings a prefix of its own."""
+        """Return the prefix, or b"" where the text continues a live line or its redrawing adds the prefix."""
         continues = self._live and not (self._returned and text[:1] not in (b"\r", b"\n"))
         return b"" if continues or _REDRAW.match(text) else self._prefix
 
     def _redrawn(self, text: bytes) -> bytes:
-        """Repeat the prefix behind each carriage return that overwrites it."""
+        """Repeat the prefix after each carriage return that overwrites it."""
         return _REDRAW.sub(lambda match: b"\r" + self._prefix, text) if b"\r" in text else text
 
 
@@ -191,10 +191,10 @@ def redraws(text: bytes) -> bool:
 
 
 def open_sinks() -> tuple[Sink, Sink]:
-    """Return the sinks of this process's stdout and stderr: one sink, twice, when both are the same file.
+    """Return the sinks of this process's stdout and stderr: the same sink twice when both are the same file.
 
-    One that was closed when the interpreter started stays closed: its descriptor may be another file's by now.
-    A failure of stdout is reported on stderr.
+    An output that was closed when the interpreter started stays closed, because its descriptor may now be another
+    file's. A failure of stdout is reported on stderr.
     """
     out = None if sys.__stdout__ is None else _file_of(1)
     err = None if sys.__stderr__ is None else _file_of(2)
@@ -210,7 +210,7 @@ def open_sinks() -> tuple[Sink, Sink]:
 
 
 def _file_of(descriptor: int) -> tuple[int, int] | None:
-    """Return which file a descriptor is of; None where it is closed."""
+    """Return the device and inode of a descriptor; None where it is closed."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -226,7 +226,7 @@ def _is_terminal(descriptor: int) -> bool:
 
 
 def _fitting(text: str, descriptor: int) -> str:
-    """Return as much of a text as one line of the terminal holds; a wrapped line could not be erased."""
+    """Cut a text to one line of the terminal, because a wrapped line cannot be erased."""
     try:
         columns = os.get_terminal_size(descriptor).columns
     except OSError:

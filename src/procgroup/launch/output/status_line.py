@@ -16,7 +16,7 @@ INTERVAL_SECONDS = 0.5
 
 
 class StatusLine:
-    """Draws what is known of the job on a sink that is a terminal; ``show_due`` is to be called at the time ``due``."""
+    """Draws the status line on a sink that is a terminal; the owner calls ``show_due`` at the time ``due``."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -32,18 +32,18 @@ class StatusLine:
 
     @property
     def due(self) -> float | None:
-        """When the line is to be drawn again, in monotonic seconds; None when it has not changed."""
+        """The time at which the line is drawn again, in monotonic seconds; None while it has not changed."""
         return self._next_time if self.is_shown and self._text != self._drawn else None
 
     def count(self, ranks_up: int, ranks: int, restarts: int) -> None:
-        """Take how many ranks are running, of how many, and how often they were started again."""
+        """Set the number of running ranks, of all ranks, and of restarts."""
         if restarts != self._counts[2]:
             self._reports.clear()
         self._counts = ranks_up, ranks, restarts
         self._text = describe(*self._counts, self._reports)
 
     def report(self, reports: Mapping[int, Mapping[str, int | float | str]]) -> None:
-        """Take what ranks have reported, by rank."""
+        """Add the ranks' reports, by rank."""
         self._reports.update(reports)
         self._text = describe(*self._counts, self._reports)
 
@@ -53,13 +53,13 @@ class StatusLine:
             self._sink.show_status(self._text)
 
     def clear(self) -> None:
-        """Take the line away, until there is something new to count or to report."""
+        """Remove the line, until the next count or report."""
         self._text = self._drawn = ""
         self._sink.show_status("")
 
 
 def describe(ranks_up: int, ranks: int, restarts: int, reports: Mapping[int, Mapping[str, int | float | str]]) -> str:
-    """Return the line: of each number that ranks report the smallest and the largest, of texts the lowest rank's."""
+    """Return the line: the smallest and the largest value of each reported number, the lowest rank's text."""
     parts = [f"{ranks_up} of {ranks} ranks up"]
     if restarts:
         parts.append("1 restart" if restarts == 1 else f"{restarts} restarts")

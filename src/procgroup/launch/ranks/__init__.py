@@ -1,1 +1,1 @@
-"""The ranks of one node: their start, their environment, their place, their end."""
+"""The ranks of one node: their start, environment, placement and end."""

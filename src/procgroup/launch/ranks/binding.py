@@ -2,14 +2,14 @@
 
 ::
 
-    node          all usable CPUs of one NUMA node
-    socket        all usable CPUs of the socket which has that node
-    exclusive     a part of that node's cores that no other rank has
-    core-complex  the cores of one core complex (a shared L3 cache) of that node, another one for each of its ranks
-    cores         a part of all usable cores, whatever their node; neighbouring ranks have neighbouring cores
+    node          all usable CPUs of the rank's NUMA node
+    socket        all usable CPUs of the socket that contains this node
+    exclusive     cores of this node that no other rank uses
+    core-complex  one core complex (cores with a shared L3 cache) of this node; the node's ranks get different ones
+    cores         a part of all usable cores of the host; neighbouring ranks get neighbouring cores
 
-A rank's NUMA node is the one beside its GPU. Where that is not known, the ranks are spread over the usable cores in
-order, and each belongs to the node that has the middle of its part.
+A rank's NUMA node is the one next to its GPU. Where that is unknown, the usable cores are divided among the ranks in
+order, and a rank's node is the one that contains the middle core of its part.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from procgroup.cluster.topology import CpuSet, Topology, format_cpus
 
 
 class Binding(NamedTuple):
-    """The CPUs of each local rank; ``note`` is a line for the user where they are not what the flag promises."""
+    """The CPUs of each local rank; ``note`` is a line for the user where the host has too few for the flag."""
 
     cpus: tuple[CpuSet, ...]
     note: str = ""
 
     def sharers(self, local_rank: int) -> int:
-        """Return how many ranks have the CPUs of this one, itself included."""
+        """Return how many ranks share the CPUs of this rank, itself included."""
         return self.cpus.count(self.cpus[local_rank])
 
 
 def bind(by: str, ranks: int, topology: Topology, gpu_nodes: Sequence[int | None] = ()) -> Binding:
-    """Return the CPUs of each of ``ranks`` ranks; ``gpu_nodes`` are the NUMA nodes of their GPUs, as far as known."""
+    """Return the CPUs of each of ``ranks`` ranks; ``gpu_nodes`` are the NUMA nodes of their GPUs (None: unknown)."""
     if by == "cores":
         return _with_note(by, [_part(topology.cores, rank, ranks) for rank in range(ranks)], topology)
     homes = _home_nodes(ranks, topology, gpu_nodes)
@@ -51,7 +51,7 @@ def _home_nodes(ranks: int, topology: Topology, gpu_nodes: Sequence[int | None])
 
 
 def _of_node(by: str, topology: Topology, node: CpuSet, place: int, ranks: int) -> CpuSet:
-    """Return the CPUs of the rank with number ``place`` among the ``ranks`` ranks of one NUMA node."""
+    """Return the CPUs of rank number ``place`` of the ``ranks`` ranks on one NUMA node."""
     if by == "socket":
         return frozenset().union(*(socket for socket in topology.sockets if socket & node))
     if by == "exclusive":
@@ -64,7 +64,7 @@ def _of_node(by: str, topology: Topology, node: CpuSet, place: int, ranks: int) 
 
 
 def _part(cores: Sequence[CpuSet], place: int, parts: int) -> CpuSet:
-    """Return one of ``parts`` parts of equal size, the first ones with a core more; with too few cores, one core."""
+    """Return one of ``parts`` equal parts, of which the first may have one core more; with too few cores, one core."""
     if len(cores) < parts:
         return cores[place * len(cores) // parts]
     size, larger = divmod(len(cores), parts)

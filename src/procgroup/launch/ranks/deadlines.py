@@ -1,15 +1,53 @@
-"""How long the launcher and ``spawn`` wait for the ends of the processes that they started."""
+"""How long the launcher and ``spawn`` wait for processes to end, and the steps that follow."""
 
 from __future__ import annotations
 
+import signal
+import time
+from collections.abc import Callable
+
 INTERRUPT_SECONDS = 2.0
-"""From Ctrl-C to SIGKILL, when no shutdown timeout was asked for."""
+"""From Ctrl-C to SIGKILL, without --shutdown-timeout."""
 
 SHUTDOWN_SECONDS = 30.0
-"""From SIGTERM to SIGKILL, when no shutdown timeout was asked for."""
+"""From SIGTERM to SIGKILL, without --shutdown-timeout."""
 
 UNKILLABLE_SECONDS = 30.0
-"""From SIGKILL on; a process that hangs in the kernel is left after that."""
+"""From SIGKILL until the wait for a process ends that hangs in the kernel."""
 
 CAUSE_SECONDS = 1.5
-"""From the first failure on, while all failures that are known blame a rank whose own failure is not known yet."""
+"""How long to wait for the failure of a rank that all known failures blame."""
+
+
+def shutdown_seconds(asked: float | None, number: signal.Signals = signal.SIGTERM) -> float:
+    """Return the seconds from a signal to SIGKILL: those of ``--shutdown-timeout``, or a default for the signal."""
+    if asked is not None:
+        return asked
+    return INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
+
+
+class NextStep:
+    """A timer for the next step of ending processes; one step is planned at a time."""
+
+    def __init__(self) -> None:
+        self.due: float | None = None
+        self._step: Callable[[], None] | None = None
+
+    def schedule(self, seconds: float, step: Callable[[], None]) -> None:
+        """Plan a step in so many seconds; it replaces the planned one."""
+        self.due, self._step = time.monotonic() + seconds, step
+
+    def is_planned(self, step: Callable[[], None]) -> bool:
+        """Return whether this is the step that was planned."""
+        return self._step == step
+
+    def cancel(self) -> None:
+        """Plan nothing. Idempotent."""
+        self.due = self._step = None
+
+    def take_due(self) -> None:
+        """Take the step if its time has come."""
+        step = self._step
+        if step is not None and self.due is not None and time.monotonic() >= self.due:
+            self.cancel()
+            step()

@@ -1,12 +1,12 @@
-"""Which GPUs each rank of a node sees: ``--gpus`` and ``--virtual-local-rank``.
+"""The GPUs that each rank of a node sees: ``--gpus`` and ``--virtual-local-rank``.
 
 ::
 
-    CUDA_VISIBLE_DEVICES of the user    4,5,6,7    GPU-aa,GPU-bb    not set: all of this host
-    --gpus 0,2  (numbers count in it)   4,6                         0,2
+    CUDA_VISIBLE_DEVICES of the user    4,5,6,7    GPU-aa,GPU-bb    not set: all GPUs of this host
+    --gpus 0,2  (indices into it)       4,6                         0,2
     --virtual-local-rank                rank 0: 4   rank 1: 6       the same, and LOCAL_RANK=0
 
-HIP_VISIBLE_DEVICES is treated alike where it is set. Without either flag all of it stays as it is.
+HIP_VISIBLE_DEVICES is treated like CUDA_VISIBLE_DEVICES where it is set. Without these flags nothing changes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from procgroup.cluster.accelerators import VISIBLE_DEVICES, visible_lists
 
 
 class Devices(NamedTuple):
-    """The GPUs that the ranks of a node see. ``variables`` is empty where the launcher changes nothing.
+    """The GPUs that the ranks of a node see.
 
-    ``gpus`` are all GPUs in the order of the local ranks, as CUDA_VISIBLE_DEVICES names them, as far as known.
+    ``gpus`` are the GPUs as CUDA_VISIBLE_DEVICES names them, in the order of the local ranks. ``variables`` are the
+    lists that the launcher sets, empty where it changes nothing.
     """
 
     gpus: Sequence[str] = ()
@@ -29,7 +30,7 @@ class Devices(NamedTuple):
     has_one_each: bool = False
 
     def environment(self, local_rank: int) -> dict[str, str]:
-        """Return the variables of one rank that choose its GPUs."""
+        """Return the variables that select one rank's GPUs."""
         if self.has_one_each:
             return {"LOCAL_RANK": "0", **{name: named[local_rank] for name, named in self.variables.items()}}
         return {name: ",".join(named) for name, named in self.variables.items()}
@@ -38,9 +39,9 @@ class Devices(NamedTuple):
 def choose(
     wanted: Sequence[str], ranks: int, environment: Mapping[str, str], present: int, *, has_one_each: bool
 ) -> Devices:
-    """Return the GPUs of the ranks; ``wanted`` is the value of ``--gpus``, ``present`` how many GPUs the host has.
+    """Select the GPUs of the ranks; ``wanted`` is the value of ``--gpus``, ``present`` the number of the host's GPUs.
 
-    Raises ValueError for a GPU that is not there, and when there are fewer than one for each rank.
+    Raises ValueError for a GPU that does not exist, and where there are fewer GPUs than ranks.
     """
     named = visible_lists(environment)
     usable = named or {VISIBLE_DEVICES[0]: [str(number) for number in range(present)]}
@@ -58,7 +59,7 @@ def choose(
 
 
 def replaced(devices: Devices, environment: Mapping[str, str], wanted: Sequence[str]) -> list[str]:
-    """Return a line for each variable of the user that the ranks get another value of."""
+    """Return a line for each variable of the user whose value changes for the ranks."""
     flag = f"--gpus {','.join(wanted)}" if wanted else "--virtual-local-rank"
     how = "one of them per rank" if devices.has_one_each else "for all ranks"
     return [
@@ -69,7 +70,7 @@ def replaced(devices: Devices, environment: Mapping[str, str], wanted: Sequence[
 
 
 def _entry(gpu: str, usable: Sequence[str], variable: str, environment: Mapping[str, str]) -> str:
-    """Return one GPU of ``--gpus`` as the ranks' variable is to name it."""
+    """Return one GPU of ``--gpus`` as the ranks' variable names it."""
     place = f"{variable}={environment[variable]}" if variable in environment else "this host"
     if gpu.isdigit():
         if int(gpu) >= len(usable):

@@ -1,4 +1,4 @@
-"""Tie a process's life to that of the process that started it.
+"""Let the kernel kill a process when the process that started it ends.
 
 The kernel sends the signal when the *thread* that started the child ends, so children are started from a
 thread that lives as long as its process. The request is made before the look at the parent's pid: a parent

@@ -1,4 +1,4 @@
-"""Ranks that live but do not get on: stopped, stuck in the kernel, or silent although they reported before."""
+"""Find ranks that hang: stopped, blocked in the kernel, or silent after calls of ``procgroup.report``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from procgroup.launch.ranks.rank_process import RankProcess
 
 LOOK_SECONDS = 5.0
-"""How often the ranks' states are looked at."""
+"""The interval at which the ranks' states are read."""
 
 REPORT_SECONDS = 10.0
-"""After how many seconds a rank that is stopped or stuck in the kernel is reported."""
+"""After how many seconds a rank that is stopped or blocked in the kernel is reported."""
 
 # Of /proc/PID/stat; see proc(5).
 _STOPPED, _STUCK = "Tt", "D"
 
 
 class HungRanks:
-    """Looks at the ranks of a round; reports those that hang, and kills them after ``timeout`` seconds (None: never).
+    """Reports the ranks of a round that hang, and kills them after ``timeout`` seconds (None: never).
 
-    ``last_reports`` says when each rank has last called ``procgroup.report``, in monotonic seconds.
+    ``last_reports`` is the time of each rank's last call of ``procgroup.report``, in monotonic seconds.
     """
 
     def __init__(self, timeout: float | None, last_reports: Mapping[int, float], say: Callable[[str], None]) -> None:
@@ -36,7 +36,7 @@ class HungRanks:
         self._reported: set[int] = set()
 
     def look(self, ranks: Sequence[RankProcess]) -> None:
-        """Look at the living ranks, if it is time."""
+        """Check the running ranks, if the next check is due."""
         now = time.monotonic()
         if now < self.next_look:
             return
@@ -67,16 +67,16 @@ class HungRanks:
             self._say(f"rank {rank.rank} (pid {rank.pid}) {_describe(kind, rank.pid)} for {seconds:.0f} s")
         silent = now - self._last_reports.get(rank.rank, now)
         if self._timeout is not None and max(seconds, silent) >= self._timeout and not rank.killed_for:
-            what = f"it {_describe(kind, rank.pid)}" if seconds >= silent else "it called procgroup.report no more"
+            what = f"it {_describe(kind, rank.pid)}" if seconds >= silent else "it has not called procgroup.report"
             rank.killed_for = f"{what} for {max(seconds, silent):.0f} s (--hang-timeout {self._timeout:g})"
             self._say(f"killing rank {rank.rank} (pid {rank.pid}): {rank.killed_for}")
             rank.signal(signal.SIGKILL)
 
 
 def process_state(pid: int) -> str:
-    """Return the letter of the process's state, as in /proc/PID/stat; "" for one that is gone."""
+    """Return the letter of the process's state, as in /proc/PID/stat; "" for one that has ended."""
     try:
-        # The name stands in parentheses and may hold any character.
+        # The name is in parentheses and may contain any character.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""

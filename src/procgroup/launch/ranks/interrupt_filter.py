@@ -1,4 +1,4 @@
-"""Shorten the traceback that Python prints when Ctrl-C ends it, so that N ranks say it in N lines."""
+"""Shorten the traceback that Python prints when Ctrl-C ends it: N ranks print N lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _HELD_BYTES = 64 * 1024
 
 
 class InterruptFilter:
-    """Passes a rank's stderr on, but holds a traceback back until the rank's end shows what it was.
+    """Passes a rank's stderr on, but holds a traceback back until the rank has ended.
 
-    Inactive, it passes everything; it is activated when an interrupt has been sent to the rank.
+    While ``active`` is False it passes everything; it is set once an interrupt has been sent to the rank.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class InterruptFilter:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take what was written; return what may be shown now."""
+        """Take written data; return the part that may be shown now."""
         if not self.active:
             return data
         self._held += data
@@ -35,7 +35,7 @@ class InterruptFilter:
         return shown
 
     def finish(self) -> bytes:
-        """Return what was held: an uncaught KeyboardInterrupt as one line, anything else as it was."""
+        """Return the data held back: an uncaught KeyboardInterrupt as one line, other text unchanged."""
         held, self._held = self._held, b""
         lines = RANK_PREFIX.sub("", held.decode(errors="replace")).rstrip().splitlines()
         if not lines or lines[0] != TRACEBACK_HEADER or not lines[-1].startswith("KeyboardInterrupt"):

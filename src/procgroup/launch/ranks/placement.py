@@ -1,4 +1,4 @@
-"""Where each rank of this node runs: its GPUs, its CPUs, and the number of its threads. The same in every round."""
+"""The GPUs, the CPUs and the number of threads of each rank of this node, the same in every round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Placement(NamedTuple):
-    """Where the local ranks of a node run. ``cpus`` is None where they may run on all; ``notes`` are lines to show."""
+    """The placement of a node's local ranks. ``cpus`` is None where they are unbound; ``notes`` are lines to print."""
 
     devices: Devices
     threads: Sequence[int]
@@ -34,7 +34,7 @@ class Placement(NamedTuple):
 
 
 def place(options: argparse.Namespace, root: Path = Path("/")) -> Placement:
-    """Return what the parsed flags mean on this host. What it does not have ends the program with status 2.
+    """Place the ranks as the parsed flags say. Flags that this host cannot satisfy end the program with status 2.
 
     ``root`` is the directory that holds ``dev``, ``proc`` and ``sys``.
     """
@@ -80,7 +80,7 @@ def _devices(options: argparse.Namespace, environment: Mapping[str, str], presen
 
 
 def _threads(binding: Binding, local_rank: int) -> int:
-    """Return how many threads a bound rank can keep busy. A quota of the control group is divided evenly."""
+    """Return the number of threads of a bound rank. A CPU quota of the control group is divided evenly."""
     share = len(binding.cpus[local_rank]) // binding.sharers(local_rank)
     is_limited = usable_cores() < cores_by_affinity()
     return max(1, min(share, usable_cores() // len(binding.cpus)) if is_limited else share)

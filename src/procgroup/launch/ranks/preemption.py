@@ -1,12 +1,12 @@
-"""A notice that a node is about to be taken away: from its agent to its ranks, so that they save their work in time.
+"""The preemption notice: an agent lets its ranks know that a scheduler takes a node away, so that they save their work.
 
-The agent makes a page of memory that its ranks inherit by descriptor and map. Looking costs a rank next to nothing, and
-a rank that has looked once is one that wants the notice in the place of SIGTERM::
+The agent makes a page of shared memory, which its ranks inherit by descriptor and map. Reading it costs a rank about a
+microsecond, and a rank that has read it once gets the notice in the place of SIGTERM::
 
     agent                                   page                    rank
     gets SIGTERM                  | magic                  |
     give(seconds) ──────────────> | deadline (0: none)     | ──────> preempted() -> seconds left
-    is_wanted <────────────────── | a rank has looked      | <──────  (marks it)
+    is_wanted <────────────────── | a rank has read it     | <──────  (sets this byte)
 
 Both use CLOCK_MONOTONIC of their host.
 """
@@ -29,14 +29,14 @@ _DEADLINE_AT = 8
 _WANTED_AT = 16
 _LOOK_SECONDS = 0.2
 
-# Of this process: the page, None where there is none.
+# The page of this process, once mapped; None where there is none.
 _page: list[mmap.mmap | None] = []
 _watchers: list[threading.Thread] = []
 _callbacks: list[Callable[[float], object]] = []
 
 
 class Notice:
-    """The agent's end. ``descriptor`` is to be inherited by the ranks; PROCGROUP_NOTICE tells them its number."""
+    """The agent's side. The ranks inherit ``descriptor``; PROCGROUP_NOTICE holds its number."""
 
     def __init__(self) -> None:
         self.descriptor: int = os.memfd_create("procgroup-notice")
@@ -46,11 +46,11 @@ class Notice:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a rank has looked for a notice, so that it will see one."""
+        """Whether a rank has called ``preempted``, and so gets the notice in the place of SIGTERM."""
         return self._page[_WANTED_AT] != 0
 
     def give(self, seconds: float) -> None:
-        """Tell the ranks that they have so many seconds left."""
+        """Give the ranks the notice that they have so many seconds left."""
         _DEADLINE.pack_into(self._page, _DEADLINE_AT, time.monotonic() + seconds)
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Notice:
 
 
 def preempted() -> float | None:
-    """Return how many seconds this rank has left to save its work and end; None while nothing is known.
+    """Return how many seconds this rank has left to save its work and end; None without a notice.
 
     The launcher gives the notice on every node when one of the nodes gets SIGTERM, as schedulers send it before they
     take a machine away. A rank that has called this once gets no SIGTERM then: it ends by itself, and is killed when
@@ -96,7 +96,7 @@ def _watch() -> None:
 
 
 def _mapped() -> mmap.mmap | None:
-    """Return the page, mapped once; a descriptor of this number that is something else is none."""
+    """Return the page, mapped once; None where the descriptor is not that of such a page."""
     if not _page:
         _page.append(_map(PROCGROUP_NOTICE.get()))
     return _page[0]

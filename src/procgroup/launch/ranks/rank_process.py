@@ -1,4 +1,4 @@
-"""One rank as a process: its start, its output, its end."""
+"""The process of one rank: its start, its output, its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ending(NamedTuple):
 
 
 class Stream(PipeReader):
-    """One stream of a rank, read from a pipe; ``tail`` is the end of what it wrote there."""
+    """One stream of a rank, read from a pipe; ``tail`` is the end of the data read."""
 
     def __init__(self, descriptor: int, output: StreamOutput) -> None:
         super().__init__(descriptor)
@@ -58,9 +58,9 @@ class Stream(PipeReader):
 class RankProcess:
     """A rank's process, in a session and process group of its own.
 
-    ``output`` is where its streams go; ``standard_input`` says whether it gets the launcher's stdin (else an empty
-    one); ``notice`` is the descriptor by which it learns that it is to end. ``killed_for`` says why the launcher killed
-    it, as a failure. ``cpus`` are those that it may run on, by default all of the launcher's.
+    ``output`` receives its streams. With ``standard_input`` it inherits the launcher's stdin, otherwise an empty one.
+    ``notice`` is the descriptor of the preemption notice. ``cpus`` are the CPUs to which it is bound, by default those
+    of the launcher. ``killed_for`` is the reason why the launcher killed it as a failed rank.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RankProcess:
                 os.killpg(self.pid, number)
 
     def reap(self) -> bool:
-        """Return whether the rank has ended by now; if so, end what is left of its process group.
+        """Return whether the rank has ended; if so, kill the rest of its process group.
 
         The group is signalled before the rank's exit status is collected: until then the kernel gives
         its number to nobody else.

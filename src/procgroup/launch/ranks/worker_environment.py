@@ -10,7 +10,7 @@ from procgroup.launch.nodes.job_state import JobState
 
 
 class Job(NamedTuple):
-    """What all rounds of a job have in common."""
+    """The settings that all rounds of a job share."""
 
     run_id: str
     threads_per_rank: int

@@ -6,9 +6,10 @@
     end(signal) ────────> the signal to all ──grace───> SIGKILL ──> all have ended
     kill() ─────────────> SIGKILL at once
 
-After a failure the other ranks first get a moment to say themselves whom they lost; that costs nothing when they end
-by themselves. Every signal goes to a rank's whole process group. When the agent itself is killed, the kernel kills the
-ranks (``die_with_parent``), which is why they are started from the thread that lives as long as the process.
+After a failure the other ranks first get a moment to raise errors of their own, which name the rank that they lost. The
+wait ends early when all ranks have ended. Every signal goes to a rank's whole process group. When the agent itself is
+killed, the kernel kills the ranks (``die_with_parent``); for that they are started from a thread that lives as long as
+the process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.launch import open_files
 from procgroup.launch.output.job_output import RankOutput
-from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS
+from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS, NextStep
 from procgroup.launch.ranks.preemption import Notice
 from procgroup.launch.ranks.rank_process import RankProcess, Stream
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class RankPlan(NamedTuple):
-    """What to start as one rank; ``rank`` is the global one, ``cpus`` are those that it is bound to, if any."""
+    """How to start one rank; ``rank`` is the global rank, ``cpus`` the CPUs to which it is bound (empty: all)."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -44,8 +45,8 @@ class RankPlan(NamedTuple):
 class WorkerGroup:
     """The ranks of one round on the node ``node_rank``, whose name is ``host``.
 
-    ``say`` shows a line of the launcher's; ``awaits_cause``: there are other nodes; ``hung`` looks after ranks that do
-    not get on.
+    ``say`` prints a line of the launcher. ``awaits_cause``: the job has other nodes, on which the cause of a failure
+    may be. ``hung`` finds ranks that hang.
     """
 
     def __init__(
@@ -63,13 +64,13 @@ class WorkerGroup:
         self.ranks: list[RankProcess] = []
         self.failures: list[Failure] = []
         self.incomplete: str = ""
-        self.given_up: bool = False
+        self.is_abandoned: bool = False
         self._plans = plans
         self._node_rank = node_rank
         self._host = host
         self._say = say
         self._kills_before = OutOfMemoryKills.so_far()
-        self._next_step: tuple[float, Callable[[], None]] | None = None
+        self._steps = NextStep()
         self._settles_at: float | None = None
         self._failed_at = 0.0
         self._awaits_cause = awaits_cause
@@ -77,7 +78,7 @@ class WorkerGroup:
         self._hung = hung
 
     def start(self, stops: Callable[[], bool]) -> None:
-        """Start the ranks, in order, until ``stops()``. One that cannot be started ends the others."""
+        """Start the ranks in order, until ``stops()`` returns True. A rank that cannot be started ends the others."""
         for plan in self._plans:
             if stops():
                 return
@@ -100,26 +101,26 @@ class WorkerGroup:
 
     @property
     def streams(self) -> list[Stream]:
-        """The ranks' outputs that are still open."""
+        """The ranks' streams that are still open."""
         return [stream for rank in self.ranks for stream in rank.streams if stream.open]
 
     @property
     def living(self) -> list[RankProcess]:
         """The ranks that have not ended."""
-        return [] if self.given_up else [rank for rank in self.ranks if rank.ending is None]
+        return [] if self.is_abandoned else [rank for rank in self.ranks if rank.ending is None]
 
     @property
     def has_succeeded(self) -> bool:
         """Whether all ranks have ended with exit status 0."""
-        return not (self.living or self.failures or self.incomplete or self.given_up) and all(
+        return not (self.living or self.failures or self.incomplete or self.is_abandoned) and all(
             rank.ending is not None and not rank.told_to_end for rank in self.ranks
         )
 
     @property
     def has_settled(self) -> bool:
-        """Whether a rank has failed, and the others have had their time to say what they know of it.
+        """Whether a rank has failed, and the others have had their time to raise errors of their own.
 
-        Where all that failed here name another rank, that one's node gets a moment to be the first to say so.
+        Where all failures on this node blame ranks of other nodes, those nodes get a moment to report first.
         """
         if self.incomplete:
             return True
@@ -128,20 +129,17 @@ class WorkerGroup:
         return not self.living and time.monotonic() >= self._cause_until()
 
     def watch(self, report_seconds: float) -> None:
-        """Collect ranks that have ended, and take the next step of ending the others when it is due."""
+        """Collect ranks that have ended, and take the next step of ending the others if it is due."""
         for rank in self.living:
             if rank.reap():
-                self._judge(rank, report_seconds)
+                self._record_end(rank, report_seconds)
         if self._hung is not None and self._settles_at is None:
             self._hung.look(self.living)
-        if self._next_step is not None and time.monotonic() >= self._next_step[0]:
-            _, step = self._next_step
-            self._next_step = None
-            step()
+        self._steps.take_due()
 
     def next_event(self) -> float | None:
-        """Return the time.monotonic() at which ``watch`` or ``has_settled`` has something new; None: at an end only."""
-        times = [self._next_step[0]] if self._next_step is not None else []
+        """Return the time.monotonic() of the next change in ``watch`` or ``has_settled``; None: when a rank ends."""
+        times = [self._steps.due] if self._steps.due is not None else []
         if self._hung is not None and self.living:
             times.append(self._hung.next_look)
         if self._settles_at is not None:
@@ -150,53 +148,53 @@ class WorkerGroup:
         return min(times, default=None)
 
     def forward(self, number: signal.Signals) -> None:
-        """Send a signal to every rank, without asking it to end."""
+        """Forward a signal to every rank."""
         for rank in self.living:
             rank.signal(number)
 
     def end(self, number: signal.Signals, grace: float) -> None:
-        """Ask every living rank to end, and plan to kill those that have not after so many seconds."""
+        """Send a signal that ends the ranks, and plan to kill those that have not ended after so many seconds."""
         for rank in self.living:
             rank.told_to_end = True
             rank.signal(number)
-        self._schedule(grace, self.kill)
+        self._steps.schedule(grace, self.kill)
 
     def hurry(self, grace: float) -> None:
-        """Plan to kill those that have been asked to end in so many seconds, where that was planned for later."""
-        due = time.monotonic() + grace
-        if self._next_step is not None and self._next_step[1] == self.kill and due < self._next_step[0]:
-            self._schedule(grace, self.kill)
+        """Kill the ranks that are ending in so many seconds, where that is planned for later."""
+        due = self._steps.due
+        if due is not None and self._steps.is_planned(self.kill) and time.monotonic() + grace < due:
+            self._steps.schedule(grace, self.kill)
 
     def preempt(self, grace: float) -> bool:
-        """Tell the ranks that they have so many seconds to end, and plan to kill those that have not by then.
+        """Give the ranks the preemption notice, and plan to kill those that have not ended after so many seconds.
 
-        Returns False, and does nothing, where no rank looks for such a notice.
+        Returns False, and does nothing, where no rank has called ``preempted``.
         """
         if not self._notice.is_wanted:
             return False
         for rank in self.living:
             rank.told_to_end = True
         self._notice.give(grace)
-        self._schedule(grace, self.kill)
+        self._steps.schedule(grace, self.kill)
         return True
 
     def warn(self, seconds: float) -> None:
-        """Tell the ranks that another node is to be taken away in so many seconds."""
+        """Give the ranks the notice that another node is taken away in so many seconds."""
         self._notice.give(seconds)
 
     def close(self) -> None:
-        """Let go of what the ranks shared with the agent. They have ended."""
+        """Release the page shared with the ranks, which have ended."""
         self._notice.close()
 
     def kill(self) -> None:
-        """Kill every living rank."""
+        """Kill every running rank."""
         for rank in self.living:
             rank.told_to_end = True
             rank.signal(signal.SIGKILL)
-        self._schedule(UNKILLABLE_SECONDS, self._give_up)
+        self._steps.schedule(UNKILLABLE_SECONDS, self._abandon)
 
-    def _judge(self, rank: RankProcess, report_seconds: float) -> None:
-        """Look at a rank that has just ended."""
+    def _record_end(self, rank: RankProcess, report_seconds: float) -> None:
+        """Record the failure of a rank that has just ended, if it failed."""
         assert rank.ending is not None
         if rank.ending.exit_code == 0 or rank.told_to_end:
             return
@@ -224,15 +222,12 @@ class WorkerGroup:
             self._settles_at = self._failed_at + report_seconds
 
     def _cause_until(self) -> float:
-        """Return until when to wait for the cause, where all ranks here that failed say that another one has."""
+        """Return the time until which to wait for the cause, where all failures on this node blame other ranks."""
         has_cause_elsewhere = self._awaits_cause and all(failure.is_secondary for failure in self.failures)
         return self._failed_at + CAUSE_SECONDS if has_cause_elsewhere else 0.0
 
-    def _give_up(self) -> None:
-        """Stop waiting for ranks that even SIGKILL does not end: they hang in the kernel."""
+    def _abandon(self) -> None:
+        """Stop waiting for ranks that hang in the kernel, where even SIGKILL does not end them."""
         for rank in self.living:
             self._say(f"rank {rank.rank} (pid {rank.pid}) hangs in the kernel and cannot be killed; leaving it")
-        self.given_up = True
-
-    def _schedule(self, seconds: float, step: Callable[[], None]) -> None:
-        self._next_step = (time.monotonic() + seconds, step)
+        self.is_abandoned = True
