@@ -349,11 +349,12 @@ class StoreClient {
   std::unique_ptr<store::Client> client_;
 };
 
-// (process id, "address:port") of every connection of another process.
-nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str>> list_guests(const store::Server& server) {
-  nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str>> guests;
+// (process id, "address:port", whether its client is of this process) of every connection that counts as a guest.
+nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str, nb::bool_>> list_guests(const store::Server& server) {
+  nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str, nb::bool_>> guests;
   for (const store::Server::Guest& guest : server.list_guests()) {
-    guests.append(nb::make_tuple(guest.process, guest.address));
+    const bool is_own = store::ClientId::is_of_this_process(guest.client);
+    guests.append(nb::make_tuple(guest.process, guest.address, is_own));
   }
   return guests;
 }

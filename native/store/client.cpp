@@ -1,6 +1,7 @@
 #include "store/client.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "store/client_connection.hpp"
 
@@ -15,11 +16,41 @@ uint64_t random_id() {
   return id;
 }
 
+// The ids of this process's clients; with fork_mutex() held. A forked child has none of its parent's clients.
+std::set<uint64_t>& known_ids() {
+  static auto* ids = new std::set<uint64_t>;
+  static uint64_t generation = fork_generation();
+  if (generation != fork_generation()) ids->clear();
+  generation = fork_generation();
+  return *ids;
+}
+
 }  // namespace
 
+ClientId::ClientId() : value_(random_id()) {
+  const std::lock_guard lock(fork_mutex());
+  known_ids().insert(value_);
+}
+
+ClientId::~ClientId() {
+  const std::lock_guard lock(fork_mutex());
+  known_ids().erase(value_);
+}
+
+bool ClientId::is_of_this_process(uint64_t id) {
+  const std::lock_guard lock(fork_mutex());
+  return known_ids().contains(id);
+}
+
+void ClientId::renew() {
+  known_ids().erase(value_);
+  value_ = random_id();
+  known_ids().insert(value_);
+}
+
 Client::Client(Options options, Deadline deadline, const Check& check)
-    : options_(std::move(options)), id_(random_id()), generation_(fork_generation()) {
-  idle_.push_back(ClientConnection::open(options_, id_, deadline, check));
+    : options_(std::move(options)), generation_(fork_generation()) {
+  idle_.push_back(ClientConnection::open(options_, id_.value(), deadline, check));
 }
 
 Client::~Client() = default;
@@ -44,7 +75,7 @@ ServerReply Client::request(Op op, std::string_view head, std::string_view tail,
 void Client::leave_parent_behind() {
   generation_ = fork_generation();
   options_.flags = 0;
-  id_ = random_id();
+  id_.renew();
   idle_.clear();
 }
 
@@ -59,7 +90,7 @@ std::unique_ptr<ClientConnection> Client::acquire(Deadline deadline, const Check
       idle_.pop_back();
       return connection;
     }
-    id = id_;
+    id = id_.value();
   }
   // The server has answered before: when it no longer does, it is lost rather than late.
   const Deadline patience{std::min(deadline.at_ns, Deadline::after(kReconnectSeconds).at_ns)};

@@ -41,6 +41,25 @@ struct ServerReply {
 
 class ClientConnection;
 
+// The random id of a client, known in this process for as long as the client lives.
+class ClientId {
+ public:
+  ClientId();
+  ~ClientId();
+  ClientId(const ClientId&) = delete;
+  ClientId& operator=(const ClientId&) = delete;
+
+  // Whether a client of this process has that id.
+  static bool is_of_this_process(uint64_t id);
+
+  uint64_t value() const { return value_; }
+  // Become the id of another client; with fork_mutex() held.
+  void renew();
+
+ private:
+  uint64_t value_;
+};
+
 class Client {
  public:
   struct Options {
@@ -72,7 +91,7 @@ class Client {
 
   Options options_;
   // All of these are guarded by fork_mutex(), so that a forked child finds them whole.
-  uint64_t id_;
+  ClientId id_;
   uint64_t generation_;
   std::vector<std::unique_ptr<ClientConnection>> idle_;
   std::string lost_;  // why, once the server is lost or the client closed

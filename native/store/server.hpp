@@ -41,6 +41,7 @@ class Server {
   struct Guest {
     uint32_t process;     // as its client gave it; 0: one of PyTorch's, which gives none
     std::string address;  // "address:port"
+    uint64_t client;      // the id of its client (see ClientId); 0: one of PyTorch's
   };
   // Those connections.
   std::vector<Guest> list_guests() const;

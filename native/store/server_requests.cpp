@@ -110,7 +110,9 @@ size_t Server::Loop::use_proof(Connection& connection, std::string_view input) {
 
 void Server::Loop::open(Connection& connection) {
   connection.state = Connection::State::kOpen;
-  if (!(connection.hello.flags & kHost)) shared_.add_guest(connection.id, {connection.hello.process, connection.peer});
+  if (!(connection.hello.flags & kHost)) {
+    shared_.add_guest(connection.id, {connection.hello.process, connection.peer, client_of(connection.hello)});
+  }
   if (connection.hello.flags & kJoins) table_.join(client_of(connection.hello));
 }
 

@@ -9,7 +9,7 @@ size_t Server::Loop::use_torch_validation(Connection& connection, std::string_vi
     throw ProtocolError{"it is a client of PyTorch's TCPStore, and this store answers clients of procgroup only"};
   }
   connection.state = Connection::State::kTorch;
-  shared_.add_guest(connection.id, {0, connection.peer});
+  shared_.add_guest(connection.id, {0, connection.peer, 0});
   return kTorchValidation.size();
 }
 

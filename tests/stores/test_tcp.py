@@ -24,7 +24,7 @@ from procgroup import _native
 from procgroup.errors import DistNetworkError, DistStoreError, StoreLost, StoreTimeout
 from procgroup.stores import TCPStore, tcp
 from procgroup.stores.tcp import StoreServer
-from world import free_port, without_reports
+from world import free_port, run_command, without_reports
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -411,6 +411,31 @@ def test_the_hosting_process_lingers_at_a_normal_exit(drop: str) -> None:
     store.close()
     out, err = host.communicate(timeout=10)
     assert (host.returncode, out, without_reports(err)) == (0, "", ""), err
+
+
+OWN_CLIENTS = {
+    "a client that waits in a thread": "threading.Thread(target=lambda: client.get('never', 60), daemon=True).start()",
+    "a client that is to be noticed": "kept = client.set_on_disconnect('gone', '')",
+    "a copy of a client": "kept = client.clone(); kept.set('key', 'value')",
+}
+
+
+@pytest.mark.parametrize("use", OWN_CLIENTS.values(), ids=OWN_CLIENTS)
+def test_a_process_that_hosts_a_store_does_not_wait_for_its_own_clients(use: str) -> None:
+    # The functions of atexit alone: after them Python ends a thread that waits in a native call.
+    source = f"""
+import atexit, os, threading
+from procgroup import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+client = TCPStore("127.0.0.1", store.port)
+{use}
+atexit._run_exitfuncs()
+os._exit(0)
+"""
+    began = time.monotonic()
+    done = run_command([sys.executable, "-c", source])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - began < tcp.LINGER_SECONDS - 5
 
 
 def test_the_hosting_process_does_not_linger_after_an_exception() -> None:

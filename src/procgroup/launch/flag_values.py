@@ -47,6 +47,7 @@ _CONF_OTHERS = (
     "keep_alive_max_attempt",
     "is_host",
     "store_type",
+    "use_libuv",
     "protocol",
     "user",
     "cacert",

@@ -43,9 +43,6 @@ _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 _draining: set[StoreServer] = set()
 """Those whose stores are gone while other processes still use them."""
 
-_connected: weakref.WeakSet[TCPStore] = weakref.WeakSet()
-"""Every store object of this process that has connected."""
-
 
 class StoreServer:
     """A store's server without a client, for whoever hosts a store for others.
@@ -104,13 +101,18 @@ class StoreServer:
 
     @property
     def clients(self) -> int:
-        """The number of connections that other processes have."""
+        """The number of its clients' connections, without those of the store that started it."""
         return self._native.guests
 
     @property
     def procgroup_clients(self) -> int:
         """The number of procgroup's clients among them. PyTorch's clients, which prove no secret, are left out."""
-        return sum(process != 0 for process, _ in self._native.list_guests())
+        return sum(process != 0 for process, _, _ in self._native.list_guests())
+
+    @property
+    def has_clients_elsewhere(self) -> bool:
+        """Whether any of these connections belongs to another process."""
+        return not all(is_own for _, _, is_own in self._native.list_guests())
 
     @property
     def requests(self) -> int:
@@ -121,10 +123,15 @@ class StoreServer:
         """Give the clients names, by process id, for the line that says for which clients this process waits."""
         self._users.update(users)
 
-    def list_clients(self) -> list[str]:
-        """Return the names of the processes that have connections: as ``name_users`` set them, else pid and host."""
+    def list_clients(self, *, elsewhere: bool = False) -> list[str]:
+        """Return the names of the processes that have connections: as ``name_users`` set them, else pid and host.
+
+        With ``elsewhere`` this process is left out.
+        """
         names = {}
-        for process, address in self._native.list_guests():
+        for process, address, is_own in self._native.list_guests():
+            if is_own and elsewhere:
+                continue
             name = f"process {process}" if process else "a client of PyTorch's TCPStore"
             host = address.rpartition(":")[0]
             names[process, host] = self._users.get(process, f"{name} at {host}")
@@ -163,10 +170,8 @@ def _linger() -> None:
     waiting = [server for server in _servers if server._pid == os.getpid()]
     if not waiting:
         return
-    for store in [store for store in _connected if store._hosting is None]:
-        store._client.close()  # or this process would wait for itself
     wait_for_others(
-        lambda: not any(server.running and server.clients for server in waiting),
+        lambda: not any(server.running and server.has_clients_elsewhere for server in waiting),
         LINGER_SECONDS,
         lambda: f"this process hosts the store and waits for {_names(waiting)} to end",
         pause=0.005,
@@ -174,7 +179,7 @@ def _linger() -> None:
 
 
 def _names(servers: Sequence[StoreServer]) -> str:
-    names = [name for server in servers for name in server.list_clients()]
+    names = [name for server in servers for name in server.list_clients(elsewhere=True)]
     shown = ", ".join(names[:_MAX_NAMES])
     return shown + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")
 
@@ -255,7 +260,6 @@ class TCPStore(Store):
         client = _native.StoreClient(
             addresses, self._host, self._port, _job(), _key_bytes(None), flags, self._seconds, spent
         )
-        _connected.add(self)
         return client
 
     def _wait_for_workers(self, world_size: int) -> None:
