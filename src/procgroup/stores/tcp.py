@@ -257,10 +257,9 @@ class TCPStore(Store):
                 f"({self._host}, {self._port}): no address is known for this host name. Correct the name."
             )
         spent = time.monotonic() - started
-        client = _native.StoreClient(
+        return _native.StoreClient(
             addresses, self._host, self._port, _job(), _key_bytes(None), flags, self._seconds, spent
         )
-        return client
 
     def _wait_for_workers(self, world_size: int) -> None:
         joined = self._client.wait_for_workers(world_size, self._seconds)
