@@ -29,7 +29,7 @@ ENDED = 20
 """Seconds in which an agent has ended its ranks after the store's last answer: 3 to 4.4 where nothing else runs."""
 
 RUNS_AGAIN = 30
-"""Seconds in which a round follows a loss: 5 to 8 where nothing else runs. Servers and agents share the tests' cores."""
+"""Seconds in which a round follows a loss: 5 to 8 where nothing else runs."""
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.skipif(bool(LACKS), reason=LACKS)]
 
@@ -156,7 +156,10 @@ def redis(switch: Switch, tmp_path: Path) -> Iterator[str]:
 @NEEDS_REDIS
 @pytest.mark.parametrize(
     ("restarts", "within", "last"),
-    [(0, ENDED, "no restart is left"), (1, ENDED + 3, "within 3 s: the nodes' store at the server {} is not reached")],
+    [
+        (0, ENDED, "no restart is left"),
+        (1, ENDED + 3, "within 3 s: the nodes' store at the server {} (--rdzv-id test) is not reached"),
+    ],
     ids=["no restart", "join_timeout"],
 )
 def test_when_the_host_of_redis_dies_every_other_agent_says_so_and_ends(
