@@ -1,4 +1,4 @@
-"""The store on a Redis server, for jobs whose store has to survive the hosts that they run on."""
+"""A store on a Redis server, which outlives the hosts of a job."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class RedisStore(DatabaseStore):
             **{name: os.fspath(path) for name, path in files.items() if path is not None},
         }
         _check_url(url, uses_files=any(files.values()))
-        life, limit = checked_time_to_live(time_to_live), checked_answer_timeout(answer_timeout)
-        self._server = RedisServer(url, checked_prefix(prefix), life, options, limit)
+        life, answer_seconds = checked_time_to_live(time_to_live), checked_answer_timeout(answer_timeout)
+        self._server = RedisServer(url, checked_prefix(prefix), life, options, answer_seconds)
         self._server.connect(min(self._seconds, ANSWER_SECONDS))
 
     @property
