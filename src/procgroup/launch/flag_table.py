@@ -186,7 +186,7 @@ def _add_behaviour_flags(flags: _Flags) -> None:
         "--shutdown-timeout",
         flag_values.optional_seconds,
         "",
-        "seconds between asking ranks to end and killing them; 30 by default, 2 after Ctrl-C",
+        "seconds from SIGTERM to SIGKILL for the ranks; 30 by default, 2 after Ctrl-C",
         "SECONDS",
         variable=TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
     )

@@ -42,7 +42,7 @@ class EtcdStore(DatabaseStore):
     """A store on an etcd cluster (3.4 or later), for any number of jobs at a time.
 
     ``endpoints`` are "host:port" or URLs (``https://`` for TLS) of members of the cluster, as a list or with commas
-    between them; when one is gone, the next one is used. ``user`` and ``password`` are needed where etcd's
+    between them; when one cannot be reached, the next one is used. ``user`` and ``password`` are needed where etcd's
     authentication is on, ``ca_file``, ``cert_file`` and ``key_file`` are paths of PEM files for TLS. ``prefix``
     names the job: stores with the same prefix share their keys. etcd removes a job's keys ``time_to_live``
     after the last change of one of them (give or take a tenth of it), ``delete_all`` removes them at once.
@@ -55,7 +55,7 @@ class EtcdStore(DatabaseStore):
     ``answer_timeout`` (initially 5 s) is how long the members together may take to answer one request.
 
     Raises DistNetworkError when no endpoint can be reached; later calls raise StoreLost within twice
-    ``answer_timeout`` once all are gone, and DistStoreError with the server's words when it refuses a request.
+    ``answer_timeout`` once none can be reached, and DistStoreError with the server's text when it refuses a request.
     """
 
     def __init__(

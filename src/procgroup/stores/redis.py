@@ -40,7 +40,7 @@ class RedisStore(DatabaseStore):
     ``answer_timeout`` (initially 5 s) is how long the server may take to answer one request.
 
     Raises DistNetworkError when the server cannot be reached; later calls raise StoreLost within twice
-    ``answer_timeout`` once the server is gone, and DistStoreError with the server's words when it refuses a request.
+    ``answer_timeout`` once the server is lost, and DistStoreError with the server's text when it refuses a request.
     """
 
     _max_value_bytes = MAX_VALUE_BYTES

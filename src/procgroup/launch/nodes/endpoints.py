@@ -143,7 +143,7 @@ def _say_unknown_names(endpoints: Sequence[Endpoint]) -> None:
 def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
     """Connect to the stores at those endpoints that answer, in order.
 
-    Raises DistNetworkError for an endpoint that is no store, or asks for another secret.
+    Raises DistNetworkError for an endpoint that is no store, or has another secret.
     """
     for endpoint in _answering(endpoints):
         try:

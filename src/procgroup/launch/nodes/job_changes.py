@@ -40,7 +40,7 @@ def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
     """Add a node: to the members while a round is forming, else to the nodes that wait for the next round.
 
     Raises JobConflict where the job has other settings or another node holds the node's rank, JobEnded where the job
-    is over. A round that runs with fewer nodes than the maximum is stopped, so that the next one has the node, too.
+    has ended. A round that runs with fewer nodes than the maximum is stopped, so that the next one has the node, too.
     An agent that joins again has ended its ranks, so its earlier node is removed as lost.
     """
     if state.node(node.id) is not None:
