@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from procgroup.__main__ import COMMANDS
 from procgroup.launch import flags
-from procgroup.launch.flags import Flag
+from procgroup.launch.flag_table import Flag
 
 # Bash hands over "--flag=value" as three words, so the line is divided anew, and takes back the value alone.
 _BASH = r"""

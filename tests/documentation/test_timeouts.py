@@ -56,7 +56,7 @@ IN_THE_TABLE = {
     "`spawn`, between SIGTERM and SIGKILL": "launch.ranks.deadlines.SHUTDOWN_SECONDS",
     "launcher over ssh, the meeting of its agents": "launch.hosts.hosts_plan.JOIN_SECONDS",
     "an answer of an etcd or Redis server": "stores.database.ANSWER_SECONDS",
-    "`procgroup submit ray`: room in the cluster": "launch.submit.ray.START_SECONDS",
+    "`procgroup submit ray`: free resources in the cluster": "launch.submit.ray.START_SECONDS",
     "`procgroup submit`: the scheduler's client": "launch.submit.command._SUBMIT_SECONDS",
 }
 ELSEWHERE = {

@@ -263,7 +263,7 @@ def test_too_low_a_limit_on_open_files_is_named_with_the_remedy(launcher: Any) -
         ("--shutdown-timeout -1 a.py", "--shutdown-timeout"),
         ("--shutdown-timeout nan a.py", "at least 0, got 'nan'"),
         ("--signals-to-handle SIGFOO a.py", "got 'SIGFOO'"),
-        ("--signals-to-handle SIGKILL a.py", "SIGKILL cannot be passed on"),
+        ("--signals-to-handle SIGKILL a.py", "SIGKILL cannot be forwarded"),
         ("-m --no-python a", "exclude each other"),
         ("--no-such-flag a.py", "there is no flag --no-such-flag"),
         ("--nproc 2 a.py", "--nproc"),

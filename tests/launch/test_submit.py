@@ -156,7 +156,7 @@ def test_a_manifest_is_handed_to_kubectl(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["slurm"], "which program?"),
+        (["slurm"], "expected a program"),
         (["slurm", "--nodes", "0", "train.py"], "expected --nodes to be at least 1, got 0"),
         (["slurm", "--time", "1\n#SBATCH -x", "train.py"], "expected a flag of sbatch without blanks"),
         (

@@ -1,4 +1,4 @@
-"""The GPUs of this host and which of them this process may use, found without loading a driver's library."""
+"""Find the GPUs of this host, and those that this process may use, without loading a driver's library."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""Variables that name GPUs by number or UUID. HIP reads both. ROCR_VISIBLE_DEVICES is below them: they number the GPUs
-that it leaves."""
+"""Variables that select GPUs by number or UUID. HIP reads both. Their numbers count the GPUs that ROCR_VISIBLE_DEVICES
+leaves."""
 
 
 def visible_gpus(root: Path = Path("/")) -> int:
-    """Return the number of GPUs that this process may use: those named by CUDA_VISIBLE_DEVICES, else all of the host.
+    """Return the number of GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all of the host.
 
     ``root`` is the directory that holds ``dev`` and ``sys``.
     """
@@ -25,7 +25,7 @@ def visible_gpus(root: Path = Path("/")) -> int:
 def host_gpus(root: Path = Path("/")) -> int:
     """Return the number of NVIDIA's device files, or, where there are none, of AMD's GPUs that can be opened."""
     nvidia = sum(1 for path in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
-    # A container cannot read the number of a GPU that it was not given; processors have the number 0.
+    # The file of a GPU that a container may not use cannot be read; the file of a CPU holds 0.
     return nvidia or sum(1 for path in root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id") if _read(path) > "0")
 
 
@@ -35,9 +35,9 @@ def visible_lists(environment: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def numa_node(gpu: str, root: Path = Path("/")) -> int | None:
-    """Return the NUMA node beside an NVIDIA GPU, given as in CUDA_VISIBLE_DEVICES; None where it is not known.
+    """Return the NUMA node of an NVIDIA GPU, given as in CUDA_VISIBLE_DEVICES; None where it is unknown.
 
-    Numbers follow the order of PCI addresses. That is CUDA's own order, too, where all GPUs of a host are alike.
+    Numbers follow the order of PCI addresses, which is also CUDA's order where all GPUs of a host are of one model.
     """
     address = _pci_address(gpu, root)
     node = _read(root / f"sys/bus/pci/devices/{address}/numa_node") if address else ""
@@ -54,7 +54,7 @@ def _pci_address(gpu: str, root: Path) -> str | None:
 
 
 def _up_to_invalid(text: str) -> list[str]:
-    """Return the entries that count: CUDA ignores those from the first invalid one on."""
+    """Return the entries up to the first invalid one; CUDA ignores the rest."""
     entries = [entry.strip() for entry in text.split(",")]
     end = next((place for place, entry in enumerate(entries) if entry in ("", "-1")), len(entries))
     return entries[:end]

@@ -1,4 +1,4 @@
-"""Where something listens: a host and a port, read from text and written to it."""
+"""Read endpoints from text: a host and a port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from procgroup.types import Endpoint
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Read "host:port" or "[ipv6]:port". Raises ValueError that shows the text for anything else. Asks no DNS."""
+    """Read "host:port" or "[ipv6]:port". Raises ValueError for anything else. Resolves no name."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -31,5 +31,5 @@ def parse_port(port: str | int, text: str | None = None) -> int:
 
 
 def without_password(text: str) -> str:
-    """Return a URL, or another text, with "***" in the place of the URL's password."""
+    """Replace the password of a URL in the text by "***"."""
     return re.sub(r"(://[^/@:]*:)[^/@]*@", r"\1***@", text)

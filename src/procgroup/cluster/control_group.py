@@ -1,12 +1,12 @@
-"""The control groups (cgroups) that this process is in, and the directories in which the kernel shows them.
+"""The control groups (cgroups) of this process, and their directories.
 
 ::
 
-    /proc/self/cgroup      which group, per hierarchy     4:memory:/jobs/17       0::/user.slice
-    /proc/self/mountinfo   where the hierarchy is seen    ... /jobs /sys/fs/cgroup/memory ... - cgroup cgroup rw,memory
+    /proc/self/cgroup      the group in each hierarchy    4:memory:/jobs/17       0::/user.slice
+    /proc/self/mountinfo   the mounts of hierarchies      ... /jobs /sys/fs/cgroup/memory ... - cgroup cgroup rw,memory
 
-A container often sees only its own part of a hierarchy: the mount's root (``/jobs`` above) is then a prefix
-of the group's path, or not related to it at all, and the mount point is the group itself.
+A container often sees only its own part of a hierarchy. Then the mount's root (``/jobs`` above) is a prefix of the
+group's path; or it is unrelated to that path, and the mount point is the group itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 def directories(controller: str, process: Path = Path("/proc/self")) -> list[Path]:
     """Return the directories of this process's group for a controller: its own first, then its ancestors'.
 
-    Knows version 1 (one hierarchy per controller) and version 2 (one for all); version 1 wins where both
-    are mounted, because a controller is in one of them only. Empty where there are none.
+    Supports version 1 (one hierarchy per controller) and version 2 (one for all). Where both are mounted, version 1
+    is used if it has the controller, which is in one version only. Empty without control groups.
     """
     try:
         groups = (process / "cgroup").read_text().splitlines()

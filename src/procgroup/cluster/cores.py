@@ -1,4 +1,4 @@
-"""How many processor cores this process may use: the smallest of what exists, its affinity and its quota."""
+"""The number of processor cores that this process may use: limited by the host, its affinity and its quota."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from procgroup.cluster import control_group
 def usable_cores() -> int:
     """Return the number of cores that this process and its children can keep busy, at least 1.
 
-    A quota of 2.5 cores counts as 2: a third busy thread would be stopped for part of every period.
+    A quota of 2.5 cores counts as 2, because a third busy thread would be throttled in every period.
     """
     quota = quota_of(control_group.directories("cpu"))
     cores = cores_by_affinity()

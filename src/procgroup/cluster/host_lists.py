@@ -12,8 +12,8 @@ _NAME = r"(?:\[[^][]+\]|[^][,\s])+"
 def expand_hosts(text: str) -> list[str]:
     """Return the host names of a list, in order, as ``scontrol show hostnames`` does.
 
-    Several brackets in a name vary the last one fastest; ``[07-09]`` keeps the width of its numbers. Raises
-    ValueError, which shows the list, for what is none.
+    With several brackets in a name the last one varies fastest; ``[07-09]`` keeps the width of its numbers. Raises
+    ValueError, which shows the list, for an invalid one.
     """
     if not re.fullmatch(rf"{_NAME}(?:,{_NAME})*", text):
         raise ValueError(f"expected a list of host names such as n[1-3,07-09],login, got {text!r}")

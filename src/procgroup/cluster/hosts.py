@@ -1,4 +1,4 @@
-"""Lists of hosts, as the user writes them: ``a:4,b:4`` on a command line, or a file with one host in a line."""
+"""Read the user's lists of hosts: ``a:4,b:4`` on a command line, or a file with one host per line."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _EXPECTED = "HOST, HOST:N or USER@HOST:N with N from 1 to 999999, and an IPv6 ad
 
 
 class Host(NamedTuple):
-    """A host and how many processes it gets (None: not said). ``name`` is what ssh takes, user@name as well."""
+    """A host and its number of processes (None: not given). ``name`` is the name for ssh, which may be user@name."""
 
     name: str
     slots: int | None = None
 
     @property
     def label(self) -> str:
-        """The name for people, without a user."""
+        """The name for messages, without the user."""
         return self.name.rpartition("@")[2]
 
     @property
     def is_local(self) -> bool:
-        """Whether the user says that it is this machine; other names are not compared with this machine's own."""
+        """Whether the name is localhost; other names are not compared with this host's own."""
         return self.name == "localhost"
 
 
 def parse_hosts(text: str) -> list[Host]:
     """Read ``HOST:N,USER@HOST:N,HOST``; the processes of a host that is named again are added up.
 
-    Raises ValueError that shows the part which is none.
+    Raises ValueError, which shows the invalid part.
     """
     return _merge(_parse_host(part.strip()) for part in text.split(",")) if text.strip() else []
 
@@ -40,7 +40,7 @@ def read_hostfile(path: str) -> list[Host]:
     """Read a file with lines ``HOST``, ``HOST:N`` and ``HOST slots=N``; ``#`` begins a comment.
 
     Open MPI's ``max_slots=M`` may follow; it has no effect, because no host gets more processes than its slots.
-    Raises ValueError that shows the line which is none, or says why the file cannot be read.
+    Raises ValueError, which shows the invalid line, or why the file cannot be read.
     """
     try:
         lines = Path(path).read_text().splitlines()
@@ -89,7 +89,7 @@ def _parse_slots(digits: str, shown: str) -> int:
 
 
 def _merge(hosts: Iterable[Host]) -> list[Host]:
-    """Give each host one entry: a list with one line for each process, as some schedulers write it, is read as well."""
+    """Merge the entries of each host: some schedulers write one line for each process."""
     merged: dict[str, Host] = {}
     for host in hosts:
         known = merged.get(host.name)

@@ -1,8 +1,8 @@
-"""Where the pods of a Kubernetes Indexed Job meet: at the pod with index 0, by the name that its service gives it.
+"""Find the meeting point of a Kubernetes Indexed Job's pods: the pod with index 0, by its name.
 
 The pod's own name is ``JOB-INDEX``. With ``subdomain`` in the pod's template, and a headless service of that name, the
-kubelet writes the whole name into the pod's /etc/hosts, ``JOB-INDEX.SUBDOMAIN.NAMESPACE.svc.cluster.local``; pod 0 has
-the same one with another number.
+kubelet writes the full name into the pod's /etc/hosts, ``JOB-INDEX.SUBDOMAIN.NAMESPACE.svc.cluster.local``; the name
+of pod 0 differs in the index only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from procgroup.types import Endpoint
 
 PORT = 29500
-"""Pods have addresses of their own, so that no two jobs share this port."""
+"""The port may be fixed: pods have addresses of their own, so no two jobs share it."""
 
 
 def meeting_point(pod: str | None = None, hosts: Path = Path("/etc/hosts")) -> Endpoint:
@@ -33,7 +33,7 @@ def meeting_point(pod: str | None = None, hosts: Path = Path("/etc/hosts")) -> E
 
 
 def _domain(pod: str, hosts: Path) -> str:
-    """Return what follows the pod's name in its whole name; "" without one."""
+    """Return the domain in the pod's full name; "" without one."""
     try:
         lines = hosts.read_text().splitlines()
     except OSError:

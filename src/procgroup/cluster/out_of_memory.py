@@ -11,7 +11,7 @@ _HOST_COUNTERS = Path("/proc/vmstat")
 
 
 class OutOfMemoryKills(NamedTuple):
-    """How many processes the kernel has killed for want of memory; None where it does not show that.
+    """The number of processes that the kernel has killed for want of memory; None where it is unknown.
 
     ``group`` counts this process's control group, ``host`` the whole machine.
     """
@@ -21,7 +21,7 @@ class OutOfMemoryKills(NamedTuple):
 
     @classmethod
     def so_far(cls, process: Path = Path("/proc/self"), host: Path = _HOST_COUNTERS) -> OutOfMemoryKills:
-        """Read the counters now."""
+        """Read the counters."""
         group = None
         for directory in control_group.directories("memory", process)[:1]:
             # Version 2 counts in the first file, version 1 in the second.
@@ -35,12 +35,12 @@ class OutOfMemoryKills(NamedTuple):
 
     @property
     def any_of_group(self) -> bool:
-        """Whether a process of this control group was killed; of the host, where the group's kills are not shown."""
+        """Whether a process of this control group was killed; of the host, where the group's count is unknown."""
         return bool(self.host if self.group is None else self.group)
 
     @property
     def verdict(self) -> str:
-        """What the counters say of a process that was killed meanwhile, as a part of a sentence."""
+        """The counters in words, for the report of a process that was killed meanwhile."""
         if self.group or self.host:
             where = "control group" if self.group else "host"
             return f"the kernel killed {self.group or self.host} process(es) of this {where} for want of memory"

@@ -9,11 +9,11 @@ one line each (source: the simple PMI of MPICH, version 1.1)::
     cmd=barrier_in                              cmd=barrier_out     when all tasks have sent barrier_in
     cmd=get kvsname=NAME key=KEY                cmd=get_result rc=0 value=VALUE
 
-An MPI library in this process uses the same socket, before or after: so the socket stays in its mode (no O_NONBLOCK),
-and every answer is read to its end. mpiexec ends the job when a task that has used the socket closes it without
-``finalize``, and closes it after that: this process sends it at its end, or the MPI library does where one is loaded.
-srun with --mpi=pmi2 sets PMI_FD too, but takes one ``init`` in a task's life, which is the MPI library's: this protocol
-is not for its tasks.
+An MPI library in this process uses the same socket, before or after. So the socket's mode is not changed (no
+O_NONBLOCK), and every answer is read to its end. mpiexec ends the job when a task that has used the socket closes it
+without ``finalize``. So this process sends ``finalize`` at its end, or leaves that to a loaded MPI library. srun with
+--mpi=pmi2 sets PMI_FD, too, but accepts one ``init`` in a task's life, which the MPI library needs; this module is not
+used there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONGEST_POLL_SECONDS = 3600.0
 _MAX_LINE = 65_536
 _KEY = "procgroup-store"
 _LAST = -1
-"""Priority at this process's end: behind what waits for other ranks."""
+"""Priority at this process's end: after the steps that wait for other ranks."""
 
 
 def descriptor() -> int | None:
@@ -48,7 +48,7 @@ def descriptor() -> int | None:
 
 
 class KeyValueSpace:
-    """The launcher's key-value space, as this task sees it. Not for several threads at a time."""
+    """The launcher's key-value space, as seen by this task. Not thread-safe."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -57,10 +57,10 @@ class KeyValueSpace:
         self._is_in_barrier = False
 
     def broadcast(self, value: str | None, seconds: float) -> str:
-        """Return the text, without blanks, that one task gives; the others give None. All tasks call it, once.
+        """Broadcast one task's text, which has no blanks; the other tasks pass None. All tasks call it, once.
 
         Raises TimeoutError when some task has not called it in time; the next call continues this one. Raises
-        DistNetworkError when the launcher does not answer as PMI-1 has it.
+        DistNetworkError when the launcher's answer is not one of PMI-1.
         """
         deadline = time.monotonic() + seconds
         if not self._name:
@@ -103,7 +103,7 @@ class KeyValueSpace:
             ) from error
 
     def _receive(self, command: str, deadline: float) -> dict[str, str]:
-        """Return the fields of the next answer, which is to be this command's."""
+        """Return the fields of the next answer. Raises DistNetworkError unless it is the answer to this command."""
         line = self._read_line(command, deadline).decode(errors="replace")
         fields = dict(item.partition("=")[::2] for item in line.split())
         if fields.get("cmd") != command or fields.get("rc", "0") != "0":

@@ -1,7 +1,7 @@
-"""One text from rank 0 to all tasks of an Open MPI job, through PMIx, which Open MPI's mpiexec serves.
+"""Broadcast a text from rank 0 to all tasks of an Open MPI job, through the PMIx server of Open MPI's mpiexec.
 
-The protocol of PMIx is libpmix's own, so that library is used, which Open MPI 5 brings along: by a process that lasts
-for this exchange (pmix_client), because it cannot begin again in a process once it has ended.
+Only libpmix, which Open MPI 5 contains, implements the protocol. A process of its own uses it for this broadcast
+(pmix_client), because libpmix cannot be initialised again in a process that has finalised it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CLIENT = Path(__file__).with_name("pmix_client.py")
 
 
 def library() -> str | None:
-    """Return the name or path of Open MPI's libpmix; None where there is none, or this is no task of PMIx."""
+    """Return the name or path of Open MPI's libpmix; None where there is none, or this process is no task of PMIx."""
     if not (os.environ.get("PMIX_NAMESPACE") and os.environ.get("PMIX_RANK")):
         return None
     prefixes = [os.environ[name] for name in ("PMIX_PREFIX", "OPAL_PREFIX") if os.environ.get(name)]
@@ -30,7 +30,7 @@ def library() -> str | None:
 
 
 def broadcast(path: str, value: str | None, seconds: float) -> str:
-    """Return the text that rank 0 gives; the others give None. All tasks call it. ``path`` is what library() found.
+    """Broadcast the text of rank 0; the other tasks pass None. All tasks call it. ``path`` is that of ``library``.
 
     Raises TimeoutError when some task has not called it in time, DistNetworkError when PMIx fails.
     """
@@ -49,7 +49,7 @@ def broadcast(path: str, value: str | None, seconds: float) -> str:
 
 
 def _system_library() -> str | None:
-    """Return the name of the library where the dynamic linker finds it."""
+    """Return the name of the library if the dynamic linker finds it."""
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError:

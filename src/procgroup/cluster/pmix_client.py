@@ -1,7 +1,7 @@
-"""A program: give one text of rank 0 to all tasks of an Open MPI job, through PMIx. Run by cluster/pmix.py.
+"""A program that broadcasts a text of rank 0 to all tasks of an Open MPI job through PMIx; cluster/pmix.py runs it.
 
-``python pmix_client.py LIBRARY`` reads the text from standard input on rank 0 and prints it on all. It is a process of
-its own because libpmix cannot begin again in a process once it has ended, and an MPI library in the rank may need it.
+``python pmix_client.py LIBRARY`` reads the text from standard input on rank 0 and prints it on all. It is a
+process of its own, because libpmix cannot be initialised twice in a process, and an MPI library in the rank may use it.
 Types and constants are those of the PMIx standard, version 4, which libpmix has kept since version 2.
 """
 

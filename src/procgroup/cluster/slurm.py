@@ -1,7 +1,7 @@
-"""Where the tasks of a Slurm step meet, found from variables that all of them have.
+"""Find the meeting point of a Slurm step's tasks, from variables that all of them have.
 
-The first node of the step runs task 0. The port follows from the numbers of the job and of the step, so that jobs and
-steps that share a node differ. These numbers are public: they keep jobs apart, and keep nobody out.
+The first node of the step runs task 0. The port is computed from the numbers of the job and of the step, so jobs and
+steps that share a node use different ports. The numbers are public, so the port protects no job from other users.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from procgroup.cluster.host_lists import expand_hosts
 from procgroup.types import Endpoint
 
-# Below the ports that Linux gives to connections (from 32768 on).
+# Below the ephemeral ports of Linux (from 32768 on).
 _FIRST_PORT = 20_000
 _PORTS = 12_000
 _STEPS_BETWEEN_JOBS = 31
-"""Ports between those of one job's step 0 and of the next one's: jobs have few steps at a time."""
+"""The distance between the ports of one job's step 0 and the next job's: jobs run few steps at a time."""
 
 
 def meeting_point(environment: Mapping[str, str] | None = None) -> Endpoint:
     """Return the host and port at which the tasks of this step meet; loopback where the step has one node.
 
-    Raises ValueError, which names the variable, where one is missing or is not Slurm's.
+    Raises ValueError, which names the variable, where one is missing or invalid.
     """
     environment = os.environ if environment is None else environment
     job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
@@ -36,7 +36,7 @@ def meeting_point(environment: Mapping[str, str] | None = None) -> Endpoint:
 
 
 def step_name(environment: Mapping[str, str] | None = None) -> str:
-    """Return the name of this step, such as ``slurm 17.0``: stores refuse connections from steps of another name."""
+    """Return the name of this step, such as ``slurm 17.0``: stores refuse connections of steps with another name."""
     environment = os.environ if environment is None else environment
     return f"slurm {environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
 

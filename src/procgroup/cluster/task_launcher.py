@@ -1,4 +1,4 @@
-"""Which launcher of tasks started this process, recognised by the variables that it sets, and this task's place.
+"""Recognise the launcher that started this process as a task, and the task's rank, by variables.
 
 These launchers number their tasks, each in variables of its own, and set none of torch.distributed's RANK,
 WORLD_SIZE, MASTER_ADDR and MASTER_PORT: Slurm's srun, the mpiexec of Open MPI, MPICH, Intel MPI and HPE Cray (PALS),
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class TaskLauncher(NamedTuple):
-    """A kind of launcher, and which of its variables hold a task's place; "" where it has none for that.
+    """A kind of launcher, and its variables for a task's rank and the like; "" where it has no such variable.
 
     A process is one of its tasks when all variables of ``marks`` are set.
     """
@@ -62,16 +62,16 @@ SLURM_BATCH = TaskLauncher(name="Slurm, outside srun", marks=("SLURM_JOB_ID",))
 PMI = TaskLauncher(name="an MPI launcher (PMI)", marks=("PMI_RANK", "PMI_SIZE"), rank="PMI_RANK", world_size="PMI_SIZE")
 KUBERNETES = TaskLauncher(name="a Kubernetes Indexed Job", marks=("JOB_COMPLETION_INDEX",), rank="JOB_COMPLETION_INDEX")
 
-# Inside a Slurm job the tasks of an MPI launcher and the actors of Ray inherit the variables of the srun that started
-# their daemons, and srun can set MPI's PMI_RANK itself: the launcher that is nearest to the task comes first.
+# In a Slurm job, tasks of an MPI launcher and actors of Ray inherit the variables of the srun that started their
+# daemons, and srun can set PMI_RANK itself. So the launchers that may run inside another one come first.
 ALL = (OPEN_MPI, HYDRA, PALS, RAY, SLURM, SLURM_BATCH, PMI, KUBERNETES)
 
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
-"""From here on SLURM_STEP_ID means no step of srun's: the batch script, salloc's shell, what ssh brought into a job."""
+"""The first SLURM_STEP_ID that is no step of srun: the batch script, salloc's shell, a login by ssh."""
 
 
 class Task(NamedTuple):
-    """This process as a launcher's task: the launcher, and the variables that showed it, with their values."""
+    """This process as a launcher's task: the launcher, and its variables with their values."""
 
     launcher: TaskLauncher
     variables: Mapping[str, str]
@@ -83,7 +83,7 @@ class Task(NamedTuple):
 
     @property
     def world_size(self) -> int | None:
-        """How many tasks the launcher started; None where it does not say."""
+        """The number of tasks that the launcher started; None where it sets no such variable."""
         return self._number(self.launcher.world_size)
 
     @property
@@ -114,7 +114,7 @@ class Task(NamedTuple):
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Task | None:
-    """Return the launcher that the environment (by default this process's) shows; None where it shows none."""
+    """Return the task that the environment (by default this process's) describes; None without a launcher."""
     environment = os.environ if environment is None else environment
     for launcher in ALL:
         if all(map(environment.get, launcher.marks)) and not (launcher is SLURM and _is_special_step(environment)):

@@ -1,8 +1,9 @@
-"""The CPUs that this process may use, and what they share, as Linux shows it below /sys/devices/system.
+"""The CPUs that this process may use: their cores, caches, sockets and NUMA nodes, from /sys/devices/system on Linux.
 
-Words: a *CPU* is one number of the kernel's. A *core* runs one CPU, or two by hyper-threading. The cores of a *core
-complex* share their largest cache, mostly the L3. A *socket* has one or several *NUMA nodes*, each beside a part of the
-memory. A file that is missing, as in many containers, means that nothing is divided there.
+Words: a *CPU* is a logical processor, with a number of the kernel. A *core* has one CPU, or several with
+hyper-threading. The cores of a *core complex* share their largest cache, mostly the L3. A *socket* has one or several
+*NUMA nodes*, each with a part of the memory. Where a file is missing, as in many containers, all CPUs count as one
+group.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from pathlib import Path
 CpuSet = frozenset[int]
 
 SYSTEM = Path("sys/devices/system")
-"""Where Linux shows the CPUs, below the root directory."""
+"""The directory of the CPUs, below the root directory."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What the CPUs of ``usable`` share, as the directory ``system`` shows it."""
+    """The topology of the CPUs in ``usable``, read from the directory ``system``."""
 
     usable: CpuSet
     system: Path
@@ -48,7 +49,7 @@ class Topology:
 
     @cached_property
     def cores(self) -> list[CpuSet]:
-        """The usable CPUs of each core: neighbours in this list share as much as possible."""
+        """The usable CPUs of each core, ordered so that neighbours share a core complex and a NUMA node."""
         node_of = {cpu: node for node, cpus in self.nodes.items() for cpu in cpus}
         complex_of = {cpu: min(cpus) for cpus in self.core_complexes for cpu in cpus}
         cores = self._groups(lambda cpu: _read_cpus(self._directory(cpu) / "topology/thread_siblings_list"))
@@ -65,7 +66,7 @@ class Topology:
         return self._groups(lambda cpu: _read_cpus(self._directory(cpu) / "topology/core_siblings_list") or self.usable)
 
     def _groups(self, sharing: Callable[[int], CpuSet]) -> list[CpuSet]:
-        """Divide the usable CPUs by a function that returns those which share something with one of them."""
+        """Divide the usable CPUs into groups; ``sharing`` returns the group of a CPU."""
         groups, left = [], set(self.usable)
         while left:
             first = min(left)
@@ -87,7 +88,7 @@ class Topology:
 
 
 def parse_cpus(text: str) -> CpuSet:
-    """Read Linux's form of a list of CPUs, such as ``0-3,8``. Raises ValueError for anything else."""
+    """Read a list of CPUs in Linux's form, such as ``0-3,8``. Raises ValueError for anything else."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         if not re.fullmatch(r"\d+(-\d+)?", part):

@@ -1,4 +1,4 @@
-"""Starting ranks: ``procgroup run``, ``python -m procgroup.launch``, ``spawn`` and ``elastic_launch``.
+"""Start ranks: ``procgroup run``, ``python -m procgroup.launch``, ``spawn`` and ``elastic_launch``.
 
 The public names are bound when they are first used, so that importing the package costs nothing.
 """

@@ -1,7 +1,7 @@
-"""``--dry-run``: describe what would be started on this node, and where each value comes from. Nothing is started.
+"""``--dry-run``: describe the ranks that would be started on this node, and the source of each value.
 
-"Assigned at start" is what other nodes have a part in: ranks and the size of the world in an elastic job, and in a
-static job of several nodes, because each node chooses its number of ranks. Secrets are not shown.
+Values that depend on other nodes are shown as "assigned at start": the ranks and the world size of an elastic job, and
+those of a static job with several nodes, because each node chooses its number of ranks. Secrets are not shown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RESOLVE_SECONDS = 5.0
 _SIZES = ("nnodes", "nproc_per_node")
 _PLACES = ("rdzv_endpoint", "local_addr", "master_addr")
 _GPUS = ("gpus", "virtual_local_rank")
-# The flags from which the variables of the contract follow.
+# The flags that determine the variables of torchrun's contract.
 _FLAGS: dict[str, Sequence[str]] = {
     "RANK": (*_SIZES, "node_rank"),
     "LOCAL_RANK": ("nproc_per_node", "virtual_local_rank"),
@@ -59,7 +59,7 @@ _FLAGS: dict[str, Sequence[str]] = {
 
 
 class Line(NamedTuple):
-    """A name, its value, and where that comes from."""
+    """A name, its value, and the source of the value."""
 
     name: str
     value: str
@@ -67,7 +67,7 @@ class Line(NamedTuple):
 
 
 def show(text: str) -> int:
-    """Write the text to stdout; return the exit status, 1 where it cannot be written."""
+    """Write the text to stdout; return the exit status, 1 if it cannot be written."""
     sinks = open_sinks()
     sinks[0].put_lines(None, f"{text}\n".encode(errors="replace"))
     byte_mover.flush(sinks, lambda seconds: byte_mover.move_bytes((), sinks, (), seconds), lambda: False)
@@ -75,7 +75,7 @@ def show(text: str) -> int:
 
 
 def describe(options: argparse.Namespace, program: CommandProgram, notes: Sequence[str]) -> str:
-    """Return the whole text, for people to read; ``notes`` are the lines that a start would show."""
+    """Return the whole text; ``notes`` are the lines that a start would print."""
     ranks = [_variables(options, program, local_rank) for local_rank in range(program.plan.processes)]
     common = [line for line in ranks[0] if all(line in other for other in ranks)]
     text = [
@@ -118,7 +118,7 @@ def _own_lines(options: argparse.Namespace, program: CommandProgram, local_rank:
 
 
 def _variables(options: argparse.Namespace, program: CommandProgram, local_rank: int) -> list[Line]:
-    """Return the variables that the launcher sets for a rank, by name."""
+    """Return the variables that the launcher sets for a rank, sorted by name."""
     plan = program.plan
     state, node_rank = _likely_state(plan), plan.node_rank or 0
     names = program.environment(state, node_rank, local_rank, "", {})
@@ -131,7 +131,7 @@ def _variables(options: argparse.Namespace, program: CommandProgram, local_rank:
 
 
 def _likely_state(plan: JobPlan) -> JobState:
-    """Return the state in which the job would run, if all nodes were like this one."""
+    """Return the state of the running job, assuming that all nodes are like this one."""
     node = Node("", "", socket.gethostname(), 0, plan.processes, role=plan.role)
     address = plan.master_addr if plan.kind == "static" else plan.local_addr or plan.master_addr
     store = WorkerStore(address, plan.master_port, 0, PROCGROUP_JOB_KEY.get())
@@ -139,7 +139,7 @@ def _likely_state(plan: JobPlan) -> JobState:
 
 
 def _unknown(options: argparse.Namespace, plan: JobPlan) -> Iterator[str]:
-    """Yield the variables that nobody knows before the start."""
+    """Yield the variables whose values are unknown before the start."""
     yield from ("PROCGROUP_STORE", "PROCGROUP_NOTICE")
     if not options.rdzv_id:
         yield from ["TORCHELASTIC_RUN_ID"] if plan.kind == "solo" else []
@@ -166,13 +166,13 @@ def _source(options: argparse.Namespace, name: str, value: str) -> str:
 
 
 def _sources(options: argparse.Namespace, names: Sequence[str]) -> str:
-    """Return where those values of flags come from that are not their defaults."""
+    """Return the sources of the flags that do not have their defaults."""
     sources = (options.sources[name] for name in names)
     return ", ".join(source for source in sources if source != "default") or "default"
 
 
 def _meeting(plan: JobPlan) -> Iterator[str]:
-    """Yield where the nodes meet, who hosts their store there, and whether this node can."""
+    """Yield where the nodes meet, which node hosts their store there, and whether this node can."""
     if plan.kind == "solo":
         address = plan.local_addr or plan.master_addr
         where = f"{address}, port {plan.master_port or 'assigned at start'}"
@@ -192,7 +192,7 @@ class _Probe(NamedTuple):
 
 
 def _probe(endpoint: Endpoint) -> _Probe:
-    """Bind an address, without listening there, and give it back."""
+    """Try to bind an address, and release it."""
     problem = "its name has no address"
     for address in addresses.resolve(endpoint.host, _RESOLVE_SECONDS):
         try:

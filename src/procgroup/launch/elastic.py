@@ -1,7 +1,7 @@
 """Run a function as the ranks of a job on one or several nodes, with restarts: ``elastic_launch``.
 
-The engine is that of ``procgroup run``: each rank is a new interpreter, which unpickles the function and its arguments
-from a file that only this user can read, calls it, and leaves the pickled result in another::
+The agent is that of ``procgroup run``. Each rank is a new interpreter, which unpickles the function and its arguments
+from a file that only this user can read, calls the function, and writes the pickled result to another file::
 
     elastic_launch(config, train)(3)      agent ── starts ──> function_worker.py ── train(3) ──> result of its rank
 """
@@ -33,12 +33,12 @@ __all__ = ["LaunchConfig", "elastic_launch"]
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """How to launch: the flags of ``procgroup run`` as fields, with the names of torch's LaunchConfig.
+    """The flags of ``procgroup run`` as fields, with the names of torch's LaunchConfig.
 
-    ``rdzv_configs`` are the keys of ``--rdzv-conf``, and ``rank``, the node rank of a job with fixed ones;
-    ``log_line_prefix_template`` has torch's form, ``[${role_name}${local_rank}]:``; ``flags`` are further flags as they
-    would be written. None stands for a default; the variables PET_<FLAG> and PROCGROUP_<FLAG>, which are those of
-    commands, set none. Values are checked by ``elastic_launch``.
+    ``rdzv_configs`` are the keys of ``--rdzv-conf``, and ``rank``, the node rank of a job with fixed node ranks.
+    ``log_line_prefix_template`` has torch's form, ``[${role_name}${local_rank}]:``. ``flags`` are further flags, as on
+    a command line. None means the default, which PET_<FLAG> and PROCGROUP_<FLAG> do not change here. ``elastic_launch``
+    checks the values.
     """
 
     min_nodes: int = 1
@@ -65,7 +65,7 @@ class LaunchConfig:
     virtual_local_rank: bool = False
 
     def arguments(self) -> list[str]:
-        """Return the flags of ``procgroup run`` that mean the same. Raises ValueError for an unusable prefix."""
+        """Return the equivalent flags of ``procgroup run``. Raises ValueError for an unusable prefix."""
         conf = dict(self.rdzv_configs)
         if self.rdzv_timeout != -1:
             conf["timeout"] = self.rdzv_timeout
@@ -108,12 +108,12 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
         self._function = entrypoint
 
     def __call__(self, *arguments: Any) -> dict[int, Any]:
-        """Run the ranks to the end of the job; return what the function returned on each rank of this node, by rank.
+        """Run the ranks to the end of the job; return the function's results on this node, by rank.
 
-        A command returns None on each. Raises ProcessRaisedException or ProcessExitedException for the rank, of any
-        node, that failed first when no restart is left; RendezvousError when the nodes do not come together;
-        KeyboardInterrupt after Ctrl-C, SystemExit after another signal that ended the ranks. To be called in the
-        main thread.
+        A command has the result None. Raises ProcessRaisedException or ProcessExitedException for the rank, of any
+        node, that failed first when no restart is left; RendezvousError when the nodes do not meet in time;
+        KeyboardInterrupt after Ctrl-C, SystemExit after another signal that ended the ranks. Call it in the main
+        thread.
         """
         with TemporaryDirectory(prefix="procgroup_") as folder, open_output(self._options, self._plan) as output:
             program = make_program(self._options, self._plan, self._command(Path(folder), arguments))
@@ -140,7 +140,7 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
 
 
 def _comma_list(words: Sequence[str] | None) -> str:
-    """Return words as a flag takes them: with commas between them, and two for one in a word."""
+    """Join words with commas; a comma in a word is doubled."""
     return ",".join(word.replace(",", ",,") for word in words or ())
 
 

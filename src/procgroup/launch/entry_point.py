@@ -1,4 +1,4 @@
-"""What every command does first and last: it has standard streams, and Ctrl-C ends it without a traceback."""
+"""Run a command with open standard streams, and end it on Ctrl-C without a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Run a command, which imports what it needs only then; return its exit status, 130 after Ctrl-C."""
+    """Run a command and return its exit status, 130 after Ctrl-C. The command imports its modules itself."""
     open_standard_streams()
     try:
         return command()
@@ -22,7 +22,7 @@ def run_command(command: Callable[[], int]) -> int:
 def open_standard_streams() -> None:
     """Open /dev/null where descriptors 0, 1 and 2 are closed.
 
-    A pipe or socket would get such a number, and the text that programs write to their standard streams.
+    Otherwise a pipe or socket would get such a number, and with it the output of the standard streams.
     """
     for descriptor, (name, mode) in enumerate(_STREAMS):
         try:

@@ -1,4 +1,4 @@
-"""The values of the launcher's flags, read from text. Each function raises ValueError that says what it expects."""
+"""Read the values of the launcher's flags from text. Each function raises ValueError for an unusable text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_PROCESSES = 999_999
 """The largest number of ranks on a node, and of nodes."""
 
 MOST_SECONDS = 1e9
-"""The longest time that is accepted, some thirty years: the timeouts of threads end at nine times that."""
+"""The longest accepted time, some thirty years: threads can wait for nine times as long."""
 
 _MOST = 999_999_999
 _MOST_SHOWN = 60
@@ -33,7 +33,7 @@ _MOST_SHOWN = 60
 RENDEZVOUS_BACKENDS = ("static", "c10d", "file", "etcd", "etcd-v2", "redis")
 BINDINGS = ("node", "socket", "exclusive", "core-complex", "cores")
 
-# Of torchrun: those of its back-ends which exist here have the same meaning; the last ones have none here.
+# Keys of torchrun, with the same meaning. The last three belong to back-ends that do not exist here: without effect.
 _CONF_SECONDS = (
     "join_timeout",
     "last_call_timeout",
@@ -84,7 +84,7 @@ def process_count(value: str, gpus: Sequence[str] = ()) -> int:
 
 
 def gpus(value: str) -> list[str]:
-    """Read GPUs as CUDA_VISIBLE_DEVICES names them, also ranges of numbers; an empty list where nothing is said."""
+    """Read GPUs as CUDA_VISIBLE_DEVICES names them, also ranges of numbers; an empty text means none."""
     found: list[str] = []
     for part in filter(None, (part.strip() for part in value.split(","))):
         numbers = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part, re.ASCII)
@@ -115,7 +115,7 @@ def count(value: str) -> int:
 
 
 def port(value: str) -> int | None:
-    """Read a port; None where nothing is said, and for 0, which takes a free one."""
+    """Read a port; None for an empty text, and for 0, which means any free port."""
     if value in ("", "0"):
         return None
     if (found := number(value, 0, "a port from 0 to 65535")) > 65535:
@@ -132,15 +132,15 @@ def host(value: str) -> str:
 
 
 def optional_host(value: str) -> str:
-    """Read a host's name or address; "" where nothing is said."""
+    """Read a host's name or address, or an empty text."""
     return host(value) if value else ""
 
 
 def number(value: str, least: int, expected: str, shown: str | None = None, *, most: int = _MOST) -> int:
-    """Read a number. ``expected`` says what it is to be; ``shown`` is the whole text that it is a part of."""
+    """Read a number. ``expected`` describes it in the error; ``shown`` is the whole text of which it is a part."""
     got = _shortened(value if shown is None else shown)
     is_number = value.isascii() and value.isdigit()
-    if is_number and len(value) > len(str(most)):  # by its digits, of which int() takes a limited number
+    if is_number and len(value) > len(str(most)):  # compared by length: int() refuses thousands of digits
         raise ValueError(f"expected {expected}, and at most {most}, got {got}")
     if not is_number or int(value) < least:
         raise ValueError(f"expected {expected}, got {got}")
@@ -148,7 +148,7 @@ def number(value: str, least: int, expected: str, shown: str | None = None, *, m
 
 
 def optional_seconds(value: str) -> float | None:
-    """Read a number of seconds; None where nothing is said."""
+    """Read a number of seconds; None for an empty text."""
     return None if value == "" else seconds(value)
 
 
@@ -166,35 +166,35 @@ def seconds(value: str) -> float:
 
 
 def _shortened(value: str) -> str:
-    """Return the text in quotes; of a long one its beginning."""
+    """Return the text in quotes; a long text is cut."""
     return repr(value) if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]!r}... ({len(value)} characters)"
 
 
 def signals(value: str) -> list[signal.Signals]:
-    """Read names of signals; those that no process can handle are refused."""
+    """Read names of signals; signals that no process can handle are refused."""
     chosen: list[signal.Signals] = []
     for name in filter(None, (part.strip() for part in value.split(","))):
         found = getattr(signal, name, None)
         if not isinstance(found, signal.Signals):
             raise ValueError(f"expected names of signals such as SIGTERM,SIGINT, got {name!r}")
         if found in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
-            raise ValueError(f"{name} cannot be passed on to the ranks")
+            raise ValueError(f"{name} cannot be forwarded to the ranks")
         chosen.append(found)
     return chosen
 
 
 def rendezvous_backend(value: str) -> str:
-    """Read the name of a way in which nodes meet."""
+    """Read the name of a rendezvous backend."""
     return _one_of(value.lower(), RENDEZVOUS_BACKENDS)
 
 
 def partition_policy(value: str) -> str:
-    """Read what half of the nodes does when the other half is cut off; "" where nothing is said."""
+    """Read the policy for half of the nodes when the other half is cut off, or an empty text."""
     return _one_of(value, ("", "continue", "stop"))
 
 
 def binding(value: str) -> str:
-    """Read to what the ranks are bound; "" where nothing is said."""
+    """Read the name of a binding, or an empty text."""
     return _one_of(value, ("", *BINDINGS))
 
 
@@ -204,12 +204,12 @@ def start_method(value: str) -> str:
 
 
 def event_log_handler(value: str) -> str:
-    """Read the name of a handler of events: one of those that torch has. Programs cannot register others here."""
+    """Read the name of an event handler of torch's. Programs cannot register further ones here."""
     return _one_of(value, ("null", "console"))
 
 
 def logs_specs(value: str) -> str:
-    """Read the name of a plug-in for logs, of which there is none but torch's own default."""
+    """Read the name of a logs plug-in: only torch's default exists."""
     return _one_of(value, ("default",))
 
 
@@ -244,7 +244,7 @@ def conf_seconds(conf: dict[str, str], key: str, default: float) -> float:
 
 
 def conf_is_host(conf: dict[str, str]) -> bool | None:
-    """Return whether ``--rdzv-conf`` says that this node hosts the store; None where it says nothing."""
+    """Return the key is_host of ``--rdzv-conf``: whether this node hosts the store; None without that key."""
     return truth(_truth_word(conf["is_host"])) if "is_host" in conf else None
 
 

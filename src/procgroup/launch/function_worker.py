@@ -1,7 +1,7 @@
-"""A rank that calls a function which its parent pickled: ``python -m procgroup.launch.function_worker FOLDER``.
+"""A rank of ``elastic_launch``, which calls a pickled function: ``python -m procgroup.launch.function_worker FOLDER``.
 
-The folder is the parent's and can be read by its user only. It holds the function with its arguments; the result is
-left there under the rank's number.
+The parent process made the folder, which only its user can read. It holds the function with its arguments; the rank
+writes its result there, under its number.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def main(folder: Path) -> int:
     except Exception as error:
         sys.stderr.write(traceback_of(error))
         return 1
-    _leave(folder / f"result_{RANK.get()}", result)
+    _write(folder / f"result_{RANK.get()}", result)
     return 0
 
 
-def _leave(path: Path, result: object) -> None:
+def _write(path: Path, result: object) -> None:
     unfinished = path.with_suffix(".part")
     unfinished.write_bytes(pickle.dumps(result))
     unfinished.replace(path)

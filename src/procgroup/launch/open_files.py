@@ -1,4 +1,4 @@
-"""Advice where the limit on open files is too low for a job."""
+"""Describe errors of a too low limit on open files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 
 
 def describe(error: OSError) -> str:
-    """Return the text of an error; where this process has too many files open, its limit and how to raise it."""
+    """Return the text of an error; for too many open files, the limit and how to raise it."""
     if error.errno != errno.EMFILE:
         return str(error)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

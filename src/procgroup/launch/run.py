@@ -71,7 +71,7 @@ def run_agent(
 
 
 def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str]) -> CommandProgram:
-    """Return what the agents run in each round: ``command`` as the ranks."""
+    """Return the program that the agents run in each round: ``command`` as the ranks."""
     from procgroup.launch.nodes.program import CommandProgram
     from procgroup.launch.ranks.placement import place
     from procgroup.launch.ranks.worker_environment import Job
@@ -88,7 +88,7 @@ def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequen
 
 
 def open_output(options: argparse.Namespace, job_plan: JobPlan) -> JobOutput:
-    """Return where the ranks' output goes; unusable wishes end as unusable flags do."""
+    """Open the destinations of the ranks' output; an error ends the program as an unusable flag does."""
     from procgroup.launch.output.job_output import JobOutput
 
     try:
@@ -112,7 +112,7 @@ def make_agent(options: argparse.Namespace, program: CommandProgram, output: Job
 
 
 def program_command(options: argparse.Namespace) -> list[str]:
-    """Return the command that runs the program; exit with the reason when there is no such program."""
+    """Return the command that runs the program. A program that does not exist ends this one with status 2."""
     if options.no_python and not options.run_path:
         if shutil.which(options.script) is None:
             options.parser.error(f"there is no program {options.script!r} to execute: check the name and PATH")
@@ -139,13 +139,13 @@ def _module_exists(name: str) -> bool:
 
 
 def _task_notes(options: argparse.Namespace) -> Iterator[str]:
-    """Yield a line where srun or mpiexec started several launchers that nothing joins to one job."""
+    """Yield a line where srun or mpiexec started several launchers, each of which runs a job of its own."""
     if any(options.sources[name] != "default" for name in ("standalone", "nnodes", "rdzv_endpoint")):
         return
     from procgroup.cluster import task_launcher
 
     task = task_launcher.detect()
-    with suppress(ValueError):  # of a size that is no number: the ranks do not need it
+    with suppress(ValueError):  # the launcher's size is no number; the ranks do not use it
         if task is not None and (task.world_size or 1) > 1:
             yield (
                 f"{task.launcher.name} started {task.world_size} of these launchers, and each runs a job of its own "
@@ -155,7 +155,7 @@ def _task_notes(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _environment_notes(placement: Placement, replaced_names: Sequence[str]) -> Iterator[str]:
-    """Yield which thread count was chosen, and which variables of the user are replaced, in one line each."""
+    """Yield one line for the chosen thread count, and one for the replaced variables of the user."""
     ranks = len(placement.threads)
     if not OMP_NUM_THREADS.is_set() and ranks > 1:
         cores = f"{usable_cores()} usable cores, {ranks} ranks"

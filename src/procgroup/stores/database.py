@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 DEFAULT_TIME_TO_LIVE = timedelta(days=2)
 ANSWER_SECONDS = 5.0
-"""How long a server may take to answer a request that does not wait, unless a store was told otherwise."""
+"""How long a server may take to answer a request that does not wait, unless answer_timeout is given."""
 WATCH_SECONDS = 3.0
 _LONGEST_LIFE = 9e9
 
@@ -52,8 +52,8 @@ class Awaited(NamedTuple):
 class Watch(Protocol):
     """A subscription to changes."""
 
-    def wait(self, limit: float) -> None:
-        """Sleep until a change since the subscription began, at most ``limit`` seconds; may return early."""
+    def wait(self, timeout: float) -> None:
+        """Sleep until a change since the subscription began, at most ``timeout`` seconds; may return early."""
 
 
 class Barrier(NamedTuple):
@@ -267,15 +267,15 @@ def checked_prefix(prefix: str) -> str:
 
 def checked_time_to_live(time_to_live: Timeout) -> float:
     """Return how long keys outlive the last change, in seconds. Raises ValueError for a time that servers refuse."""
-    limit = seconds(time_to_live)
-    if not 1 <= limit <= _LONGEST_LIFE:
-        raise ValueError(f"expected a time to live of at least 1 s and at most {_LONGEST_LIFE:g} s, got {limit:g} s")
-    return limit
+    life = seconds(time_to_live)
+    if not 1 <= life <= _LONGEST_LIFE:
+        raise ValueError(f"expected a time to live of at least 1 s and at most {_LONGEST_LIFE:g} s, got {life:g} s")
+    return life
 
 
 def checked_answer_timeout(answer_timeout: Timeout) -> float:
     """Return how long a server may take to answer, in seconds. Raises ValueError where that is no time."""
-    limit = seconds(answer_timeout)
-    if not limit > 0:
-        raise ValueError(f"expected an answer_timeout of more than 0 s, got {limit:g} s")
-    return limit
+    answer_seconds = seconds(answer_timeout)
+    if not answer_seconds > 0:
+        raise ValueError(f"expected an answer_timeout of more than 0 s, got {answer_seconds:g} s")
+    return answer_seconds

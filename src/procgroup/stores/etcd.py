@@ -1,9 +1,9 @@
-"""The store on an etcd cluster, for jobs whose store has to survive the hosts that they run on.
+"""A store on an etcd cluster, which outlives the hosts of a job.
 
 A job's keys lie below ``procgroup/PREFIX/``: the value of a key at ``k/KEY/v``, each item of its queue at
 ``k/KEY/q/ITEM``, a barrier at ``b/KEY``; PREFIX and KEY are quoted as in a URL, so that they have no slash. One
-range covers all of a key, and a queue is ordered by the revisions at which its items were made. A change that
-depends on the present value is a transaction that fails when another change came between, and is then tried again.
+range covers a key's value and queue. A queue is ordered by the revisions at which its items were created. A change that
+depends on the present value is a transaction, which fails after a concurrent change and is then repeated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EtcdStore(DatabaseStore):
     """A store on an etcd cluster (3.4 or later), for any number of jobs at a time.
 
     ``endpoints`` are "host:port" or URLs (``https://`` for TLS) of members of the cluster, as a list or with commas
-    between them; when one is gone, the next one is used. ``user`` and ``password`` are needed where etcd's
+    between them; when one cannot be reached, the next one is used. ``user`` and ``password`` are needed where etcd's
     authentication is on, ``ca_file``, ``cert_file`` and ``key_file`` are paths of PEM files for TLS. ``prefix``
     names the job: stores with the same prefix share their keys. etcd removes a job's keys ``time_to_live``
     after the last change of one of them (give or take a tenth of it), ``delete_all`` removes them at once.
@@ -55,7 +55,7 @@ class EtcdStore(DatabaseStore):
     ``answer_timeout`` (initially 5 s) is how long the members together may take to answer one request.
 
     Raises DistNetworkError when no endpoint can be reached; later calls raise StoreLost within twice
-    ``answer_timeout`` once all are gone, and DistStoreError with the server's words when it refuses a request.
+    ``answer_timeout`` once none can be reached, and DistStoreError with the server's text when it refuses a request.
     """
 
     def __init__(
@@ -155,16 +155,16 @@ class EtcdStore(DatabaseStore):
         return None if is_open else entered.round
 
     def _leave_barrier(self, key: str, round_: str, caller: str) -> bool:
-        is_over = False
+        is_completed = False
 
         def leave(cell: bytes | None) -> bytes | None:
-            nonlocal is_over
+            nonlocal is_completed
             barrier = Barrier.parse(cell) if cell else None
-            is_over = barrier is None or barrier.round != round_
-            return cell if is_over or barrier is None else barrier.without(caller).cell()
+            is_completed = barrier is None or barrier.round != round_
+            return cell if is_completed or barrier is None else barrier.without(caller).cell()
 
         self._change(self._barrier_key(key), leave)
-        return not is_over
+        return not is_completed
 
     def _read_barrier(self, key: str) -> bytes | None:
         found = self._keys.find(Range(self._barrier_key(key)))
@@ -176,7 +176,7 @@ class EtcdStore(DatabaseStore):
             ranges = [Range(self._barrier_key(key)) for key in awaited.keys]
         else:
             ranges = [self._all_of(key) for key in awaited.keys]
-        # Who enters a barrier changes its cell; only its end, a deletion, is worth waking the others.
+        # Entering a barrier changes its cell; only the deletion of the cell, the barrier's end, wakes the callers.
         with self._keys.watch(ranges, deletions=awaited.barriers) as watch:
             yield watch
 
@@ -213,7 +213,7 @@ def _quoted(key: str) -> str:
 
 
 def _parsed(endpoints: str | Sequence[str], *, uses_files: bool) -> tuple[list[Endpoint], bool]:
-    """Return the addresses of endpoints, and whether they use TLS. Raises ValueError for what is no endpoint."""
+    """Return the addresses of endpoints, and whether they use TLS. Raises ValueError for an invalid endpoint."""
     texts = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
     default = "https" if uses_files else "http"
     parts = [urlsplit(text.strip() if "://" in text else f"{default}://{text.strip()}") for text in texts]
@@ -236,7 +236,7 @@ def _tls_context(
         context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
             context.load_cert_chain(cert_file, key_file)
-    except OSError as error:  # which does not name the file
+    except OSError as error:  # its text does not name the file
         raise ValueError(
             f"cannot use the files for TLS (ca_file={ca_file}, cert_file={cert_file}, key_file={key_file}): {error}"
         ) from error

@@ -1,8 +1,8 @@
-"""Requests to etcd's JSON gateway: one of several endpoints answers, the next one takes over when it is gone.
+"""Send requests to etcd's JSON gateway at one of several endpoints, and fail over to the next one.
 
-The gateway is a part of every etcd server from 3.4 on, so HTTP and JSON of the standard library are all that a
-client needs (docs/design/findings.md compares the client libraries). A request that was not sent, or that may be
-repeated, goes to the next endpoint; a change whose answer was lost is not repeated, because it could count twice.
+Every etcd server has the gateway from 3.4 on, so a client needs HTTP and JSON of the standard library only
+(docs/design/findings.md compares the client libraries). A request that was not sent, or that may be repeated, goes to
+the next endpoint. A change whose answer was lost is not repeated, because it could be executed twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NOT_PROPOSED = "etcdserver: no leader"
 
 
 class Refusal(Exception):
-    """An answer that is an error: a gRPC status code and etcd's words."""
+    """An error that etcd answered: a gRPC status code and a text."""
 
     def __init__(self, endpoint: Endpoint, code: int, text: str) -> None:
         super().__init__(f"etcd at {endpoint} refuses: {text}")
@@ -71,8 +71,7 @@ class EtcdGateway:
         self._preferred = 0
         self._closed = False
         self._process = os.getpid()
-        # Taken and put back by list.pop and list.append, which are atomic: a lock could be held while another
-        # thread forks.
+        # Used by list.pop and list.append only, which are atomic: another thread could fork while a lock is held.
         self._idle: list[tuple[Endpoint, http.client.HTTPConnection]] = []
         weakref.finalize(self, _close_all, self._idle)
 
@@ -89,15 +88,15 @@ class EtcdGateway:
         """Whether there is another endpoint than the one that gets the next request."""
         return len(self._endpoints) > 1
 
-    def call(self, path: str, body: Mapping[str, object], *, repeatable: bool, limit: float | None = None) -> Any:
+    def call(self, path: str, body: Mapping[str, object], *, repeatable: bool, timeout: float | None = None) -> Any:
         """Return the decoded answer to a request. Raises Refusal, StoreLost, or DistStoreError when closed."""
         data = json.dumps(body).encode()
-        seconds = self._answer_seconds if limit is None else limit
+        seconds = self._answer_seconds if timeout is None else timeout
         return self._try_endpoints(lambda endpoint, left: self._post(endpoint, path, data, left), repeatable, seconds)
 
     @contextmanager
     def watch(self, requests: Sequence[Mapping[str, object]]) -> Iterator[EtcdWatch]:
-        """Watch what etcd's watch requests say, from now on, on a connection of its own."""
+        """Open a watch for etcd's watch requests, from now on, on a connection of its own."""
         data = "".join(json.dumps({"create_request": request}) for request in requests).encode()
         connection, response = self._try_endpoints(
             lambda endpoint, left: self._open_watch(endpoint, data, len(requests), left), True, self._answer_seconds
@@ -118,9 +117,9 @@ class EtcdGateway:
         clone._credentials, clone._token, clone._preferred = self._credentials, self._token, self._preferred
         return clone
 
-    def _try_endpoints(self, action: Callable[[Endpoint, float], T], repeatable: bool, limit: float) -> T:
-        """Run an action on one endpoint after the other, until one of them answers."""
-        deadline = time.monotonic() + limit
+    def _try_endpoints(self, action: Callable[[Endpoint, float], T], repeatable: bool, timeout: float) -> T:
+        """Run an action at one endpoint after another, until one answers."""
+        deadline = time.monotonic() + timeout
         untried = len(self._endpoints)
         while True:
             self._check_usable()
@@ -137,41 +136,41 @@ class EtcdGateway:
                 time.sleep(_PAUSE_SECONDS)
             untried = max(untried - 1, 1)
 
-    def _authenticated(self, action: Callable[[Endpoint, float], T], endpoint: Endpoint, limit: float) -> T:
-        """Run an action with a token; once more with a new one, when etcd does not know the token any longer."""
+    def _authenticated(self, action: Callable[[Endpoint, float], T], endpoint: Endpoint, timeout: float) -> T:
+        """Run an action with a token; repeat it with a new token when etcd no longer accepts the old one."""
         if self._credentials and not self._token:
-            self._authenticate(endpoint, limit)
+            self._authenticate(endpoint, timeout)
         try:
-            return action(endpoint, limit)
+            return action(endpoint, timeout)
         except Refusal as refusal:
             is_outdated = refusal.code == _UNAUTHENTICATED or _OUTDATED_TOKEN in refusal.text
             if not (self._credentials and is_outdated):
                 raise
-        self._authenticate(endpoint, limit)
-        return action(endpoint, limit)
+        self._authenticate(endpoint, timeout)
+        return action(endpoint, timeout)
 
-    def _authenticate(self, endpoint: Endpoint, limit: float) -> None:
-        self._token = self._post(endpoint, _AUTHENTICATE, json.dumps(self._credentials).encode(), limit)["token"]
+    def _authenticate(self, endpoint: Endpoint, timeout: float) -> None:
+        self._token = self._post(endpoint, _AUTHENTICATE, json.dumps(self._credentials).encode(), timeout)["token"]
 
     def _turn_away_from(self, endpoint: Endpoint) -> None:
         if self.endpoint == endpoint:
             self._preferred += 1
 
-    def _post(self, endpoint: Endpoint, path: str, data: bytes, limit: float) -> Any:
-        connection = self._take_idle(endpoint, limit) or self._connect(endpoint, limit)
+    def _post(self, endpoint: Endpoint, path: str, data: bytes, timeout: float) -> Any:
+        connection = self._take_idle(endpoint, timeout) or self._connect(endpoint, timeout)
         try:
             response = self._send(connection, path, data)
             content = response.read()
         except BaseException as error:
             connection.close()
             if isinstance(error, (OSError, http.client.HTTPException)):
-                raise _NoAnswerError(_reason(error, limit)) from error
+                raise _NoAnswerError(_reason(error, timeout)) from error
             raise
         self._keep(endpoint, connection)
         return _decoded(endpoint, response.status, content)
 
     def _keep(self, endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
-        """Keep a connection for the next request, unless it or this gateway has ended or there are enough."""
+        """Keep a connection for the next request, unless it is closed, this gateway is closed, or enough are kept."""
         if connection.sock is None or self._closed or len(self._idle) >= _MAX_IDLE:
             connection.close()
         else:
@@ -185,9 +184,9 @@ class EtcdGateway:
         return connection.getresponse()
 
     def _open_watch(
-        self, endpoint: Endpoint, data: bytes, confirmations: int, limit: float
+        self, endpoint: Endpoint, data: bytes, confirmations: int, timeout: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = self._connect(endpoint, limit)
+        connection = self._connect(endpoint, timeout)
         try:
             response = self._send(connection, "/v3/watch", data)
             for _ in range(confirmations):
@@ -197,29 +196,29 @@ class EtcdGateway:
         except BaseException as error:
             connection.close()
             if isinstance(error, (OSError, http.client.HTTPException)):
-                raise _NoAnswerError(_reason(error, limit)) from error
+                raise _NoAnswerError(_reason(error, timeout)) from error
             raise
         return connection, response
 
-    def _connect(self, endpoint: Endpoint, limit: float) -> http.client.HTTPConnection:
+    def _connect(self, endpoint: Endpoint, timeout: float) -> http.client.HTTPConnection:
         try:
-            connected = _connect_socket(endpoint, self._tls, limit)
+            connected = _connect_socket(endpoint, self._tls, timeout)
         except OSError as error:
-            raise _NotSentError(_reason(error, limit)) from error
+            raise _NotSentError(_reason(error, timeout)) from error
         connection = http.client.HTTPConnection(endpoint.host, endpoint.port)
         connection.auto_open = 0
         connection.sock = connected
         return connection
 
-    def _take_idle(self, endpoint: Endpoint, limit: float) -> http.client.HTTPConnection | None:
-        """Return a connection that waits for its next request, unless the endpoint has closed it."""
+    def _take_idle(self, endpoint: Endpoint, timeout: float) -> http.client.HTTPConnection | None:
+        """Return an idle connection to the endpoint; None where there is none that is open."""
         while self._idle:
             try:
                 owner, connection = self._idle.pop()
             except IndexError:  # another thread was faster
                 return None
             if owner == endpoint and not _is_readable(connection.sock):
-                connection.sock.settimeout(limit)
+                connection.sock.settimeout(timeout)
                 return connection
             connection.close()
         return None
@@ -229,7 +228,7 @@ class EtcdGateway:
             raise DistStoreError(f"this EtcdStore ({self}) was closed")
         if self._process != os.getpid():
             self._process = os.getpid()
-            _close_all(self._idle)  # in a forked child they are the parent's
+            _close_all(self._idle)  # a forked child has copies of the parent's connections
 
 
 class EtcdWatch:
@@ -239,17 +238,17 @@ class EtcdWatch:
         self._socket = connection.sock
         self._response = response
 
-    def wait(self, limit: float) -> None:
-        """Sleep until etcd reports a change or ends the watch, at most ``limit`` seconds."""
+    def wait(self, timeout: float) -> None:
+        """Sleep until etcd reports a change or ends the watch, at most ``timeout`` seconds."""
         try:
-            self._socket.settimeout(max(limit, 0.001))
+            self._socket.settimeout(max(timeout, 0.001))
             if self._response.readline():
                 return
         except TimeoutError:
             return
         except (OSError, http.client.HTTPException):
             pass
-        time.sleep(min(limit, _PAUSE_SECONDS))  # the read that follows says what is wrong with the server
+        time.sleep(min(timeout, _PAUSE_SECONDS))  # the next read reports the server's error
 
 
 def _share(left: float, untried: int) -> float:
@@ -269,27 +268,27 @@ def _is_readable(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _connect_socket(endpoint: Endpoint, tls: ssl.SSLContext | None, limit: float) -> socket.socket:
-    addresses = resolve(endpoint.host, limit)
+def _connect_socket(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float) -> socket.socket:
+    addresses = resolve(endpoint.host, timeout)
     error = OSError("no address is known for this host name")
     for address in addresses:
         try:
-            connected = socket.create_connection((address, endpoint.port), limit / len(addresses))
+            connected = socket.create_connection((address, endpoint.port), timeout / len(addresses))
         except OSError as failure:
             error = failure
             continue
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.settimeout(limit)
+        connected.settimeout(timeout)
         return tls.wrap_socket(connected, server_hostname=endpoint.host) if tls else connected
     raise error
 
 
-def _reason(error: Exception, limit: float) -> str:
-    return f"no answer within {limit:.3g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+def _reason(error: Exception, timeout: float) -> str:
+    return f"no answer within {timeout:.3g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
 
 
 def _decoded(endpoint: Endpoint, status: int, content: bytes) -> Any:
-    """Return what an answer holds. Raises Refusal for an error, DistStoreError for what is no answer of etcd."""
+    """Decode an answer. Raises Refusal for an error of etcd, DistStoreError for an answer of another program."""
     try:
         answer = json.loads(content)
         if "error" not in answer and status == http.client.OK:
@@ -298,7 +297,7 @@ def _decoded(endpoint: Endpoint, status: int, content: bytes) -> Any:
         code, text = int(error.get("grpc_code", error.get("code"))), str(error["message"])
     except (ValueError, TypeError, KeyError, AttributeError) as failure:
         raise DistStoreError(
-            f"what listens at {endpoint} answers as no etcd of version 3.4 or later does: HTTP status {status}, "
+            f"expected the JSON gateway of etcd 3.4 or later at {endpoint}, got an answer with HTTP status {status}, "
             f"{content[:80]!r}. Correct the endpoint, or enable etcd's gRPC gateway."
         ) from failure
     if _NOT_PROPOSED in text:

@@ -1,7 +1,7 @@
-"""One job's keys on an etcd cluster: reads, transactions, and the lease that all of the keys hang on.
+"""One job's keys on an etcd cluster: reads, transactions, and the lease of all its keys.
 
-The id of the lease follows from the job's prefix, so every process of a job uses the same one. It is renewed along
-with changes, and ends some time after the last of them, with all keys of the job.
+The id of the lease is a hash of the job's prefix, so every process of a job uses the same lease. Changes renew it; some
+time after the last change it expires, and etcd removes all keys of the job.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ class EtcdKeys:
         clone.gateway = self.gateway.clone()
         return clone
 
-    def connect(self, limit: float | None = None) -> None:
-        """Make the job's lease, or renew it."""
+    def connect(self, timeout: float | None = None) -> None:
+        """Create the job's lease, or renew it."""
         request = {"ID": self._lease, "TTL": str(max(1, round(self._time_to_live)))}
         try:
-            self._request("lease/grant", request, limit=limit)
+            self._request("lease/grant", request, timeout=timeout)
         except Refusal as refusal:
             if refusal.code != _EXISTS:
                 raise
-            self._request("lease/keepalive", {"ID": self._lease}, limit=limit)
+            self._request("lease/keepalive", {"ID": self._lease}, timeout=timeout)
         self._renewed = time.monotonic()
 
     def find(self, wanted: Range, **options: object) -> list[KeyValue]:
@@ -99,7 +99,7 @@ class EtcdKeys:
         return int(self._call("kv/range", {**wanted.encoded(), "count_only": True}).get("count", 0))
 
     def put(self, pairs: Mapping[str, bytes]) -> None:
-        """Store values: at most MAX_OPERATIONS, and what one request holds, at a time. Raises StoreLimitError."""
+        """Store values, in batches of at most MAX_OPERATIONS that fit in one request. Raises StoreLimitError."""
         for batch in self._batches_of_puts(pairs):
             self._with_lease("kv/txn", {"success": batch}, repeatable=True)
 
@@ -114,15 +114,15 @@ class EtcdKeys:
         return is_done
 
     def create(self, key: str, value: bytes) -> None:
-        """Store a key that nobody else stores."""
+        """Store a key that no other process stores."""
         self._replace(key, None, value)
 
-    def change(self, key: str, replace: Callable[[bytes | None], bytes | None], limit: float) -> bytes | None:
-        """Store in a key what ``replace`` makes of its value (None: no key), with no other change between; return it.
+    def change(self, key: str, replace: Callable[[bytes | None], bytes | None], timeout: float) -> bytes | None:
+        """Replace a key's value by ``replace(value)``, atomically, and return the new value (None: no key).
 
-        Raises StoreTimeout when others have changed the key again and again for ``limit`` seconds.
+        Raises StoreTimeout when others have changed the key again and again for ``timeout`` seconds.
         """
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + timeout
         pause = 0.001
         found = _first(self.find(Range(key)))
         while True:
@@ -134,12 +134,12 @@ class EtcdKeys:
             if is_done:
                 return new
             if time.monotonic() > deadline:
-                raise StoreTimeout(keys=(key,), seconds=limit, what="change")
+                raise StoreTimeout(keys=(key,), seconds=timeout, what="change")
             time.sleep(random.uniform(0, pause))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _replace(self, key: str, found: KeyValue | None, new: bytes | None) -> tuple[bool, KeyValue | None]:
-        """Put or delete a key that nobody has changed meanwhile; otherwise return what it holds now."""
+        """Put or delete a key unless it has changed since ``found``; otherwise return its present value."""
         operation = {"request_delete_range": Range(key).encoded()} if new is None else self._put_operation(key, new)
         body = {
             "compare": [_unchanged(key, found)],
@@ -152,9 +152,9 @@ class EtcdKeys:
         return False, _first(_key_values(answer["responses"][0]["response_range"]))
 
     def _transact(self, body: Mapping[str, object]) -> Any:
-        """Make a transaction with a condition; when its answer is lost, once more at another endpoint.
+        """Execute a transaction with a condition; when its answer is lost, repeat it at another endpoint.
 
-        The condition lets only one of the two through: when that is the second, the first has changed nothing.
+        The condition holds for one of the two at most: if the second succeeds, the first has changed nothing.
         """
         try:
             return self._with_lease("kv/txn", body, repeatable=False)
@@ -167,7 +167,7 @@ class EtcdKeys:
             return answer
 
     def delete_all(self) -> None:
-        """Delete every key of the job and its lease; the next change makes a lease again."""
+        """Delete every key of the job and its lease; the next change creates a new lease."""
         self.delete(Range.below(self.namespace))
         try:
             self._request("lease/revoke", {"ID": self._lease})
@@ -177,7 +177,7 @@ class EtcdKeys:
 
     @contextmanager
     def watch(self, ranges: Sequence[Range], *, deletions: bool) -> Iterator[EtcdWatch]:
-        """Watch ranges of keys from now on: what is deleted there, or what is put there."""
+        """Watch ranges of keys from now on, for deletions or for puts."""
         filters = ["NOPUT"] if deletions else ["NODELETE"]
         requests = [{**wanted.encoded(), "filters": filters} for wanted in ranges]
         with _refusals_translated(), self.gateway.watch(requests) as watch:
@@ -202,7 +202,7 @@ class EtcdKeys:
         return batches if pairs else []
 
     def _with_lease(self, path: str, body: Mapping[str, object], *, repeatable: bool) -> Any:
-        """Make a request that puts keys, after renewing the lease where that is due."""
+        """Send a request that puts keys, after renewing the lease if that is due."""
         with _refusals_translated():
             if time.monotonic() - self._renewed > self._time_to_live / _RENEWALS_PER_LIFE:
                 self.connect()
@@ -219,9 +219,9 @@ class EtcdKeys:
             return self._request(path, body, repeatable=repeatable)
 
     def _request(
-        self, path: str, body: Mapping[str, object], *, repeatable: bool = True, limit: float | None = None
+        self, path: str, body: Mapping[str, object], *, repeatable: bool = True, timeout: float | None = None
     ) -> Any:
-        return self.gateway.call(f"/v3/{path}", body, repeatable=repeatable, limit=limit)
+        return self.gateway.call(f"/v3/{path}", body, repeatable=repeatable, timeout=timeout)
 
 
 @contextmanager
@@ -235,7 +235,7 @@ def _refusals_translated() -> Iterator[None]:
 
 
 def _unchanged(key: str, found: KeyValue | None) -> dict[str, str]:
-    """Return the condition that a key is as it was found; a missing key has revision 0."""
+    """Return the condition that a key has not changed since ``found``; a missing key has revision 0."""
     return {"key": _encoded(key), "target": "MOD", "mod_revision": str(found.revision if found else 0)}
 
 

@@ -1,4 +1,4 @@
-"""The store on a Redis server, for jobs whose store has to survive the hosts that they run on."""
+"""A store on a Redis server, which outlives the hosts of a job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RedisStore(DatabaseStore):
     ``answer_timeout`` (initially 5 s) is how long the server may take to answer one request.
 
     Raises DistNetworkError when the server cannot be reached; later calls raise StoreLost within twice
-    ``answer_timeout`` once the server is gone, and DistStoreError with the server's words when it refuses a request.
+    ``answer_timeout`` once the server is lost, and DistStoreError with the server's text when it refuses a request.
     """
 
     _max_value_bytes = MAX_VALUE_BYTES
@@ -67,8 +67,8 @@ class RedisStore(DatabaseStore):
             **{name: os.fspath(path) for name, path in files.items() if path is not None},
         }
         _check_url(url, uses_files=any(files.values()))
-        life, limit = checked_time_to_live(time_to_live), checked_answer_timeout(answer_timeout)
-        self._server = RedisServer(url, checked_prefix(prefix), life, options, limit)
+        life, answer_seconds = checked_time_to_live(time_to_live), checked_answer_timeout(answer_timeout)
+        self._server = RedisServer(url, checked_prefix(prefix), life, options, answer_seconds)
         self._server.connect(min(self._seconds, ANSWER_SECONDS))
 
     @property

@@ -1,4 +1,4 @@
-"""The connections of one process to a Redis server, and the errors of its client library in procgroup's words."""
+"""The connections of one process to a Redis server; the client library's errors become procgroup's."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class RedisServer:
         self._client = self._new_client(self._answer_seconds)
         self._scripts = {name: self._client.register_script(text) for name, text in SCRIPTS.items()}
 
-    def _new_client(self, limit: float) -> Any:
-        # A script that is sent again after a lost answer could count twice, so nothing is repeated by the library.
+    def _new_client(self, timeout: float) -> Any:
+        # The library must not repeat requests: a script whose answer was lost could be executed twice.
         retry = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)
-        limits = {"socket_timeout": limit, "socket_connect_timeout": limit, "max_connections": _MAX_CONNECTIONS}
-        pool = self._redis.ConnectionPool.from_url(self._url, retry=retry, protocol=2, **limits, **self._options)
+        timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "max_connections": _MAX_CONNECTIONS}
+        pool = self._redis.ConnectionPool.from_url(self._url, retry=retry, protocol=2, **timeouts, **self._options)
         return self._redis.Redis(connection_pool=pool)
 
     def client(self) -> Any:
-        """Return the library's client, in a forked child a new one. Raises DistStoreError when closed."""
+        """Return the library's client; a forked child gets a new one. Raises DistStoreError when closed."""
         if self._closed:
             raise DistStoreError(f"this RedisStore ({self.host}:{self.port}) was closed")
         if self._process != os.getpid():
@@ -70,7 +70,7 @@ class RedisServer:
         return self._client
 
     def change(self, script: str, *arguments: object) -> Any:
-        """Run a script once: when its answer is lost, whether it has run is not known."""
+        """Run a script once. Whether it has run is unknown when its answer is lost."""
         with self.translated_errors():
             self.client()
             return self._scripts[script](
@@ -78,7 +78,7 @@ class RedisServer:
             )
 
     def repeat(self, script: str, *arguments: object) -> Any:
-        """Run a script that may run twice; keep trying for a while when the server is gone, as while it restarts."""
+        """Run a script that may run twice; repeat it for a while when the server is lost, as during a restart."""
         return self.keep_trying(lambda: self.change(script, *arguments))
 
     def keep_trying(self, request: Callable[[], T]) -> T:
@@ -112,12 +112,12 @@ class RedisServer:
     def _refusal(self, error: Exception) -> DistStoreError:
         return DistStoreError(f"the Redis server at {self.host}:{self.port} refuses: {error}")
 
-    def connect(self, limit: float) -> None:
+    def connect(self, timeout: float) -> None:
         """Make the first connection. Raises DistNetworkError."""
-        if not resolve(self.host, limit):
+        if not resolve(self.host, timeout):
             raise self._unreachable("no address is known for this host name")
         try:
-            with self.translated_errors(), closing(self._new_client(limit)) as client:
+            with self.translated_errors(), closing(self._new_client(timeout)) as client:
                 client.ping()
         except StoreLost as error:
             raise self._unreachable(error.reason) from error
@@ -130,7 +130,7 @@ class RedisServer:
 
     @contextmanager
     def subscribed(self, channels: Sequence[str]) -> Iterator[Subscription]:
-        """Receive what is published in some channels of the job from now on, on a connection of its own."""
+        """Subscribe to channels of the job from now on, on a connection of its own."""
         subscription = self.keep_trying(lambda: self._subscribe(channels))
         try:
             yield Subscription(subscription, self._redis.exceptions.RedisError)
@@ -162,14 +162,14 @@ class RedisServer:
 
 
 class Subscription:
-    """A connection that receives what is published in some channels."""
+    """A connection that receives the messages of some channels."""
 
     def __init__(self, subscription: Any, error: type[Exception]) -> None:
         self._subscription = subscription
         self._error = error
 
-    def wait(self, limit: float) -> None:
+    def wait(self, timeout: float) -> None:
         try:
-            self._subscription.get_message(timeout=limit)
+            self._subscription.get_message(timeout=timeout)
         except self._error:
-            time.sleep(min(limit, _PAUSE_SECONDS))  # the read that follows says what is wrong with the server
+            time.sleep(min(timeout, _PAUSE_SECONDS))  # the next read reports the server's error

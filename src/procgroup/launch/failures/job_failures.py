@@ -28,8 +28,8 @@ def report(failures: Sequence[Failure], group: WorkerGroup | None, host: str, ou
     The first failure is also written to the launcher's own error file, for the program that started the launcher.
     """
     ranks = group.ranks if group is not None else []
-    ended = [rank.rank for rank in ranks if rank.told_to_end]
-    left = [rank.rank for rank in ranks if not rank.told_to_end and rank.ending and not rank.ending.exit_code]
+    ended = [rank.rank for rank in ranks if rank.ended_by_launcher]
+    left = [rank.rank for rank in ranks if not rank.ended_by_launcher and rank.ending and not rank.ending.exit_code]
     output.finish()
     output.put(describe(failures, ended, left, host))
     _pass_on(first_failure(failures), output)

@@ -50,7 +50,8 @@ _SAY_SECONDS = 3.0
 class FoundStore(NamedTuple):
     """A store of agents, connected: its endpoint, and the server when this process hosts it.
 
-    ``is_on_server`` says that no agent hosts it, but a server that may be silent for a while and go on.
+    ``is_on_server``: the store is on a database server, which may be silent for a while and go on, and not hosted by
+    an agent.
     """
 
     store: Store
@@ -89,7 +90,7 @@ def parse_endpoints(text: str, default_port: int = DEFAULT_PORT) -> list[Endpoin
 
 
 def parse_only_endpoint(text: str, default_port: int) -> Endpoint:
-    """Read ``host[:port]`` where there can be no list. Raises ValueError that shows it."""
+    """Read one ``host[:port]``. Raises ValueError for a list."""
     endpoint, *others = parse_endpoints(text, default_port)
     if others:
         raise ValueError(f"expected one host[:port] with this --rdzv-backend, got the list {text!r}")
@@ -142,7 +143,7 @@ def _say_unknown_names(endpoints: Sequence[Endpoint]) -> None:
 def connect_each(endpoints: Sequence[Endpoint]) -> Iterator[FoundStore]:
     """Connect to the stores at those endpoints that answer, in order.
 
-    Raises DistNetworkError for an endpoint that is no store, or asks for another secret.
+    Raises DistNetworkError for an endpoint that is no store, or has another secret.
     """
     for endpoint in _answering(endpoints):
         try:
@@ -223,9 +224,9 @@ def use_server(open_store: Callable[[], Store], servers: Sequence[Endpoint], sto
 
 
 def _outward(servers: Sequence[Endpoint]) -> Endpoint:
-    """Return the first server on the way to which this host has an address for others; the first one where none is.
+    """Return the first server to which this host has a route with a non-loopback address; else the first server.
 
-    A host that has a server of its own may name it by a loopback address, and a lost host's name may lead nowhere.
+    A host may name its own server by a loopback address, and the name of a lost host may have no address.
     """
     return next((each for each in servers if not source_address(each).startswith(_LOOPBACK_PREFIXES)), servers[0])
 

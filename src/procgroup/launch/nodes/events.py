@@ -52,7 +52,7 @@ class Events:
 
 
 def _of_rank(shared: Mapping[str, Any], of_group: Mapping[str, Any], local_rank: int, rank: RankProcess) -> str:
-    code = None if rank.ending is None or rank.told_to_end else rank.ending.exit_code
+    code = None if rank.ending is None or rank.ended_by_launcher else rank.ending.exit_code
     name = "TERMINATED" if code is None else "FAILED" if code else "SUCCEEDED"
     metadata = {**shared, "global_rank": rank.rank, "worker_id": str(rank.pid)}
     return _line("WORKER", name, metadata, {**of_group, "local_rank": local_rank, "exit_code": code})

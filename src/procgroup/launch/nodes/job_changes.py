@@ -40,8 +40,8 @@ def join(state: JobState, node: Node, settings: Settings) -> JobState | None:
     """Add a node: to the members while a round is forming, else to the nodes that wait for the next round.
 
     Raises JobConflict where the job has other settings or another node holds the node's rank, JobEnded where the job
-    is over. A round that runs with fewer nodes than the maximum is stopped, so that the next one has the node, too.
-    An agent that comes again has ended its ranks, so the node that it was is lost.
+    has ended. A round that runs with fewer nodes than the maximum is stopped, so that the next one has the node, too.
+    An agent that joins again has ended its ranks, so its earlier node is removed as lost.
     """
     if state.node(node.id) is not None:
         return None
@@ -263,7 +263,7 @@ def _stop_after_failure(state: JobState, reason: str, exit_status: int) -> JobSt
 
 
 def _anew(state: JobState) -> JobState:
-    """Keep only the nodes that wait, as members of a first round, and the restarts that are used."""
+    """Begin again with the waiting nodes as the members; the number of used restarts is kept."""
     fresh = JobState(state.settings, version=state.version, round=state.round + 1, members=state.waiting)
     return _begin_when_full(fresh._replace(restarts=state.restarts))
 
@@ -302,7 +302,7 @@ def _without(state: JobState, gone: Sequence[Node], *, keep_in_previous: bool) -
 
 
 def _without_earlier(state: JobState, node: Node) -> JobState:
-    """Lose the node that an agent was before it lost the store."""
+    """Remove, as lost, the earlier node of an agent that joins again after it lost the store."""
     here = (*state.members, *state.waiting)
     earlier = {other.id: "its agent had lost the store" for other in here if other.agent == node.agent}
     return (lose(state, earlier, silent=True) or state) if earlier else state

@@ -100,7 +100,7 @@ class JobPlan(NamedTuple):
         )
 
     def _meeting_place(self) -> str:
-        """Return for people where the nodes meet, who hosts the store there, and for which job."""
+        """Describe where the nodes meet, which node hosts the store there, and the job's id."""
         where = ", ".join(map(str, self.endpoints)) or self.place
         host = "hosted by node 0; " if self.kind == "static" else "hosted by the node there; " if self.endpoints else ""
         return f"{where} ({host}--rdzv-id {self.run_id})"
@@ -222,7 +222,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _check_static_endpoint(options: argparse.Namespace) -> None:
-    """Refuse an endpoint beside another MASTER_ADDR or MASTER_PORT: nodes with fixed ranks meet at one place."""
+    """Refuse an endpoint that differs from MASTER_ADDR or MASTER_PORT: nodes with fixed ranks meet at one address."""
     endpoint = _static_endpoint(options)
     given = {"master_addr": endpoint.host, "master_port": endpoint.port}
     for name, meant in given.items():

@@ -25,7 +25,7 @@ _REDIS_PORT = 6379
 def opener(
     backend: str, endpoint: str, conf: Mapping[str, str], run_id: str, answer_seconds: float
 ) -> tuple[Callable[[], Store], list[Endpoint]]:
-    """Return what opens the store, and where its servers are. Raises ValueError for an endpoint that is none.
+    """Return the function that opens the store, and the servers' addresses. Raises ValueError for an invalid endpoint.
 
     ``answer_seconds`` is how long one request may take; ``conf`` may hold user, cacert (or ssl_cert), and for etcd
     protocol and ssl_cert_key, as with torchrun.

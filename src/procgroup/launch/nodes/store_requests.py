@@ -17,9 +17,9 @@ _ATTEMPTS = 3
 class StoreRequests:
     """Repeats one agent's requests to the agents' store at ``place``.
 
-    ``is_on_server`` means that the store is on a database server and not hosted by an agent: a server that is gone may
-    be back soon, or another member of its cluster may answer. ``closing`` is set when the agent needs no answer any
-    more. ``beaten`` is the time of the agent's last beat.
+    ``is_on_server`` means that the store is on a database server and not hosted by an agent: a server that cannot
+    be reached may be back soon, or another member of its cluster may answer. ``closing`` is set when the agent needs no
+    more answers. ``beaten`` is the time of the agent's last beat.
     """
 
     def __init__(self, lease: Lease, place: str, closing: threading.Event, *, is_on_server: bool) -> None:

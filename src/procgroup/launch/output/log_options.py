@@ -117,7 +117,7 @@ def prefix_template(given: str | None, nodes: int) -> str:
 
 
 def from_torch_template(text: str) -> str:
-    """Return a template of torch's, such as "[${role_name}${local_rank}]:", in the form of ``--log-prefix``.
+    """Convert torch's template, such as "[${role_name}${local_rank}]:", to the form of ``--log-prefix``.
 
     Raises ValueError for a field that does not exist.
     """

@@ -19,10 +19,10 @@ CAUSE_SECONDS = 1.5
 """How long to wait for the failure of a rank that all known failures blame."""
 
 
-def shutdown_seconds(asked: float | None, number: signal.Signals = signal.SIGTERM) -> float:
+def shutdown_seconds(timeout: float | None, number: signal.Signals = signal.SIGTERM) -> float:
     """Return the seconds from a signal to SIGKILL: those of ``--shutdown-timeout``, or a default for the signal."""
-    if asked is not None:
-        return asked
+    if timeout is not None:
+        return timeout
     return INTERRUPT_SECONDS if number is signal.SIGINT else SHUTDOWN_SECONDS
 
 

@@ -46,7 +46,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def die_with_writer(pipe: int) -> None:
-    """Have the kernel kill this process when the last writer of a pipe is gone; if it is gone already, end now.
+    """Have the kernel kill this process when a pipe has no writer left; if it has none already, end now.
 
     For a process whose parent is not the one to follow. All that was written must have been read: what comes
     later kills as well. Does nothing on systems other than Linux.

@@ -45,10 +45,10 @@ class HungRanks:
             self._look_at(rank, now)
         if self._no_report_by is not None and now >= self._no_report_by:
             self._no_report_by = None
-            self._say_what_is_not_seen()
+            self._say_reports_are_missing()
 
-    def _say_what_is_not_seen(self) -> None:
-        """Say that a rank in an endless loop looks like one that works, where no rank has reported anything."""
+    def _say_reports_are_missing(self) -> None:
+        """Print, where no rank has reported, that a rank in an endless loop cannot be told from one that works."""
         if not self._last_reports:
             self._say(
                 f"--hang-timeout {self._timeout:g}: no rank of this node has called procgroup.report yet, so only "

@@ -77,7 +77,7 @@ class RankProcess:
         self.rank = rank
         self.error_file: str = output.error_file
         self.ending: Ending | None = None
-        self.told_to_end = False
+        self.ended_by_launcher = False
         self.killed_for: str = ""
         out, err = os.pipe(), os.pipe()
         self.streams: list[Stream] = [
@@ -98,7 +98,7 @@ class RankProcess:
             os.close(err[1])
         self.pid: int = self._process.pid
         try:
-            # Readable once the process has ended; its number belongs to nobody else until it is collected.
+            # Readable once the process has ended; its pid is not used again until it is reaped.
             self.descriptor: int = os.pidfd_open(self.pid)
         except OSError:
             self._process.kill()
@@ -120,7 +120,7 @@ class RankProcess:
         """Return whether the rank has ended; if so, kill the rest of its process group.
 
         The group is signalled before the rank's exit status is collected: until then the kernel gives
-        its number to nobody else.
+        its pid to no other process.
         """
         if self.ending is None:
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

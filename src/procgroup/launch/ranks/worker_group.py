@@ -113,7 +113,7 @@ class WorkerGroup:
     def has_succeeded(self) -> bool:
         """Whether all ranks have ended with exit status 0."""
         return not (self.living or self.failures or self.incomplete or self.is_abandoned) and all(
-            rank.ending is not None and not rank.told_to_end for rank in self.ranks
+            rank.ending is not None and not rank.ended_by_launcher for rank in self.ranks
         )
 
     @property
@@ -155,7 +155,7 @@ class WorkerGroup:
     def end(self, number: signal.Signals, grace: float) -> None:
         """Send a signal that ends the ranks, and plan to kill those that have not ended after so many seconds."""
         for rank in self.living:
-            rank.told_to_end = True
+            rank.ended_by_launcher = True
             rank.signal(number)
         self._steps.schedule(grace, self.kill)
 
@@ -173,7 +173,7 @@ class WorkerGroup:
         if not self._notice.is_wanted:
             return False
         for rank in self.living:
-            rank.told_to_end = True
+            rank.ended_by_launcher = True
         self._notice.give(grace)
         self._steps.schedule(grace, self.kill)
         return True
@@ -189,14 +189,14 @@ class WorkerGroup:
     def kill(self) -> None:
         """Kill every running rank."""
         for rank in self.living:
-            rank.told_to_end = True
+            rank.ended_by_launcher = True
             rank.signal(signal.SIGKILL)
         self._steps.schedule(UNKILLABLE_SECONDS, self._abandon)
 
     def _record_end(self, rank: RankProcess, report_seconds: float) -> None:
         """Record the failure of a rank that has just ended, if it failed."""
         assert rank.ending is not None
-        if rank.ending.exit_code == 0 or rank.told_to_end:
+        if rank.ending.exit_code == 0 or rank.ended_by_launcher:
             return
         from procgroup.launch.failures.error_file import read_error_file  # these are needed after a failure only
         from procgroup.launch.failures.failure import Failure

@@ -1,1 +1,1 @@
-"""Processes that a program starts itself: spawn and start_processes."""
+"""Start processes from a program: ``spawn`` and ``start_processes``."""

@@ -1,7 +1,7 @@
-"""What a process does that ``spawn`` has started: end with its caller, run the function, report its exception.
+"""The main function of a process that ``spawn`` starts: end with the caller, run the function, report its exception.
 
-Everything that reports is imported before the function runs: a process without free file descriptors or memory
-imports nothing more. Nothing else is imported, so that children start fast.
+The modules for the report are imported before the function runs, because a process without free file descriptors or
+memory cannot import any more. Nothing else is imported, so that children start fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(
         os.environ.update(environment)
         fn(index, *args)
     except KeyboardInterrupt:
-        pass  # The parent ends all its children, and reports the interrupt once.
+        pass  # the parent ends all its children, and reports the interrupt once
     except SystemExit:
         raise
     except BaseException as error:
@@ -44,7 +44,7 @@ def run(
 
 
 def _die_with_caller(parent_pid: int | None) -> None:
-    """End with the process that called ``spawn``, whether it is the parent or a fork server's client."""
+    """Let the kernel end this process with the one that called ``spawn``: its parent, or a fork server's client."""
     caller = multiprocessing.parent_process()
     if parent_pid is not None:
         die_with_parent(parent_pid)

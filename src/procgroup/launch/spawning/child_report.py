@@ -1,8 +1,8 @@
 """The report that a child sends of the exception that ends it: when it was raised, its message, its traceback.
 
-It is text, so an exception that cannot be pickled is reported as well as any other, and nothing is executed to read
-it. It goes through a pipe, which leaves nothing behind when everything is killed, and it is so short that it is there
-as a whole or not at all: neither end ever waits for the other one.
+The report is text, so an exception that cannot be pickled is reported, too, and reading a report executes no code. It
+goes through a pipe, of which no file is left when all processes are killed. It is short enough to be written at once,
+so neither end ever waits for the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from procgroup.launch.failures.error_file import ErrorRecord
 from procgroup.launch.failures.uncaught import record_of
 
 MAX_TEXT_BYTES = 7 * 1024
-"""How much of the message, and of the traceback, is sent: multiprocessing writes 16 KiB at once."""
+"""The largest message, and the largest traceback, that is sent: multiprocessing writes 16 KiB at once."""
 
 
 class Report(NamedTuple):
@@ -26,7 +26,7 @@ class Report(NamedTuple):
 
 
 def send_report(connection: Connection, error: BaseException) -> None:
-    """Send the report of an exception; of long texts the beginning and the end."""
+    """Send the report of an exception; long texts are cut in the middle."""
     raised_at = time.monotonic()
     record = record_of(error, MAX_TEXT_BYTES)
     texts = (str(raised_at), record.message, record.traceback)
@@ -34,7 +34,7 @@ def send_report(connection: Connection, error: BaseException) -> None:
 
 
 def receive_report(connection: Connection) -> Report | None:
-    """Return the report that has come by now, or None where the child sent none."""
+    """Return the child's report, or None where none has arrived."""
     try:
         if not connection.poll():
             return None

@@ -1,4 +1,4 @@
-"""Hold Ctrl-C back while something is done that must not be left half done."""
+"""Defer Ctrl-C during a step that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class DeferredInterrupt:
-    """A context of the main thread at whose end a Ctrl-C takes effect that came inside of it.
+    """A context manager for the main thread that defers a Ctrl-C to its end.
 
-    A second Ctrl-C takes effect at once. Nothing is deferred where SIGINT has no handler in Python, because it raises
-    nothing then. A child that is forked inside has the handler from outside.
+    A second Ctrl-C takes effect at once. Nothing is deferred where SIGINT has no Python handler, because it raises no
+    exception then. A child that is forked inside gets the earlier handler.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
 """Start processes from a thread that lives as long as this process does.
 
-The kernel ends a child that asked for it together with the *thread* that started it. The main thread lasts;
-another thread may end early and would take the children along. So for other threads one thread is kept
-that does nothing but start processes.
+A child that asked the kernel to die with its parent is killed when the *thread* that started it ends. The main thread
+lives as long as the process, but other threads may end early. For those, one thread is kept that only starts processes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _Answers = queue.SimpleQueue[BaseException | None]
 
 
 class LastingStarter:
-    """Starts multiprocessing processes; usable from every thread, and again in a forked child."""
+    """Starts multiprocessing processes; may be used from every thread, and in a forked child."""
 
     def __init__(self) -> None:
         self._interrupt = DeferredInterrupt()
@@ -29,9 +28,9 @@ class LastingStarter:
             os.register_at_fork(after_in_child=self._forget_thread)
 
     def start(self, process: BaseProcess, started: list[BaseProcess]) -> None:
-        """Do ``process.start()``, which may raise, and add the process to ``started``.
+        """Call ``process.start()``, which may raise, and add the process to ``started``.
 
-        Ctrl-C takes effect afterwards: a process that runs is in the list, and can be ended.
+        A Ctrl-C is deferred, so that every process that runs is in the list, and can be ended.
         """
         if threading.current_thread() is threading.main_thread():
             with self._interrupt:
@@ -60,7 +59,7 @@ class LastingStarter:
                 answers.put(None)
 
     def _forget_thread(self) -> None:
-        """Begin anew in a forked child, which has no other threads and may have copied a held lock."""
+        """Reset in a forked child, which has no other threads and may have copied a held lock."""
         self._lock = threading.Lock()
         self._requests = queue.SimpleQueue()
         self._thread = None

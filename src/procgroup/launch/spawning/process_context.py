@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProcessContext:
-    """Processes that were started together. Keep it as long as they run: it hosts their store.
+    """Processes that were started together. Keep this object as long as they run: it hosts their store.
 
     ``processes`` are the multiprocessing processes; ``sentinels`` maps the sentinel of each that has not been
     joined to its index. ``reports`` are the receiving ends of the children's reports, and ``kills_before`` the
@@ -53,7 +53,7 @@ class ProcessContext:
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Wait until a process ends, at most ``timeout`` seconds; return whether all have ended well.
+        """Wait until a process ends, at most ``timeout`` seconds; return whether all have succeeded.
 
         To wait for all, call it until it returns True. When a process failed, the others get
         ``grace_period`` seconds to end by themselves, then SIGTERM, then the same again (30 s without one),
@@ -74,7 +74,7 @@ class ProcessContext:
         raise _exception(self._first)
 
     def end(self, seconds: float) -> None:
-        """End the processes that still run: ask, wait so many seconds, kill. Then let go of everything."""
+        """End the running processes: SIGTERM, so many seconds, SIGKILL. Then release all resources."""
         for process in self.processes:
             if process.is_alive():
                 process.terminate()
@@ -102,13 +102,13 @@ class ProcessContext:
             os.close(self._pidfds.popitem()[1])
 
     def _collect(self, timeout: float | None) -> None:
-        """Wait for the next end, and note when it was seen."""
-        if self.sentinels and not self._note_ends():
+        """Wait until a process ends, and record the time."""
+        if self.sentinels and not self._record_ends():
             multiprocessing.connection.wait([*self.sentinels, *self._pidfds.values()], timeout)
-            self._note_ends()
+            self._record_ends()
 
-    def _note_ends(self) -> bool:
-        """Note which processes have ended since the last look; return whether there are any."""
+    def _record_ends(self) -> bool:
+        """Record the processes that have ended since the last call; return whether there are any."""
         ended = [item for item in self.sentinels.items() if self.processes[item[1]].exitcode is not None]
         for sentinel, index in ended:
             del self.sentinels[sentinel]
@@ -123,7 +123,7 @@ class ProcessContext:
             self._collect(remaining)
 
     def _find_first(self) -> Failure | None:
-        """Return the failure that the others follow from; while all blame another process, give that one a moment."""
+        """Return the failure that the others follow from; while all blame another process, await its own."""
         if not any(self.processes[index].exitcode for index in self._ends):
             return None
         from procgroup.launch.failures.report import first_failure  # needed after a failure only
@@ -138,7 +138,7 @@ class ProcessContext:
         return first_failure(failures)
 
     def _failures(self) -> list[Failure]:
-        """Return the failures by now, those of processes included that are still on their way out."""
+        """Return the failures so far, including processes that have reported an exception and not yet ended."""
         from procgroup.launch.failures.failure import Failure
 
         kills = OutOfMemoryKills.so_far().since(self._kills_before)
@@ -171,21 +171,21 @@ class SpawnContext(ProcessContext):
 
 
 def _open_pidfds(processes: Sequence[BaseProcess]) -> dict[int, int]:
-    """Return by index a descriptor of each process that is ready once it has ended.
+    """Return a pidfd of each process by index; it is readable once the process has ended.
 
-    The sentinel of a process is not, while children that it forked live: they have inherited its other end. Of a fork
-    server's processes the other end is the server's.
+    A process's sentinel is not readable while children live that the process has forked, because they inherit the
+    sentinel's other end. For processes of a fork server, the server holds the other end.
     """
     pidfds = {}
     for index, process in enumerate(processes):
         if process.pid is not None and not isinstance(process, ForkServerProcess):
-            with contextlib.suppress(OSError):  # it has ended, and multiprocessing has collected it
+            with contextlib.suppress(OSError):  # the process has ended, and multiprocessing has reaped it
                 pidfds[index] = os.pidfd_open(process.pid)
     return pidfds
 
 
 def _exception(first: Failure) -> ProcessException:
-    """Return what ``join`` raises: torch's text, and after it whether memory ran out."""
+    """Return the exception of ``join``: torch's text, and whether the kernel killed the process for want of memory."""
     ending = f"signal {first.signal_name}" if first.signal_name else f"exit code {first.exit_code}"
     kills = first.kills if first.exit_code == -signal.SIGKILL else None
     memory = f"; {kills.verdict}" if kills is not None and kills.any_of_group else ""

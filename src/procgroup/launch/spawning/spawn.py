@@ -7,9 +7,9 @@
     Process(...).start()  ──environment, fn, args──>   die_with_parent; fn(i, *args)
     ProcessContext.join() <──exit status, Report────   ends
 
-The processes are multiprocessing's: only these inherit its queues, locks and shared memory, and can be forked. The
-first failure is found as in ``procgroup run``: by cause, then by time. The kernel ends the children when the parent is
-killed; Ctrl-C in ``join`` ends them within INTERRUPT_SECONDS.
+The processes are multiprocessing's, because only these can inherit its queues, locks and shared memory, and be forked.
+The first failure is found as in ``procgroup run``: by cause, then by time. The kernel kills the children when the
+parent is killed; Ctrl-C in ``join`` ends them within INTERRUPT_SECONDS.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ def _start(
 
 
 def _key_variable() -> Variable[str]:
-    """Return where children find the store's secret.
+    """Return the variable in which children get the store's secret.
 
-    A secret of the user is the whole job's. One that is made here is this store's alone: children that meet
-    elsewhere, perhaps with those of another ``spawn``, must not have a secret that the others lack.
+    A secret of the user belongs to the whole job. A secret that is made here belongs to this store only: children that
+    meet elsewhere, perhaps with those of another ``spawn``, must not use a secret that the others lack.
     """
     return PROCGROUP_JOB_KEY if PROCGROUP_JOB_KEY.is_set() else PROCGROUP_STORE_KEY
 

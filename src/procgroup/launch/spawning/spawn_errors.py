@@ -1,4 +1,4 @@
-"""The exceptions of a function that failed in another process: those of ``spawn`` and of ``elastic_launch``."""
+"""The exceptions of ``spawn`` and ``elastic_launch`` for a function that failed in another process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProcessExitedException(ProcessException):
 
 
 def process_exception(failure: Failure, process: str, ending: str) -> ProcessException:
-    """Return what the parent raises for a failure; ``ending`` is its text where the function did not raise.
+    """Return the exception of the parent for a failure; ``ending`` is its text where the function did not raise.
 
     ``process`` names the process in the text that holds its traceback.
     """

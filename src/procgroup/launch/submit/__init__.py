@@ -1,1 +1,1 @@
-"""Jobs for schedulers: what to submit, and the submission."""
+"""Write jobs for schedulers, and submit them."""

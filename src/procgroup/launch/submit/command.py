@@ -1,4 +1,4 @@
-"""``procgroup submit``: write a job for Slurm, Kubernetes or Ray, and hand it to the scheduler's own client."""
+"""``procgroup submit``: write a job for Slurm, Kubernetes or Ray, and submit it with the scheduler's client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BYTES_BEFORE_MARK = 4096
 
 
 class Scheduler(NamedTuple):
-    """How a scheduler is given a job: the flags, the job's text, and its client's command for the written file."""
+    """How to submit a job to a scheduler: the flags, the job's text, and the client's command for the written file."""
 
     summary: str
     suffix: str
@@ -48,12 +48,12 @@ SCHEDULERS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the job that the command line describes, and submit it if the client is here; return the exit status."""
+    """Write the job that the command line describes; submit it if the client is installed. Return the exit status."""
     options = _parser().parse_args(arguments)
     scheduler = SCHEDULERS[options.scheduler]
     options.program = _program(options.program)
     if not options.program:
-        options.parser.error("which program? It stands at the end: procgroup submit ... train.py --its-flag 1")
+        options.parser.error("expected a program at the end, such as: procgroup submit ... train.py --its-flag 1")
     options.name = options.name or _name_of(options.program)
     try:
         _check_name(options.name)
@@ -100,13 +100,13 @@ def _program(words: list[str]) -> list[str]:
 
 
 def _name_of(program: Sequence[str]) -> str:
-    """Return a name for the job: the script's, in letters that every scheduler takes."""
+    """Return a name for the job: the script's, with characters that every scheduler accepts."""
     script = next((word for word in program if word.endswith(".py")), program[0])
     return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:40].strip("-") or "job"
 
 
 def _check_name(name: str) -> None:
-    """Raise ValueError for a name that is not also a plain name of a file."""
+    """Raise ValueError for a name that cannot be a file name, too."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(f"expected --name to be letters, digits, dots, hyphens and underscores, got {name!r}")
 
@@ -131,7 +131,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _with_mark(text: str) -> str:
-    """Return the text with the mark of this command as its first line, or its second after an interpreter's."""
+    """Insert the mark of this command as the first line, or as the second one after ``#!``."""
     first, end, rest = text.partition("\n")
     return f"{first}{end}{_MARK}{rest}" if first.startswith("#!") else _MARK + text
 

@@ -1,7 +1,7 @@
 """The manifest of ``procgroup submit k8s``: one pod for each rank, as a JobSet or as an Indexed Job with its service.
 
-The pods' index is the rank (JOB_COMPLETION_INDEX). The pod with index 0 has a name of its own, by which the others find
-it. The job's key is a Secret of the cluster: whoever may read Secrets of the namespace, or the written file, knows it.
+The index of a pod is its rank (JOB_COMPLETION_INDEX). The other pods find the pod with index 0 by its name. The job's
+key is a Secret of the cluster, visible to whoever may read Secrets of the namespace, or the written file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ kind: Service
 metadata:
   name: {name}
 spec:
-  clusterIP: None  # headless: it names the pods
+  clusterIP: None  # headless: gives the pods names
   publishNotReadyAddresses: true
   selector:
     batch.kubernetes.io/job-name: {name}
@@ -97,7 +97,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def manifest(options: argparse.Namespace) -> str:
-    """Return the manifest, with a new key. Raises ValueError for a name or a number that Kubernetes does not take."""
+    """Return the manifest, with a new key. Raises ValueError for a name or a number that Kubernetes refuses."""
     if not _NAME.fullmatch(options.name):
         raise ValueError(
             f"expected --name to be at most 40 small letters, digits and hyphens, a letter first, got {options.name!r}"
@@ -113,7 +113,7 @@ def manifest(options: argparse.Namespace) -> str:
         **names,
         pods=options.pods,
         subdomain="" if is_job_set else f"    subdomain: {options.name}\n",
-        image=json.dumps(options.image),  # a string of JSON is one of YAML
+        image=json.dumps(options.image),  # a JSON string is also a YAML string
         program=json.dumps(options.program),
         address=f"{first_pod}.{options.name}",
         port=PORT,
@@ -125,7 +125,7 @@ def manifest(options: argparse.Namespace) -> str:
 
 
 def _resources(options: argparse.Namespace) -> str:
-    """Return what each pod is given, in the container's part of the manifest."""
+    """Return the resources of each pod, as a part of the manifest's container."""
     wanted = {"cpu": options.cpus, "memory": options.memory, "nvidia.com/gpu": options.gpus and str(options.gpus)}
     lines = [f"            {name}: {json.dumps(amount)}\n" for name, amount in wanted.items() if amount]
     return "        resources:\n          limits:\n" + "".join(lines) if lines else ""

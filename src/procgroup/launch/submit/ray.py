@@ -8,7 +8,7 @@ import shlex
 CLIENT = "ray"
 
 START_SECONDS = 600.0
-"""How long to wait for room in the cluster."""
+"""How long to wait for free resources in the cluster."""
 
 _SCRIPT = """#!/bin/sh
 # {name}: {ranks} ranks. The cluster's Python needs procgroup; the working directory is copied to it.
@@ -26,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rank_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how many ranks there are, and what each is given."""
+    """Add the flags for the number of ranks and the resources of each."""
     parser.add_argument("--ranks", type=int, default=1, help="how many ranks (default: 1)")
     parser.add_argument("--cpus-per-rank", type=float, default=1.0, help="Ray's CPUs for each rank (default: 1)")
     parser.add_argument("--gpus-per-rank", type=float, default=0.0, help="Ray's GPUs for each rank (default: 0)")
@@ -34,12 +34,12 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
         "--start-timeout",
         type=float,
         default=START_SECONDS,
-        help=f"seconds to wait for room in the cluster (default: {START_SECONDS:g})",
+        help=f"seconds to wait for free resources in the cluster (default: {START_SECONDS:g})",
     )
 
 
 def check_rank_flags(options: argparse.Namespace) -> None:
-    """Raise ValueError for a number of ranks, CPUs, GPUs or seconds that there cannot be."""
+    """Raise ValueError for an unusable number of ranks, CPUs, GPUs or seconds."""
     if options.ranks < 1 or options.start_timeout <= 0:
         raise ValueError(
             f"expected --ranks of at least 1, --start-timeout above 0, got {options.ranks}, {options.start_timeout:g}"

@@ -1,7 +1,7 @@
-"""A program: start ranks in a Ray cluster, an actor for each, and end them together. Ray jobs run it.
+"""Start ranks in a Ray cluster, an actor for each, and end them together; the program of a Ray job.
 
 ``python -m procgroup.launch.submit.ray_ranks --ranks 4 -- python train.py``. Each rank is a process of its own, which
-lives no longer than its actor, with the variables of env://. The job's key goes to the actors in Ray's own messages.
+ends with its actor, and has the variables of env://. The job's key goes to the actors in Ray's own messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Rank:
         self._port: ReservedPort | None = None
 
     def place(self) -> tuple[str, int]:
-        """Return this node's address, and a port there that is kept for rank 0."""
+        """Return this node's address, and a port there that is reserved for rank 0."""
         import ray
 
         address = str(ray.util.get_node_ip_address())
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_rank_flags(options)
     except ValueError as error:
         parser.error(str(error))
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or Ray shows a line that several ranks print once
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # by default Ray prints a line of several ranks once
     import ray
 
     ray.init()
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _start_actors(options: argparse.Namespace) -> list[Any]:
-    """Start an actor for each rank, all of them or none. Exits with the reason where the cluster has no room."""
+    """Start an actor for each rank, all or none. Exits with the reason where the cluster lacks the resources."""
     import ray
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -76,7 +76,7 @@ def _start_actors(options: argparse.Namespace) -> list[Any]:
     group = placement_group([{name: amount for name, amount in given.items() if amount}] * options.ranks)
     if not group.wait(options.start_timeout):
         sys.exit(
-            f"procgroup: the cluster had no room for {options.ranks} ranks with {given} each after "
+            f"procgroup: the cluster had no free resources for {options.ranks} ranks with {given} each after "
             f"{options.start_timeout:g} s; it has {ray.cluster_resources()} in all"
         )
     remote = ray.remote(_Rank)
@@ -91,7 +91,7 @@ def _start_actors(options: argparse.Namespace) -> list[Any]:
 
 
 def _environments(places: Sequence[tuple[str, int]]) -> list[dict[str, str]]:
-    """Return the variables of each rank, from the address and port of each."""
+    """Return the variables of each rank, given each rank's address and port."""
     address, port = places[0]
     on_host = Counter(host for host, _ in places)
     before: Counter[str] = Counter()
@@ -110,7 +110,7 @@ def _environments(places: Sequence[tuple[str, int]]) -> list[dict[str, str]]:
 
 
 def _await_ranks(running: dict[Any, int]) -> int:
-    """Wait for all ranks; on the first failure, end: the actors end with this program, and the ranks with them."""
+    """Wait for all ranks, or the first failure; the actors and their ranks end with this program."""
     import ray
 
     while running:
@@ -119,7 +119,7 @@ def _await_ranks(running: dict[Any, int]) -> int:
         try:
             status = int(ray.get(done))
         except ray.exceptions.RayError as error:
-            print(f"procgroup: rank {rank} of Ray is lost: {error}", file=sys.stderr)
+            print(f"procgroup: rank {rank} is lost: {error}", file=sys.stderr)
             return 1
         if status != 0:
             print(f"procgroup: rank {rank} ended with exit status {status}; ending the others", file=sys.stderr)

@@ -9,7 +9,7 @@ import shlex
 _SCRIPT = """#!/bin/bash
 {directives}
 
-# The job's key: known to the tasks of this job only, written nowhere. srun hands it on in their environment.
+# The job's key: written to no file. srun passes it to the tasks in their environment.
 PROCGROUP_JOB_KEY=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
 export PROCGROUP_JOB_KEY
 export OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
@@ -24,7 +24,7 @@ _FLAGS = {
     "--gpus-per-node": ("gpus_per_node", "GPUs of each node"),
     "--mem": ("mem", "memory of each node"),
 }
-"""Flags that are sbatch's own, handed on as they are."""
+"""Flags of sbatch, passed unchanged."""
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|unlimited|infinite", re.ASCII | re.IGNORECASE)
 
@@ -42,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def batch_script(options: argparse.Namespace) -> str:
-    """Return the batch script. Raises ValueError for a number below 1, or text that is none of sbatch's."""
+    """Return the batch script. Raises ValueError for a number below 1, or a text that sbatch refuses."""
     for flag in ("nodes", "ntasks_per_node", "cpus_per_task"):
         if getattr(options, flag) < 1:
             raise ValueError(f"expected --{flag.replace('_', '-')} to be at least 1, got {getattr(options, flag)}")
@@ -61,6 +61,6 @@ def batch_script(options: argparse.Namespace) -> str:
     if options.time and not _TIME.fullmatch(options.time):
         raise ValueError(f"expected --time as minutes, HH:MM:SS, DAYS-HH or unlimited, got {options.time!r}")
     directives = "\n".join(f"#SBATCH {flag}" for flag in flags)
-    # srun takes the number of cores from the job only in some versions of Slurm.
+    # srun inherits the number of cores from the job only in some versions of Slurm.
     cpus = f"--cpus-per-task={options.cpus_per_task} "
     return _SCRIPT.format(directives=directives, cpus=cpus, program=shlex.join(options.program))
