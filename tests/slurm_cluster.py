@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -29,6 +30,7 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock
 CredType=cred/munge
 SlurmctldPort={controller_port}
+FirstJobId={first_job}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdPidFile={folder}/slurmd.%n.pid
@@ -86,9 +88,10 @@ def running_on(folder: Path, nodes: Sequence[Node], controller: str, controller_
     key.chmod(0o400)
     lines = [f"NodeName={node.name} {node.settings} CPUs=4 CoresPerSocket=4 RealMemory=500" for node in nodes]
     settings = folder / "slurm.conf"
-    settings.write_text(
-        _SETTINGS.format(folder=folder, controller=controller, controller_port=controller_port, nodes="\n".join(lines))
-    )
+    # Jobs of one number meet at one port: clusters that share this machine need numbers of their own.
+    first_job = 1 + secrets.randbelow(1_000_000)
+    names = {"folder": folder, "controller": controller, "controller_port": controller_port, "first_job": first_job}
+    settings.write_text(_SETTINGS.format(**names, nodes="\n".join(lines)))
     environment = {"SLURM_CONF": str(settings), "PATH": _path()}
     files = {"socket": "munge.sock", "key-file": "munge.key", "pid-file": "munged.pid", "seed-file": "munge.seed"}
     munge = [f"--{flag}={folder / name}" for flag, name in {**files, "log-file": "munged.log"}.items()]
