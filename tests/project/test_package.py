@@ -34,8 +34,9 @@ def test_the_package_is_marked_as_typed() -> None:
 
 
 def test_the_package_takes_megabytes_not_gigabytes() -> None:
-    installed = sum(file.stat().st_size for file in Path(procgroup.__file__).parent.rglob("*") if file.is_file())
-    assert installed < 8 << 20
+    files = (file for file in Path(procgroup.__file__).parent.rglob("*") if file.is_file())
+    # Without Python's caches, of which a run of the tests adds more.
+    assert sum(file.stat().st_size for file in files if file.suffix != ".pyc") < 6 << 20
 
 
 def test_the_changelog_has_the_version() -> None:

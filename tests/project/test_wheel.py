@@ -92,6 +92,8 @@ def check_contents(wheel: zipfile.ZipFile) -> None:
     assert [re.match(r"\w+", need)[0] for need in always] == ["numpy"]  # type: ignore[index]
     assert "Typing :: Typed" in facts.get_all("Classifier", [])
     assert "procgroup/py.typed" in wheel.namelist() and "procgroup/_native.pyi" in wheel.namelist()
+    (program,) = (entry for entry in wheel.infolist() if entry.filename == "procgroup/die_with_parent")
+    assert program.external_attr >> 16 & 0o111, "the program that starts a rank cannot be executed"
     (entry_points,) = (path for path in wheel.namelist() if path.endswith("entry_points.txt"))
     assert "pgrun=procgroup.__main__:run" in wheel.read(entry_points).decode().replace(" ", "")
     (native,) = (path for path in wheel.namelist() if path.endswith(".so"))
