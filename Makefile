@@ -60,6 +60,7 @@ check-types:
 check-programs:
 	@$(PY) tools/check_programs.py
 check-layers:
+	@$(PY) tools/check_includes.py
 	@$(VENV)/bin/lint-imports --no-logo >build/layers.log || { cat build/layers.log; exit 1; }
 check-native:
 	@$(NATIVE_SOURCES) | xargs $(VENV)/bin/clang-format --dry-run --Werror

@@ -9,7 +9,7 @@ namespace {
 
 std::string number(size_t value) { return std::to_string(value); }
 
-uintptr_t begin_of(const Piece& piece) { return reinterpret_cast<uintptr_t>(piece.data); }
+uintptr_t begin_of(const Block& block) { return reinterpret_cast<uintptr_t>(block.data); }
 
 }  // namespace
 
@@ -19,7 +19,7 @@ const ArrayView& Arguments::one(nb::handle array, Access access, const char* nam
   return view;
 }
 
-std::vector<Piece> Arguments::list(nb::handle arrays, Access access, const char* name) {
+std::vector<Block> Arguments::list(nb::handle arrays, Access access, const char* name) {
   if (!PyList_Check(arrays.ptr()) && !PyTuple_Check(arrays.ptr()))
     throw nb::type_error(("Invalid function argument. Expected parameter `" + std::string(name) +
                           "` to be a list of arrays but got " +
@@ -29,18 +29,18 @@ std::vector<Piece> Arguments::list(nb::handle arrays, Access access, const char*
   if (length != static_cast<size_t>(site_.size()))
     site_.refuse("invalid list `" + std::string(name) + "`: expected length " + std::to_string(site_.size()) +
                  ", one array per rank, got " + number(length));
-  std::vector<Piece> pieces;
-  pieces.reserve(length);
+  std::vector<Block> blocks;
+  blocks.reserve(length);
   for (size_t index = 0; index < length; ++index) {
     const nb::object array = arrays[index];
     const ArrayView& view = issued_->arrays.emplace_back(array, access, ParameterName{name, static_cast<int>(index)});
     require_one_dtype();
-    pieces.push_back({view.data(), view.count()});
+    blocks.push_back({view.data(), view.count()});
   }
-  return pieces;
+  return blocks;
 }
 
-std::vector<Piece> Arguments::list_of_root(nb::handle arrays, int root, Access access, const char* name,
+std::vector<Block> Arguments::list_of_root(nb::handle arrays, int root, Access access, const char* name,
                                            const char* where) {
   // An empty list stands for none, as in torch.
   const bool given = !arrays.is_none() && !(PyList_Check(arrays.ptr()) && nb::len(arrays) == 0);
@@ -63,16 +63,16 @@ void Arguments::require_one_dtype() const {
                      " and " + dtype_name(last) + "; pass arrays of one dtype");
 }
 
-std::vector<Piece> Arguments::equal_pieces(const ArrayView& whole) const {
+std::vector<Block> Arguments::equal_blocks(const ArrayView& whole) const {
   const auto size = static_cast<size_t>(site_.size());
   const size_t count = whole.count() / size;
-  std::vector<Piece> pieces(size);
+  std::vector<Block> blocks(size);
   for (size_t index = 0; index < size; ++index)
-    pieces[index] = {static_cast<std::byte*>(whole.data()) + index * count * dtype_size(whole.dtype()), count};
-  return pieces;
+    blocks[index] = {static_cast<std::byte*>(whole.data()) + index * count * dtype_size(whole.dtype()), count};
+  return blocks;
 }
 
-std::vector<Piece> Arguments::rows(const ArrayView& whole, nb::handle splits, const char* name) const {
+std::vector<Block> Arguments::rows(const ArrayView& whole, nb::handle splits, const char* name) const {
   const auto size = static_cast<size_t>(site_.size());
   const std::string parameter = std::string(name) + "_split_sizes";
   const bool equal = splits.is_none() || (PySequence_Check(splits.ptr()) && nb::len(splits) == 0);
@@ -90,13 +90,13 @@ std::vector<Piece> Arguments::rows(const ArrayView& whole, nb::handle splits, co
     site_.refuse("Split sizes doesn't match total dim 0 size: `" + parameter + "` sum to " + number(total) + ", but `" +
                  name + "` has " + number(whole.rows()) + " rows");
   const size_t row = whole.rows() == 0 ? 0 : whole.count() / whole.rows();
-  std::vector<Piece> pieces;
+  std::vector<Block> blocks;
   auto* at = static_cast<std::byte*>(whole.data());
   for (const size_t length : lengths) {
-    pieces.push_back({at, length * row});
+    blocks.push_back({at, length * row});
     at += length * row * dtype_size(whole.dtype());
   }
-  return pieces;
+  return blocks;
 }
 
 std::vector<size_t> Arguments::lengths(nb::handle splits, const char* name) const {
@@ -124,7 +124,7 @@ void Arguments::refuse_overlap() const {
   site_.refuse("the outputs overlap with each other; pass arrays of their own");
 }
 
-// Outputs that are strided have pieces of scratch memory, which never overlap: here they themselves are compared.
+// Outputs that are strided have blocks of scratch memory, which never overlap: here they themselves are compared.
 void Arguments::require_outputs_apart() const {
   std::vector<const ArrayView*> outputs;
   for (const ArrayView& view : issued_->arrays)
@@ -137,23 +137,23 @@ void Arguments::require_outputs_apart() const {
   }
 }
 
-void Arguments::require_disjoint(const std::vector<Piece>& inputs, const std::vector<Piece>& outputs) const {
+void Arguments::require_disjoint(const std::vector<Block>& inputs, const std::vector<Block>& outputs) const {
   require_outputs_apart();
   const size_t itemsize = dtype_size(dtype());
-  const auto end_of = [&](const Piece& piece) { return begin_of(piece) + piece.count * itemsize; };
-  std::vector<const Piece*> sorted;
-  for (const Piece& piece : outputs)
-    if (piece.count != 0) sorted.push_back(&piece);
-  std::ranges::sort(sorted, {}, [](const Piece* piece) { return begin_of(*piece); });
+  const auto end_of = [&](const Block& block) { return begin_of(block) + block.count * itemsize; };
+  std::vector<const Block*> sorted;
+  for (const Block& block : outputs)
+    if (block.count != 0) sorted.push_back(&block);
+  std::ranges::sort(sorted, {}, [](const Block* block) { return begin_of(*block); });
   for (size_t index = 1; index < sorted.size(); ++index)
     if (begin_of(*sorted[index]) < end_of(*sorted[index - 1])) refuse_overlap();
   const auto rank = static_cast<size_t>(site_.rank());
   for (size_t index = 0; index < inputs.size(); ++index) {
-    const Piece& input = inputs[index];
+    const Block& input = inputs[index];
     if (input.count == 0) continue;
     // The first output that ends behind the begin of the input; then only that one and the next may overlap with it.
     auto next =
-        std::ranges::upper_bound(sorted, begin_of(input), {}, [&](const Piece* piece) { return end_of(*piece); });
+        std::ranges::upper_bound(sorted, begin_of(input), {}, [&](const Block* block) { return end_of(*block); });
     for (; next != sorted.end() && begin_of(**next) < end_of(input); ++next) {
       const bool own = (inputs.size() == 1 || index == rank) && (outputs.size() == 1 || *next == &outputs[rank]);
       if (own && begin_of(**next) == begin_of(input) && (*next)->count == input.count) continue;

@@ -1,4 +1,4 @@
-// The arguments of one call: arrays become pieces of memory, and everything is checked before a byte moves.
+// The arguments of one call: arrays become blocks of memory, and everything is checked before a byte moves.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "array_view.hpp"
-#include "engine/group.hpp"
+#include "group/group.hpp"
 #include "python_engine.hpp"
 
 namespace procgroup {
@@ -51,17 +51,17 @@ class Arguments {
   }
 
   const ArrayView& one(nb::handle array, Access access, const char* name);
-  // One piece per rank, all of one dtype with what was read before. Names are those of the parameter.
-  std::vector<Piece> list(nb::handle arrays, Access access, const char* name);
+  // One block per rank, all of one dtype with what was read before. Names are those of the parameter.
+  std::vector<Block> list(nb::handle arrays, Access access, const char* name);
   // The list that the root alone gives, and an empty one elsewhere. `where` is torch's "destination" or "source".
-  std::vector<Piece> list_of_root(nb::handle arrays, int root, Access access, const char* name, const char* where);
-  // An array of one equal piece per rank; its size has been checked.
-  std::vector<Piece> equal_pieces(const ArrayView& whole) const;
+  std::vector<Block> list_of_root(nb::handle arrays, int root, Access access, const char* name, const char* where);
+  // An array of one equal block per rank; its size has been checked.
+  std::vector<Block> equal_blocks(const ArrayView& whole) const;
   // The rows of an array, so many for each rank; None: as many for all.
-  std::vector<Piece> rows(const ArrayView& whole, nb::handle splits, const char* name) const;
+  std::vector<Block> rows(const ArrayView& whole, nb::handle splits, const char* name) const;
 
-  // Refuse outputs that overlap with each other, or with an input that is not this rank's own piece.
-  void require_disjoint(const std::vector<Piece>& inputs, const std::vector<Piece>& outputs) const;
+  // Refuse outputs that overlap with each other, or with an input that is not this rank's own block.
+  void require_disjoint(const std::vector<Block>& inputs, const std::vector<Block>& outputs) const;
 
   Dtype dtype() const { return issued_->arrays.front().dtype(); }
   std::shared_ptr<Issued> issued() const { return issued_; }

@@ -10,7 +10,7 @@
 
 #include "dtype/dtype.hpp"
 #include "dtype/strided.hpp"
-#include "engine/request.hpp"
+#include "ops/request.hpp"
 
 namespace procgroup {
 

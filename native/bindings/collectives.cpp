@@ -1,9 +1,9 @@
-// From the arguments of each collective to a request: which pieces of which arrays, after all checks.
+// From the arguments of each collective to a request: which blocks of which arrays, after all checks.
 #include <algorithm>
 #include <numeric>
 
 #include "dtype/scale.hpp"
-#include "engine/packing.hpp"
+#include "ops/packing.hpp"
 #include "python_group.hpp"
 
 namespace procgroup {
@@ -27,24 +27,24 @@ Request make(OpKind op, const ArrayView& view, int root = -1) {
 
 // Let each of this rank's elements be multiplied into memory of the request's own, right before the call reads them.
 void premultiply(Request& request, double factor) {
-  std::vector<Piece> from = request.inputs;
+  std::vector<Block> from = request.inputs;
   if (from.empty()) from.push_back({const_cast<void*>(request.input), request.descriptor.count});
   const Dtype dtype = request.descriptor.dtype;
   size_t count = 0;
-  for (const Piece& piece : from) count += piece.count;
+  for (const Block& block : from) count += block.count;
   const std::shared_ptr<std::byte[]> scaled(new std::byte[count * dtype_size(dtype)]);
   std::byte* at = scaled.get();
-  for (Piece& piece : request.inputs) {
-    piece.data = at;
-    at += piece.count * dtype_size(dtype);
+  for (Block& block : request.inputs) {
+    block.data = at;
+    at += block.count * dtype_size(dtype);
   }
   if (request.inputs.empty()) request.input = scaled.get();
   request.before = [before = std::move(request.before), from = std::move(from), scaled, dtype, factor] {
     if (before) before();
     std::byte* to = scaled.get();
-    for (const Piece& piece : from) {
-      scale(dtype, to, piece.data, factor, piece.count);
-      to += piece.count * dtype_size(dtype);
+    for (const Block& block : from) {
+      scale(dtype, to, block.data, factor, block.count);
+      to += block.count * dtype_size(dtype);
     }
   };
 }
@@ -54,50 +54,50 @@ void reduce_with(Request& request, const Reduction& reduction) {
   if (reduction.op == ReduceOp::kPremulSum) premultiply(request, reduction.factor);
 }
 
-// Describe pieces of which every rank has the same: by one size, or by the sum and a hash of the sizes.
-void describe_pieces(Descriptor& call, const std::vector<Piece>& pieces) {
-  const auto differs = [&](const Piece& piece) { return piece.count != pieces[0].count; };
-  if (std::ranges::none_of(pieces, differs)) {
-    call.count = pieces[0].count;
+// Describe blocks of which every rank has the same: by one size, or by the sum and a hash of the sizes.
+void describe_blocks(Descriptor& call, const std::vector<Block>& blocks) {
+  const auto differs = [&](const Block& block) { return block.count != blocks[0].count; };
+  if (std::ranges::none_of(blocks, differs)) {
+    call.count = blocks[0].count;
     return;
   }
   call.count = 0;
-  for (const Piece& piece : pieces) call.count += piece.count;
-  call.splits = hash_of_sizes(pieces);
+  for (const Block& block : blocks) call.count += block.count;
+  call.splits = hash_of_sizes(blocks);
 }
 
 std::string elements(size_t count, Dtype dtype) { return std::to_string(count) + " " + dtype_name(dtype); }
 
-// Each of the pieces of a list is as large as the array.
-void require_equal(const CallSite& site, const std::vector<Piece>& pieces, const char* name, const ArrayView& view,
+// Each of the blocks of a list is as large as the array.
+void require_equal(const CallSite& site, const std::vector<Block>& blocks, const char* name, const ArrayView& view,
                    const char* array) {
-  for (size_t index = 0; index < pieces.size(); ++index)
-    if (pieces[index].count != view.count())
+  for (size_t index = 0; index < blocks.size(); ++index)
+    if (blocks[index].count != view.count())
       site.refuse("`" + ParameterName{name, static_cast<int>(index)}.text() + "` holds " +
-                  elements(pieces[index].count, view.dtype()) + ", expected " + elements(view.count(), view.dtype()) +
+                  elements(blocks[index].count, view.dtype()) + ", expected " + elements(view.count(), view.dtype()) +
                   " as in `" + array + "`");
 }
 
-// This rank's piece of a list is as large as its array.
-void require_own(const CallSite& site, const std::vector<Piece>& pieces, const char* name, const ArrayView& view,
+// This rank's block of a list is as large as its array.
+void require_own(const CallSite& site, const std::vector<Block>& blocks, const char* name, const ArrayView& view,
                  const char* array) {
-  const size_t count = pieces[static_cast<size_t>(site.rank())].count;
+  const size_t count = blocks[static_cast<size_t>(site.rank())].count;
   if (count == view.count()) return;
   site.refuse("`" + ParameterName{name, site.rank()}.text() + "`, which is this rank's, holds " +
               elements(count, view.dtype()) + ", expected " + elements(view.count(), view.dtype()) + " as in `" +
               array + "`");
 }
 
-void require_parts(const CallSite& site, const ArrayView& whole, const char* name, const ArrayView& part,
-                   const char* part_name) {
+void require_blocks(const CallSite& site, const ArrayView& whole, const char* name, const ArrayView& part,
+                    const char* block_name) {
   const size_t expected = part.count() * static_cast<size_t>(site.size());
   if (whole.count() == expected) return;
   site.refuse("`" + std::string(name) + "` holds " + elements(whole.count(), whole.dtype()) + ", expected " +
-              std::to_string(expected) + ": " + std::to_string(part.count()) + ", as `" + part_name +
+              std::to_string(expected) + ": " + std::to_string(part.count()) + ", as `" + block_name +
               "` has, for each of " + std::to_string(site.size()) + " ranks");
 }
 
-Piece piece_of(const ArrayView& view) { return {view.data(), view.count()}; }
+Block block_of(const ArrayView& view) { return {view.data(), view.count()}; }
 
 // Whether an element of one array lies where an element of another one does.
 bool share_memory(const std::vector<ArrayView>& views) {
@@ -149,11 +149,11 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
   for (const nb::handle array : arrays) {
     const ArrayView& view = views.emplace_back(array, Access::kUpdate, ParameterName{"tensor"});
     const Reduction reduction = site.reduction(ops[reduced.size()], view.dtype());
-    reduced.push_back({piece_of(view), view.dtype(), reduction.op, reduction.factor});
+    reduced.push_back({block_of(view), view.dtype(), reduction.op, reduction.factor});
   }
   if (only_checks_) return nb::none();
   nb::list operations;
-  for (const std::vector<size_t>& pack : plan_packs(reduced, share_memory(views))) {
+  for (const std::vector<size_t>& pack : assign_packs(reduced, share_memory(views))) {
     auto issued = std::make_shared<Issued>();
     std::vector<ReducedArray> packed;
     for (const size_t index : pack) {
@@ -179,7 +179,7 @@ nb::object PythonGroup::gather(nb::handle array, nb::handle outputs, int root, b
   request.input = input.data();
   request.outputs = arguments.list_of_root(outputs, root, Access::kWrite, "gather_list", "destination");
   require_equal(site, request.outputs, "gather_list", input, "tensor");
-  if (site.rank() == root) arguments.require_disjoint({piece_of(input)}, request.outputs);
+  if (site.rank() == root) arguments.require_disjoint({block_of(input)}, request.outputs);
   return issue(std::move(request), async_op, seconds, arguments.issued());
 }
 
@@ -191,8 +191,8 @@ nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool as
   request.input = input.data();
   request.outputs = arguments.list(outputs, Access::kWrite, "tensor_list");
   require_own(site, request.outputs, "tensor_list", input, "tensor");
-  describe_pieces(request.descriptor, request.outputs);
-  arguments.require_disjoint({piece_of(input)}, request.outputs);
+  describe_blocks(request.descriptor, request.outputs);
+  arguments.require_disjoint({block_of(input)}, request.outputs);
   return issue(std::move(request), async_op, seconds, arguments.issued());
 }
 
@@ -201,11 +201,11 @@ nb::object PythonGroup::all_gather_single(nb::handle output, nb::handle array, b
   Arguments arguments(site, 2);
   const ArrayView& whole = arguments.one(output, Access::kWrite, "output_tensor");
   const ArrayView& input = arguments.one(array, Access::kRead, "input_tensor");
-  require_parts(site, whole, "output_tensor", input, "input_tensor");
+  require_blocks(site, whole, "output_tensor", input, "input_tensor");
   Request request = make(OpKind::kAllGather, input.dtype(), input.count());
   request.input = input.data();
-  request.outputs = arguments.equal_pieces(whole);
-  arguments.require_disjoint({piece_of(input)}, request.outputs);
+  request.outputs = arguments.equal_blocks(whole);
+  arguments.require_disjoint({block_of(input)}, request.outputs);
   return issue(std::move(request), async_op, seconds, arguments.issued());
 }
 
@@ -218,7 +218,7 @@ nb::object PythonGroup::scatter(nb::handle array, nb::handle inputs, int root, b
   request.output = output.data();
   request.inputs = arguments.list_of_root(inputs, root, Access::kRead, "scatter_list", "source");
   require_equal(site, request.inputs, "scatter_list", output, "tensor");
-  if (site.rank() == root) arguments.require_disjoint(request.inputs, {piece_of(output)});
+  if (site.rank() == root) arguments.require_disjoint(request.inputs, {block_of(output)});
   return issue(std::move(request), async_op, seconds, arguments.issued());
 }
 
@@ -231,8 +231,8 @@ nb::object PythonGroup::reduce_scatter(nb::handle output, nb::handle inputs, nb:
   request.output = target.data();
   request.inputs = arguments.list(inputs, Access::kRead, "input_list");
   require_own(site, request.inputs, "input_list", target, "output");
-  describe_pieces(request.descriptor, request.inputs);
-  arguments.require_disjoint(request.inputs, {piece_of(target)});
+  describe_blocks(request.descriptor, request.inputs);
+  arguments.require_disjoint(request.inputs, {block_of(target)});
   reduce_with(request, site.reduction(op, target.dtype()));
   return issue(std::move(request), async_op, seconds, arguments.issued());
 }
@@ -243,11 +243,11 @@ nb::object PythonGroup::reduce_scatter_single(nb::handle output, nb::handle arra
   Arguments arguments(site, 2);
   const ArrayView& target = arguments.one(output, Access::kWrite, "output");
   const ArrayView& whole = arguments.one(array, Access::kRead, "input");
-  require_parts(site, whole, "input", target, "output");
+  require_blocks(site, whole, "input", target, "output");
   Request request = make(OpKind::kReduceScatter, target.dtype(), target.count());
   request.output = target.data();
-  request.inputs = arguments.equal_pieces(whole);
-  arguments.require_disjoint(request.inputs, {piece_of(target)});
+  request.inputs = arguments.equal_blocks(whole);
+  arguments.require_disjoint(request.inputs, {block_of(target)});
   reduce_with(request, site.reduction(op, target.dtype()));
   return issue(std::move(request), async_op, seconds, arguments.issued());
 }
@@ -285,13 +285,13 @@ nb::object PythonGroup::all_to_all_single(nb::handle output, nb::handle array, n
   return issue(std::move(request), async_op, seconds, arguments.issued());
 }
 
-void PythonGroup::broadcast_parts(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds) {
+void PythonGroup::broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds) {
   Request request = make(OpKind::kBroadcast, Dtype::kUint8, bytes, group_->rank());
-  run_parts(request, InputParts(buffers, offsets, bytes), seconds);
+  run_iovecs(request, InputIovecs(buffers, offsets, bytes), seconds);
 }
 
-void PythonGroup::all_gather_parts(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes,
-                                   double seconds) {
+void PythonGroup::all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes,
+                                    double seconds) {
   const CallSite site = this->site("all_gather");
   Arguments arguments(site, static_cast<size_t>(site.size()));
   Request request = make(OpKind::kAllGather, Dtype::kUint8, bytes);
@@ -299,10 +299,10 @@ void PythonGroup::all_gather_parts(nb::handle outputs, nb::handle buffers, nb::h
   if (arguments.dtype() != Dtype::kUint8) site.refuse_type("expected arrays of uint8 in `tensor_list`");
   if (request.outputs[static_cast<size_t>(site.rank())].count != bytes)
     site.refuse("expected " + elements(bytes, Dtype::kUint8) + " in this rank's array of `tensor_list`");
-  describe_pieces(request.descriptor, request.outputs);
+  describe_blocks(request.descriptor, request.outputs);
   arguments.require_disjoint({}, request.outputs);
   move_through_scratch(request, arguments.issued()->arrays);
-  run_parts(request, InputParts(buffers, offsets, bytes), seconds);
+  run_iovecs(request, InputIovecs(buffers, offsets, bytes), seconds);
 }
 
 nb::object PythonGroup::barrier(bool async_op, double seconds) {

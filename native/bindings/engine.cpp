@@ -33,18 +33,23 @@ void bind_engine(nb::module_& module) {
       .def("on_first_watch", &PythonEngine::on_first_watch,
            nb::sig("def on_first_watch(self, start: collections.abc.Callable[[], None]) -> None"))
       .def_prop_ro("arena_descriptor", [](const PythonEngine& self) { return self.engine()->arena_descriptor(); })
+      .def_prop_ro("arena_bell", [](const PythonEngine& self) { return self.engine()->arena_bell(); })
       .def(
           "attach_shared",
-          [](PythonEngine& self, int peer, int arena, int socket) {
-            self.engine()->attach_shared(peer, FileDescriptor(arena), FileDescriptor(socket));
+          [](PythonEngine& self, int peer, int arena, int bell, int socket) {
+            self.engine()->attach_shared(peer, FileDescriptor(arena), FileDescriptor(bell), FileDescriptor(socket));
           },
-          "peer"_a, "arena"_a, "socket"_a)
+          "peer"_a, "arena"_a, "bell"_a, "socket"_a)
       .def(
           "attach_socket",
           [](PythonEngine& self, int peer, int socket, int64_t pid) {
             self.engine()->attach_socket(peer, FileDescriptor(socket), pid);
           },
           "peer"_a, "socket"_a, "pid"_a)
+      .def(
+          "set_host",
+          [](PythonEngine& self, int peer, std::string host) { self.engine()->set_host(peer, std::move(host)); },
+          "peer"_a, "host"_a)
       .def(
           "attach_thread",
           [](PythonEngine& self, int peer, const PythonEngine& engine) {

@@ -17,6 +17,29 @@ nb::dict calls_of_ranks(const Failure& failure) {
   return calls;
 }
 
+// As PeerFailed.cause has it.
+const char* kind_name(Failure::Kind kind) {
+  switch (kind) {
+    case Failure::Kind::kMismatch:
+      return "mismatch";
+    case Failure::Kind::kTimeout:
+      return "timeout";
+    case Failure::Kind::kLost:
+      return "lost";
+    case Failure::Kind::kFailed:
+      return "error";
+    case Failure::Kind::kBroken:
+      return "broken";
+    case Failure::Kind::kInterrupted:
+      return "interrupted";
+    case Failure::Kind::kAborted:
+      return "aborted";
+    case Failure::Kind::kDeadlock:
+      return "deadlock";
+  }
+  return "unknown";
+}
+
 // Whether the call writes to an array of this rank.
 bool writes(const Descriptor& call, int rank) {
   switch (call.op) {
@@ -54,10 +77,8 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
 }
 
 nb::object build_exception(const Failure& failure, nb::dict data) {
-  const char* kind = "broken";
   switch (failure.kind) {
     case Failure::Kind::kMismatch: {
-      kind = "mismatch";
       nb::dict calls;
       for (size_t rank = 0; rank < failure.calls.size(); ++rank) {
         if (!failure.calls[rank].empty()) calls[nb::int_(rank)] = failure.calls[rank];
@@ -66,24 +87,24 @@ nb::object build_exception(const Failure& failure, nb::dict data) {
       break;
     }
     case Failure::Kind::kTimeout:
-      kind = "timeout";
       data["missing"] = nb::cast(failure.missing);
       data["calls"] = calls_of_ranks(failure);
       data["seconds"] = failure.seconds;
       break;
     case Failure::Kind::kLost:
-      kind = "lost";
       data["peer"] = failure.peer;
       data["pid"] = failure.pid;
+      data["host"] = failure.host;
       data["how"] = failure.reason;
       break;
     case Failure::Kind::kFailed:
-      kind = "failed";
       data["peer"] = failure.peer;
       data["reason"] = failure.reason;
+      data["cause"] = kind_name(failure.cause);
+      data["missing"] = nb::cast(failure.missing);
+      data["seconds"] = failure.seconds;
       break;
     case Failure::Kind::kDeadlock: {
-      kind = "deadlock";
       data["waits"] = calls_of_ranks(failure);
       break;
     }
@@ -92,7 +113,7 @@ nb::object build_exception(const Failure& failure, nb::dict data) {
     case Failure::Kind::kAborted:
       data["reason"] = failure.summary();
   }
-  return nb::module_::import_("procgroup.errors").attr("from_native")(kind, data);
+  return nb::module_::import_("procgroup.errors").attr("from_native")(kind_name(failure.kind), data);
 }
 
 }  // namespace procgroup

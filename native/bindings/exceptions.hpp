@@ -3,7 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "engine/group.hpp"
+#include "group/group.hpp"
 
 namespace procgroup {
 

@@ -33,13 +33,13 @@ PythonGroup PythonGroup::checks() const {
   return same;
 }
 
-void PythonGroup::introduce(const std::string& call, const nb::dict& data, double seconds) {
+void PythonGroup::handshake(const std::string& call, const nb::dict& data, double seconds) {
   engine_->require_not_forked();
-  PythonHost host;
+  PythonRuntime language;
   try {
-    group_->introduce(call, seconds, host);
+    group_->handshake(call, seconds, language);
   } catch (const OperationFailed& failed) {
-    host.rethrow();
+    language.rethrow();
     raise(build_exception(failed.failure, data));
   }
 }
@@ -61,28 +61,28 @@ nb::object PythonGroup::issue(Request request, bool async_op, double seconds, st
   if (!async_op) return run(request, seconds);
   for (ArrayView& view : issued->arrays) view.hold_memory();
   engine_->require_not_forked();
-  PythonHost host(engine_->rank_threads());
-  return adopt(std::move(issued), [&] { return group_->start(std::move(request), seconds, host); });
+  PythonRuntime language(engine_->rank_threads());
+  return adopt(std::move(issued), [&] { return group_->start(std::move(request), seconds, language); });
 }
 
 nb::object PythonGroup::run(Request& request, double seconds) {
   engine_->require_not_forked();
-  PythonHost host(engine_->rank_threads());
+  PythonRuntime language(engine_->rank_threads());
   try {
-    group_->run(request, seconds, host);
+    group_->run(request, seconds, language);
   } catch (const OperationFailed& failed) {
-    host.rethrow();
+    language.rethrow();
     raise(build_exception(failed.failure, failed.call, *group_));
   }
   return nb::none();
 }
 
 // Where the call cannot take parts, they are packed first.
-void PythonGroup::run_parts(Request& request, const InputParts& input, double seconds) {
+void PythonGroup::run_iovecs(Request& request, const InputIovecs& input, double seconds) {
   if (only_checks_) return;
   std::unique_ptr<std::byte[]> packed;
-  if (group_->takes_parts(request.descriptor)) {
-    request.parts = input.parts();
+  if (group_->takes_iovecs(request.descriptor)) {
+    request.iovecs = input.iovecs();
   } else {
     packed = input.pack();
     request.input = packed.get();
@@ -129,12 +129,12 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
     issued->arrays.back().hold_memory();
     return adopt(std::move(issued), [&] { return group_->start_message(request, seconds); });
   }
-  PythonHost host(engine_->rank_threads());
+  PythonRuntime language(engine_->rank_threads());
   try {
-    const int source = group_->run_message(request, seconds, host);
+    const int source = group_->run_message(request, seconds, language);
     return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();
   } catch (const OperationFailed& failed) {
-    host.rethrow();
+    language.rethrow();
     raise(build_exception(failed.failure, failed.call, *group_));
   }
 }
@@ -159,8 +159,8 @@ void bind_group(nb::module_& module) {
       .def_prop_ro("offset", &PythonGroup::offset)
       .def("reduce_in_rank_order", &PythonGroup::reduce_in_rank_order)
       .def("attach", &PythonGroup::attach, "offsets"_a)
-      .def("introduce", &PythonGroup::introduce, "call"_a, "data"_a, "timeout"_a,
-           nb::sig("def introduce(self, call: str, data: dict[str, typing.Any], timeout: float) -> None"))
+      .def("handshake", &PythonGroup::handshake, "call"_a, "data"_a, "timeout"_a,
+           nb::sig("def handshake(self, call: str, data: dict[str, typing.Any], timeout: float) -> None"))
       .def_prop_ro("refused", &PythonGroup::refused)
       .def("abort", &PythonGroup::abort)
       .def_prop_ro("is_broken", &PythonGroup::is_broken)
@@ -193,12 +193,12 @@ void bind_group(nb::module_& module) {
            nb::sig("def barrier(self, async_op: bool, timeout: float) -> Operation | None"))
       .PROCGROUP_VERB(send, "array: object, destination: int, tag: int, ", "Operation | None", "array"_a.none(),
                       "destination"_a, "tag"_a)
-      .def("broadcast_parts", &PythonGroup::broadcast_parts, "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
-           nb::sig("def broadcast_parts(self, buffers: " PROCGROUP_ARRAYS ", offsets: " PROCGROUP_INTEGERS
+      .def("broadcast_iovecs", &PythonGroup::broadcast_iovecs, "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
+           nb::sig("def broadcast_iovecs(self, buffers: " PROCGROUP_ARRAYS ", offsets: " PROCGROUP_INTEGERS
                    ", nbytes: int, timeout: float) -> None"))
-      .def("all_gather_parts", &PythonGroup::all_gather_parts, "outputs"_a, "buffers"_a, "offsets"_a, "nbytes"_a,
+      .def("all_gather_iovecs", &PythonGroup::all_gather_iovecs, "outputs"_a, "buffers"_a, "offsets"_a, "nbytes"_a,
            "timeout"_a,
-           nb::sig("def all_gather_parts(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
+           nb::sig("def all_gather_iovecs(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
                    ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: float) -> None"))
       .PROCGROUP_VERB(recv, "array: object, source: int, tag: int, ", "Operation | int", "array"_a.none(), "source"_a,
                       "tag"_a);

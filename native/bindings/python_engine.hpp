@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "array_view.hpp"
-#include "engine/engine.hpp"
-#include "engine/group.hpp"
 #include "exceptions.hpp"
+#include "group/engine.hpp"
+#include "group/group.hpp"
 #include "python_host.hpp"
 
 namespace procgroup {
@@ -74,7 +74,7 @@ class PythonEngine {
   // happens when `issued_` is whole again.
   void sweep() {
     const auto over = std::stable_partition(issued_.begin(), issued_.end(), [](const std::shared_ptr<Issued>& issued) {
-      return !issued->operation->is_over() || issued->callback.is_valid();
+      return !issued->operation->is_completed() || issued->callback.is_valid();
     });
     const std::vector<std::shared_ptr<Issued>> ended(std::make_move_iterator(over),
                                                      std::make_move_iterator(issued_.end()));
@@ -97,7 +97,7 @@ class PythonEngine {
     }
     std::vector<nb::object> due;
     for (const std::shared_ptr<Issued>& issued : issued_)
-      if (issued->callback.is_valid() && issued->operation->is_over()) due.push_back(std::move(issued->callback));
+      if (issued->callback.is_valid() && issued->operation->is_completed()) due.push_back(std::move(issued->callback));
     sweep();
     for (const nb::object& callback : due) callback();
     return !last;
@@ -167,22 +167,22 @@ class PythonOperation {
     GroupOperation& operation = *issued_->operation;
     const double seconds = timeout.is_none() ? -1 : nb::cast<double>(timeout);
     const Deadline deadline = seconds < 0 ? Deadline::never() : Deadline::after(seconds);
-    PythonHost host;
+    PythonRuntime language;
     bool interrupted = false;
     const bool over =
-        await_completion(operation, deadline, engine_->engine()->policy(), *engine_->engine(), host, interrupted);
-    host.rethrow();
+        await_completion(operation, deadline, engine_->engine()->policy(), *engine_->engine(), language, interrupted);
+    language.rethrow();
     if (over) raise_failure();
     return over;
   }
-  bool is_completed() const { return issued_->operation->is_over() || engine_->forked(); }
+  bool is_completed() const { return issued_->operation->is_completed() || engine_->forked(); }
   nb::object exception() const {
     const GroupOperation& operation = *issued_->operation;
-    if (!operation.is_over() && engine_->forked()) return PythonEngine::forked_error();
-    if (!operation.is_over() || operation.failure() == nullptr) return nb::none();
+    if (!operation.is_completed() && engine_->forked()) return PythonEngine::forked_error();
+    if (!operation.is_completed() || operation.failure() == nullptr) return nb::none();
     return build_exception(*operation.failure(), operation.call(), *issued_->group);
   }
-  int source() const { return issued_->operation->is_over() ? issued_->operation->source() : -1; }
+  int source() const { return issued_->operation->is_completed() ? issued_->operation->source() : -1; }
   void on_completion(nb::object callback) {
     if (is_completed()) {
       callback();

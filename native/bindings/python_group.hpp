@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "arguments.hpp"
-#include "input_parts.hpp"
+#include "input_iovecs.hpp"
 #include "python_engine.hpp"
 
 namespace procgroup {
@@ -32,9 +32,9 @@ class PythonGroup {
   void reduce_in_rank_order() { group_->reduce_in_rank_order(); }
   void attach(const std::vector<uint64_t>& offsets) { group_->attach(offsets); }
   // `call` says in words what is called; `data` names the call for an error: op, sequence, group, rank, size.
-  void introduce(const std::string& call, const nb::dict& data, double seconds);
+  void handshake(const std::string& call, const nb::dict& data, double seconds);
   std::vector<uint64_t> refused() const { return group_->refused(); }
-  bool is_broken() const { return group_->is_over(); }
+  bool is_broken() const { return group_->is_completed(); }
   bool is_idle() const { return group_->is_idle(); }
   void leave();
   void abort();
@@ -46,7 +46,7 @@ class PythonGroup {
   nb::object broadcast(nb::handle array, int root, bool async_op, double seconds);
   nb::object reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds);
   nb::object all_reduce(nb::handle array, nb::handle op, bool async_op, double seconds);
-  // A list of operations, or None: see plan_packs.
+  // A list of operations, or None: see assign_packs.
   nb::object all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool async_op, double seconds);
   nb::object gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds);
   nb::object all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds);
@@ -61,10 +61,10 @@ class PythonGroup {
   nb::object send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds);
   nb::object recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds);
 
-  // Broadcast from this rank, and all_gather, of an array of bytes that lies in several buffers: see InputParts. The
+  // Broadcast from this rank, and all_gather, of an array of bytes that lies in several buffers: see InputIovecs. The
   // other ranks make the ordinary calls.
-  void broadcast_parts(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
-  void all_gather_parts(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
+  void broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
+  void all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
 
  private:
   bool was_forked() const;
@@ -74,7 +74,7 @@ class PythonGroup {
   nb::object issue(Request request, bool async_op, double seconds, ArrayView& view);
   nb::object issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued);
   nb::object run(Request& request, double seconds);
-  void run_parts(Request& request, const InputParts& input, double seconds);
+  void run_iovecs(Request& request, const InputIovecs& input, double seconds);
   nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds);
   template <class Start>
   nb::object adopt(std::shared_ptr<Issued> issued, Start start);

@@ -8,7 +8,7 @@
 #include <exception>
 #include <unordered_set>
 
-#include "engine/host.hpp"
+#include "runtime/language_runtime.hpp"
 
 #ifdef Py_LIMITED_API
 // Every CPython so far exports these, but its stable ABI does not promise them: weak, so that the module is loaded
@@ -55,10 +55,10 @@ class RankThreads {
   std::unordered_set<uint64_t> threads_;  // Python never gives a number again
 };
 
-class PythonHost final : public Host {
+class PythonRuntime final : public LanguageRuntime {
  public:
   // `ranks` where ranks are threads: those do not count as others.
-  explicit PythonHost(const RankThreads* ranks = nullptr) : ranks_(ranks) {}
+  explicit PythonRuntime(const RankThreads* ranks = nullptr) : ranks_(ranks) {}
   void unlock() override { state_ = PyEval_SaveThread(); }
   void lock() override { take_lock_back(state_); }
   bool interrupted() override {

@@ -97,7 +97,7 @@ void bitwise_kernel(void* out, const void* const* sources, int source_count, siz
 
 // Sums of complex numbers are sums of their parts.
 template <class T, class Op>
-void by_parts(void* out, const void* const* sources, int source_count, size_t count) {
+void by_iovecs(void* out, const void* const* sources, int source_count, size_t count) {
   kernel<Plain<T>, Op>(out, sources, source_count, 2 * count);
 }
 
@@ -222,8 +222,8 @@ constexpr KernelTable kTable = {{
      kernel<Plain<float>, Max>, nullptr, nullptr, nullptr},
     {kernel<Plain<double>, Sum>, kernel<Plain<double>, Average>, kernel<Plain<double>, Product>,
      kernel<Plain<double>, Min>, kernel<Plain<double>, Max>, nullptr, nullptr, nullptr},
-    {by_parts<float, Sum>, by_parts<float, Average>, complex_product<float>},
-    {by_parts<double, Sum>, by_parts<double, Average>, complex_product<double>},
+    {by_iovecs<float, Sum>, by_iovecs<float, Average>, complex_product<float>},
+    {by_iovecs<double, Sum>, by_iovecs<double, Average>, complex_product<double>},
 }};
 
 }  // namespace

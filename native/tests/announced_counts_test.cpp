@@ -1,12 +1,12 @@
 // all_to_all among ranks that announce sizes which they do not have: the others refuse them, or finish as if they had
-// not seen them; in neither case do they read or write outside of an array, or make a plan without end.
+// not seen them; in neither case do they read or write outside of an array, or make a schedule without end.
 #include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "calls_by_hand.hpp"
-#include "engine/sheet.hpp"
+#include "collectives/buffer_table.hpp"
 
 using namespace procgroup;
 
@@ -21,9 +21,9 @@ constexpr size_t kLarge = 1000;  // many chunks of kTiny
 int64_t element(int from, int to, size_t index) { return from * 1'000'000 + to * 10'000 + static_cast<int64_t>(index); }
 
 // One rank's part: `count` elements from every rank to every rank.
-class Part {
+class Iovec {
  public:
-  Part(std::vector<Rank>& world, int rank, const std::vector<const Arena*>& arenas, size_t count)
+  Iovec(std::vector<Rank>& world, int rank, const std::vector<const Arena*>& arenas, size_t count)
       : state(state_of(world, rank, arenas)), inputs_(kSize), outputs_(kSize) {
     request_.descriptor.op = OpKind::kAllToAll;
     request_.descriptor.dtype = Dtype::kInt64;
@@ -37,9 +37,9 @@ class Part {
     }
     call.emplace(state, request_);
   }
-  Part(const Part&) = delete;
+  Iovec(const Iovec&) = delete;
 
-  Sheet sheet() const { return {state.member(state.rank).small(kSequence), kSize}; }
+  BufferTable sheet() const { return {state.member(state.rank).small(kSequence), kSize}; }
   bool is_untouched() const {
     for (const std::vector<int64_t>& output : outputs_)
       for (const int64_t got : output)
@@ -68,17 +68,17 @@ class World {
  public:
   // Ranks 1 and 2 have announced their calls.
   explicit World(size_t count) {
-    for (int rank = 0; rank < kSize; ++rank) parts.push_back(std::make_unique<Part>(ranks_, rank, arenas_, count));
-    for (const int rank : {1, 2}) check(parts[rank]->call->advance() == Progress::kWaiting, "announces", rank);
+    for (int rank = 0; rank < kSize; ++rank) iovecs.push_back(std::make_unique<Iovec>(ranks_, rank, arenas_, count));
+    for (const int rank : {1, 2}) check(iovecs[rank]->call->advance() == Progress::kWaiting, "announces", rank);
   }
 
   // Make what these ranks say of one pair, to both of its ends.
   void forge(int from, int to, uint64_t count) {
-    parts[static_cast<size_t>(from)]->sheet().input(to).count = count;
-    parts[static_cast<size_t>(to)]->sheet().output(from).count = count;
+    iovecs[static_cast<size_t>(from)]->sheet().input(to).count = count;
+    iovecs[static_cast<size_t>(to)]->sheet().output(from).count = count;
   }
 
-  std::vector<std::unique_ptr<Part>> parts;
+  std::vector<std::unique_ptr<Iovec>> iovecs;
 };
 
 struct Forgery {
@@ -100,9 +100,9 @@ std::vector<Forgery> forgeries(size_t count) {
        "it announced that it gives 1152921504606846976 int64 to rank 2" + most + "to all ranks together"},
       {[](World& world) { world.forge(1, 2, kTooMany / 2), world.forge(2, 2, kTooMany / 2); }, Failure::Kind::kFailed,
        2, "it announced that it expects 576460752303423488 int64 from rank 2" + most + "from all ranks together"},
-      {[](World& world) { world.parts[1]->sheet().input(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
+      {[](World& world) { world.iovecs[1]->sheet().input(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
        "rank 1 gives 1152921504606846976 int64 to rank 0, which expects " + std::to_string(count) + " int64 from it"},
-      {[](World& world) { world.parts[1]->sheet().output(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
+      {[](World& world) { world.iovecs[1]->sheet().output(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
        "rank 0 gives " + std::to_string(count) + " int64 to rank 1, which expects 1152921504606846976 int64 from it"},
   };
 }
@@ -111,7 +111,7 @@ void counts_that_no_memory_holds_are_refused(size_t count) {
   for (const Forgery& forgery : forgeries(count)) {
     World world(count);
     forgery.forge(world);
-    Part& victim = *world.parts[0];
+    Iovec& victim = *world.iovecs[0];
     check(victim.call->advance() == Progress::kDone, "expected a verdict at once", 0);
     const Failure* failure = victim.call->failure();
     check(failure != nullptr && failure->kind == forgery.kind && failure->peer == forgery.peer, "kind, rank", 0);
@@ -121,18 +121,18 @@ void counts_that_no_memory_holds_are_refused(size_t count) {
 }
 
 // What ranks say of a pair that does not concern this rank, while it looks: as much as they may say.
-void counts_of_others_do_not_make_a_plan_longer() {
+void counts_of_others_do_not_make_a_schedule_longer() {
   for (const int to : {1, 2}) {
     World world(kLarge);
     world.forge(1, to, kTooMany - 1 - 2 * kLarge);
-    Part& victim = *world.parts[0];
+    Iovec& victim = *world.iovecs[0];
     victim.call->advance();
-    check(victim.state.plan.steps.size() < 500, "expected a plan for its own pieces", 0);
+    check(victim.state.schedule.steps.size() < 500, "expected a schedule for its own blocks", 0);
     world.forge(1, to, kLarge);
     for (int turn = 0; turn < 1000; ++turn)
-      for (const auto& part : world.parts)
-        if (!part->call->is_over()) part->call->advance();
-    check(victim.call->is_over() && victim.call->failure() == nullptr, "expected to end well", 0);
+      for (const auto& part : world.iovecs)
+        if (!part->call->is_completed()) part->call->advance();
+    check(victim.call->is_completed() && victim.call->failure() == nullptr, "expected to end well", 0);
     check(victim.is_right(), "wrong numbers", 0);
   }
 }
@@ -140,14 +140,14 @@ void counts_of_others_do_not_make_a_plan_longer() {
 // All others can write a rank's sheet.
 void a_ranks_own_counts_are_those_of_its_arrays(size_t count) {
   World world(count);
-  Part& victim = *world.parts[1];
+  Iovec& victim = *world.iovecs[1];
   victim.sheet().input(1).count = victim.sheet().output(1).count = kTooMany;
   victim.sheet().input(0).count = victim.sheet().output(0).count = kTooMany;
   for (int turn = 0; turn < 1000; ++turn) {
-    world.parts[0]->call->advance();
-    if (!victim.call->is_over()) victim.call->advance();
+    world.iovecs[0]->call->advance();
+    if (!victim.call->is_completed()) victim.call->advance();
   }
-  check(world.parts[0]->call->failure()->kind == Failure::Kind::kMismatch, "expected a mismatch", 0);
+  check(world.iovecs[0]->call->failure()->kind == Failure::Kind::kMismatch, "expected a mismatch", 0);
   check(victim.call->failure() == nullptr, "expected not to refuse its own arrays", 1);
 }
 
@@ -158,6 +158,6 @@ int main() {
     counts_that_no_memory_holds_are_refused(count);
     a_ranks_own_counts_are_those_of_its_arrays(count);
   }
-  counts_of_others_do_not_make_a_plan_longer();
+  counts_of_others_do_not_make_a_schedule_longer();
   std::puts("announced_counts_test: passed");
 }

@@ -30,7 +30,7 @@ struct ArrayAllocator {
 };
 using Array = std::vector<int64_t, ArrayAllocator<int64_t>>;
 
-// What all ranks agree upon. `count`: elements of the largest piece.
+// What all ranks agree upon. `count`: elements of the largest block.
 struct CallKind {
   OpKind op;
   size_t count;
@@ -66,7 +66,7 @@ class AnyCall {
   // Whether the arrays hold what the call should have put there.
   bool is_right() const {
     for (size_t from = 0; from < outputs_.size(); ++from)
-      if (outputs_[from] != given(static_cast<int>(from), has_input_pieces(kind_.op) ? rank_ : 0)) return false;
+      if (outputs_[from] != given(static_cast<int>(from), has_input_blocks(kind_.op) ? rank_ : 0)) return false;
     return array_ == expected();
   }
   // As users do: what was given is overwritten as soon as the call is over.
@@ -112,22 +112,22 @@ class AnyCall {
 
   void give() {
     const bool gives = kind_.op != OpKind::kScatter || is_root();
-    if (has_input_pieces(kind_.op) && gives)
+    if (has_input_blocks(kind_.op) && gives)
       for (int to = 0; to < size_; ++to) inputs_.push_back(given(rank_, to));
     if (kind_.op == OpKind::kScatter || kind_.op == OpKind::kReduceScatter)
       array_.resize(count(rank_, rank_));
     else if (kind_.op != OpKind::kAllToAll)
       array_ = given(rank_, 0);
-    request_.inputs = pieces(inputs_);
+    request_.inputs = blocks(inputs_);
   }
   void take() {
     const bool collects = kind_.op == OpKind::kAllGather || kind_.op == OpKind::kAllToAll;
     if (collects || (kind_.op == OpKind::kGather && is_root()))
       for (int from = 0; from < size_; ++from) outputs_.emplace_back(count(from, rank_), allocator_);
     request_.input = request_.output = array_.data();
-    request_.outputs = pieces(outputs_);
+    request_.outputs = blocks(outputs_);
   }
-  // What becomes of the array that is not in pieces.
+  // What becomes of the array that is not in blocks.
   Array expected() const {
     switch (kind_.op) {
       case OpKind::kBroadcast:
@@ -146,8 +146,8 @@ class AnyCall {
         return given(rank_, 0);
     }
   }
-  static std::vector<Piece> pieces(std::vector<Array>& arrays) {
-    std::vector<Piece> all;
+  static std::vector<Block> blocks(std::vector<Array>& arrays) {
+    std::vector<Block> all;
     for (Array& array : arrays) all.push_back({array.data(), array.size()});
     return all;
   }

@@ -1,5 +1,5 @@
 // What a rank is doing, in words: its running calls, or how long it has been in none.
-#include "engine/call_report.hpp"
+#include "runtime/call_report.hpp"
 
 #include "base/clock.hpp"
 #include "check.hpp"

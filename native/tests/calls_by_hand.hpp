@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/shared_call.hpp"
+#include "collectives/shared_call.hpp"
 #include "engine_fixture.hpp"
 
 namespace procgroup {
@@ -35,8 +35,8 @@ inline SharedState state_at(const std::vector<uint64_t>& offsets, std::vector<Ra
           .staging = std::move(staging),
           .progress = 0,
           .chunks = 0,
-          .plan = {},
-          .pieces = {},
+          .schedule = {},
+          .blocks = {},
           .sources = std::vector<const void*>(views.size()),
           .direct_bytes = 0,
           .exchanged_bytes = 8000,

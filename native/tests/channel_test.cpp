@@ -41,12 +41,12 @@ void bytes_arrive_in_order_through_a_small_ring_and_sockets() {
       }
     });
     std::mt19937 random(2);
-    std::vector<unsigned char> piece(3000);
+    std::vector<unsigned char> block(3000);
     for (size_t at = 0; at < kTotal;) {
-      const size_t moved = ends.second->read_some(piece.data(), random() % piece.size());
+      const size_t moved = ends.second->read_some(block.data(), random() % block.size());
       if (moved == 0) std::this_thread::yield();
       for (size_t index = 0; index < moved; ++index, ++at) {
-        CHECK(piece[index] == static_cast<unsigned char>(at * 31 >> 3));
+        CHECK(block[index] == static_cast<unsigned char>(at * 31 >> 3));
       }
     }
     writer.join();

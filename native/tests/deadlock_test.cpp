@@ -1,5 +1,5 @@
-// Deadlocks are found on every member of a circle, and a message that still goes round is never mistaken for one.
-#include "engine/deadlock.hpp"
+// Deadlocks are found on every member of a cycle, and a message that still goes round is never mistaken for one.
+#include "liveness/deadlock.hpp"
 
 #include <atomic>
 #include <memory>
@@ -14,31 +14,31 @@ namespace procgroup {
 namespace {
 
 // Ranks that pass messages to the next one through counters.
-struct Circle {
-  explicit Circle(int size) : boards(static_cast<size_t>(size)), sent(static_cast<size_t>(size)) {}
-  std::vector<WaitBoard> boards;
+struct Cycle {
+  explicit Cycle(int size) : boards(static_cast<size_t>(size)), sent(static_cast<size_t>(size)) {}
+  std::vector<WaitEdgeBoard> boards;
   std::vector<std::atomic<int>> sent;  // to each rank, and not yet read by it
   std::atomic<int> turns{0};
 };
 
-class Member final : public DeadlockSight {
+class Member final : public WaitForGraph {
  public:
-  Member(Circle& circle, int rank) : circle_(circle), rank_(rank) {}
+  Member(Cycle& cycle, int rank) : cycle_(cycle), rank_(rank) {}
 
   int rank() const override { return rank_; }
-  int world_size() const override { return static_cast<int>(circle_.boards.size()); }
-  WaitBoard* own_board() override { return &circle_.boards[static_cast<size_t>(rank_)]; }
-  const WaitBoard* board(int rank) const override { return &circle_.boards[static_cast<size_t>(rank)]; }
+  int world_size() const override { return static_cast<int>(cycle_.boards.size()); }
+  WaitEdgeBoard* own_board() override { return &cycle_.boards[static_cast<size_t>(rank_)]; }
+  const WaitEdgeBoard* board(int rank) const override { return &cycle_.boards[static_cast<size_t>(rank)]; }
   bool is_idle() override { return true; }
   bool is_quiet() override {
-    const int came = circle_.sent[static_cast<size_t>(rank_)].exchange(0, std::memory_order_acq_rel);
+    const int came = cycle_.sent[static_cast<size_t>(rank_)].exchange(0, std::memory_order_acq_rel);
     unread_ += came;
     return came == 0;
   }
 
   // Receive from the rank before this one; the deadlock, if there is one.
   std::optional<Failure> receive() {
-    DeadlockWatch watch(*this, 60, 0);
+    DeadlockDetector watch(*this, 60, 0);
     const int before = (rank_ + world_size() - 1) % world_size();
     const auto awaited = [&]() -> std::optional<Awaited> {
       if (unread_ > 0) return std::nullopt;
@@ -51,35 +51,35 @@ class Member final : public DeadlockSight {
     --unread_;
     return std::nullopt;
   }
-  void send() { circle_.sent[static_cast<size_t>((rank_ + 1) % world_size())].fetch_add(1, std::memory_order_acq_rel); }
+  void send() { cycle_.sent[static_cast<size_t>((rank_ + 1) % world_size())].fetch_add(1, std::memory_order_acq_rel); }
 
  private:
-  Circle& circle_;
+  Cycle& cycle_;
   const int rank_;
   int unread_ = 0;
 };
 
 // One message goes round while every other rank waits for the one before it. The rank that drops it ends all.
-Failure pass_on(Circle& circle, int rank, int turns) {
-  Member member(circle, rank);
+Failure pass_on(Cycle& cycle, int rank, int turns) {
+  Member member(cycle, rank);
   std::mt19937 random(static_cast<unsigned>(rank));
   if (rank == 0) member.send();
   for (;;) {
     if (std::optional<Failure> failure = member.receive()) {
-      CHECK(circle.turns.load() > turns);  // else it was a false alarm
+      CHECK(cycle.turns.load() > turns);  // else it was a false alarm
       return *std::move(failure);
     }
     for (unsigned pause = random() % 4; pause > 0; --pause) std::this_thread::yield();
-    if (circle.turns.fetch_add(1) < turns) member.send();
+    if (cycle.turns.fetch_add(1) < turns) member.send();
   }
 }
 
 void test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size, int turns) {
-  Circle circle(size);
+  Cycle cycle(size);
   std::vector<Failure> failures(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank)
-    threads.emplace_back([&, rank] { failures[static_cast<size_t>(rank)] = pass_on(circle, rank, turns); });
+    threads.emplace_back([&, rank] { failures[static_cast<size_t>(rank)] = pass_on(cycle, rank, turns); });
   for (std::thread& thread : threads) thread.join();
   for (const Failure& failure : failures) {
     CHECK(failure.kind == Failure::Kind::kDeadlock);
@@ -88,7 +88,7 @@ void test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size,
   }
 }
 
-class AloneHost final : public Host {
+class AloneRuntime final : public LanguageRuntime {
  public:
   void unlock() override {}
   void lock() override {}
@@ -96,15 +96,15 @@ class AloneHost final : public Host {
   bool alone() override { return true; }
 };
 
-void test_engines_find_a_circle_of_receives() {
+void test_engines_find_a_cycle_of_receives() {
   std::vector<Rank> world = make_world(3);
   in_all_ranks(world, [](Group& group) {
-    AloneHost host;
+    AloneRuntime language;
     int64_t value = 0;
     const int peer = (group.rank() + 1) % group.size();
     const MessageRequest request{OpKind::kRecv, &value, 1, Dtype::kInt64, peer, 0};
     try {
-      group.run_message(request, 60, host);
+      group.run_message(request, 60, language);
     } catch (const OperationFailed& failed) {
       check(failed.failure.summary() == "deadlock: rank 0 in recv from 1, rank 1 in recv from 2, rank 2 in recv from 0",
             failed.failure.summary().c_str(), group.rank());
@@ -115,9 +115,9 @@ void test_engines_find_a_circle_of_receives() {
 }
 
 void test_a_verdict_that_makes_no_sense_is_ignored() {
-  WaitBoard board;
+  WaitEdgeBoard board;
   CHECK(board.verdict().empty() && !board.wait(3));
-  ShownWait wait{.rank = 1, .next = 2, .op = static_cast<OpKind>(200), .number = 0, .epoch = 2};
+  WaitEdge wait{.rank = 1, .next = 2, .op = static_cast<OpKind>(200), .number = 0, .epoch = 2};
   board.show(wait);
   board.announce({wait});
   CHECK(board.verdict().empty() && !board.wait(1));
@@ -129,55 +129,55 @@ void test_a_verdict_that_makes_no_sense_is_ignored() {
 // A wait that shows another rank by now is told what was found of it once it fails, or as long as it still awaits the
 // rank that it showed then; a later call is not.
 void test_a_verdict_is_for_the_call_that_it_was_found_of() {
-  Circle circle(3);
-  Member member(circle, 0);
+  Cycle cycle(3);
+  Member member(cycle, 0);
   const auto alone = [] { return true; };
   const auto awaits = [](int rank) {
     return [rank]() -> std::optional<Awaited> { return Awaited{OpKind::kBarrier, 1, {rank}}; };
   };
   {
-    DeadlockWatch watch(member, 60, 0);
+    DeadlockDetector watch(member, 60, 0);
     CHECK(!watch.told() && !watch.examine(awaits(1), alone));
-    const ShownWait mine = circle.boards[0].wait(0).value();
-    const ShownWait theirs{.rank = 1, .next = 0, .op = OpKind::kRecv, .number = 0, .epoch = 2};
-    circle.boards[1].announce({mine, theirs});
+    const WaitEdge mine = cycle.boards[0].wait(0).value();
+    const WaitEdge theirs{.rank = 1, .next = 0, .op = OpKind::kRecv, .number = 0, .epoch = 2};
+    cycle.boards[1].announce({mine, theirs});
     CHECK(watch.told()->missing == (std::vector<int>{0, 1}));
-    circle.boards[2].announce({theirs});  // of others
+    cycle.boards[2].announce({theirs});  // of others
     const auto nothing = []() -> std::optional<Awaited> { return std::nullopt; };
-    DeadlockWatch later(member, 60, 0);
+    DeadlockDetector later(member, 60, 0);
     CHECK(!later.told());
     CHECK(watch.examine(awaits(2), alone).has_value());  // before it would show the other rank
-    circle.boards[1].announce({});
+    cycle.boards[1].announce({});
     CHECK(!watch.examine(awaits(2), alone));
-    circle.boards[1].announce({mine, theirs});
+    cycle.boards[1].announce({mine, theirs});
     CHECK(!watch.examine(awaits(2), alone) && watch.told().has_value());
     CHECK(watch.examine(awaits(1), alone).has_value());
     CHECK(!watch.examine(nothing, alone) && watch.told().has_value());
   }
-  DeadlockWatch later(member, 60, 0);
+  DeadlockDetector later(member, 60, 0);
   CHECK(!later.told() && !later.examine(awaits(1), alone) && !later.told());
 }
 
 // Whoever drives the wait may look once more before it fails; meanwhile the others have failed and show nothing.
 void test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone() {
-  Circle circle(2);
-  Member finder(circle, 0);
-  Member other(circle, 1);
+  Cycle cycle(2);
+  Member finder(cycle, 0);
+  Member other(cycle, 1);
   const auto alone = [] { return true; };
   const auto awaits = [](int rank) {
     return [rank]() -> std::optional<Awaited> { return Awaited{OpKind::kRecv, 0, {rank}}; };
   };
-  DeadlockWatch watch(finder, 60, 0);
+  DeadlockDetector watch(finder, 60, 0);
   std::optional<Failure> found;
   {
-    DeadlockWatch theirs(other, 60, 0);
+    DeadlockDetector theirs(other, 60, 0);
     for (int looks = 0; !found && looks < 10; ++looks) {
       CHECK(!theirs.examine(awaits(0), alone));
       found = watch.examine(awaits(1), alone);
     }
     CHECK(found.has_value());
   }
-  CHECK(!circle.boards[1].wait(1));
+  CHECK(!cycle.boards[1].wait(1));
   const std::optional<Failure> again = watch.examine(awaits(1), alone);
   CHECK(again.has_value() && again->summary() == found->summary());
   CHECK(watch.told().has_value());
@@ -193,6 +193,6 @@ int main() {
   test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone();
   test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(2, 300);
   test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(3, 300);
-  test_engines_find_a_circle_of_receives();
+  test_engines_find_a_cycle_of_receives();
   return 0;
 }

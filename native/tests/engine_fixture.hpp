@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine.hpp"
-#include "engine/group.hpp"
+#include "group/engine.hpp"
+#include "group/group.hpp"
 
 namespace procgroup {
 

@@ -19,48 +19,49 @@ std::vector<int> members_of(int size) {
 }
 
 void collectives(Group& group, size_t count) {
-  NoHost host;
+  NoRuntime language;
   const int size = group.size();
   const int root = static_cast<int>(count % static_cast<size_t>(size));
   std::vector<int64_t> data = values(group.rank(), count);
   Request all_reduce = request_for(OpKind::kAllReduce, data);
-  group.run(all_reduce, 60, host);
+  group.run(all_reduce, 60, language);
   for (size_t index = 0; index < count; ++index) check(data[index] == sum(size, index), "all_reduce", group.rank());
 
   data = values(group.rank(), count);
   Request reduce = request_for(OpKind::kReduce, data, root);
-  group.run(reduce, 60, host);
+  group.run(reduce, 60, language);
   for (size_t index = 0; index < count; ++index)
     check(data[index] == (group.rank() == root ? sum(size, index) : value(group.rank(), index)), "reduce",
           group.rank());
 
   data = values(group.rank(), count);
   Request broadcast = request_for(OpKind::kBroadcast, data, root);
-  group.run(broadcast, 60, host);
+  group.run(broadcast, 60, language);
   for (size_t index = 0; index < count; ++index) check(data[index] == value(root, index), "broadcast", group.rank());
 
   data = values(group.rank(), count);
   std::vector<std::vector<int64_t>> gathered(static_cast<size_t>(size), std::vector<int64_t>(count));
   Request all_gather = request_for(OpKind::kAllGather, data);
   for (std::vector<int64_t>& output : gathered) all_gather.outputs.push_back({output.data(), output.size()});
-  group.run(all_gather, 60, host);
+  group.run(all_gather, 60, language);
   for (int rank = 0; rank < size; ++rank)
     check(gathered[static_cast<size_t>(rank)] == values(rank, count), "all_gather", rank);
 
   Request barrier;
-  group.run(barrier, 60, host);
+  group.run(barrier, 60, language);
 }
 
 void asynchronous_calls_keep_their_order(Group& group) {
-  NoHost host;
+  NoRuntime language;
   std::vector<std::vector<int64_t>> arrays(8, values(group.rank(), 700));
   std::vector<std::shared_ptr<GroupOperation>> operations;
   for (std::vector<int64_t>& data : arrays)
     operations.push_back(group.start(request_for(OpKind::kAllReduce, data), 60));
   std::vector<int64_t> last = values(group.rank(), 3);
   Request blocking = request_for(OpKind::kAllReduce, last);
-  group.run(blocking, 60, host);
-  for (const auto& operation : operations) check(operation->is_over() && !operation->failure(), "queued", group.rank());
+  group.run(blocking, 60, language);
+  for (const auto& operation : operations)
+    check(operation->is_completed() && !operation->failure(), "queued", group.rank());
   for (const std::vector<int64_t>& data : arrays) check(data[5] == sum(group.size(), 5), "queued sum", group.rank());
 }
 
@@ -79,18 +80,18 @@ void the_caller_runs_along(int size) {
   }
   for (const std::unique_ptr<Group>& other : others) other->attach(offsets);
   in_all_ranks(world, [&](Group& group) {
-    NoHost host;
+    NoRuntime language;
     Group* order[] = {&group, others[static_cast<size_t>(group.rank())].get()};
     if (group.rank() % 2 == 1) std::swap(order[0], order[1]);
     for (const size_t count : {3, 700, 5000}) {
       std::vector<std::vector<int64_t>> arrays(6, values(group.rank(), count));
       std::vector<std::shared_ptr<GroupOperation>> operations;
       for (size_t index = 0; index < arrays.size(); ++index)
-        operations.push_back(order[index % 2]->start(request_for(OpKind::kAllReduce, arrays[index]), 60, host));
+        operations.push_back(order[index % 2]->start(request_for(OpKind::kAllReduce, arrays[index]), 60, language));
       for (const auto& operation : operations) {
         bool interrupted = false;
         check(await_completion(*operation, Deadline::after(60), {}, *world[static_cast<size_t>(group.rank())].engine,
-                               host, interrupted) &&
+                               language, interrupted) &&
                   !operation->failure(),
               "expected to be over", group.rank());
       }
@@ -107,9 +108,9 @@ void leaving_ends_what_a_caller_runs_along() {
   std::vector<int64_t> data(4);
   std::vector<std::shared_ptr<GroupOperation>> operations;
   std::thread caller([&] {
-    NoHost host;
+    NoRuntime language;
     try {
-      for (;;) operations.push_back(group.start(request_for(OpKind::kAllReduce, data), 60, host));
+      for (;;) operations.push_back(group.start(request_for(OpKind::kAllReduce, data), 60, language));
     } catch (const OperationFailed& failed) {
       check(failed.failure.kind == Failure::Kind::kBroken, "expected a group that was left", 0);
     }
@@ -117,26 +118,26 @@ void leaving_ends_what_a_caller_runs_along() {
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   group.leave();
   caller.join();
-  for (const auto& operation : operations) check(operation->is_over(), "expected to be over", 0);
+  for (const auto& operation : operations) check(operation->is_completed(), "expected to be over", 0);
 }
 
 void messages(Group& group, size_t count) {
-  NoHost host;
+  NoRuntime language;
   const int next = (group.rank() + 1) % group.size();
   const int previous = (group.rank() + group.size() - 1) % group.size();
   std::vector<int64_t> out = values(group.rank(), count);
   std::vector<int64_t> in(count);
   const auto sending = group.start_message({OpKind::kSend, out.data(), count, Dtype::kInt64, next, 3}, 60);
-  const int source = group.run_message({OpKind::kRecv, in.data(), count, Dtype::kInt64, previous, 3}, 60, host);
+  const int source = group.run_message({OpKind::kRecv, in.data(), count, Dtype::kInt64, previous, 3}, 60, language);
   check(source == previous && in == values(previous, count), "message", group.rank());
-  while (!sending->is_over()) std::this_thread::yield();
+  while (!sending->is_completed()) std::this_thread::yield();
 }
 
 // Arrays in the ranks' arenas are read where they lie; when one rank's is elsewhere, the result is the same.
 void arrays_in_arenas(int size, bool everywhere) {
   std::vector<Rank> world = make_world(size);
   in_all_ranks(world, [&](Group& group) {
-    NoHost host;
+    NoRuntime language;
     Arena& arena = world[static_cast<size_t>(group.rank())].engine->arena();
     for (const size_t count : {33, 1000, 1001, 300'001}) {
       const size_t bytes = count * sizeof(int64_t);
@@ -148,7 +149,7 @@ void arrays_in_arenas(int size, bool everywhere) {
       std::memcpy(place, mine.data(), bytes);
       Request request = request_for(OpKind::kAllReduce, elsewhere);
       request.input = request.output = place;
-      group.run(request, 60, host);
+      group.run(request, 60, language);
       const auto* result = reinterpret_cast<const int64_t*>(place);
       for (size_t index = 0; index < count; ++index) check(result[index] == sum(size, index), "in arena", group.rank());
       arena.release(offset);
@@ -157,9 +158,9 @@ void arrays_in_arenas(int size, bool everywhere) {
 }
 
 Failure::Kind kind_of_failure(Group& group, Request request, double seconds) {
-  NoHost host;
+  NoRuntime language;
   try {
-    group.run(request, seconds, host);
+    group.run(request, seconds, language);
   } catch (const OperationFailed& failed) {
     return failed.failure.kind;
   }

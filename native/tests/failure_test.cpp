@@ -1,10 +1,9 @@
-// What a failure says of ranks: short enough for what one rank can tell another, whole wherever that is possible.
-#include "engine/failure.hpp"
-
+// What a failure says of ranks, and how it travels to the other ranks.
 #include <cstring>
 #include <numeric>
 
 #include "check.hpp"
+#include "runtime/failure_record.hpp"
 
 using namespace procgroup;
 
@@ -52,6 +51,65 @@ void a_limit_is_said_with_three_digits() {
   CHECK(limit_in(0.05) == "0.05 s passed");
 }
 
+std::vector<int> every_third(int ranks) {
+  std::vector<int> found;
+  for (int rank = 2; rank < ranks; rank += 3) found.push_back(rank);
+  return found;
+}
+
+void a_record_names_every_missing_rank_of_a_group_of_any_size() {
+  for (const int ranks : {1, 2, 7, 8, 9, 64, 65, 100'000}) {
+    const Failure failure{.kind = Failure::Kind::kTimeout, .seconds = 2.5, .missing = every_third(ranks)};
+    const std::optional<Failure> read = decode(encode(failure, ranks), ranks);
+    CHECK(read && read->kind == Failure::Kind::kTimeout && read->seconds == 2.5 && read->missing == failure.missing);
+  }
+}
+
+void a_record_keeps_the_cause_the_call_and_4_kib_of_text() {
+  Failure failure{.kind = Failure::Kind::kFailed,
+                  .peer = 3,
+                  .pid = 42,
+                  .host = "node-7",
+                  .reason = std::string(5000, 'x'),
+                  .cause = Failure::Kind::kTimeout};
+  failure.call.op = OpKind::kAllReduce;
+  failure.call.sequence = 17;
+  const std::optional<Failure> read = decode(encode(failure, 4), 4);
+  CHECK(read && read->kind == Failure::Kind::kFailed && read->cause == Failure::Kind::kTimeout && read->peer == 3);
+  CHECK(read->pid == 42 && read->host == "node-7" && read->reason == std::string(kFailureTextBytes, 'x'));
+  CHECK(read->call.op == OpKind::kAllReduce && read->call.sequence == 17);
+  CHECK(encode(failure, 4).size() <= largest_record(4));
+}
+
+void a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable() {
+  const Failure failure{.kind = Failure::Kind::kLost, .peer = 1, .reason = "\xff\n", .missing = {0}};
+  std::vector<std::byte> record = encode(failure, 2);
+  CHECK(decode(record, 2)->reason == "??");
+  for (size_t length = 0; length < record.size(); ++length) {
+    const std::optional<Failure> cut = decode(std::span(record).first(length), 2);
+    CHECK(length < sizeof(FailureHead) ? !cut : cut->reason.empty() && cut->missing.empty());
+  }
+  CHECK(!decode(record, 1));  // a rank, and a bitmap, of a larger group
+  for (size_t index = 0; index < record.size(); ++index) {
+    std::vector<std::byte> changed = record;
+    changed[index] = std::byte{0xff};
+    static_cast<void>(decode(changed, 2));
+  }
+  CHECK(!decode(std::vector<std::byte>(record.size(), std::byte{0xff}), 2));
+}
+
+void a_loss_is_passed_on_and_everything_else_is_a_failure_of_who_posted_it() {
+  const Failure lost{.kind = Failure::Kind::kLost, .peer = 2, .pid = 7, .reason = "its process ended"};
+  CHECK(as_seen_by(0, 1, lost, nullptr).kind == Failure::Kind::kLost && as_seen_by(0, 1, lost, nullptr).peer == 2);
+  const Failure of_reader = as_seen_by(2, 1, lost, nullptr);  // who was lost lives, and names who gave it up
+  CHECK(of_reader.kind == Failure::Kind::kFailed && of_reader.peer == 1);
+  const Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = 0.5, .missing = {2}};
+  const Failure seen = as_seen_by(0, 1, timeout, nullptr);
+  CHECK(seen.kind == Failure::Kind::kFailed && seen.peer == 1 && seen.cause == Failure::Kind::kTimeout);
+  CHECK(seen.missing == std::vector<int>{2} && seen.seconds == 0.5);
+  CHECK(seen.reason == "its time limit of 0.5 s passed while it waited for rank 2");
+}
+
 }  // namespace
 
 int main() {
@@ -59,5 +117,9 @@ int main() {
   few_ranks_are_listed();
   a_run_of_ranks_is_one_entry();
   of_many_ranks_apart_the_first_are_listed();
+  a_record_names_every_missing_rank_of_a_group_of_any_size();
+  a_record_keeps_the_cause_the_call_and_4_kib_of_text();
+  a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable();
+  a_loss_is_passed_on_and_everything_else_is_a_failure_of_who_posted_it();
   std::puts("failure_test: passed");
 }

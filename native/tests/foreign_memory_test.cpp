@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "calls_by_hand.hpp"
-#include "engine/sheet.hpp"
+#include "collectives/buffer_table.hpp"
 
 using namespace procgroup;
 
@@ -46,7 +46,7 @@ void a_descriptor_that_is_none_is_told_as_such() {
   for (const int byte : {2, 0x7f, 0xff}) {
     Calls calls(4);
     GroupMemoryView& shown = calls.states[1].mine();
-    shown.line(kSequence).fingerprint += 1;
+    shown.announcement(kSequence).fingerprint += 1;
     std::memset(static_cast<void*>(&shown.descriptor(kSequence)), byte, sizeof(Descriptor));
     if (byte == 2) shown.descriptor(kSequence).op = OpKind::kAllReduce;  // the rest can be: but not the bool
     check(calls.mine.advance() == Progress::kDone, "expected a verdict", 0);
@@ -57,13 +57,13 @@ void a_descriptor_that_is_none_is_told_as_such() {
   }
 }
 
-void the_head_of_a_sheet_may_have_any_bytes() {
+void the_header_of_a_buffer_table_may_have_any_bytes() {
   Calls calls(1000);
-  const Sheet sheet(calls.states[1].mine().small(kSequence), 2);
-  std::memset(&sheet.head(), 0xfe, sizeof(SheetHead));
-  while (!calls.mine.is_over() || !calls.theirs.is_over()) {
-    if (!calls.mine.is_over()) calls.mine.advance();
-    if (!calls.theirs.is_over()) calls.theirs.advance();
+  const BufferTable sheet(calls.states[1].mine().small(kSequence), 2);
+  std::memset(&sheet.head(), 0xfe, sizeof(BufferTableHeader));
+  while (!calls.mine.is_completed() || !calls.theirs.is_completed()) {
+    if (!calls.mine.is_completed()) calls.mine.advance();
+    if (!calls.theirs.is_completed()) calls.theirs.advance();
   }
   check(calls.mine.failure() == nullptr && calls.data[0][999] == sum(2, 999), "expected the result", 0);
 }
@@ -71,7 +71,7 @@ void the_head_of_a_sheet_may_have_any_bytes() {
 void small_areas_outside_of_the_arena_or_between_lines_end_the_call() {
   for (const uint64_t offset : {uint64_t{4096 + 8}, uint64_t{1} << 62, std::numeric_limits<uint64_t>::max() - 63}) {
     Calls calls(30);  // more than a line holds
-    calls.states[1].mine().line(kSequence).small = offset;
+    calls.states[1].mine().announcement(kSequence).small = offset;
     check(calls.mine.advance() == Progress::kDone, "expected an end", 0);
     const Failure* failure = calls.mine.failure();
     check(failure != nullptr && failure->kind == Failure::Kind::kBroken, "kind", 0);
@@ -88,23 +88,26 @@ void memory_that_has_a_form_begins_with_a_line() {
   expect_out_of_range([&] { GroupMemoryView(arena, 4096 + 8, 2, kTiny); });
 }
 
-// A cause that is no rank of the group, in words that are no text.
-void what_a_rank_says_of_its_end_is_checked_and_made_readable() {
-  for (const int cause : {-7, 0, 2, 99}) {
-    std::vector<Rank> world = make_world(2);
-    const GroupMemoryView theirs(world[1].engine->arena(), world[1].group->offset(), 2, kTiny);
-    std::memset(theirs.memory().reason, 0xff, kReasonBytes);
-    theirs.memory().cause = cause;
-    theirs.memory().state.store(MemberState::kFailed);
-    std::vector<int64_t> data(4);
-    Request request = request_for(OpKind::kAllReduce, data);
-    NoHost host;
-    try {
-      world[0].group->run(request, 20, host);
-      check(false, "expected a failure", 0);
-    } catch (const OperationFailed& failed) {
-      check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
-      check(failed.failure.reason == std::string(kReasonBytes, '?'), failed.failure.reason.c_str(), 0);
+// Records that no correct rank writes: a cause that is no rank of the group, details outside of the arena, all ones.
+void a_failure_record_in_shared_memory_is_checked_before_it_is_believed() {
+  for (const int peer : {-7, 2, 99, -1}) {
+    for (const uint64_t details : {uint64_t{0}, uint64_t{1} << 62, uint64_t{4096 + 3}}) {
+      std::vector<Rank> world = make_world(2);
+      GroupMemory& theirs = GroupMemoryView(world[1].engine->arena(), world[1].group->offset(), 2, kTiny).memory();
+      if (peer == -1) std::memset(static_cast<void*>(&theirs.failure), 0xff, sizeof theirs.failure);
+      theirs.failure.peer = peer;
+      theirs.failure_details = details;
+      theirs.state.store(MemberState::kFailed);
+      std::vector<int64_t> data(4);
+      Request request = request_for(OpKind::kAllReduce, data);
+      NoRuntime language;
+      try {
+        world[0].group->run(request, 20, language);
+        check(false, "expected a failure", 0);
+      } catch (const OperationFailed& failed) {
+        check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
+        check(failed.failure.reason == "its failure record cannot be read", failed.failure.reason.c_str(), 0);
+      }
     }
   }
 }
@@ -117,21 +120,24 @@ void a_group_whose_memory_is_misplaced_is_not_made() {
     Engine& theirs = *world[1].engine;
     {
       const std::lock_guard lock(theirs.messages_mutex());
-      theirs.introductions().open(8, {0, 1}, offset, "new_group([0, 1])");
+      theirs.handshakes().open(8, {0, 1}, offset, "new_group([0, 1])");
     }
     Engine& mine = *world[0].engine;
     Group group(mine, GroupOptions{.id = 8, .name = "second", .members = {0, 1}, .rank = 0, .layout = kTiny});
     const GroupMemoryView memory(mine.arena(), group.offset(), 2, kTiny);
-    NoHost host;
+    NoRuntime language;
     try {
-      group.introduce("new_group([0, 1])", 20, host);
+      group.handshake("new_group([0, 1])", 20, language);
       check(false, "expected to be refused", 0);
     } catch (const OperationFailed& failed) {
       check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
       check(failed.failure.reason.starts_with("a peer named shared memory"), failed.failure.reason.c_str(), 0);
     }
     check(memory.memory().state.load() == MemberState::kFailed, "expected to tell it", 0);
-    check(std::strstr(memory.memory().reason, "rank 1 failed") != nullptr, memory.memory().reason, 0);
+    const GroupMemory& shown = memory.memory();
+    const size_t bytes = details_bytes(shown.failure);
+    const auto posted = decode(shown.failure, {mine.arena().at(shown.failure_details, bytes), bytes}, 2);
+    check(posted->reason.starts_with("rank 1 failed"), posted->reason.c_str(), 0);
   }
 }
 
@@ -139,10 +145,10 @@ void a_group_whose_memory_is_misplaced_is_not_made() {
 
 int main() {
   a_descriptor_that_is_none_is_told_as_such();
-  the_head_of_a_sheet_may_have_any_bytes();
+  the_header_of_a_buffer_table_may_have_any_bytes();
   small_areas_outside_of_the_arena_or_between_lines_end_the_call();
   memory_that_has_a_form_begins_with_a_line();
-  what_a_rank_says_of_its_end_is_checked_and_made_readable();
+  a_failure_record_in_shared_memory_is_checked_before_it_is_believed();
   a_group_whose_memory_is_misplaced_is_not_made();
   std::puts("foreign_memory_test: passed");
 }

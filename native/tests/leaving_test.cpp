@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "calls_by_hand.hpp"
-#include "engine/group_operation.hpp"
+#include "group/group_operation.hpp"
 
 using namespace procgroup;
 
@@ -20,18 +20,18 @@ void what_was_published_stays(size_t count) {
   for (Request& request : requests) request.descriptor.sequence = 1;
   SharedCall slow(states[0], requests[0]);
   SharedCall fast(states[1], requests[1]);
-  slow.advance();  // announces, with its data or its one chunk deposited
+  slow.advance();  // announces, with its data or its one chunk copied in
   check(fast.advance() == Progress::kDone, "expected to be done", 1);
-  check(!slow.is_over(), "expected to be slow", 0);
+  check(!slow.is_completed(), "expected to be slow", 0);
   world[1].group.reset();
   check(slow.advance() == Progress::kDone && slow.failure() == nullptr, "expected to end well", 0);
   for (size_t index = 0; index < count; ++index) check(data[0][index] == sum(2, index), "wrong number", 0);
 }
 
 const Failure* failure_after_leaving(Group& group, const std::shared_ptr<GroupOperation>& operation) {
-  check(!operation->is_over(), "expected to be pending", group.rank());
+  check(!operation->is_completed(), "expected to be pending", group.rank());
   group.leave();
-  check(operation->is_over() && operation->failure() != nullptr, "expected to have failed", group.rank());
+  check(operation->is_completed() && operation->failure() != nullptr, "expected to have failed", group.rank());
   return operation->failure();
 }
 
@@ -45,7 +45,7 @@ void leaving_ends_what_is_pending() {
   const auto second = group.start(request_for(OpKind::kAllReduce, data), 600);
   const Failure* failure = failure_after_leaving(group, receive);
   check(failure->summary() == "this rank left the group", failure->summary().c_str(), 0);
-  check(first->is_over() && second->is_over(), "expected the queue to have ended", 0);
+  check(first->is_completed() && second->is_completed(), "expected the queue to have ended", 0);
 }
 
 // The second call's limit passes while the first one waits: that must not start it.
@@ -56,14 +56,14 @@ void a_late_call_is_not_started_before_its_turn() {
   const auto first = group.start(request_for(OpKind::kAllReduce, data), 600);
   const auto second = group.start(request_for(OpKind::kAllReduce, data), 0.1);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (!second->is_over() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-  check(second->is_over() && second->failure()->kind == Failure::Kind::kTimeout, "expected a timeout", 0);
+  while (!second->is_completed() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  check(second->is_completed() && second->failure()->kind == Failure::Kind::kTimeout, "expected a timeout", 0);
   check(second->call().sequence == 0, "expected a call without a number", 0);
-  check(!first->is_over() && !group.is_over(), "expected the first call to go on", 0);
+  check(!first->is_completed() && !group.is_completed(), "expected the first call to go on", 0);
 }
 
-// Rank 0 gives up a group that it began to make. Ranks 1 and 2 may have heard everybody and gone on: rank 0's memory of
-// it is no other group's before both say that they have left.
+// Rank 0 gives up a group that it began to make. Ranks 1 and 2 may have received everybody and gone on: rank 0's memory
+// of it is no other group's before both say that they have left.
 void the_memory_of_a_group_that_was_not_made_is_no_other_groups() {
   const size_t bytes = GroupLayout::memory_bytes(3);
   std::vector<Rank> world = make_world(3);
@@ -72,9 +72,9 @@ void the_memory_of_a_group_that_was_not_made_is_no_other_groups() {
       mine, GroupOptions{.id = 8, .name = "second", .members = {0, 1, 2}, .rank = 0, .layout = kTiny});
   const uint64_t offset = group->offset();
   const GroupMemoryView shown(mine.arena(), offset, 3, kTiny);
-  NoHost host;
+  NoRuntime language;
   try {
-    group->introduce("new_group([0, 1, 2])", 0.05, host);
+    group->handshake("new_group([0, 1, 2])", 0.05, language);
     check(false, "expected a timeout", 0);
   } catch (const OperationFailed& failed) {
     check(failed.failure.kind == Failure::Kind::kTimeout, "kind", 0);
@@ -89,11 +89,11 @@ void the_memory_of_a_group_that_was_not_made_is_no_other_groups() {
 }
 
 Failure failure_of(Group& group, double seconds) {
-  NoHost host;
+  NoRuntime language;
   std::vector<int64_t> data(4);
   Request request = request_for(OpKind::kAllReduce, data);
   try {
-    group.run(request, seconds, host);
+    group.run(request, seconds, language);
   } catch (const OperationFailed& failed) {
     return failed.failure;
   }
@@ -113,9 +113,10 @@ void whoever_comes_last_hears_what_came_first() {
     gone.engine->shutdown();
     while (world[2].engine->peer_status(rank) != PeerStatus::kLeft) std::this_thread::yield();
   }
-  const Failure heard = failure_of(*world[2].group, 600);
-  check(heard.kind == Failure::Kind::kFailed && heard.peer == 3, heard.summary().c_str(), 2);
-  check(heard.reason == "its time limit of 0.01 s passed while it waited for rank 0, 1, 2", heard.reason.c_str(), 2);
+  const Failure received = failure_of(*world[2].group, 600);
+  check(received.kind == Failure::Kind::kFailed && received.peer == 3, received.summary().c_str(), 2);
+  check(received.reason == "its time limit of 0.01 s passed while it waited for rank 0, 1, 2", received.reason.c_str(),
+        2);
 }
 
 }  // namespace

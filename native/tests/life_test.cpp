@@ -1,5 +1,5 @@
 // Life locks and watchers between real processes that are killed, stopped, replaced and leave.
-#include "transport/life.hpp"
+#include "liveness/life.hpp"
 
 #include <pthread.h>
 #include <sys/mman.h>

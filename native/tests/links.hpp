@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/file_descriptor.hpp"
-#include "engine/messages.hpp"
+#include "messages/messages.hpp"
 #include "tests/check.hpp"
 #include "transport/ring_channel.hpp"
 #include "transport/tcp_channel.hpp"

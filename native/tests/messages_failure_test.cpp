@@ -72,7 +72,7 @@ void a_stream_cancelled_on_either_side_fails_both_and_the_channel_lives() {
     auto receive = pair.second.receive(0, {1, 1}, into->data(), into->size());
     auto send = pair.first.send(1, {1, 1}, large->data(), large->size());
     for (int round = 0; round < 5; ++round) CHECK(int{pair.first.pump()} + int{pair.second.pump()} > 0);
-    CHECK(!send->is_over() && !receive->is_over());
+    CHECK(!send->is_completed() && !receive->is_completed());
     if (sender_cancels) {
       pair.first.cancel(*send, kGivenUp);
       large.reset();
@@ -101,14 +101,14 @@ void a_cancelled_eager_send_that_was_half_written_keeps_the_frames_whole() {
   second.attach(0, std::move(ends.second));
   auto data = std::make_unique<Bytes>(pattern(kEagerBytes, 1));
   auto send = first.send(1, {1, 1}, data->data(), data->size());
-  CHECK(!send->is_over());
+  CHECK(!send->is_completed());
   first.cancel(*send, kGivenUp);
   data.reset();
   int value = 4;
   int got = 0;
   first.send(1, {1, 2}, &value, sizeof value);
   auto receive = second.receive(0, {1, 2}, &got, sizeof got);
-  while (!receive->is_over()) CHECK(int{first.pump()} + int{second.pump()} > 0);
+  while (!receive->is_completed()) CHECK(int{first.pump()} + int{second.pump()} > 0);
   CHECK(got == 4);
 }
 
@@ -126,7 +126,7 @@ void a_channel_that_closes_in_mid_message_fails_that_peer() {
     if (!eager) victim.write({.kind = FrameKind::kData, .bytes = size});
     victim.write(into.data(), size / 2);
     victim.settle();
-    CHECK(!receive->is_over());
+    CHECK(!receive->is_completed());
     victim.raw.reset();
     victim.settle();
     CHECK(failed_as(receive, Failure::Kind::kLost) && receive->failure()->peer == 1);
@@ -194,7 +194,7 @@ void any_source_survives_while_one_source_lives() {
   auto any = victim.messages.receive(kAnySource, {1, 1}, &got, sizeof got);
   victim.raw.reset();
   victim.settle();
-  CHECK(!any->is_over());
+  CHECK(!any->is_completed());
   int value = 8;
   victim.friendly.send(0, {1, 1}, &value, sizeof value);
   victim.settle();

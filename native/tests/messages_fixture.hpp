@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/frame.hpp"
+#include "messages/frame.hpp"
 #include "tests/check.hpp"
 #include "tests/links.hpp"
 
@@ -23,10 +23,12 @@ inline Bytes pattern(size_t bytes, unsigned seed) {
   return data;
 }
 
-inline bool succeeded(const TransferPtr& transfer) { return transfer->is_over() && transfer->failure() == nullptr; }
+inline bool succeeded(const TransferPtr& transfer) {
+  return transfer->is_completed() && transfer->failure() == nullptr;
+}
 
 inline bool failed_as(const TransferPtr& transfer, Failure::Kind kind) {
-  return transfer->is_over() && transfer->failure() != nullptr && transfer->failure()->kind == kind;
+  return transfer->is_completed() && transfer->failure() != nullptr && transfer->failure()->kind == kind;
 }
 
 // Two ranks in one thread: what happens when is then decided by the test.
@@ -74,7 +76,7 @@ struct Victim {
     uint64_t received = 0;
     auto send = friendly.send(0, {9, 9}, &sent, sizeof sent);
     auto receive = messages.receive(2, {9, 9}, &received, sizeof received);
-    while (!receive->is_over()) {
+    while (!receive->is_completed()) {
       friendly.pump();
       messages.pump();
     }
@@ -86,6 +88,6 @@ struct Victim {
   std::unique_ptr<Channel> raw;
 };
 
-inline const Failure kGivenUp{Failure::Kind::kTimeout, -1, 0, "", 1.5, {}, {}};
+inline const Failure kGivenUp{.kind = Failure::Kind::kTimeout, .seconds = 1.5};
 
 }  // namespace procgroup::testing

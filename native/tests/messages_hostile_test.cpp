@@ -22,7 +22,7 @@ void unexpected_messages_are_bounded_and_none_is_lost() {
     pair.second.pump();
   }
   pair.settle();
-  CHECK(!sends.back()->is_over());
+  CHECK(!sends.back()->is_completed());
   std::vector<pollfd> descriptors;
   pair.second.descriptors(descriptors);
   CHECK(descriptors.empty());
@@ -126,7 +126,7 @@ void random_frames_and_random_bytes_harm_nobody_else() {
     victim.raw.reset();
     victim.settle();
     CHECK(is_lost(victim));
-    for (size_t index = 1; index < transfers.size(); index += 2) CHECK(transfers[index]->is_over());
+    for (size_t index = 1; index < transfers.size(); index += 2) CHECK(transfers[index]->is_completed());
     victim.check_that_rank_2_is_unharmed();
   }
 }

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kSizes[] = {0,    1,        8,         4096,      kEagerBytes - 1, kEagerBytes,    kEagerBytes + 1,
                              8152, 8 * 1024, 60 * 1000, 70 * 1000, kBulkBytes,      kBulkBytes + 1, kMiB + 17};
 
-struct Planned {
+struct Scheduled {
   int from;
   int to;
   uint64_t tag;
@@ -24,9 +24,9 @@ struct Planned {
   unsigned seed;
 };
 
-std::vector<Planned> random_schedule(int ranks, int messages, unsigned seed) {
+std::vector<Scheduled> random_schedule(int ranks, int messages, unsigned seed) {
   std::mt19937 random(seed);
-  std::vector<Planned> schedule;
+  std::vector<Scheduled> schedule;
   for (int index = 0; index < messages; ++index) {
     const int from = static_cast<int>(random() % static_cast<unsigned>(ranks));
     const int to = (from + 1 + static_cast<int>(random() % static_cast<unsigned>(ranks - 1))) % ranks;
@@ -36,14 +36,14 @@ std::vector<Planned> random_schedule(int ranks, int messages, unsigned seed) {
 }
 
 // The receives of one rank in random order, but in the sent order under each key: that order is promised.
-std::vector<Planned> shuffled_receives(const std::vector<Planned>& schedule, int rank, unsigned seed) {
-  std::vector<Planned> mine;
+std::vector<Scheduled> shuffled_receives(const std::vector<Scheduled>& schedule, int rank, unsigned seed) {
+  std::vector<Scheduled> mine;
   std::copy_if(schedule.begin(), schedule.end(), std::back_inserter(mine),
-               [&](const Planned& planned) { return planned.to == rank; });
-  std::vector<Planned> order = mine;
+               [&](const Scheduled& scheduled) { return scheduled.to == rank; });
+  std::vector<Scheduled> order = mine;
   std::shuffle(order.begin(), order.end(), std::mt19937(seed));
   std::map<std::pair<int, uint64_t>, size_t> next;
-  for (Planned& slot : order) {
+  for (Scheduled& slot : order) {
     size_t& position = next[{slot.from, slot.tag}];
     while (mine[position].from != slot.from || mine[position].tag != slot.tag) ++position;
     slot = mine[position++];
@@ -51,29 +51,29 @@ std::vector<Planned> shuffled_receives(const std::vector<Planned>& schedule, int
   return order;
 }
 
-void run_schedule(const std::vector<Planned>& schedule, unsigned seed, int rank, Messages& messages,
+void run_schedule(const std::vector<Scheduled>& schedule, unsigned seed, int rank, Messages& messages,
                   Doorbell& doorbell) {
   std::vector<std::pair<TransferPtr, Bytes>> sends;
-  std::vector<std::tuple<TransferPtr, Bytes, Planned>> receives;
-  for (const Planned& planned : schedule) {
-    if (planned.from != rank) continue;
-    sends.emplace_back(nullptr, pattern(planned.size, planned.seed));
-    sends.back().first = messages.send(planned.to, {5, planned.tag}, sends.back().second.data(), planned.size);
+  std::vector<std::tuple<TransferPtr, Bytes, Scheduled>> receives;
+  for (const Scheduled& scheduled : schedule) {
+    if (scheduled.from != rank) continue;
+    sends.emplace_back(nullptr, pattern(scheduled.size, scheduled.seed));
+    sends.back().first = messages.send(scheduled.to, {5, scheduled.tag}, sends.back().second.data(), scheduled.size);
   }
-  for (const Planned& planned : shuffled_receives(schedule, rank, seed + static_cast<unsigned>(rank))) {
-    receives.emplace_back(nullptr, Bytes(planned.size), planned);
+  for (const Scheduled& scheduled : shuffled_receives(schedule, rank, seed + static_cast<unsigned>(rank))) {
+    receives.emplace_back(nullptr, Bytes(scheduled.size), scheduled);
     std::get<0>(receives.back()) =
-        messages.receive(planned.from, {5, planned.tag}, std::get<1>(receives.back()).data(), planned.size);
-    if (planned.seed % 3 == 0) messages.pump();
+        messages.receive(scheduled.from, {5, scheduled.tag}, std::get<1>(receives.back()).data(), scheduled.size);
+    if (scheduled.seed % 3 == 0) messages.pump();
   }
   pump_until(messages, doorbell, [&] {
-    return std::all_of(sends.begin(), sends.end(), [](const auto& send) { return send.first->is_over(); }) &&
+    return std::all_of(sends.begin(), sends.end(), [](const auto& send) { return send.first->is_completed(); }) &&
            std::all_of(receives.begin(), receives.end(),
-                       [](const auto& entry) { return std::get<0>(entry)->is_over(); });
+                       [](const auto& entry) { return std::get<0>(entry)->is_completed(); });
   });
   for (const auto& [send, data] : sends) CHECK(succeeded(send));
-  for (const auto& [receive, data, planned] : receives) {
-    CHECK(succeeded(receive) && data == pattern(planned.size, planned.seed));
+  for (const auto& [receive, data, scheduled] : receives) {
+    CHECK(succeeded(receive) && data == pattern(scheduled.size, scheduled.seed));
   }
 }
 
@@ -85,7 +85,7 @@ void every_size_arrives_both_ways_over_every_link() {
         Bytes received(size);
         auto send = messages.send(1 - rank, {1, size}, sent.data(), size);
         auto receive = messages.receive(1 - rank, {1, size}, received.data(), size);
-        pump_until(messages, doorbell, [&] { return send->is_over() && receive->is_over(); });
+        pump_until(messages, doorbell, [&] { return send->is_completed() && receive->is_completed(); });
         CHECK(succeeded(send) && succeeded(receive));
         CHECK(receive->source == 1 - rank && receive->bytes == size);
         CHECK(received == pattern(size, static_cast<unsigned>(1 - rank)));
@@ -98,7 +98,7 @@ void random_schedules_deliver_every_message_in_order() {
   for (const LinkKind kind : {LinkKind::kTcp, LinkKind::kRing}) {
     for (const int ranks : {2, 3, 4, 7}) {
       const unsigned seed = static_cast<unsigned>(ranks) * 10 + static_cast<unsigned>(kind);
-      const std::vector<Planned> schedule = random_schedule(ranks, 60, seed);
+      const std::vector<Scheduled> schedule = random_schedule(ranks, 60, seed);
       run_ranks(ranks, kind, 16 * 1024, [&](int rank, Messages& messages, Doorbell& doorbell) {
         run_schedule(schedule, seed, rank, messages, doorbell);
       });
@@ -114,7 +114,7 @@ void large_sends_head_to_head_do_not_block_each_other() {
       auto send = messages.send(1 - rank, {1, 1}, sent.data(), sent.size());
       for (int round = 0; round < 10; ++round) messages.pump();
       auto receive = messages.receive(1 - rank, {1, 1}, received.data(), received.size());
-      pump_until(messages, doorbell, [&] { return send->is_over() && receive->is_over(); });
+      pump_until(messages, doorbell, [&] { return send->is_completed() && receive->is_completed(); });
       CHECK(received == pattern(received.size(), static_cast<unsigned>(1 - rank)));
     });
   }
@@ -131,8 +131,8 @@ void a_small_message_overtakes_a_large_one_that_streams() {
   int received = 0;
   pair.first.send(1, {1, 2}, &sent, sizeof sent);
   auto small = pair.second.receive(0, {1, 2}, &received, sizeof received);
-  while (!small->is_over()) CHECK(int{pair.first.pump()} + int{pair.second.pump()} > 0);
-  CHECK(received == 7 && !stream->is_over());
+  while (!small->is_completed()) CHECK(int{pair.first.pump()} + int{pair.second.pump()} > 0);
+  CHECK(received == 7 && !stream->is_completed());
   pair.settle();
   CHECK(succeeded(send) && succeeded(stream) && into == large);
 }
@@ -141,7 +141,7 @@ void any_source_takes_the_named_sources_only() {
   run_ranks(3, LinkKind::kUnixSocket, 0, [](int rank, Messages& messages, Doorbell& doorbell) {
     if (rank > 0) {
       auto send = messages.send(0, {1, 1}, &rank, sizeof rank);
-      return pump_until(messages, doorbell, [&] { return send->is_over(); });
+      return pump_until(messages, doorbell, [&] { return send->is_completed(); });
     }
     const std::vector<int> only_second{2};
     const std::vector<int> both{1, 2};
@@ -149,7 +149,7 @@ void any_source_takes_the_named_sources_only() {
     int other = -1;
     auto first_receive = messages.receive(kAnySource, {1, 1}, &from_second, sizeof(int), &only_second);
     auto second_receive = messages.receive(kAnySource, {1, 1}, &other, sizeof(int), &both);
-    pump_until(messages, doorbell, [&] { return first_receive->is_over() && second_receive->is_over(); });
+    pump_until(messages, doorbell, [&] { return first_receive->is_completed() && second_receive->is_completed(); });
     CHECK(from_second == 2 && first_receive->source == 2);
     CHECK(other == 1 && second_receive->source == 1);
   });
@@ -162,12 +162,12 @@ void what_is_sent_before_a_channel_is_attached_waits_for_it() {
   int value = 9;
   int got = 0;
   auto send = first.send(1, {1, 1}, &value, sizeof value);
-  CHECK(!first.pump() && !send->is_over() && !first.flushed());
+  CHECK(!first.pump() && !send->is_completed() && !first.flushed());
   ChannelPair ends = links.connect(LinkKind::kTcp, 0, 1);
   first.attach(1, std::move(ends.first));
   second.attach(0, std::move(ends.second));
   auto receive = second.receive(0, {1, 1}, &got, sizeof got);
-  while (!receive->is_over()) second.pump();
+  while (!receive->is_completed()) second.pump();
   CHECK(succeeded(send) && got == 9);
 }
 

@@ -1,5 +1,5 @@
 // Lists of arrays that are reduced in packs: which go together, and that every element comes back to where it was.
-#include "engine/packing.hpp"
+#include "ops/packing.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -22,18 +22,18 @@ std::vector<ReducedArray> any_sizes(unsigned seed) {
   for (ReducedArray& array : arrays) {
     array.dtype = kSome[random() % 3];
     array.op = kOps[random() % 2];
-    array.piece.count = random() % (random() % 4 == 0 ? 40'000 : 600);
+    array.block.count = random() % (random() % 4 == 0 ? 40'000 : 600);
   }
   return arrays;
 }
 
-size_t bytes_of(const ReducedArray& array) { return array.piece.count * dtype_size(array.dtype); }
+size_t bytes_of(const ReducedArray& array) { return array.block.count * dtype_size(array.dtype); }
 
 void every_array_is_in_one_pack_with_its_like_and_no_pack_is_too_large() {
   for (unsigned seed = 0; seed < 50; ++seed) {
     const std::vector<ReducedArray> arrays = any_sizes(seed);
     std::vector<int> seen(arrays.size());
-    for (const std::vector<size_t>& pack : plan_packs(arrays, false)) {
+    for (const std::vector<size_t>& pack : assign_packs(arrays, false)) {
       require(std::ranges::is_sorted(pack), "a pack is in the order of the list");
       size_t bytes = 0;
       for (const size_t index : pack) {
@@ -50,8 +50,8 @@ void every_array_is_in_one_pack_with_its_like_and_no_pack_is_too_large() {
 
 void small_arrays_are_few_packs_and_arrays_that_share_memory_are_alone_in_their_order() {
   const std::vector<ReducedArray> arrays(1000, {{nullptr, 100}, Dtype::kFloat32, ReduceOp::kSum});
-  require(plan_packs(arrays, false).size() == 2, "as few packs as hold them");
-  const std::vector<std::vector<size_t>> alone = plan_packs(arrays, true);
+  require(assign_packs(arrays, false).size() == 2, "as few packs as hold them");
+  const std::vector<std::vector<size_t>> alone = assign_packs(arrays, true);
   require(alone.size() == arrays.size(), "alone");
   for (size_t index = 0; index < alone.size(); ++index)
     require(alone[index] == std::vector<size_t>{index}, "in their order");
@@ -74,7 +74,7 @@ struct List {
 
   std::vector<Request> requests() const {
     std::vector<Request> made;
-    for (const std::vector<size_t>& pack : plan_packs(arrays, false)) {
+    for (const std::vector<size_t>& pack : assign_packs(arrays, false)) {
       std::vector<ReducedArray> packed;
       for (const size_t index : pack) packed.push_back(arrays[index]);
       made.push_back(all_reduce_of(std::move(packed)));
@@ -94,8 +94,8 @@ struct List {
 
 void reduce_at_once(Group& group, unsigned seed, ReduceOp op) {
   const List list(group.rank(), seed, op);
-  NoHost host;
-  for (Request& request : list.requests()) group.run(request, 60, host);
+  NoRuntime language;
+  for (Request& request : list.requests()) group.run(request, 60, language);
   check(list.holds_sums(group.size()), "a list that is reduced at once", group.rank());
 }
 
@@ -104,9 +104,10 @@ void reduce_later(Group& group, unsigned seed, ReduceOp op) {
   std::vector<std::shared_ptr<GroupOperation>> operations;
   for (Request& request : list.requests()) operations.push_back(group.start(std::move(request), 60));
   Request barrier;  // comes after all of them
-  NoHost host;
-  group.run(barrier, 60, host);
-  for (const auto& operation : operations) check(operation->is_over() && !operation->failure(), "over", group.rank());
+  NoRuntime language;
+  group.run(barrier, 60, language);
+  for (const auto& operation : operations)
+    check(operation->is_completed() && !operation->failure(), "over", group.rank());
   check(list.holds_sums(group.size()), "a list that is reduced later", group.rank());
 }
 
@@ -133,9 +134,9 @@ void sizes_that_differ_are_a_mismatch_that_changes_nothing() {
       for (std::vector<double>* array : {&one, &two})
         arrays.push_back({{array->data(), array->size()}, Dtype::kFloat64, ReduceOp::kSum});
       Request request = all_reduce_of(arrays);
-      NoHost host;
+      NoRuntime language;
       try {
-        group.run(request, 60, host);
+        group.run(request, 60, language);
         check(false, "expected a mismatch", group.rank());
       } catch (const OperationFailed& failed) {
         check(failed.failure.kind == Failure::Kind::kMismatch, "a mismatch", group.rank());

@@ -1,5 +1,5 @@
 // Reading another process's arrays, and what becomes of a read when their owner gives up or dies.
-#include "engine/peer_memory.hpp"
+#include "transport/peer_memory.hpp"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "engine/shared_call.hpp"
+#include "collectives/shared_call.hpp"
 #include "engine_fixture.hpp"
 
 using namespace procgroup;
@@ -96,7 +96,7 @@ class Owner {
     check(recvmsg(socket_, &message, 0) == sizeof places, "places", 0);
     int descriptor;
     std::memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptor);
-    arena_ = std::make_unique<Arena>(Arena::attach(FileDescriptor(descriptor)));
+    arena_ = std::make_unique<Arena>(Arena::attach(FileDescriptor(descriptor), FileDescriptor()));
     ordinary = places.ordinary, in_arena = places.in_arena;
   }
 
@@ -141,7 +141,7 @@ void another_nonce_is_not_believed() {
   check(memory.read(&one, owner.in_arena, 0, sizeof one) && one == 1, "an array in the arena", 0);
 }
 
-void memory_that_cannot_be_read_is_not_lent() {
+void memory_that_cannot_be_read_is_not_exposed() {
   void* forbidden = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   check(!is_readable(forbidden), "memory without access", 0);
   munmap(forbidden, 4096);
@@ -188,7 +188,7 @@ SharedState state_of(std::vector<Rank>& world, int rank, const std::vector<const
 
 // The owner gives up and its user reuses the array, while the reader is between agreement and reading: what it then
 // reads is no result, and it goes on waiting, for the owner, until it learns why.
-void what_is_read_after_the_loan_does_not_count(OpKind op) {
+void what_is_read_after_the_exposure_does_not_count(OpKind op) {
   std::vector<Rank> world = make_world(2);
   const std::vector<const Arena*> arenas{&world[0].engine->arena(), &world[1].engine->arena()};
   SharedState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
@@ -203,7 +203,7 @@ void what_is_read_after_the_loan_does_not_count(OpKind op) {
   owner.give_up({.kind = Failure::Kind::kTimeout});
   data[1].assign(data[1].size(), -1);
   for (int look = 0; look < 3; ++look) check(reader.advance() == Progress::kWaiting, "expected to wait", 0);
-  check(!reader.is_over() && reader.missing() == std::vector<int>{1}, "expected to wait for the owner", 0);
+  check(!reader.is_completed() && reader.missing() == std::vector<int>{1}, "expected to wait for the owner", 0);
 }
 
 }  // namespace
@@ -212,9 +212,9 @@ int main() {
   alarm(100);
   another_process();
   another_nonce_is_not_believed();
-  memory_that_cannot_be_read_is_not_lent();
+  memory_that_cannot_be_read_is_not_exposed();
   what_a_thread_gave_back_cannot_be_read();
-  what_is_read_after_the_loan_does_not_count(OpKind::kBroadcast);
-  what_is_read_after_the_loan_does_not_count(OpKind::kReduce);
+  what_is_read_after_the_exposure_does_not_count(OpKind::kBroadcast);
+  what_is_read_after_the_exposure_does_not_count(OpKind::kReduce);
   std::puts("peer_memory_test: passed");
 }

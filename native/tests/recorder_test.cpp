@@ -1,5 +1,5 @@
 // The recorder: what is written is what is read, also while it is written, by several threads.
-#include "engine/recorder.hpp"
+#include "runtime/recorder.hpp"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -43,7 +43,7 @@ std::vector<std::byte> gathered(const Strided& array) {
   return elements;
 }
 
-// Layouts of all sorts in one piece of memory; the same ones on every machine.
+// Layouts of all sorts in one block of memory; the same ones on every machine.
 class Layouts {
  public:
   explicit Layouts(std::vector<std::byte>& memory) : memory_(memory) {}

@@ -1,5 +1,5 @@
 // When a call that waits is reported, and in which words.
-#include "engine/wait_report.hpp"
+#include "runtime/wait_report.hpp"
 
 #include "check.hpp"
 

@@ -1,5 +1,5 @@
 // What ends a wait: also of an operation that moves without end.
-#include "engine/waiting.hpp"
+#include "runtime/waiting.hpp"
 
 #include <chrono>
 #include <thread>
@@ -12,11 +12,11 @@ namespace {
 // Moves at every look, as a message does while other ranks send, and never ends by itself.
 class Restless final : public Operation {
  public:
-  Progress advance() override { return is_over() ? Progress::kDone : Progress::kMoved; }
+  Progress advance() override { return is_completed() ? Progress::kDone : Progress::kMoved; }
   std::vector<int> missing() const override { return {1}; }
 };
 
-class Bench final : public Lounge {
+class Bench final : public Waiter {
  public:
   void sleep(int64_t, const std::function<bool()>& ready) override {
     if (!ready()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -30,9 +30,9 @@ class Bench final : public Lounge {
 Failure::Kind end_of_a_restless_one(double seconds, const Examine& examine) {
   Restless operation;
   Bench bench;
-  NoHost host;
-  drive(operation, seconds, WaitPolicy{}, bench, host, examine);
-  CHECK(operation.is_over() && operation.failure() != nullptr);
+  NoRuntime language;
+  drive(operation, seconds, WaitPolicy{}, bench, language, examine);
+  CHECK(operation.is_completed() && operation.failure() != nullptr);
   return operation.failure()->kind;
 }
 

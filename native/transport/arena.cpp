@@ -1,6 +1,7 @@
 #include "transport/arena.hpp"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,7 +17,7 @@ namespace procgroup {
 namespace {
 
 constexpr uint64_t kMagic = 0x3150554f52474350;  // "PCGROUP1"
-constexpr uint32_t kVersion = 4;
+constexpr uint32_t kVersion = 5;
 // Address space, not memory: pages exist once allocate() has reserved them.
 constexpr uint64_t kReach = uint64_t{8} << 30;
 
@@ -43,11 +44,12 @@ uint64_t round_to_pages(uint64_t bytes) { return (bytes + kArenaPage - 1) / kAre
 
 }  // namespace
 
-Arena::Arena(FileDescriptor descriptor, std::byte* base, uint64_t reach)
-    : descriptor_(std::move(descriptor)), base_(base), reach_(reach) {}
+Arena::Arena(FileDescriptor descriptor, FileDescriptor bell, std::byte* base, uint64_t reach)
+    : descriptor_(std::move(descriptor)), bell_(std::move(bell)), base_(base), reach_(reach) {}
 
 Arena::Arena(Arena&& other) noexcept
     : descriptor_(std::move(other.descriptor_)),
+      bell_(std::move(other.bell_)),
       base_(std::exchange(other.base_, nullptr)),
       reach_(other.reach_),
       used_(std::move(other.used_)),
@@ -62,6 +64,8 @@ Arena Arena::create(int rank) {
   if (!descriptor) refuse("creating an arena");
   if (ftruncate(descriptor.get(), kReach) != 0) refuse("sizing an arena");
   if (fcntl(descriptor.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) refuse("sealing an arena");
+  FileDescriptor bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!bell) refuse("creating an eventfd");
   reserve(descriptor.get(), 0, kArenaPage);
   std::byte* base = map(descriptor.get(), kReach);
   auto* header = new (base) ArenaHeader{};
@@ -70,12 +74,12 @@ Arena Arena::create(int rank) {
   header->rank = rank;
   header->pid = getpid();
   header->reach = kReach;
-  Arena arena(std::move(descriptor), base, kReach);
+  Arena arena(std::move(descriptor), std::move(bell), base, kReach);
   arena.free_[kArenaPage] = kReach - kArenaPage;
   return arena;
 }
 
-Arena Arena::attach(FileDescriptor descriptor) {
+Arena Arena::attach(FileDescriptor descriptor, FileDescriptor bell) {
   struct stat status{};
   if (fstat(descriptor.get(), &status) != 0) refuse("examining a peer's arena");
   const int seals = fcntl(descriptor.get(), F_GET_SEALS);
@@ -84,7 +88,7 @@ Arena Arena::attach(FileDescriptor descriptor) {
   // Mapped first: a compiler may evaluate arguments in any order, and clang moves the descriptor away before it is
   // read.
   std::byte* base = map(descriptor.get(), kReach);
-  Arena arena(std::move(descriptor), base, kReach);
+  Arena arena(std::move(descriptor), std::move(bell), base, kReach);
   const ArenaHeader& header = arena.header();
   if (header.magic != kMagic || header.version != kVersion)
     throw std::runtime_error("a peer's arena has another version; run one version of procgroup on all ranks");
@@ -155,6 +159,10 @@ void Arena::wake() const {
   ArenaHeader& target = header();
   target.doorbell.fetch_add(1, std::memory_order_seq_cst);
   if (target.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(target.doorbell);
+  if (target.socket_sleepers.load(std::memory_order_seq_cst) == 0) return;
+  const uint64_t one = 1;
+  // A full counter means that a wake is already pending.
+  static_cast<void>(!write(bell_.get(), &one, sizeof one));
 }
 
 void Arena::abandon() { base_ = nullptr; }

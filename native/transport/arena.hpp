@@ -17,21 +17,12 @@
 #include <optional>
 
 #include "base/file_descriptor.hpp"
-#include "transport/life.hpp"
+#include "liveness/life.hpp"
 
 namespace procgroup {
 
 inline constexpr uint64_t kArenaPage = 4096;
 inline constexpr uint64_t kArenaLine = 64;
-
-inline constexpr size_t kReasonBytes = 512;
-
-// Whether a rank has said that it ends, and how.
-enum class Ending : uint32_t {
-  kNone,
-  kLeaves,  // after what it has issued; `exit_reason` counts for those who wait for it afterwards
-  kFails,   // at once: every call in which it takes part fails
-};
 
 // First in every arena. Peers write `doorbell`, to wake, and in group memory that they have left: all else is its
 // owner's.
@@ -40,30 +31,33 @@ struct ArenaHeader {
   uint32_t version;
   int32_t rank;
   int64_t pid;
-  uint64_t reach;          // bytes of address space; offsets at or above it are never valid
-  uint64_t rings;          // offset of this rank's outgoing rings, one per world rank
-  uint64_t ring_capacity;  // of each ring
-  uint64_t recorder;       // offset of this rank's recorder
-  uint64_t wait_board;     // offset of what this rank shows of a call in which it is stuck
-  uint64_t loan_books;     // offset of what this rank lends, one book per world rank
-  uint64_t nonce;          // lies at this address of the owner's own memory too: see PeerMemory
+  uint64_t reach;            // bytes of address space; offsets at or above it are never valid
+  uint64_t rings;            // offset of this rank's outgoing rings, one per world rank
+  uint64_t ring_capacity;    // of each ring
+  uint64_t recorder;         // offset of this rank's recorder
+  uint64_t wait_edge_board;  // offset of what this rank shows of a call in which it is stuck
+  uint64_t exposure_tables;  // offset of what this rank exposes, one book per world rank
+  uint64_t nonce;            // lies at this address of the owner's own memory too: see PeerMemory
   uint64_t nonce_address;
   alignas(64) LifeWord life;
-  // Why this rank ends before its time: an exception of its program. `ending` is release-stored after it.
-  alignas(64) std::atomic<Ending> ending;
-  char exit_reason[kReasonBytes];
+  // Offset of the failure record (head, then details) of a process that ends before its time, by an exception of its
+  // program; release-stored, once. 0: none.
+  alignas(64) std::atomic<uint64_t> exit_record;
   // The one futex of this process's waiters: whoever changes something that a sleeper may wait for adds
-  // one and wakes. `sleepers` tells whether that is worth a system call.
+  // one and wakes. `sleepers` tells whether that is worth a system call; those that sleep on sockets, too, are woken by
+  // the arena's eventfd.
   alignas(64) std::atomic<uint32_t> doorbell;
   alignas(64) std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> socket_sleepers;
 };
 
 class Arena {
  public:
   // Make this rank's arena. Throws std::system_error when memory or descriptors are refused.
   static Arena create(int rank);
-  // Map a peer's arena. Throws std::system_error, or std::runtime_error when it is not one of ours.
-  static Arena attach(FileDescriptor descriptor);
+  // Map a peer's arena; `bell` is its eventfd. Throws std::system_error, or std::runtime_error when it is not one of
+  // ours.
+  static Arena attach(FileDescriptor descriptor, FileDescriptor bell);
 
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&&) = delete;
@@ -71,6 +65,8 @@ class Arena {
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
   int descriptor() const { return descriptor_.get(); }
+  // An eventfd that wakes those of the owner's process who sleep on sockets.
+  int bell() const { return bell_.get(); }
 
   // Offset of `bytes` zeroed bytes, aligned to a page, reserved in memory. Throws std::system_error (ENOSPC, ENOMEM).
   uint64_t allocate(size_t bytes);
@@ -91,9 +87,10 @@ class Arena {
   void abandon();
 
  private:
-  Arena(FileDescriptor descriptor, std::byte* base, uint64_t reach);
+  Arena(FileDescriptor descriptor, FileDescriptor bell, std::byte* base, uint64_t reach);
 
   FileDescriptor descriptor_;
+  FileDescriptor bell_;
   std::byte* base_;
   uint64_t reach_;
   std::mutex mutex_;                   // guards the two maps

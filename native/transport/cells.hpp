@@ -1,4 +1,4 @@
-// Small pieces of an arena, such as group memories: a page for each would waste most of it.
+// Small blocks of an arena, such as group memories: a page for each would waste most of it.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@ class Channel {
 
   // Shortcuts of channels in memory, for a message that goes or comes whole; a socket has none. They throw as above.
   //
-  // Write both pieces and publish them together; false, and nothing written, unless there is room for both.
+  // Write both blocks and publish them together; false, and nothing written, unless there is room for both.
   virtual bool write_whole(const void* /*head*/, size_t /*head_bytes*/, const void* /*rest*/, size_t /*rest_bytes*/) {
     return false;
   }

@@ -2,7 +2,8 @@
 //
 //     group memory of rank r                                              staging blocks, from pools of the rank
 //     +--------+--------+-------------+----------+----------+-------+----------+   +---------+---------+
-//     | line 0 | line 1 | descriptors | progress | finished | state | departed |   | small 0 | small 1 |
+//     | announcement 0 | announcement 1 | descriptors | progress | finished | state | departed |   | small 0 | small 1
+//     |
 //     +--------+--------+-------------+----------+----------+-------+----------+   +---------+---------+
 //          |                      |                                               +---------+---------+
 //          |                      +-- where the slots lie --------------+                  ^
@@ -12,16 +13,16 @@
 //                                                              | slot | slot | slot | slot |
 //                                                              +------+------+------+------+
 //
-// Vocabulary. A *line* announces one call: its sequence number, its fingerprint, where its small areas lie
-// and, up to 40 bytes, its data, all in one cache line. Calls use the two lines in turn (as they do the two
-// *small* areas, which hold the data of medium calls). That is enough, because every call awaits the lines of
-// all members: a rank that announces call n+2 has seen everybody announce n+1, so everybody is done with call n.
-// A *slot* holds one chunk of a large array. *Progress* counts, over the group's whole life, what this
-// rank has finished in its slots; it never goes back. *Finished* is the last call of which this rank reads
-// nothing any more. A group has a *staging block* only while it needs one (transport/staging_pool.hpp), so that a
-// thousand groups cost about a megabyte each rank.
+// Vocabulary. A *announcement* announces one call: its sequence number, its fingerprint, where its small areas lie
+// and, up to 40 bytes, its data, all in one cache announcement. Calls use the two announcements in turn (as they do the
+// two *small* areas, which hold the data of medium calls). That is enough, because every call awaits the announcements
+// of all members: a rank that announces call n+2 has seen everybody announce n+1, so everybody is done with call n. A
+// *slot* holds one chunk of a large array. *Progress* counts, over the group's whole life, what this rank has finished
+// in its slots; it never goes back. *Finished* is the last call of which this rank reads nothing any more. A group has
+// a *staging block* only while it needs one (transport/staging_pool.hpp), so that a thousand groups cost about a
+// megabyte each rank.
 //
-// Memory order. A line's `sequence` and `progress` are written last, sequentially consistent: as release,
+// Memory order. A announcement's `sequence` and `progress` are written last, sequentially consistent: as release,
 // they publish everything written before; as part of the one total order, they make the writer's next
 // look at `sleepers` safe (see Arena::wake). Readers load them sequentially consistent for the same reason.
 #pragma once
@@ -30,41 +31,40 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/descriptor.hpp"
+#include "runtime/failure_record.hpp"
 #include "transport/arena.hpp"
-#include "transport/descriptor.hpp"
 
 namespace procgroup {
 
-inline constexpr size_t kLinePayload = 40;
+inline constexpr size_t kInlinePayload = 40;
 inline constexpr int kSlots = 4;
 
-struct alignas(64) CallLine {
+struct alignas(64) Announcement {
   std::atomic<uint64_t> sequence;
   uint64_t fingerprint;
   uint64_t small;  // offset in the arena: where this call's small areas lie; 0 when it has none
-  std::byte payload[kLinePayload];
+  std::byte payload[kInlinePayload];
 };
-static_assert(sizeof(CallLine) == 64);
+static_assert(sizeof(Announcement) == 64);
 
 enum class MemberState : uint32_t {
   kPresent,
   kLeft,    // in order; takes part in no call after the last one that it announced
-  kFailed,  // gave up; `reason` and the fields before it say why
+  kFailed,  // gave up; `failure` says why
 };
 
 struct GroupMemory {
-  CallLine lines[2];
+  Announcement announcements[2];
   alignas(64) Descriptor descriptors[2];
   alignas(64) std::atomic<uint64_t> progress;
   uint64_t slots[2];                           // offsets in the arena of the slots of calls, in turn
   alignas(64) std::atomic<uint64_t> finished;  // release: what this rank read of that call it has read
-  alignas(64) std::atomic<MemberState> state;  // release-stored after the four fields below
-  int32_t cause;                               // group rank whose loss or failure was the reason, or -1
-  uint32_t was_lost;                           // whether that rank was lost
-  int64_t lost_pid;
-  char reason[kReasonBytes];
+  alignas(64) std::atomic<MemberState> state;  // release-stored after the two fields below
+  FailureHead failure;
+  uint64_t failure_details;  // offset in the arena; 0 where there was no memory for them
   // The last call that this rank gave up; stored before its arrays go back to their user. Until then, and until all
-  // have acknowledged (progress), the arrays of a call are on loan: who reads them where they lie looks here
+  // have acknowledged (progress), the arrays of a call are exposed: who reads them where they lie looks here
   // afterwards.
   std::atomic<uint64_t> given_up;
 };
@@ -89,8 +89,9 @@ class GroupMemoryView {
   GroupMemoryView(const Arena& arena, uint64_t offset, size_t members, const GroupLayout& layout)
       : arena_(&arena), base_(arena.at_line(offset, GroupLayout::memory_bytes(members))), layout_(layout) {}
 
+  const Arena& arena() const { return *arena_; }
   GroupMemory& memory() const { return *reinterpret_cast<GroupMemory*>(base_); }
-  CallLine& line(uint64_t sequence) const { return memory().lines[sequence & 1]; }
+  Announcement& announcement(uint64_t sequence) const { return memory().announcements[sequence & 1]; }
   Descriptor& descriptor(uint64_t sequence) const { return memory().descriptors[sequence & 1]; }
   // Release-stored by that member, once, when it has left.
   std::atomic<uint8_t>& departed(int member) const {
@@ -98,11 +99,12 @@ class GroupMemoryView {
   }
   // The owner: where its small areas lie, before it announces the call; where its slots lie, before it publishes
   // progress in the call, which may be before it announces it.
-  void place_small(uint64_t sequence, uint64_t offset) const { line(sequence).small = offset; }
+  void place_small(uint64_t sequence, uint64_t offset) const { announcement(sequence).small = offset; }
   void place_slots(uint64_t sequence, uint64_t offset) const { memory().slots[sequence & 1] = offset; }
-  // In calls that have small areas, once the line has been seen.
+  // In calls that have small areas, once the announcement has been seen.
   std::byte* small(uint64_t sequence) const {
-    return arena_->at_line(line(sequence).small, layout_.small_block_bytes()) + (sequence & 1) * layout_.small_bytes;
+    return arena_->at_line(announcement(sequence).small, layout_.small_block_bytes()) +
+           (sequence & 1) * layout_.small_bytes;
   }
   // Once progress of this call has been seen.
   std::byte* slot(uint64_t sequence, int index) const {
@@ -111,7 +113,7 @@ class GroupMemoryView {
   }
   // Where a call's data lies when it fits beside its announcement.
   std::byte* payload(uint64_t sequence, size_t bytes) const {
-    return bytes <= kLinePayload ? line(sequence).payload : small(sequence);
+    return bytes <= kInlinePayload ? announcement(sequence).payload : small(sequence);
   }
 
  private:

@@ -1,7 +1,7 @@
-// Blocks of one size in this rank's arena, lent to groups for the data that they leave for their peers.
+// Blocks of one size in this rank's arena, exposed to groups for the data that they leave for their peers.
 //
 // A group *leases* a block when a call first needs one and keeps it from call to call, which costs one atomic
-// exchange a call. When the pool has lent all that it means to keep, another group's call takes over a block that
+// exchange a call. When the pool has exposed all that it means to keep, another group's call takes over a block that
 // is idle: no call of its group is running, and all peers have finished the last one. If no block is idle, one more
 // is made, so that nobody ever waits for a block: calls of several groups that wait for each other cannot deadlock.
 #pragma once
@@ -60,7 +60,7 @@ class StagingPool {
 
   // A block that nobody reads or writes any more.
   void give_back(uint64_t offset);
-  // How many blocks are reserved, lent or not.
+  // How many blocks are reserved, exposed or not.
   size_t blocks() const {
     const std::lock_guard lock(mutex_);
     return blocks_;

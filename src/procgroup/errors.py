@@ -192,16 +192,18 @@ class Deadlock(OperationError):
 class PeerLost(OperationError):
     """A rank has ended: its process, or its part in the group.
 
-    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``pid`` its process, ``how`` what is known.
+    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``pid`` its process, ``host`` the name of its
+    host where that is another one, ``how`` what is known.
     """
 
-    def __init__(self, *, peer: int, pid: int, how: str, **call: Any) -> None:
+    def __init__(self, *, peer: int, pid: int, how: str, host: str = "", **call: Any) -> None:
         self.peer = peer
         self.global_peer: int = _global(peer, call)
         self.pid = pid
+        self.host = host
         self.how = how
         super().__init__(
-            f"lost {_name(peer, call)} (pid {pid}): {how}",
+            f"lost {_name(peer, call)} (pid {pid}{host and f' on {host}'}): {how}",
             advice=f"{_state_of_array(call)}Look at that rank's own output for the cause.",
             **call,
         )
@@ -210,14 +212,28 @@ class PeerLost(OperationError):
 class PeerFailed(OperationError):
     """A rank left this call with an error of its own, aborted its group, or its program ended with an exception.
 
-    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``reason`` the cause: of an exception its
-    type, text and line.
+    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``reason`` the cause in words: of an exception
+    its type, text and line. ``cause`` is what failed there: "error" (an exception, or a breach of the protocol),
+    "timeout", "mismatch", "interrupted", "aborted", "deadlock". Of a timeout, ``missing`` has the group ranks that had
+    not come, and ``seconds`` its length.
     """
 
-    def __init__(self, *, peer: int, reason: str, **call: Any) -> None:
+    def __init__(
+        self,
+        *,
+        peer: int,
+        reason: str,
+        cause: str = "error",
+        missing: Sequence[int] = (),
+        seconds: float = 0.0,
+        **call: Any,
+    ) -> None:
         self.peer = peer
         self.global_peer: int = _global(peer, call)
         self.reason = reason
+        self.cause = cause
+        self.missing: tuple[int, ...] = tuple(missing)
+        self.seconds = seconds
         super().__init__(
             f"{_name(peer, call)} failed: {reason}",
             advice=f"{_state_of_array(call)}Look at rank {self.global_peer}'s own error for the cause.",
@@ -462,8 +478,10 @@ _OPERATION_ERRORS: dict[str, type[OperationError]] = {
     "timeout": CollectiveTimeout,
     "deadlock": Deadlock,
     "lost": PeerLost,
-    "failed": PeerFailed,
+    "error": PeerFailed,
     "broken": GroupBroken,
+    "interrupted": GroupBroken,
+    "aborted": GroupBroken,
 }
 
 

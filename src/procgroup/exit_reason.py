@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 _TYPE_CHARACTERS = 80
-_TEXT_CHARACTERS = 320
+_TEXT_CHARACTERS = 3900
 _PLACE_CHARACTERS = 80
 
 # Of procgroup and of Python itself. (sysconfig would say the latter, too; but an exception that another thread raises

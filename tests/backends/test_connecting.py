@@ -21,8 +21,9 @@ import pytest
 from procgroup.backends import connecting
 from procgroup.backends.connecting import Connection, Details, Refused, connect_all
 from procgroup.backends.handshake import _proof
-from procgroup.backends.mesh import Mesh
+from procgroup.backends.mesh import Mesh, hosts_of
 from procgroup.backends.route import Route
+from procgroup.errors import DistNetworkError
 from procgroup.stores.hash import HashStore
 from procgroup.stores.members import Member
 from procgroup.stores.start_up import StartUp
@@ -63,22 +64,19 @@ def connect(store: HashStore, rank: int, size: int, arena: int | None, limit: fl
     me = Member(rank, size, "host", os.getpid(), f"nonce {rank}")
     start_up = StartUp(store, me, group="0", timeout=limit, deadline=time.monotonic() + limit)
     start_up.enter("start")
-    mesh = Mesh(start_up, KEY)
-    return (
-        mesh.connect_sockets(Route("127.0.0.1", "127.0.0.1", "127.0.0.1"))
-        if arena is None
-        else mesh.connect_shared(arena, 64 * rank)
-    )
+    route = Route("127.0.0.1", "127.0.0.1", "127.0.0.1") if arena is None else None
+    offered = None if arena is None else (arena, arena)
+    return Mesh(start_up, KEY).connect(Details(64 * rank, offered), route).connections
 
 
 def address_of(store: HashStore, rank: int, arena: int | None) -> tuple[int, Any]:
     """Wait until a rank has published where it listens; return the address family and the address."""
     import json
 
-    entry = json.loads(store.get(f"start/{'tcp' if arena is None else 'unix'}/{rank}", 10))
+    entry = json.loads(store.get(f"start/links/{rank}", 10))
     if arena is None:
-        return socket.AF_INET, tuple(entry["address"])
-    return socket.AF_UNIX, b"\0" + entry["address"].encode()
+        return socket.AF_INET, tuple(entry["tcp"])
+    return socket.AF_UNIX, b"\0" + entry["unix"].encode()
 
 
 def peers(connections: list[Connection]) -> list[int]:
@@ -114,10 +112,10 @@ def test_a_rank_that_fails_stops_those_who_wait_for_its_answer() -> None:
     started = time.monotonic()
     with arenas(3) as descriptors:
         ranks = [in_thread(connect, store, rank, 3, -1 if rank == 1 else descriptors[rank]) for rank in range(3)]
-        problems = [rank.result(2 * LIMIT) for rank in ranks]  # rank 1 has no arena that could be sent
+        for rank in ranks:  # rank 1 has no arena that could be sent
+            with pytest.raises(DistNetworkError, match="Bad file descriptor"):
+                rank.result(2 * LIMIT)
     assert time.monotonic() - started < SOON
-    for problem in problems:
-        assert "Bad file descriptor" in problem, problem
 
 
 class Ranks:
@@ -156,10 +154,10 @@ class Ranks:
         return connect_all(
             rank,
             self.size,
-            self.listeners[rank],
-            self.addresses,
+            [self.listeners[rank]],
+            [[address] for address in self.addresses],
             key=KEY,
-            details=Noted(64 * rank, arena),
+            details=Noted(64 * rank, (arena, arena)),
             deadline=time.monotonic() + limit,
             look=self.looked[rank].set,
         )
@@ -224,7 +222,7 @@ def test_a_connector_that_is_stopped_in_its_handshake_can_end_it_later() -> None
         assert ranks.met[2].acquire(timeout=SOON), "rank 2 waits for rank 1"
         time.sleep(3)  # longer than the limit that a handshake used to have
         connection.sendall(proof)
-        socket.send_fds(connection, [struct.pack("!QQ", os.getpid(), 64)], [descriptors[1]])
+        socket.send_fds(connection, [struct.pack("!QQ", os.getpid(), 64)], [descriptors[1]] * 2)
         assert peers(acceptor.result(LIMIT)) == [1, 2]
         waiting = ranks.dial(1)  # rank 2 waits for rank 1's listener, at which nobody accepts
         waiting.close()
@@ -248,7 +246,7 @@ def test_a_rank_that_connects_again_takes_the_place_of_its_first_connection() ->
     with Ranks(3) as ranks, arenas(3) as descriptors, ranks.dial(0) as first:
         acceptor = in_thread(ranks.connect, 0, descriptors[0])
         first.sendall(say_hello(first, 2))
-        socket.send_fds(first, [struct.pack("!QQ", os.getpid(), 1)], [descriptors[2]])
+        socket.send_fds(first, [struct.pack("!QQ", os.getpid(), 1)], [descriptors[2]] * 2)
         assert ranks.met[0].acquire(timeout=SOON)
         again = in_thread(ranks.connect, 2, descriptors[2])
         assert ranks.met[0].acquire(timeout=SOON)
@@ -294,3 +292,49 @@ def test_without_descriptors_strangers_are_closed_first_and_then_it_is_an_error(
         with ranks.dial(0), pytest.raises(OSError, match="Too many open files"):
             acceptor.result(LIMIT)
         assert stranger.recv(1) == b""
+
+
+def test_a_rank_that_shares_no_memory_is_reached_at_its_next_address() -> None:
+    store = HashStore()
+    route = Route("127.0.0.1", "127.0.0.1", "127.0.0.1")
+
+    def join(rank: int, arena: tuple[int, int] | None) -> Any:
+        me = Member(rank, 3, "host", os.getpid(), f"nonce {rank}")
+        start_up = StartUp(store, me, group="0", timeout=LIMIT, deadline=time.monotonic() + LIMIT)
+        start_up.enter("start")
+        return Mesh(start_up, KEY).connect(Details(0, arena), route, "" if arena else "no memory")
+
+    with arenas(3) as descriptors:
+        offers = [(descriptors[0], descriptors[0]), None, (descriptors[2], descriptors[2])]
+        ranks = [in_thread(join, rank, offers[rank]) for rank in range(3)]
+        links = [rank.result(LIMIT) for rank in ranks]
+    for rank, link in enumerate(links):
+        assert link.hosts == [0, 1, 0]
+        assert link.problem == "rank 1: no memory"
+        shared = [one.peer for one in link.connections if one.arena is not None]
+        assert shared == {0: [2], 1: [], 2: [0]}[rank]
+        peers(link.connections)
+
+
+def test_an_address_on_another_host_is_passed_over_for_the_next_one() -> None:
+    with Ranks(2) as ranks, arenas(2) as descriptors, socket.create_server(("127.0.0.1", 0)) as listener:
+        elsewhere = f"procgroup-test-{os.getpid()}-nobody-listens-here"  # as in another network namespace
+        addresses = [[elsewhere, list(listener.getsockname())], [ranks.addresses[1]]]
+
+        def join(rank: int, listeners: list[socket.socket]) -> list[Connection]:
+            details = Details(0, (descriptors[rank], descriptors[rank]))
+            return connect_all(
+                rank, 2, listeners, addresses, key=KEY, details=details, deadline=time.monotonic() + LIMIT, look=str
+            )
+
+        both = [in_thread(join, 0, [ranks.listeners[0], listener]), in_thread(join, 1, [ranks.listeners[1]])]
+        found = [one.result(LIMIT) for one in both]
+        assert [connection.arena for (connection,) in found] == [None, None]
+        assert [peers(one) for one in found] == [[1], [0]]
+
+
+def test_a_host_is_a_set_of_ranks_that_all_share_memory_with_each_other() -> None:
+    assert hosts_of([[0, 1, 2]] * 3) == [0, 0, 0]
+    assert hosts_of([[0, 2], [1, 3], [0, 2], [1, 3]]) == [0, 1, 0, 1]
+    assert hosts_of([[0], [1], [2]]) == [0, 1, 2]
+    assert hosts_of([[0, 1], [0, 1, 2], [1, 2]]) == [0, 1, 2]  # ranks 0 and 2 could not share

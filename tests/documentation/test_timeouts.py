@@ -60,7 +60,7 @@ IN_THE_TABLE = {
     "`procgroup submit`: the scheduler's client": "launch.submit.command._SUBMIT_SECONDS",
 }
 ELSEWHERE = {
-    "a deadlock, before it is reported": lambda: native("engine/deadlock.hpp", r"kSuspiciousNs = ([\d']+);") / 1e9,
+    "a deadlock, before it is reported": lambda: native("liveness/deadlock.hpp", r"kSuspiciousNs = ([\d']+);") / 1e9,
     "written data that another host": lambda: native("transport/tcp_channel.hpp", r"user_timeout_s = (\d+)\)"),
     "silence of another host": lambda: native("transport/tcp_channel.cpp", r"kProbeSeconds = (\d+);"),
     "`breakpoint()`": lambda: default(dist.breakpoint, "timeout_s"),

@@ -60,12 +60,12 @@ def test_parts_arrive_as_one_array(transport: str, size: int, length: int) -> No
             parts, whole = parts_of(root, length)
             received = np.zeros_like(whole)
             if rank == root:
-                group.broadcast_parts(parts, 20.0)
+                group.broadcast_iovecs(parts, 20.0)
             else:
                 group.broadcast(received, root)
                 assert same_parts(received, parts)
         outputs = [np.zeros_like(parts_of(rank, length + rank)[1]) for rank in range(size)]
-        group.all_gather_parts(outputs, parts_of(rank, length + rank)[0], 20.0)
+        group.all_gather_iovecs(outputs, parts_of(rank, length + rank)[0], 20.0)
         assert all(same_parts(outputs[rank], parts_of(rank, length + rank)[0]) for rank in range(size))
 
     run_ranks(play, size, transport=transport)
@@ -87,7 +87,7 @@ def test_parts_arrive_as_one_array(transport: str, size: int, length: int) -> No
 def test_parts_that_make_no_array_are_refused(buffers: Any, offsets: Any, nbytes: int, error: Any) -> None:
     def play() -> None:
         with pytest.raises(error):
-            default_group().broadcast_parts(Parts(buffers, offsets, nbytes), 5.0)
+            default_group().broadcast_iovecs(Parts(buffers, offsets, nbytes), 5.0)
         dist.barrier()
 
     run_ranks(play, 2, transport="shm")
@@ -99,7 +99,7 @@ def test_outputs_that_do_not_fit_are_refused() -> None:
         for outputs in ([whole.copy(), whole[:-1].copy()], [whole.copy().view(np.int8)] * 2, [whole] * 2, [whole]):
             wrong = outputs if dist.get_rank() else outputs[::-1]
             with pytest.raises((ValueError, TypeError)):
-                default_group().all_gather_parts(wrong, parts, 5.0)
+                default_group().all_gather_iovecs(wrong, parts, 5.0)
         dist.barrier()
 
     run_ranks(play, 2, transport="shm")
@@ -109,7 +109,7 @@ def test_an_ended_group_refuses_parts() -> None:
     with connected_groups(2, transport="shm") as groups:
         groups[0].shutdown()
         with pytest.raises(dist.GroupDestroyed):
-            groups[0].broadcast_parts(parts_of(0, 10)[0], 5.0)
+            groups[0].broadcast_iovecs(parts_of(0, 10)[0], 5.0)
 
 
 def mixture(rank: int) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def test_objects_of_many_segments_arrive(size: int, transport: str) -> None:
 @pytest.mark.usefixtures("small_slabs")
 @pytest.mark.parametrize("op", ["all_gather_object", "broadcast_object_list"])
 def test_an_interrupt_between_two_segments_ends_the_others(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    verb = "all_gather_parts" if op == "all_gather_object" else "broadcast_parts"
+    verb = "all_gather_iovecs" if op == "all_gather_object" else "broadcast_iovecs"
     ordinary = getattr(CallsOfParts, verb)
     calls: list[int] = []
 
@@ -178,14 +178,14 @@ def test_an_interrupt_between_two_segments_ends_the_others(op: str, monkeypatch:
 
 
 def test_a_peer_that_fails_between_two_segments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    ordinary = CallsOfParts.all_gather_parts
+    ordinary = CallsOfParts.all_gather_iovecs
 
     def failing(group: ProcessGroup, outputs: Any, parts: Parts, timeout: float) -> None:
         if group.rank() == 1:
             raise OSError("broken")
         ordinary(group, outputs, parts, timeout)
 
-    monkeypatch.setattr(CallsOfParts, "all_gather_parts", failing)
+    monkeypatch.setattr(CallsOfParts, "all_gather_iovecs", failing)
     with pytest.raises(RanksFailed) as caught:
         run_ranks(lambda: dist.all_gather_object([None] * 2, [np.ones(9_000)] * 3), 2, transport="shm")
     assert isinstance(caught.value.errors[1], OSError)

@@ -2,7 +2,7 @@
 
 ::
 
-    to every lower rank      connect; connect again when the attempt was cut short
+    to every lower rank      connect to its Unix socket, or, from another host, over TCP; again when it was cut short
     from every higher rank   accept whoever connects; keep the connections that prove to be a rank's
     both                     the handshake, then the details: process id, and the arena over a Unix socket
 
@@ -12,9 +12,9 @@ delay nobody else. A handshake has no time limit of its own: under load a rank m
 seconds. What limits the attempts is their number: beyond it, or without descriptors, the oldest one is closed,
 and a rank to whom that happens connects again.
 
-An error of ``connect`` ends everything only when it is final. ECONNREFUSED is: a rank publishes its address after
+An error of ``connect`` ends an address only when it is final. ECONNREFUSED is: a rank publishes its addresses after
 it has begun to listen, so nobody listens there any more, or (an abstract Unix address) the rank is on another
-host or in another network namespace. EAGAIN is not: the listener's queue is full.
+host or in another network namespace; then its next address is tried. EAGAIN is not: the listener's queue is full.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from procgroup.backends.handshake import CutShort, Refused, Steps, accept_from, connect_to, receive_exactly, send_all
 
@@ -58,47 +58,49 @@ class Connection(NamedTuple):
     socket: socket.socket
     pid: int
     offset: int
-    arena: int | None
+    arena: tuple[int, int] | None
+    """The descriptors of its memory and of its eventfd."""
 
     def close(self) -> None:
-        """Let go of the socket and the arena's descriptor."""
+        """Let go of the socket and the arena's descriptors."""
         self.socket.close()
-        if self.arena is not None:
-            os.close(self.arena)
+        for descriptor in self.arena or ():
+            os.close(descriptor)
 
 
 class Details(NamedTuple):
-    """What two ranks send each other once they have proven who they are."""
+    """What two ranks send each other once they have proven who they are: over a Unix socket, their arenas too."""
 
     offset: int
-    arena: int | None
+    arena: tuple[int, int] | None
 
     def exchange(self, connection: socket.socket, peer: int) -> Steps[Connection]:
         """Send this rank's details and receive those of ``peer``."""
-        yield from self._send(connection)
-        if self.arena is None:
+        shared = connection.family == socket.AF_UNIX
+        yield from self._send(connection, shared)
+        if not shared:
             pid, offset = _DETAILS.unpack((yield from receive_exactly(connection, _DETAILS.size)))
             return Connection(peer, connection, pid, offset, None)
         while True:
             try:
-                message, descriptors, _, _ = socket.recv_fds(connection, _DETAILS.size, 1, socket.MSG_CMSG_CLOEXEC)
+                message, descriptors, _, _ = socket.recv_fds(connection, _DETAILS.size, 2, socket.MSG_CMSG_CLOEXEC)
                 break
             except BlockingIOError:
                 yield selectors.EVENT_READ
         if not message:
             raise CutShort("the other side closed the connection during the handshake")
-        if len(descriptors) != 1 or len(message) != _DETAILS.size:
+        if len(descriptors) != 2 or len(message) != _DETAILS.size:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise Refused(f"rank {peer} sent no arena")
         pid, offset = _DETAILS.unpack(message)
-        return Connection(peer, connection, pid, offset, descriptors[0])
+        return Connection(peer, connection, pid, offset, (descriptors[0], descriptors[1]))
 
-    def _send(self, connection: socket.socket) -> Steps[None]:
+    def _send(self, connection: socket.socket, shared: bool) -> Steps[None]:
         message = _DETAILS.pack(os.getpid(), self.offset)
-        while self.arena is not None:
+        while shared and self.arena is not None:
             try:
-                message = message[socket.send_fds(connection, [message], [self.arena]) :]
+                message = message[socket.send_fds(connection, [message], self.arena) :]
                 break
             except BlockingIOError:
                 yield selectors.EVENT_WRITE
@@ -108,8 +110,8 @@ class Details(NamedTuple):
 def connect_all(
     rank: int,
     size: int,
-    listener: socket.socket,
-    addresses: Sequence[Address],
+    listeners: Sequence[socket.socket],
+    addresses: Sequence[Sequence[Address]],
     *,
     key: bytes,
     details: Details,
@@ -118,11 +120,12 @@ def connect_all(
 ) -> list[Connection]:
     """Connect this rank with every other one; return one connection for each, in the order of the ranks.
 
-    ``addresses`` are where the ranks listen, by rank; this one at ``listener``. ``look`` is called now and then, to
+    ``addresses`` are where each rank listens, in the order in which this rank is to try them; it listens itself at
+    ``listeners``. ``look`` is called now and then, to
     raise what another rank has reported. Raises Refused when a rank cannot be reached, does not hold ``key``, or has
     not connected by ``deadline``, a time.monotonic().
     """
-    connecting = _Connecting(rank, size, listener, addresses, key, details)
+    connecting = _Connecting(rank, size, listeners, addresses, key, details)
     try:
         return connecting.run(deadline, look)
     finally:
@@ -145,17 +148,17 @@ class _Connecting:
         self,
         rank: int,
         size: int,
-        listener: socket.socket,
-        addresses: Sequence[Address],
+        listeners: Sequence[socket.socket],
+        addresses: Sequence[Sequence[Address]],
         key: bytes,
         details: Details,
     ) -> None:
         self._rank = rank
         self._size = size
-        self._addresses = addresses
+        self._addresses = [list(of_rank) for of_rank in addresses]  # the first of each is being tried
         self._key = key
         self._details = details
-        self._listener = listener
+        self._listeners = listeners
         self._selector = selectors.DefaultSelector()
         self._attempts: dict[_Attempt, None] = {}  # oldest first
         self._connections: dict[int, Connection] = {}
@@ -164,8 +167,9 @@ class _Connecting:
         self._problems: dict[int, str] = {}
 
     def run(self, deadline: float, look: Callable[[], None]) -> list[Connection]:
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
         self._due = dict.fromkeys(range(self._rank), 0.0)
         next_look = time.monotonic() + _LOOK_SECONDS
         while True:
@@ -192,8 +196,8 @@ class _Connecting:
 
     def _drive(self, until: float) -> None:
         for ready, _ in self._selector.select(max(until - time.monotonic(), 0.0)):
-            if ready.fileobj is self._listener:
-                self._accept()
+            if ready.fileobj in self._listeners:
+                self._accept(cast(socket.socket, ready.fileobj))
             elif ready.data in self._attempts:
                 self._advance(ready.data)
 
@@ -201,15 +205,15 @@ class _Connecting:
         now = time.monotonic()
         for peer in [peer for peer, due in self._due.items() if due <= now]:
             del self._due[peer]
-            address = self._addresses[peer]
+            address = self._addresses[peer][0]
             family = socket.AF_UNIX if isinstance(address, str) else family_of(address[0])
             attempt = _Attempt(socket.socket(family, socket.SOCK_STREAM), peer)
             self._start(attempt, self._connect(attempt.socket, peer))
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -246,7 +250,7 @@ class _Connecting:
                 self._selector.register(attempt.socket, events, attempt)
 
     def _connect(self, connection: socket.socket, peer: int) -> Steps[Connection]:
-        address = self._addresses[peer]
+        address = self._addresses[peer][0]
         number = connection.connect_ex(b"\0" + address.encode() if isinstance(address, str) else tuple(address))
         if number == errno.EINPROGRESS:
             yield selectors.EVENT_WRITE
@@ -275,9 +279,13 @@ class _Connecting:
         if isinstance(error, Refused) and not is_passing:
             raise error
         text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        self._problems[peer] = f"rank {peer} at {self._addresses[peer]} was not reached: {text}"
+        self._problems[peer] = f"rank {peer} at {self._addresses[peer][0]} was not reached: {text}"
         if not is_passing:
-            raise Refused(self._problems[peer]) from error
+            if len(self._addresses[peer]) == 1:
+                raise Refused(self._problems[peer]) from error
+            del self._addresses[peer][0]
+            self._due[peer] = 0.0
+            return
         pause = self._pauses.get(peer, _FIRST_PAUSE_SECONDS)
         self._pauses[peer] = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         self._due[peer] = time.monotonic() + pause

@@ -2,10 +2,10 @@
 
 ::
 
-    publish   my Unix address, process and cores      one request reads everybody's
+    publish   my Unix and TCP addresses, host and cores      one request reads everybody's
     connect   to every lower rank and accept from every higher one, all at once (connecting.py); both prove the
               data key; over a Unix socket the arenas' descriptors cross; over TCP the socket is the channel
-    agree     publish how it went; shared memory is used when every pair succeeded, TCP otherwise
+    agree     publish how it went and with which ranks this one shares memory: so all know which ranks are on one host
 
 "Same host" means that the Unix-socket exchange succeeded: host names, boot ids and process ids decide
 nothing. The Unix address is abstract (nothing appears in a file system) and says nothing by itself: a
@@ -19,10 +19,10 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
-from procgroup.backends.connecting import Connection, Details, connect_all
+from procgroup.backends.connecting import Address, Connection, Details, connect_all
 from procgroup.backends.handshake import Refused
 from procgroup.backends.route import Route
 from procgroup.errors import DistNetworkError
@@ -31,6 +31,18 @@ from procgroup.stores.store import Store
 
 # A full queue of connections only delays a rank, which then connects again.
 _BACKLOG = 128
+
+
+class Links(NamedTuple):
+    """This rank's connections, and what all ranks know of each other's."""
+
+    connections: list[Connection]
+    hosts: list[int]
+    """For each rank the lowest rank with which it shares memory, equal on all ranks."""
+    host_names: list[str]
+    cores: list[list[int]]
+    problem: str
+    """Why some rank has no memory to share; empty when all have."""
 
 
 class Mesh:
@@ -42,7 +54,6 @@ class Mesh:
     def __init__(self, start_up: StartUp, key: bytes) -> None:
         self.start_up = start_up
         self.key = key
-        self.cores: dict[int, list[int]] = {}
 
     @property
     def rank(self) -> int:
@@ -56,26 +67,46 @@ class Mesh:
     def store(self) -> Store:
         return self.start_up.store
 
-    def connect_shared(self, arena: int, offset: int) -> list[Connection] | str:
-        """Exchange arenas with every rank; return the connections, or why some rank could not."""
-        with _listening_unix() as (listener, address):
-            published = self._publish("unix", {"address": address, "cores": sorted(os.sched_getaffinity(0))})
-            self.cores = {rank: entry["cores"] for rank, entry in enumerate(published)}
-            return self._connect_all("unix", listener, published, Details(offset, arena))
+    def connect(self, details: Details, route: Route | None, problem: str = "") -> Links:
+        """Connect with every rank: by shared memory where both offer it and are on one host, else over TCP.
 
-    def connect_sockets(self, route: Route) -> list[Connection]:
-        """Connect with every rank over TCP, listening where ``route`` says; raises DistNetworkError."""
-        with route.listen() as listener:
-            port = listener.getsockname()[1]
-            published = self._publish("tcp", {"address": [route.local, port]})
-            for entry in published:
-                entry["address"][0] = route.address_of(entry["address"][0])
-            connections = self._connect_all("tcp", listener, published, Details(0, None))
+        ``details`` without an arena offer no memory, for the reason ``problem``; without ``route`` there is no TCP.
+        Raises DistNetworkError when two ranks cannot be connected.
+        """
+        with ExitStack() as stack:
+            entry: dict[str, Any] = {
+                "host": socket.gethostname(),
+                "cores": sorted(os.sched_getaffinity(0)),
+                "problem": problem,
+            }
+            listeners = []
+            if details.arena is not None:
+                listener, entry["unix"] = stack.enter_context(_listening_unix())
+                listeners.append(listener)
+            if route is not None:
+                listeners.append(stack.enter_context(route.listen()))
+                entry["tcp"] = [route.local, listeners[-1].getsockname()[1]]
+            published = self._publish("links", entry)
+            addresses = [self._addresses_of(entry, other, route) for other in published]
+            connections = self._connect_all(listeners, addresses, details)
         if isinstance(connections, str):
-            raise DistNetworkError(
-                f"rank {self.rank} of {self.size}: no TCP connections between the ranks: {connections}"
-            )
-        return connections
+            raise DistNetworkError(f"rank {self.rank} of {self.size}: the ranks cannot be connected: {connections}")
+        shared = sorted([self.rank, *(one.peer for one in connections if one.arena is not None)])
+        return Links(
+            connections,
+            hosts_of([json.loads(value) for value in self._exchange("shared", json.dumps(shared))]),
+            [str(other["host"]) for other in published],
+            [list(other["cores"]) for other in published],
+            next((f"rank {rank}: {other['problem']}" for rank, other in enumerate(published) if other["problem"]), ""),
+        )
+
+    @staticmethod
+    def _addresses_of(mine: dict[str, Any], theirs: dict[str, Any], route: Route | None) -> list[Address]:
+        addresses: list[Address] = [theirs["unix"]] if "unix" in mine and "unix" in theirs else []
+        if route is not None and "tcp" in theirs:
+            host, port = theirs["tcp"]
+            addresses.append([route.address_of(host), port])
+        return addresses
 
     def agree(self, stage: str, problem: str | None) -> str | None:
         """Tell the others how a stage went here; return the first problem of any rank, or None."""
@@ -87,29 +118,36 @@ class Mesh:
         return next((f"rank {rank}: {text.decode()}" for rank, text in enumerate(verdicts) if text), None)
 
     def _publish(self, stage: str, entry: dict[str, Any]) -> list[dict[str, Any]]:
+        return [json.loads(value) for value in self._exchange(stage, json.dumps(entry))]
+
+    def _exchange(self, stage: str, value: str) -> list[bytes]:
+        """Publish a value, and return those of all ranks once every rank has published one."""
         with self.start_up.naming_ranks():
-            self.store.set(f"{stage}/{self.rank}", json.dumps(entry))
-        return [json.loads(value) for value in self.start_up.gather(stage)]
+            self.store.set(f"{stage}/{self.rank}", value)
+        return self.start_up.gather(stage)
 
     def _connect_all(
-        self, stage: str, listener: socket.socket, published: list[dict[str, Any]], details: Details
+        self, listeners: list[socket.socket], addresses: list[list[Address]], details: Details
     ) -> list[Connection] | str:
         connections: list[Connection] = []
         problem: str | None = None
         try:
+            for peer, candidates in enumerate(addresses):
+                if peer != self.rank and not candidates:
+                    raise Refused(f"rank {peer} offers neither memory nor a socket that this rank can use")
             connections = connect_all(
                 self.rank,
                 self.size,
-                listener,
-                [entry["address"] for entry in published],
+                listeners,
+                addresses,
                 key=self.key,
                 details=details,
                 deadline=self.start_up.deadline,
-                look=lambda: self._raise_reported(stage),
+                look=lambda: self._raise_reported("links"),
             )
         except (OSError, DistNetworkError) as error:
             problem = str(error)
-        return self._keep_unless(stage, problem, connections)
+        return self._keep_unless("links", problem, connections)
 
     def _raise_reported(self, stage: str) -> None:
         """Raise Refused when another rank has reported that it cannot connect: nobody awaits this rank any more.
@@ -132,6 +170,15 @@ class Mesh:
             return connections
         _close(connections)
         return first
+
+
+def hosts_of(shared: list[list[int]]) -> list[int]:
+    """Return for each rank the lowest rank on its host.
+
+    ``shared`` has, for each rank, the ranks with which it shares memory, itself among them. Ranks of one host all share
+    memory with each other; where only some of them do, each counts as a host of its own.
+    """
+    return [min(ranks) if all(shared[other] == ranks for other in ranks) else rank for rank, ranks in enumerate(shared)]
 
 
 def _close(connections: list[Connection]) -> None:

@@ -1,4 +1,4 @@
-"""The built-in CPU backend: shared memory between ranks of one host, TCP where there is none.
+"""The built-in CPU backend: shared memory between ranks of one host, TCP between hosts and where there is no memory.
 
 The group's verbs are the native engine's own methods: one crossing into C++, in which everything that
 a call needs happens.
@@ -13,12 +13,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from procgroup import _native, environ
-from procgroup.backends.connecting import Connection
-from procgroup.backends.mesh import Mesh
-from procgroup.backends.native_subgroup import Subgroups, bind_verbs, calls_in_progress, world_identity
+from procgroup.backends.connecting import Details
+from procgroup.backends.mesh import Links, Mesh
+from procgroup.backends.native_subgroup import (
+    Subgroups,
+    bind_verbs,
+    calls_in_progress,
+    transport_between,
+    world_identity,
+)
 from procgroup.backends.route import route_to
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
-from procgroup.errors import DistBackendError
+from procgroup.errors import DistBackendError, DistNetworkError
 from procgroup.groups.backend import FLUSH_SECONDS, Backend
 from procgroup.process_end import note_failure, wait_for_others
 from procgroup.stores.start_up import StartUp
@@ -59,14 +65,16 @@ class NativeBackend:
         self._engine = _native.Engine(mesh.rank, mesh.size, False, wanted != "tcp")
         self._cores = usable_cores()
         self._engine.set_cores(self._cores, mesh.size)
+        self._hosts = list(range(mesh.size))
         self._engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
         if global_ranks is not None:
             self._engine.set_global_ranks(list(global_ranks))
         self._engine.on_first_watch(self._start_completions)
-        self._group = self._make_group(mesh, group_name, wanted)
+        self._group = self._connect(mesh, group_name, wanted)
+        self.transport = transport_between(self._hosts)
         # The verbs of the Backend protocol, without a Python frame in between.
         bind_verbs(self, self._group)
-        self._subgroups = Subgroups(self._engine, self.transport, group_name, global_ranks)
+        self._subgroups = Subgroups(self._engine, self._hosts, group_name, global_ranks)
 
     def make_subgroup(self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float) -> Backend:
         return self._subgroups.make(
@@ -120,64 +128,73 @@ class NativeBackend:
             pause=_FLUSH_SLICE_SECONDS,
         )
 
-    def _make_group(self, mesh: Mesh, group_name: str, wanted: str) -> _native.Group:
+    def _connect(self, mesh: Mesh, group_name: str, wanted: str) -> _native.Group:
+        """Connect with every rank, and make the group of all."""
         members = list(range(mesh.size))
         identity = world_identity(group_name, members)
-        problem: str | None = "PROCGROUP_TRANSPORT=tcp"
-        if wanted != "tcp":
-            problem = self._share(mesh, identity, group_name)
-            if problem is None:
-                return self._group
-            if wanted == "shm":
-                raise DistBackendError(
-                    f"rank {mesh.rank} of {mesh.size}: PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: "
-                    f"{problem}. Start them on one host, or allow TCP with PROCGROUP_TRANSPORT=auto."
-                )
-            if mesh.rank == 0:
-                print(f"procgroup: the ranks do not share memory, using TCP ({problem})", file=sys.stderr, flush=True)
-        self.transport = "tcp"
-        for connection in mesh.connect_sockets(route_to(mesh.store)):
-            self._engine.attach_socket(connection.peer, connection.socket.detach(), connection.pid)
-        return _native.Group(self._engine, identity, group_name, members, mesh.rank, False)
-
-    def _share(self, mesh: Mesh, identity: int, group_name: str) -> str | None:
-        """Set up shared memory with every rank; return why that is not possible, or None."""
-        problem: str | None = self._engine.arena_problem or None
-        if problem is None:
-            try:
-                members = list(range(mesh.size))
-                self._group = _native.Group(self._engine, identity, group_name, members, mesh.rank, True)
-            except (OSError, RuntimeError) as error:
-                problem = str(error)
-        problem = mesh.agree("arena", problem)
-        if problem is not None:
-            return problem
-        connections = mesh.connect_shared(self._engine.arena_descriptor, self._group.offset)
-        if isinstance(connections, str):
-            return connections
-        problem = mesh.agree("attached", self._attach(connections))
-        if problem is not None:
+        group, problem = self._offer_memory(identity, group_name, members, wanted)
+        offered = None if group is None else (self._engine.arena_descriptor, self._engine.arena_bell)
+        details = Details(0 if group is None else group.offset, offered)
+        try:
+            links = mesh.connect(details, None if wanted == "shm" else route_to(mesh.store), problem)
+        except DistNetworkError as error:
+            if wanted != "shm":
+                raise
+            raise DistBackendError(
+                f"rank {mesh.rank} of {mesh.size}: PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: "
+                f"{problem or error}. Start them on one host, or allow TCP with PROCGROUP_TRANSPORT=auto."
+            ) from error
+        self._hosts = links.hosts
+        on_one_host = len(set(links.hosts)) == 1
+        problem = mesh.agree("attached", self._attach(links, group if on_one_host else None)) or ""
+        if problem:
             raise DistBackendError(
                 f"rank {mesh.rank} of {mesh.size}: the ranks could not map each other's memory: {problem}"
             )
-        self._engine.set_cores(_cores_together(self._cores, mesh.cores), mesh.size)
-        self.transport = "shared memory"
-        return None
+        together = [rank for rank, host in enumerate(links.hosts) if host == links.hosts[mesh.rank]]
+        if len(together) > 1:
+            cores = _cores_together(self._cores, [links.cores[rank] for rank in together])
+            self._engine.set_cores(cores, len(together))
+        if group is not None and on_one_host:
+            return group
+        if mesh.rank == 0:
+            print(f"procgroup: {_describe_links(links, wanted)}", file=sys.stderr, flush=True)
+        return _native.Group(self._engine, identity, group_name, members, mesh.rank, False)
 
-    def _attach(self, connections: list[Connection]) -> str | None:
-        """Map the arenas of all other ranks; return why that failed, or None."""
-        offsets = [self._group.offset] * (len(connections) + 1)
-        waiting = list(connections)
+    def _offer_memory(
+        self, identity: int, group_name: str, members: list[int], wanted: str
+    ) -> tuple[_native.Group | None, str]:
+        """Make the group of all ranks as it is when all share memory; return it, or why there is no memory."""
+        if wanted == "tcp":
+            return None, "PROCGROUP_TRANSPORT=tcp"
+        if self._engine.arena_problem:
+            return None, self._engine.arena_problem
+        try:
+            return _native.Group(self._engine, identity, group_name, members, self._engine.rank, True), ""
+        except (OSError, RuntimeError) as error:
+            return None, str(error)
+
+    def _attach(self, links: Links, group: _native.Group | None) -> str | None:
+        """Map the arenas of the ranks of this host, and use the sockets of the others; return why that failed."""
+        waiting = list(links.connections)
+        names = links.host_names
+        offsets = [0] * self._engine.world_size
         try:
             while waiting:
-                connection = waiting.pop()
-                assert connection.arena is not None
-                offsets[connection.peer] = connection.offset
-                self._engine.attach_shared(connection.peer, connection.arena, connection.socket.detach())
-            self._group.attach(offsets)
+                one = waiting.pop()
+                if one.arena is None:
+                    self._engine.attach_socket(one.peer, one.socket.detach(), one.pid)
+                    if names[one.peer] != names[self._engine.rank]:
+                        self._engine.set_host(one.peer, names[one.peer])
+                else:
+                    offsets[one.peer] = one.offset
+                    self._engine.attach_shared(one.peer, *one.arena, one.socket.detach())
+            if group is not None:
+                offsets[self._engine.rank] = group.offset
+                group.attach(offsets)
         except (OSError, RuntimeError, IndexError) as error:
-            for connection in waiting:
-                connection.close()
+            for one in waiting:
+                one.close()
             return str(error)
         return None
 
@@ -194,8 +211,17 @@ class NativeBackend:
             self._completions.start()
 
 
-def _cores_together(own: int, cores: dict[int, list[int]]) -> int:
+def _cores_together(own: int, cores: list[list[int]]) -> int:
     """How many cores the ranks of one host can keep busy together: each may be bound to others."""
     if own < cores_by_affinity():
         return own
-    return len(set().union(*cores.values()))
+    return len(set().union(*cores))
+
+
+def _describe_links(links: Links, wanted: str) -> str:
+    """Say what moves bytes between which ranks, where they do not all share memory."""
+    hosts = sorted(set(links.hosts))
+    if len(hosts) == len(links.hosts):
+        reason = links.problem or "each rank is on a host of its own"
+        return f"the ranks do not share memory, using TCP ({reason if wanted != 'tcp' else 'PROCGROUP_TRANSPORT=tcp'})"
+    return f"the ranks are on {len(hosts)} hosts: shared memory on each, TCP between them"

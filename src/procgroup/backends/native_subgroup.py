@@ -32,9 +32,15 @@ def world_identity(group_name: str, members: Sequence[int]) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
+def transport_between(hosts: Sequence[int]) -> str:
+    """Return what moves bytes between ranks, given the host of each."""
+    count = len(set(hosts))
+    return "shared memory" if count == 1 else "tcp" if count == len(hosts) else "shared memory, tcp"
+
+
 def bind_verbs(backend: Any, group: _native.Group) -> None:
     """Give a backend the native group's methods as its own, without a Python frame in between."""
-    for verb in (*VERBS, "broadcast_parts", "all_gather_parts"):
+    for verb in (*VERBS, "broadcast_iovecs", "all_gather_iovecs"):
         setattr(backend, verb, getattr(group, verb))
     checks = group.checks()
 
@@ -56,11 +62,11 @@ class Subgroups:
     """Makes the groups of one engine. Threads may make groups side by side."""
 
     def __init__(
-        self, engine: _native.Engine, transport: str, world_name: str, global_ranks: Sequence[int] | None = None
+        self, engine: _native.Engine, hosts: Sequence[int], world_name: str, global_ranks: Sequence[int] | None = None
     ) -> None:
         self._engine = engine
         self._global_ranks = global_ranks
-        self._transport = transport
+        self._hosts = hosts
         self._world_name = world_name
         self.in_rank_order = False
         self._lock = threading.Lock()
@@ -83,11 +89,11 @@ class Subgroups:
 
             return LoopbackBackend(name=name, group_name=group_name, identity=identity)
         rank = members.index(self._engine.rank)
-        shared = self._transport != "tcp"
-        group = _native.Group(self._engine, identity, group_name, list(members), rank, shared)
+        transport = transport_between([self._hosts[member] for member in members])
+        group = _native.Group(self._engine, identity, group_name, list(members), rank, transport == "shared memory")
         call = f"{op}({list(members)})" + (f" for time {count}" if count > 1 else "")
         try:
-            group.introduce(call, self._describe(op, number), timeout)
+            group.handshake(call, self._describe(op, number), timeout)
         except CollectiveMismatch:
             with self._lock:
                 self._refused.update(group.refused)
@@ -99,7 +105,7 @@ class Subgroups:
             group.reduce_in_rank_order()
         self._keep(group)
         # The verbs are the native engine's own methods, whose stub names no parameters.
-        return cast(Backend, NativeSubgroup(self, self._engine, group, identity, members, name, self._transport))
+        return cast(Backend, NativeSubgroup(self, self._engine, group, identity, members, name, transport))
 
     def forget(self, group: _native.Group) -> None:
         """Let go of a group that was left."""

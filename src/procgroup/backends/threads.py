@@ -10,10 +10,11 @@ import itertools
 import os
 import socket
 import sys
+from collections.abc import Sequence
 
 from procgroup import _native, environ
 from procgroup.backends.native import NativeBackend
-from procgroup.backends.native_subgroup import Subgroups, bind_verbs, world_identity
+from procgroup.backends.native_subgroup import Subgroups, bind_verbs, transport_between, world_identity
 from procgroup.cluster.cores import usable_cores
 from procgroup.errors import DistBackendError
 
@@ -31,10 +32,10 @@ class ThreadBackend(NativeBackend):
         *,
         name: str,
         group_name: str,
-        transport: str,
+        hosts: Sequence[int],
     ) -> None:
         self.name = name
-        self.transport = transport
+        self.transport = transport_between(hosts)
         self._completions = None
         self._engine = engine
         self._group = group
@@ -42,7 +43,7 @@ class ThreadBackend(NativeBackend):
         engine.set_rank_threads(threads)
         engine.on_first_watch(self._start_completions)
         bind_verbs(self, group)
-        self._subgroups = Subgroups(engine, transport, group_name)
+        self._subgroups = Subgroups(engine, hosts, group_name)
 
     def admit_this_thread(self) -> None:
         """Say that this thread is one of the ranks, or only awaits them.
@@ -53,12 +54,18 @@ class ThreadBackend(NativeBackend):
 
 
 def connect_threads(
-    size: int, *, name: str = "procgroup", group_name: str = "default", transport: str | None = None
+    size: int,
+    *,
+    name: str = "procgroup",
+    group_name: str = "default",
+    transport: str | None = None,
+    hosts: Sequence[int] | None = None,
 ) -> list[ThreadBackend]:
     """Return the backends of a group of ``size`` ranks, for threads of this process.
 
-    ``transport`` is "shm", "tcp" or "auto", by default what PROCGROUP_TRANSPORT says. Raises ValueError for
-    another one, DistBackendError when "shm" is asked for and the system refuses memory.
+    ``transport`` is "shm", "tcp" or "auto", by default what PROCGROUP_TRANSPORT says. ``hosts`` has a number for each
+    rank: ranks with different numbers share no memory, as if they were on different hosts. Raises ValueError for
+    another transport, DistBackendError when "shm" is asked for and the system refuses memory.
     """
     wanted = transport or environ.PROCGROUP_TRANSPORT.get()
     if wanted not in TRANSPORTS:
@@ -69,12 +76,13 @@ def connect_threads(
     if problem:
         engines = _without_memory(engines, wanted, problem)
         shared = False
-    _attach(engines, shared)
+    places = list(hosts or [0] * size) if shared else list(range(size))
+    _attach(engines, places)
     threads = _native.RankThreads()
-    moves = "shared memory" if shared else "tcp"
+    groups = _make_groups(engines, group_name, len(set(places)) == 1)
     return [
-        ThreadBackend(engine, group, threads, name=name, group_name=group_name, transport=moves)
-        for engine, group in zip(engines, _make_groups(engines, group_name, shared), strict=True)
+        ThreadBackend(engine, group, threads, name=name, group_name=group_name, hosts=places)
+        for engine, group in zip(engines, groups, strict=True)
     ]
 
 
@@ -98,9 +106,9 @@ def _without_memory(engines: list[_native.Engine], wanted: str, problem: str) ->
     return _make_engines(len(engines), False)
 
 
-def _attach(engines: list[_native.Engine], shared: bool) -> None:
+def _attach(engines: list[_native.Engine], hosts: list[int]) -> None:
     for (rank, engine), (peer, other) in itertools.combinations(enumerate(engines), 2):
-        if shared:
+        if hosts[rank] == hosts[peer]:
             engine.attach_thread(peer, other)
             other.attach_thread(rank, engine)
         else:

@@ -18,7 +18,7 @@ from procgroup.groups.calls import GroupCalls
 from procgroup.groups.coalescing import CoalescingBackend
 from procgroup.groups.deferring import DeferringBackend
 
-_IN_ORDER = frozenset((*VERBS, "broadcast_parts", "all_gather_parts", "make_subgroup"))
+_IN_ORDER = frozenset((*VERBS, "broadcast_iovecs", "all_gather_iovecs", "make_subgroup"))
 _inside = threading.local()
 
 

@@ -25,7 +25,7 @@ from procgroup.groups.calls import GroupCalls
 from procgroup.groups.coalescing import CoalescingBackend
 from procgroup.groups.ended import EndedBackend
 
-_IN_ORDER = frozenset((*VERBS, "broadcast_parts", "all_gather_parts", "make_subgroup"))
+_IN_ORDER = frozenset((*VERBS, "broadcast_iovecs", "all_gather_iovecs", "make_subgroup"))
 _IDLE_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 

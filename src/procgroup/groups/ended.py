@@ -29,7 +29,7 @@ class EndedBackend:
 
     broadcast = reduce = all_reduce = gather = all_gather = all_gather_single = scatter = _refuse
     reduce_scatter = reduce_scatter_single = all_to_all = all_to_all_single = barrier = send = recv = _refuse
-    all_reduce_coalesced = broadcast_parts = all_gather_parts = check = make_subgroup = _refuse
+    all_reduce_coalesced = broadcast_iovecs = all_gather_iovecs = check = make_subgroup = _refuse
 
     def reduce_in_rank_order(self) -> None: ...
 

@@ -26,12 +26,12 @@ class CallsOfParts(GroupCalls):
     @property
     def takes_parts(self) -> bool:
         """Whether the backend has these calls; the same on all ranks."""
-        return hasattr(self._backend, "broadcast_parts")
+        return hasattr(self._backend, "broadcast_iovecs")
 
-    def broadcast_parts(self, parts: Parts, timeout: float) -> None:
+    def broadcast_iovecs(self, parts: Parts, timeout: float) -> None:
         """Copy what the parts make up into every other rank's array."""
-        cast(Any, self._backend).broadcast_parts(*parts, timeout)
+        cast(Any, self._backend).broadcast_iovecs(*parts, timeout)
 
-    def all_gather_parts(self, outputs: Sequence[Any], parts: Parts, timeout: float) -> None:
+    def all_gather_iovecs(self, outputs: Sequence[Any], parts: Parts, timeout: float) -> None:
         """Copy the array of each rank ``r``, this one's from its parts, into ``outputs[r]`` on every rank."""
-        cast(Any, self._backend).all_gather_parts(outputs, *parts, timeout)
+        cast(Any, self._backend).all_gather_iovecs(outputs, *parts, timeout)

@@ -1,0 +1,52 @@
+// What a rank shows the others about its arrays, beside the announcement of a call that is not small.
+//
+//     small area of this call:  | what it exposes, and reads | inputs, one entry per rank | outputs, one per rank |
+//     data
+//
+// A call without blocks has its array in entry 0. Data is that of a small all_to_all. A rank writes its buffer table
+// before it announces the call; the others read it after that.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/peer_memory.hpp"
+
+namespace procgroup {
+
+struct BufferEntry {
+  RemotePlace place;
+  uint64_t count;  // elements
+};
+
+// No bools: another rank may write any byte there.
+struct BufferTableHeader {
+  uint8_t in_arena;          // everything that others would read lies in this rank's arena, or there is nothing
+  uint8_t exposes;           // the kernel can read it, wherever it lies
+  uint8_t reads_everything;  // this rank can read the arrays of all others, wherever they lie
+};
+
+class BufferTable {
+ public:
+  BufferTable(std::byte* small, int size) : base_(small), size_(static_cast<size_t>(size)) {}
+
+  static size_t bytes(int size) {
+    const size_t used =
+        sizeof(BufferTableHeader) + alignof(BufferEntry) + 2 * static_cast<size_t>(size) * sizeof(BufferEntry);
+    return (used + 63) / 64 * 64;
+  }
+
+  BufferTableHeader& head() const { return *reinterpret_cast<BufferTableHeader*>(base_); }
+  BufferEntry& input(int block) const { return entries()[block]; }
+  BufferEntry& output(int block) const { return entries()[static_cast<size_t>(block) + size_]; }
+  std::byte* data() const { return base_ + bytes(static_cast<int>(size_)); }
+
+ private:
+  BufferEntry* entries() const { return reinterpret_cast<BufferEntry*>(base_ + alignof(BufferEntry)); }
+  static_assert(sizeof(BufferTableHeader) <= alignof(BufferEntry));
+
+  std::byte* base_;
+  size_t size_;
+};
+
+}  // namespace procgroup

@@ -1,0 +1,98 @@
+#include "collectives/exposure.hpp"
+
+#include "collectives/buffer_table.hpp"
+
+namespace procgroup {
+namespace {
+
+// Adds arrays to a buffer table, and finds out whether they can be read where they lie.
+class Show {
+ public:
+  Show(SharedState& state, const Descriptor& call, bool exposes)
+      : own_(*(*state.arenas)[static_cast<size_t>(state.rank)]),
+        readable_(state.readable),
+        element_(dtype_size(call.dtype)),
+        exposes_(exposes) {}
+
+  void add(BufferEntry& entry, const void* data, size_t count) {
+    entry.count = count;
+    if (count == 0) return;
+    entry.place = RemotePlace::of(data, count * element_, own_);
+    if (entry.place.in_arena()) return;
+    in_arena_ = false;
+    exposes_ = exposes_ && readable_.has(data);
+  }
+  BufferTableHeader head(bool reads_everything) const { return {in_arena_, exposes_, reads_everything}; }
+
+ private:
+  const Arena& own_;
+  ReadableArrays& readable_;
+  size_t element_;
+  bool exposes_;
+  bool in_arena_ = true;
+};
+
+bool gives(const Descriptor& call, int rank) {
+  switch (call.op) {
+    case OpKind::kBroadcast:
+    case OpKind::kScatter:
+      return rank == call.root;
+    case OpKind::kReduce:
+    case OpKind::kGather:
+      return rank != call.root;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+void show_arrays(SharedState& state, const Request& request, bool exposes) {
+  const Descriptor& call = request.descriptor;
+  const BufferTable sheet(state.mine().small(call.sequence), state.size());
+  Show show(state, call, exposes && request.iovecs.empty());
+  if (gives(call, state.rank)) {
+    for (size_t block = 0; block < request.inputs.size(); ++block)
+      show.add(sheet.input(static_cast<int>(block)), request.inputs[block].data, request.inputs[block].count);
+    const bool unequal = call.op == OpKind::kAllGather && call.splits != 0;
+    const size_t count = unequal ? request.outputs[static_cast<size_t>(state.rank)].count : call.count;
+    if (request.inputs.empty()) show.add(sheet.input(0), request.input, count);
+    if (call.op == OpKind::kAllReduce) show.add(sheet.output(0), request.output, call.count);
+  }
+  if (call.op == OpKind::kAllToAll)
+    for (size_t block = 0; block < request.outputs.size(); ++block)
+      sheet.output(static_cast<int>(block)).count = request.outputs[block].count;
+  sheet.head() = show.head(state.reads_everything);
+}
+
+bool may_be_read(const SharedState& state, const Descriptor& call, size_t bytes) {
+  const BufferTable mine(state.member(state.rank).small(call.sequence), state.size());
+  return mine.head().in_arena || state.reading.of(call.op).has(bytes);
+}
+
+bool all_read(const SharedState& state, const Descriptor& call, size_t bytes) {
+  bool in_arenas = true;
+  bool anywhere = true;
+  for (int rank = 0; rank < state.size(); ++rank) {
+    const BufferTableHeader head = BufferTable(state.member(rank).small(call.sequence), state.size()).head();
+    in_arenas = in_arenas && head.in_arena;
+    anywhere = anywhere && head.reads_everything && (head.in_arena || head.exposes);
+  }
+  return in_arenas || (anywhere && state.reading.of(call.op).has(bytes));
+}
+
+void end_exposure(SharedState& state, uint64_t sequence) {
+  state.mine().memory().given_up.store(sequence, std::memory_order_seq_cst);
+#if !defined(__SANITIZE_THREAD__)
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // before what the array's owner writes into it next
+#endif
+}
+
+bool is_exposed(const SharedState& state, int rank, uint64_t sequence) {
+#if !defined(__SANITIZE_THREAD__)                       // which does not know fences
+  std::atomic_thread_fence(std::memory_order_acquire);  // the reads come before this look
+#endif
+  return state.member(rank).memory().given_up.load(std::memory_order_seq_cst) < sequence;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,54 @@
+#include "collectives/pair_counts.hpp"
+
+#include <string>
+
+namespace procgroup {
+namespace {
+
+constexpr uint64_t kMostBytes = INT64_MAX;
+
+}  // namespace
+
+uint64_t PairCounts::given_before(int from, int end) const {
+  uint64_t sum = 0;
+  for (int to = 0; to < end; ++to) sum += between(from, to);
+  return sum;
+}
+
+Failure PairCounts::mismatch(const Descriptor& call, int from, int to, uint64_t given, uint64_t expected) const {
+  const std::string dtype = dtype_name(call.dtype);
+  const std::string giver = rank_name(from, global_ranks_);
+  const std::string taker = rank_name(to, global_ranks_);
+  const std::string gives = std::to_string(given) + " " + dtype;
+  const std::string expects = std::to_string(expected) + " " + dtype;
+  Failure failure{.kind = Failure::Kind::kMismatch};
+  failure.reason = giver + " gives " + gives + " to " + taker + ", which expects " + expects + " from it";
+  failure.calls.assign(size_, call.describe(global_ranks_));
+  failure.calls[static_cast<size_t>(from)] += ", " + gives + " to " + taker;
+  failure.calls[static_cast<size_t>(to)] += ", " + expects + " from " + giver;
+  return failure;
+}
+
+std::optional<Failure> PairCounts::excess(const Descriptor& call) const {
+  const uint64_t most = kMostBytes / dtype_size(call.dtype);
+  const auto refuse = [&](int rank, const char* verb, uint64_t count, const char* preposition, int peer) {
+    return Failure{.kind = Failure::Kind::kFailed,
+                   .peer = rank,
+                   .reason = std::string("it announced that it ") + verb + " " + std::to_string(count) + " " +
+                             dtype_name(call.dtype) + " " + preposition + " " + rank_name(peer, global_ranks_) +
+                             ", expected less than 2^63 bytes " + preposition + " all ranks together"};
+  };
+  for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
+    uint64_t gives = 0;
+    uint64_t expects = 0;
+    for (int peer = 0; peer < static_cast<int>(size_); ++peer) {
+      if (between(rank, peer) > most - gives) return refuse(rank, "gives", between(rank, peer), "to", peer);
+      if (between(peer, rank) > most - expects) return refuse(rank, "expects", between(peer, rank), "from", peer);
+      gives += between(rank, peer);
+      expects += between(peer, rank);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,55 @@
+// The counts of an all_to_all, by pair: every rank announces what it gives to each, and what it expects of each.
+//
+// A broken rank may announce anything, and change it while others look. So each count is read once, into this table,
+// and a call uses only a table without a fault: what a rank gives is what its receiver expects, and all that one rank
+// gives or expects is less than 2^63 bytes. No sum of them overflows, then, and no memory holds more.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ops/descriptor.hpp"
+#include "runtime/failure.hpp"
+
+namespace procgroup {
+
+class PairCounts {
+ public:
+  // Read `given(from, to)` and `expected(from, to)`, in elements, for all pairs. Returns the first fault, which is the
+  // same on all ranks; its ranks are group ranks.
+  template <class Given, class Expected>
+  std::optional<Failure> read(const Descriptor& call, int size, Given given, Expected expected,
+                              const std::vector<int>* global_ranks = nullptr) {
+    global_ranks_ = global_ranks;
+    size_ = static_cast<size_t>(size);
+    counts_.clear();
+    for (int from = 0; from < size; ++from) {
+      for (int to = 0; to < size; ++to) {
+        const uint64_t count = given(from, to);
+        const uint64_t awaited = expected(from, to);
+        if (count != awaited) return mismatch(call, from, to, count, awaited);
+        counts_.push_back(count);
+      }
+    }
+    return excess(call);
+  }
+
+  uint64_t between(int from, int to) const {
+    return counts_[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)];
+  }
+  // All that a rank gives to those before `end`.
+  uint64_t given_before(int from, int end) const;
+  uint64_t given(int from) const { return given_before(from, static_cast<int>(size_)); }
+
+ private:
+  Failure mismatch(const Descriptor& call, int from, int to, uint64_t given, uint64_t expected) const;
+  std::optional<Failure> excess(const Descriptor& call) const;
+
+  const std::vector<int>* global_ranks_ = nullptr;  // for texts, see rank_name
+  size_t size_ = 0;
+  std::vector<uint64_t> counts_;
+};
+
+}  // namespace procgroup

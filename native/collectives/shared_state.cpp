@@ -1,0 +1,17 @@
+#include "collectives/shared_state.hpp"
+
+#include "transport/arena.hpp"
+
+namespace procgroup {
+
+void SharedState::wake_peers() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank) continue;
+    const Arena& arena = *(*arenas)[static_cast<size_t>(peer)];
+    // Pairs with the sleeper's increment, which comes before its last look at our flags: either it sees the
+    // flag that was written before this load, or this load sees it asleep.
+    if (arena.header().sleepers.load(std::memory_order_seq_cst) != 0) arena.wake();
+  }
+}
+
+}  // namespace procgroup

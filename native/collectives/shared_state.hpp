@@ -1,0 +1,139 @@
+// What the collectives of one group through shared memory have in common. One call runs at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/processor.hpp"
+#include "collectives/pair_counts.hpp"
+#include "collectives/staging.hpp"
+#include "schedules/schedule.hpp"
+#include "transport/group_memory.hpp"
+#include "transport/peer_memory.hpp"
+
+namespace procgroup {
+
+// Sizes in bytes: at least `from`, and less than `to`.
+struct SizeRange {
+  size_t from = SIZE_MAX;
+  size_t to = SIZE_MAX;
+
+  bool has(size_t bytes) const { return bytes >= from && bytes < to; }
+};
+
+// For which sizes of the largest block ordinary arrays are read where they lie, by the kernel. Arrays in arenas always
+// are: no system call is needed. Measured on 2 ranks, in us, through slots and read.
+struct ReadingRanges {
+  SizeRange broadcast;
+  SizeRange reduce;
+  SizeRange all_reduce;
+  SizeRange gather;
+  SizeRange all_gather;
+  SizeRange scatter;
+  SizeRange all_to_all;
+  SizeRange reduce_scatter;
+
+  // Where the kernel's copies are fast, one copy beats two as long as all fits in the caches; above, both copies count
+  // less than that results through slots can go past the caches.
+  static constexpr ReadingRanges with_fast_string_copies() {
+    constexpr size_t kKilobyte = 1024;
+    constexpr size_t kMegabyte = 1024 * kKilobyte;
+    return {.broadcast = {128 * kKilobyte, 4 * kMegabyte},
+            .reduce = {},
+            .all_reduce = {},
+            .gather = {},
+            .all_gather = {64 * kKilobyte, 8 * kMegabyte},
+            .scatter = {32 * kKilobyte},
+            .all_to_all = {64 * kKilobyte},
+            .reduce_scatter = {128 * kKilobyte}};
+  }
+  // Elsewhere two copies are faster than one by the kernel where one rank only gives and another only takes, because
+  // both ranks work (Zen 3, 16 MiB: broadcast 1.7 ms and 2.6; gather 2.5 and 3.3; reduce 1.1 and 2.7; and so on 4 ranks
+  // that share 2 cores). all_reduce and all_gather gain nothing at any size. Reads pay where the ranks have other work
+  // of the same length meanwhile, as a scatter's root with its own block (4 MiB: 0.58 and 0.45; 1 MiB: 0.09 and 0.19),
+  // or where much passes through the caches at once (16 MiB: all_to_all 5.3 and 4.6; reduce_scatter 6.0 and 3.7).
+  static constexpr ReadingRanges with_slow_string_copies() {
+    constexpr size_t kMegabyte = size_t{1} << 20;
+    return {.broadcast = {},
+            .reduce = {},
+            .all_reduce = {},
+            .gather = {},
+            .all_gather = {},
+            .scatter = {2 * kMegabyte},
+            .all_to_all = {8 * kMegabyte},
+            .reduce_scatter = {12 * kMegabyte}};
+  }
+  static ReadingRanges for_this_processor() {
+    return has_fast_string_copies() ? with_fast_string_copies() : with_slow_string_copies();
+  }
+  static constexpr ReadingRanges all(SizeRange range) {
+    return {range, range, range, range, range, range, range, range};
+  }
+
+  const SizeRange& of(OpKind op) const {
+    switch (op) {
+      case OpKind::kBroadcast:
+        return broadcast;
+      case OpKind::kReduce:
+        return reduce;
+      case OpKind::kAllReduce:
+        return all_reduce;
+      case OpKind::kGather:
+        return gather;
+      case OpKind::kAllGather:
+        return all_gather;
+      case OpKind::kScatter:
+        return scatter;
+      case OpKind::kReduceScatter:
+        return reduce_scatter;
+      default:
+        return all_to_all;
+    }
+  }
+};
+
+// When a rank copies so much into its outputs, it writes them past the caches, which cannot hold what all ranks give
+// and get (third-level cache of 32 MiB, 2 ranks, 16 MiB: all_gather 5.5 ms through the caches, 4.3 past them; broadcast
+// of arrays in arenas 1.75 and 1.4; but all_reduce of 4 MiB in arenas 0.19 and 0.36).
+inline constexpr size_t kStreamedBytes = size_t{8} << 20;
+
+// Slots that this rank wrote, one bit each.
+struct CopiedSlots {
+  uint32_t before = 0;  // in the call before, as long as others may be reading them
+  uint32_t now = 0;     // in the call in hand
+};
+
+struct SharedState {
+  int rank;
+  GroupLayout layout;
+  std::vector<GroupMemoryView> members;     // by group rank
+  const std::vector<const Arena*>* arenas;  // by group rank; to wake sleepers
+  std::unique_ptr<Staging> staging;         // this rank's
+  uint64_t progress = 0;                    // what every rank had published when the last call ended
+  uint64_t chunks = 0;                      // of all calls that ended
+  Schedule schedule{};                      // reused from call to call, as are the next three
+  BlockTable blocks{};
+  PairCounts counts{};                     // all_to_all: once all have announced the call
+  std::vector<const void*> sources;        // scratch for reduce
+  size_t direct_bytes;                     // all_reduce above two ranks is direct up to here
+  size_t exchanged_bytes;                  // all_reduce of two ranks is exchanged from here on
+  std::vector<const PeerMemory*> peers{};  // by group rank; null for this rank
+  bool reads_everything = false;           // whether this rank can read any array of any peer
+  ReadingRanges reading;
+  ReadableArrays readable{};
+  CopiedSlots copied_in{};
+  bool streams = false;              // whether the results of the call in hand are written past the caches
+  std::vector<std::byte> scratch{};  // for arrays that are read and then combined
+  const std::vector<int>* global_ranks = nullptr;  // for texts, see rank_name
+
+  int size() const { return static_cast<int>(members.size()); }
+  GroupMemoryView& mine() { return members[static_cast<size_t>(rank)]; }
+  const GroupMemoryView& member(int peer) const { return members[static_cast<size_t>(peer)]; }
+  bool has_announced(int peer, uint64_t sequence) const {
+    return member(peer).announcement(sequence).sequence.load(std::memory_order_seq_cst) == sequence;
+  }
+  void wake_peers() const;
+};
+
+}  // namespace procgroup

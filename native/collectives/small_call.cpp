@@ -1,0 +1,139 @@
+#include "collectives/small_call.hpp"
+
+#include <cstring>
+
+#include "collectives/buffer_table.hpp"
+#include "collectives/exposure.hpp"
+
+namespace procgroup {
+namespace {
+
+void copy_unless_same(void* to, const void* from, size_t bytes) {
+  if (to != from && bytes != 0) std::memcpy(to, from, bytes);
+}
+
+std::byte* pack(std::byte* to, const std::vector<Block>& blocks, size_t element_bytes) {
+  for (const Block& block : blocks) {
+    copy_unless_same(to, block.data, block.count * element_bytes);
+    to += block.count * element_bytes;
+  }
+  return to;
+}
+
+const std::byte* payload(const SharedState& state, const Descriptor& call, int rank) {
+  return state.member(rank).payload(call.sequence, largest_contribution(call, state.size()));
+}
+
+BufferTable sheet(const SharedState& state, const Descriptor& call, int rank) {
+  return {state.member(rank).small(call.sequence), state.size()};
+}
+
+void copy_out_blocks(SharedState& state, const Request& request) {
+  const size_t element = dtype_size(request.descriptor.dtype);
+  for (int rank = 0; rank < state.size(); ++rank) {
+    const Block& output = request.outputs[static_cast<size_t>(rank)];
+    copy_unless_same(output.data, payload(state, request.descriptor, rank), output.count * element);
+  }
+}
+
+void reduce_all(SharedState& state, const Request& request, size_t offset, size_t count) {
+  const Descriptor& call = request.descriptor;
+  for (int rank = 0; rank < state.size(); ++rank)
+    state.sources[static_cast<size_t>(rank)] = payload(state, call, rank) + offset;
+  reduce(call.dtype, call.reduce_op, request.output, state.sources.data(), state.size(), count);
+}
+
+void reduce_block(SharedState& state, const Request& request) {
+  size_t before = 0;
+  for (int rank = 0; rank < state.rank; ++rank) before += request.inputs[static_cast<size_t>(rank)].count;
+  reduce_all(state, request, before * dtype_size(request.descriptor.dtype),
+             request.inputs[static_cast<size_t>(state.rank)].count);
+}
+
+bool has_room(const SharedState& state, const Descriptor& call, uint64_t count) {
+  const size_t room = state.layout.small_bytes - BufferTable::bytes(state.size());
+  return count <= room / dtype_size(call.dtype);
+}
+
+}  // namespace
+
+void copy_in_small(SharedState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  std::byte* to = state.mine().payload(call.sequence, largest_contribution(call, state.size()));
+  switch (call.op) {
+    case OpKind::kBarrier:
+    case OpKind::kAllToAll:
+      return;
+    case OpKind::kScatter:
+      if (state.rank != call.root) return;
+      [[fallthrough]];
+    case OpKind::kReduceScatter:
+      pack(to, request.inputs, dtype_size(call.dtype));
+      return;
+    case OpKind::kBroadcast:
+      if (state.rank != call.root) return;
+      [[fallthrough]];
+    default:
+      break;
+  }
+  const bool unequal = call.op == OpKind::kAllGather && call.splits != 0;
+  const size_t count = unequal ? request.outputs[static_cast<size_t>(state.rank)].count : call.count;
+  copy_unless_same(to, request.input, count * dtype_size(call.dtype));
+}
+
+void finish_small(SharedState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  switch (call.op) {
+    case OpKind::kBroadcast:
+      if (state.rank != call.root) copy_unless_same(request.output, payload(state, call, call.root), call.bytes());
+      break;
+    case OpKind::kReduce:
+      if (state.rank != call.root) break;
+      [[fallthrough]];
+    case OpKind::kAllReduce:
+      reduce_all(state, request, 0, call.count);
+      break;
+    case OpKind::kGather:
+      if (state.rank != call.root) break;
+      [[fallthrough]];
+    case OpKind::kAllGather:
+      copy_out_blocks(state, request);
+      break;
+    case OpKind::kScatter:
+      copy_unless_same(request.output, payload(state, call, call.root) + call.bytes() * static_cast<size_t>(state.rank),
+                       call.bytes());
+      break;
+    case OpKind::kReduceScatter:
+      reduce_block(state, request);
+      break;
+    default:
+      break;
+  }
+}
+
+void copy_in_all_to_all(SharedState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  uint64_t count = 0;
+  for (const Block& block : request.inputs) count += block.count;
+  const bool small = has_room(state, call, count);
+  show_arrays(state, request, !small);
+  if (small) pack(sheet(state, call, state.rank).data(), request.inputs, dtype_size(call.dtype));
+}
+
+bool all_to_all_is_small(const SharedState& state, const Descriptor& call) {
+  for (int rank = 0; rank < state.size(); ++rank)
+    if (!has_room(state, call, state.counts.given(rank))) return false;
+  return true;
+}
+
+void finish_small_all_to_all(SharedState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  const size_t element = dtype_size(call.dtype);
+  for (int rank = 0; rank < state.size(); ++rank) {
+    const uint64_t before = state.counts.given_before(rank, state.rank);
+    const Block& output = request.outputs[static_cast<size_t>(rank)];
+    copy_unless_same(output.data, sheet(state, call, rank).data() + before * element, output.count * element);
+  }
+}
+
+}  // namespace procgroup

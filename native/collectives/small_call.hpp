@@ -1,0 +1,27 @@
+// Collectives whose data travels beside the announcement: no slots, no schedules, one wait.
+#pragma once
+
+#include "collectives/shared_state.hpp"
+#include "ops/request.hpp"
+
+namespace procgroup {
+
+// What the largest contribution to a call comes to; equal on all ranks. An all_to_all is not described by its
+// descriptor alone: see all_to_all_is_small.
+inline size_t largest_contribution(const Descriptor& call, int size) {
+  const bool equal_blocks = call.op == OpKind::kScatter || (call.op == OpKind::kReduceScatter && call.splits == 0);
+  return equal_blocks ? call.bytes() * static_cast<size_t>(size) : call.bytes();
+}
+
+// Put this rank's elements beside its announcement, before it is announced.
+void copy_in_small(SharedState& state, const Request& request);
+// When all agree: make the outputs of what all have copied in.
+void finish_small(SharedState& state, const Request& request);
+
+// all_to_all: every rank writes its buffer table and, if there is room, its elements; when all have announced the call,
+// every rank knows from the counts whether all had room.
+void copy_in_all_to_all(SharedState& state, const Request& request);
+bool all_to_all_is_small(const SharedState& state, const Descriptor& call);
+void finish_small_all_to_all(SharedState& state, const Request& request);
+
+}  // namespace procgroup

@@ -1,0 +1,445 @@
+#include "group/engine.hpp"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <system_error>
+
+#include "base/futex.hpp"
+#include "base/standard_error.hpp"
+#include "group/fork_guard.hpp"
+#include "messages/single_copy.hpp"
+#include "runtime/call_report.hpp"
+#include "runtime/failure_record.hpp"
+#include "transport/ring_channel.hpp"
+#include "transport/tcp_channel.hpp"
+
+namespace procgroup {
+namespace {
+
+// One ring per ordered pair; together at most about 1 MiB per rank, and at least 16 KiB each.
+size_t ring_capacity(int world_size) {
+  const size_t share = (size_t{1} << 20) / static_cast<size_t>(world_size);
+  return std::bit_floor(std::clamp(share, size_t{16} << 10, size_t{256} << 10));
+}
+
+// How long a rank that leaves tries to hand over what it still has to say, such as why a call failed.
+constexpr double kLastWordsSeconds = 0.2;
+
+// How long a rank whose call has reached its deadline waits to learn what the missing ranks are doing.
+constexpr double kAnswerSeconds = 0.2;
+constexpr int64_t kAnswerSliceNs = 5'000'000;
+
+// Of so many awaited ranks the report of a wait says what they are doing.
+constexpr size_t kDescribedRanks = 4;
+
+// How often what comes is taken before it counts as more than what lay there.
+constexpr int kTurnsToQuiet = 16;
+
+// Where a rank's arena has what it exposes to `peer`.
+uint64_t exposure_table(const ArenaHeader& header, int peer) {
+  return header.exposure_tables + sizeof(ExposureTable) * static_cast<size_t>(peer);
+}
+
+size_t ring_stride(size_t capacity) { return (Ring::bytes(capacity) + 63) / 64 * 64; }
+
+}  // namespace
+
+Engine::Engine(const EngineOptions& options, bool shared)
+    : options_(options),
+      messages_(options.rank, options.world_size),
+      handshakes_(messages_, options.rank, options.world_size),
+      waits_(messages_, options.rank, options.world_size) {
+  policy_.hold_lock = !options.ranks_are_threads;
+  for (int peer = 0; peer < options.world_size; ++peer) peers_.push_back(std::make_unique<Peer>());
+  if (shared) {
+    try {
+      make_arena();
+    } catch (const std::system_error& error) {
+      arena_problem_ = error.what();
+      watcher_.reset();
+      life_lock_.reset();  // its word lies in the arena
+      heap_.reset();
+      board_ = nullptr;
+      arena_.reset();
+    }
+  }
+  if (!arena_) {
+    private_recorder_ = std::make_unique<std::byte[]>(Recorder::bytes());
+    recorder_ = std::make_unique<Recorder>(private_recorder_.get());
+    private_board_ = std::make_unique<WaitEdgeBoard>();
+    board_ = private_board_.get();
+  }
+  messages_.read_ends_with([this](int peer) { return exit_in_memory(peer); });
+  progress_ = std::make_unique<ProgressThread>(*this, policy_);
+  if (!arena_) wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  guard_forks(this);
+}
+
+Engine::~Engine() {
+  if (forked()) {
+    // The threads behind these do not exist here: they can be neither joined nor destroyed.
+    static_cast<void>(progress_.release());
+    static_cast<void>(life_lock_.release());
+    static_cast<void>(watcher_.release());
+    return;
+  }
+  shutdown();
+  unguard_forks(this);
+}
+
+void Engine::make_arena() {
+  arena_ = std::make_shared<Arena>(Arena::create(rank()));
+  heap_ = std::make_unique<GroupHeap>(*arena_);
+  ArenaHeader& header = arena_->header();
+  std::random_device random;
+  nonce_ = std::make_unique<const uint64_t>(uint64_t{random()} << 32 | random());
+  header.nonce = *nonce_;
+  header.nonce_address = reinterpret_cast<uintptr_t>(nonce_.get());
+  header.ring_capacity = ring_capacity(world_size());
+  header.rings = arena_->allocate(ring_stride(header.ring_capacity) * static_cast<size_t>(world_size()));
+  for (int peer = 0; peer < world_size(); ++peer)
+    Ring::initialise(arena_->at(header.rings, 0) + ring_stride(header.ring_capacity) * index(peer));
+  header.recorder = arena_->allocate(Recorder::bytes());
+  recorder_ = std::make_unique<Recorder>(arena_->at(header.recorder, Recorder::bytes()));
+  exit_record_ = heap_->take(largest_record(world_size()));  // now: memory may be refused later
+  header.wait_edge_board = arena_->allocate(sizeof(WaitEdgeBoard));
+  header.exposure_tables = arena_->allocate(sizeof(ExposureTable) * static_cast<size_t>(world_size()));
+  for (int peer = 0; peer < world_size(); ++peer)
+    new (arena_->at(exposure_table(header, peer), sizeof(ExposureTable))) ExposureTable;
+  board_ = new (arena_->at(header.wait_edge_board, sizeof(WaitEdgeBoard))) WaitEdgeBoard;
+  life_lock_ = std::make_unique<LifeLock>(header.life);
+  watcher_ = std::make_unique<LifeWatcher>([this](int peer, const std::string& how) { on_lost(peer, how); },
+                                           [this](int peer) { on_left(peer); });
+}
+
+void Engine::attach_shared(int peer_rank, FileDescriptor descriptor, FileDescriptor bell, FileDescriptor socket) {
+  attach_arena(peer_rank, std::make_shared<Arena>(Arena::attach(std::move(descriptor), std::move(bell))),
+               std::move(socket));
+}
+
+void Engine::attach_thread(int peer_rank, const Engine& engine) { attach_arena(peer_rank, engine.arena_, {}); }
+
+void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, FileDescriptor socket) {
+  Peer& peer = *peers_[index(peer_rank)];
+  peer.arena = std::move(arena);
+  peer.socket = std::move(socket);
+  ArenaHeader& theirs = peer.arena->header();
+  peer.pid = theirs.pid;
+  const ArenaHeader& ours = arena_->header();
+  const size_t capacity = ring_capacity(world_size());
+  peer.memory = std::make_unique<PeerMemory>(*peer.arena, peer.socket ? peer.socket.get() : -1);
+  if (theirs.rank != peer_rank || theirs.ring_capacity != capacity)
+    throw std::runtime_error("rank " + std::to_string(peer_rank) + " sent the arena of another rank or world");
+  const size_t stride = ring_stride(capacity);
+  std::byte* outgoing = arena_->at_line(ours.rings + stride * index(peer_rank), stride);
+  std::byte* incoming = peer.arena->at_line(theirs.rings + stride * index(rank()), stride);
+  peer.board =
+      reinterpret_cast<const WaitEdgeBoard*>(peer.arena->at_line(theirs.wait_edge_board, sizeof(WaitEdgeBoard)));
+  const SingleCopy single_copy{
+      .mine = reinterpret_cast<ExposureTable*>(arena_->at_line(exposure_table(ours, peer_rank), sizeof(ExposureTable))),
+      .theirs = reinterpret_cast<const ExposureTable*>(
+          peer.arena->at_line(exposure_table(theirs, rank()), sizeof(ExposureTable))),
+      .peer = peer.memory.get(),
+      .own = arena_.get()};
+  const Arena* bell = peer.arena.get();
+  const std::lock_guard lock(messages_mutex_);
+  messages_.attach(peer_rank,
+                   std::make_unique<RingChannel>(reinterpret_cast<Ring*>(outgoing), reinterpret_cast<Ring*>(incoming),
+                                                 capacity, [bell] { bell->wake(); }),
+                   &single_copy);
+  watcher_->watch(peer_rank, theirs.life, peer.socket.get());
+}
+
+void Engine::attach_socket(int peer_rank, FileDescriptor socket, int64_t pid) {
+  Peer& peer = *peers_[index(peer_rank)];
+  peer.pid = pid;
+  uses_sockets_ = true;
+  const std::lock_guard lock(messages_mutex_);
+  peer.board = waits_.add(peer_rank);
+  messages_.attach(peer_rank, std::make_unique<TcpChannel>(std::move(socket)));
+}
+
+PeerStatus Engine::peer_status(int peer) const { return peers_[index(peer)]->status.load(std::memory_order_acquire); }
+
+Failure Engine::loss(int peer_rank) const {
+  const Peer& peer = *peers_[index(peer_rank)];
+  if (std::optional<Failure> failure = exit_failure(peer_rank, false)) return *std::move(failure);
+  return {.kind = Failure::Kind::kLost, .peer = peer_rank, .pid = peer.pid, .host = peer.host, .reason = peer.how};
+}
+
+void Engine::identify(Failure& failure, int peer_rank) const {
+  if (failure.kind != Failure::Kind::kLost || failure.pid != 0) return;
+  failure.pid = peers_[index(peer_rank)]->pid;
+  failure.host = peers_[index(peer_rank)]->host;
+}
+
+std::optional<Failure> Engine::exit_failure(int peer_rank, bool sudden) const {
+  std::optional<Failure> failure;
+  if (peer_arena(peer_rank) != nullptr) {
+    failure = exit_in_memory(peer_rank);
+  } else {
+    const std::lock_guard lock(messages_mutex_);
+    if (const Failure* sent = messages_.exit_failure(peer_rank, false)) failure = *sent;
+  }
+  return failure && (!sudden || failure->sudden) ? failure : std::nullopt;
+}
+
+std::optional<Failure> Engine::exit_in_memory(int peer_rank) const {
+  const Arena* arena = peer_arena(peer_rank);
+  const uint64_t offset = arena == nullptr ? 0 : arena->header().exit_record.load(std::memory_order_acquire);
+  if (offset == 0) return std::nullopt;
+  try {
+    const size_t bytes = largest_record(world_size());
+    const std::optional<Failure> stated = decode({arena->at(offset, bytes), bytes}, world_size());
+    if (!stated) return std::nullopt;
+    return Failure{
+        .kind = Failure::Kind::kFailed, .peer = peer_rank, .reason = stated->reason, .sudden = stated->sudden};
+  } catch (const std::out_of_range&) {
+    return std::nullopt;  // the peer wrote it
+  }
+}
+
+void Engine::fail(const std::string& reason, bool at_once) {
+  if (forked() || shut_down_) return;
+  if (!failed_.exchange(true)) post_exit(reason, at_once);
+  if (!at_once) return;
+  aborted_.store(true, std::memory_order_release);
+  announce_news();
+  for (const auto& peer : peers_)
+    if (peer->arena) peer->arena->wake();
+}
+
+void Engine::post_exit(const std::string& reason, bool at_once) {
+  const Failure failure{.kind = Failure::Kind::kFailed, .reason = reason, .sudden = at_once};
+  if (arena_) {
+    const std::vector<std::byte> record = encode(failure, world_size());
+    std::memcpy(arena_->at(exit_record_, record.size()), record.data(), record.size());
+    arena_->header().exit_record.store(exit_record_, std::memory_order_seq_cst);
+  }
+  const std::lock_guard lock(messages_mutex_);
+  for (int peer = 0; peer < world_size(); ++peer)
+    if (peer != rank() && peer_arena(peer) == nullptr) messages_.post_exit(peer, failure);
+}
+
+void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
+  Peer& peer = *peers_[index(peer_rank)];
+  peer.how = std::move(how);
+  peer.status.store(status, std::memory_order_release);
+  news_.fetch_add(1, std::memory_order_release);
+  {
+    const std::lock_guard lock(messages_mutex_);
+    messages_.fail_peer(peer_rank, loss(peer_rank));
+  }
+  kick();
+}
+
+void Engine::on_lost(int peer, const std::string& how) { set_status(peer, PeerStatus::kLost, how); }
+
+void Engine::on_left(int peer) { set_status(peer, PeerStatus::kLeft, "it left in order before this call"); }
+
+bool Engine::is_quiet() {
+  const std::lock_guard lock(messages_mutex_);
+  for (int turn = 0; pump(); ++turn)
+    if (turn == kTurnsToQuiet) return false;
+  return messages_.is_quiet();
+}
+
+void Engine::ask(int peer) {
+  if (!uses_sockets_) return;
+  const std::lock_guard lock(messages_mutex_);
+  waits_.ask(peer);
+}
+
+void Engine::publish() {
+  if (!uses_sockets_) return;
+  const std::lock_guard lock(messages_mutex_);
+  waits_.publish(*board_);
+}
+
+void Engine::announce(const std::vector<WaitEdge>& cycle) {
+  if (!uses_sockets_) return;
+  const std::lock_guard lock(messages_mutex_);
+  waits_.announce(cycle);
+}
+
+bool Engine::pump() {
+  const bool moved = messages_.pump();
+  if (waits_.is_asked())
+    waits_.answer([this](uint64_t group) {
+      return describe_calls(recorder_->read(), group, [this](uint64_t identity) { return group_of(identity); });
+    });
+  return moved;
+}
+
+std::vector<std::string> Engine::calls_of(const std::vector<int>& peers, uint64_t group) {
+  if (uses_sockets_) await_answers(peers, group);
+  return known_calls(peers, group);
+}
+
+std::vector<std::string> Engine::known_calls(const std::vector<int>& peers, uint64_t group) {
+  std::vector<std::string> calls;
+  const std::lock_guard lock(messages_mutex_);
+  for (const int peer : peers) {
+    const Arena* arena = peer_arena(peer);
+    calls.push_back(arena != nullptr ? calls_in_memory(*arena, group) : waits_.calls(peer));
+    if (calls.back().empty()) calls.back() = "not answering (it is in no call, or stopped)";
+  }
+  return calls;
+}
+
+std::string Engine::calls_in_memory(const Arena& arena, uint64_t group) const {
+  try {
+    const std::byte* memory = arena.at_line(arena.header().recorder, Recorder::bytes());
+    return describe_calls(Recorder::read(memory), group, [this](uint64_t identity) { return group_of(identity); });
+  } catch (const std::out_of_range&) {
+    return "";
+  }
+}
+
+void Engine::await_answers(const std::vector<int>& peers, uint64_t group) {
+  const Deadline deadline = Deadline::after(kAnswerSeconds);
+  const auto is_answered = [this](int peer) { return peer_arena(peer) != nullptr || !waits_.calls(peer).empty(); };
+  ask_calls(peers, group);
+  while (!deadline.passed()) {
+    {
+      const std::lock_guard lock(messages_mutex_);
+      pump();
+      if (std::ranges::all_of(peers, is_answered)) return;
+    }
+    sleep(deadline.remaining_ns(kAnswerSliceNs), [] { return false; });
+  }
+}
+
+void Engine::ask_calls(const std::vector<int>& peers, uint64_t group) {
+  const std::lock_guard lock(messages_mutex_);
+  for (const int peer : peers) waits_.ask_calls(peer, group);
+}
+
+void Engine::report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group) {
+  std::vector<int> described = call.awaited;
+  if (described.size() > kDescribedRanks) described.resize(kDescribedRanks);
+  if (due == WaitReport::Due::kQuestion && uses_sockets_) ask_calls(described, group);
+  if (due != WaitReport::Due::kLine) return;
+  WaitingCall global = call;
+  global.rank = global_rank(call.rank);
+  for (int& awaited : global.awaited) awaited = global_rank(awaited);
+  write_line(describe_wait(global, known_calls(described, group)));
+}
+
+NamedGroup Engine::group_of(uint64_t identity) const {
+  const std::lock_guard lock(names_mutex_);
+  const auto found = names_.find(identity);
+  return found == names_.end() ? NamedGroup{} : found->second;
+}
+
+void Engine::add_name(uint64_t group, NamedGroup named) {
+  const std::lock_guard lock(names_mutex_);
+  names_.insert_or_assign(group, std::move(named));
+}
+
+void Engine::remove_name(uint64_t group) {
+  const std::lock_guard lock(names_mutex_);
+  names_.erase(group);
+}
+
+void Engine::kick() {
+  if (arena_) return arena_->wake();
+  if (socket_sleepers_.load(std::memory_order_seq_cst) == 0) return;
+  const uint64_t one = 1;
+  // A full counter means that a wake is already pending.
+  static_cast<void>(!write(wake_.get(), &one, sizeof one));
+}
+
+void Engine::completed() {
+  {
+    const std::lock_guard lock(completions_mutex_);
+    ++completions_;
+    completions_changed_.notify_all();
+  }
+  kick();
+}
+
+uint64_t Engine::await_completions(uint64_t seen, double seconds) {
+  std::unique_lock lock(completions_mutex_);
+  completions_changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return completions_ > seen; });
+  return completions_;
+}
+
+void Engine::sleep(int64_t nanoseconds, const std::function<bool()>& ready) {
+  if (uses_sockets_ || !arena_) return sleep_on_sockets(nanoseconds, ready);
+  ArenaHeader& header = arena_->header();
+  // Announce first, look last: whoever changes a flag after our look sees us asleep, and rings.
+  header.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
+  if (!ready()) futex_wait(header.doorbell, rung, nanoseconds);
+  header.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Engine::sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready) {
+  std::atomic<uint32_t>& sleepers = arena_ ? arena_->header().socket_sleepers : socket_sleepers_;
+  const int bell = arena_ ? arena_->bell() : wake_.get();
+  if (arena_) arena_->header().sleepers.fetch_add(1, std::memory_order_seq_cst);  // peers of this host look there first
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  if (!ready()) {
+    std::vector<pollfd> polled;
+    polled.push_back({.fd = bell, .events = POLLIN, .revents = 0});
+    {
+      const std::lock_guard lock(messages_mutex_);
+      messages_.descriptors(polled);
+    }
+    const timespec timeout{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
+    ppoll(polled.data(), polled.size(), &timeout, nullptr);
+  }
+  if (arena_) arena_->header().sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  // The last one to wake takes the wake away, so that it wakes everybody who slept.
+  if (sleepers.fetch_sub(1, std::memory_order_seq_cst) == 1) {
+    uint64_t wakes = 0;
+    static_cast<void>(!read(bell, &wakes, sizeof wakes));
+  }
+}
+
+bool Engine::flush(double seconds) {
+  const Deadline deadline = Deadline::after(seconds);
+  for (;;) {
+    {
+      const std::lock_guard lock(messages_mutex_);
+      pump();
+      if (messages_.flushed()) return true;
+    }
+    if (deadline.passed()) return false;
+    sleep(deadline.remaining_ns(5'000'000), [] { return false; });
+  }
+}
+
+void Engine::shutdown() {
+  if (shut_down_ || forked()) return;
+  shut_down_ = true;
+  progress_->stop();
+  watcher_.reset();
+  if (life_lock_) life_lock_->release();
+  for (const auto& peer : peers_) peer->socket.reset();
+  if (!uses_sockets_) return;
+  flush(kLastWordsSeconds);
+  // The end of the connection is the goodbye that peers over TCP hear.
+  const std::lock_guard lock(messages_mutex_);
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank())
+      messages_.fail_peer(peer, {.kind = Failure::Kind::kBroken, .reason = "this rank left the group"});
+  }
+}
+
+void Engine::abandon() {
+  forked_.store(true, std::memory_order_relaxed);
+  if (arena_) arena_->abandon();
+  for (const auto& peer : peers_)
+    if (peer->arena) peer->arena->abandon();
+}
+
+}  // namespace procgroup

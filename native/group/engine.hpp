@@ -1,0 +1,220 @@
+// One rank's engine: its arena, its peers, who of them lives, its messages and its groups.
+//
+//     Engine ── Arena            what this rank shares, and the one doorbell that its waiters sleep on
+//       │  ├── Peer per rank     the peer's arena (same host), its Unix socket, whether it lives
+//       │  ├── LifeLock/Watcher  tells peers when this process ends, and hears when theirs do
+//       │  ├── Messages          point-to-point, and collectives where there is no shared memory
+//       │  └── ProgressThread    advances what was issued asynchronously
+//       └── Group ...            numbering, agreement, collectives
+//
+// Threads. Any thread may issue calls. `messages_mutex` guards Messages, GroupHandshakes and WaitEdgeExchange; `peers_`
+// is complete before the first group is made and constant from then on, except for the atomic status of each peer. Lock
+// order: a group's queue mutex, then messages_mutex, then the progress thread's mutex.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "group/group_handshakes.hpp"
+#include "group/group_heap.hpp"
+#include "liveness/deadlock.hpp"
+#include "liveness/life.hpp"
+#include "messages/messages.hpp"
+#include "messages/wait_edge_exchange.hpp"
+#include "runtime/call_report.hpp"
+#include "runtime/progress_thread.hpp"
+#include "runtime/recorder.hpp"
+#include "runtime/wait_report.hpp"
+#include "runtime/waiting.hpp"
+#include "transport/arena.hpp"
+#include "transport/peer_memory.hpp"
+
+namespace procgroup {
+
+struct EngineOptions {
+  int rank = 0;
+  int world_size = 1;
+  bool ranks_are_threads = false;
+};
+
+enum class PeerStatus : uint32_t { kPresent, kLeft, kLost };
+
+class Engine final : public Waiter, public WaitForGraph {
+ public:
+  // `shared` asks for an arena; without one (or when the system refuses it) only sockets can be attached.
+  Engine(const EngineOptions& options, bool shared);
+  ~Engine() override;
+  Engine(const Engine&) = delete;
+
+  int rank() const override { return options_.rank; }
+  int world_size() const override { return options_.world_size; }
+  bool has_arena() const { return arena_ != nullptr; }
+  // Why there is no arena; empty when there is one, or when none was asked for.
+  const std::string& arena_problem() const { return arena_problem_; }
+  int arena_descriptor() const { return arena_ ? arena_->descriptor() : -1; }
+  int arena_bell() const { return arena_ ? arena_->bell() : -1; }
+  // How many ranks share how many usable cores: decides whether waiting spins or yields.
+  void set_cores(int usable_cores, int local_ranks) {
+    policy_.oversubscribed = local_ranks > usable_cores;
+    policy_.core_to_spare = 2 * local_ranks <= usable_cores;
+  }
+
+  // Set-up, before the first group, from one thread. The descriptors are taken over.
+  void attach_shared(int peer, FileDescriptor arena, FileDescriptor bell, FileDescriptor socket);
+  void attach_socket(int peer, FileDescriptor socket, int64_t pid);
+  // A rank that is a thread of this process: one mapping serves both.
+  void attach_thread(int peer, const Engine& engine);
+
+  Arena& arena() { return *arena_; }
+  std::shared_ptr<Arena> shared_arena() const { return arena_; }  // null without one
+  GroupHeap& heap() { return *heap_; }                            // only with an arena
+  const Arena* peer_arena(int peer) const { return peer == rank() ? arena_.get() : peers_[index(peer)]->arena.get(); }
+  // How to read a peer's arrays; null for this rank, and where there is no shared memory.
+  const PeerMemory* peer_memory(int peer) const { return peers_[index(peer)]->memory.get(); }
+  PeerStatus peer_status(int peer) const;
+  Failure loss(int peer) const;  // a kLost failure; only when the peer left or is lost
+  // Why a peer ends before its time, as it has posted: a kFailed failure, with a world rank. With `sudden`, only when
+  // that ends every call. Not under the mutex of Messages.
+  std::optional<Failure> exit_failure(int peer, bool sudden) const;
+  // Set-up: the host on which a peer runs, where that is another one.
+  void set_host(int peer, std::string host) { peers_[index(peer)]->host = std::move(host); }
+  // Add the process and the host of the lost peer, a world rank, to a failure that does not name them yet.
+  void identify(Failure& failure, int peer) const;
+
+  Messages& messages() { return messages_; }
+  std::mutex& messages_mutex() { return messages_mutex_; }
+  GroupHandshakes& handshakes() { return handshakes_; }  // under that mutex
+  // Advance every channel, and answer what other ranks have asked this one. Under that mutex.
+  bool pump();
+  // What each of these world ranks is doing, in words that follow "rank 1 is", for a reader who waits in this group:
+  // read in shared memory, else asked for, for at most some 0.2 s. Not under that mutex.
+  std::vector<std::string> calls_of(const std::vector<int>& peers, uint64_t group);
+  // The groups of this rank, by which calls_of names what a rank is in.
+  void add_name(uint64_t group, NamedGroup named);
+  void remove_name(uint64_t group);
+  // Set-up: after how long a call that waits is reported for the first time; 0: never.
+  void set_wait_report(int64_t nanoseconds) { wait_report_ns_ = nanoseconds; }
+  int64_t wait_report_ns() const { return wait_report_ns_; }
+  // Do what is due in the wait of a call in this group. Not under that mutex, and never for long.
+  void report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group);
+  bool uses_sockets() const { return uses_sockets_; }
+  ProgressThread& progress() { return *progress_; }
+  Recorder& recorder() { return *recorder_; }
+  const WaitPolicy& policy() const { return policy_; }
+  // How long a wait lasts before it is examined for deadlocks.
+  int64_t suspicious_ns() const {
+    return options_.ranks_are_threads ? DeadlockDetector::kSuspiciousOfThreadsNs : DeadlockDetector::kSuspiciousNs;
+  }
+
+  WaitEdgeBoard* own_board() override { return board_; }
+  const WaitEdgeBoard* board(int peer) const override { return peer == rank() ? board_ : peers_[index(peer)]->board; }
+  bool is_idle() override { return progress_->is_idle(); }
+  bool is_quiet() override;
+  void ask(int peer) override;
+  void publish() override;
+  void announce(const std::vector<WaitEdge>& cycle) override;
+
+  // Wake this process's own waiters.
+  void kick();
+  // The progress thread has finished an asynchronous operation.
+  void completed();
+  // Wait until more than `seen` asynchronous operations are over or `seconds` have passed; how many are.
+  uint64_t await_completions(uint64_t seen, double seconds);
+  void sleep(int64_t nanoseconds, const std::function<bool()>& ready) override;
+  const std::atomic<uint32_t>& news() const override { return news_; }
+
+  // Try for so many seconds to hand over what was sent; whether all of it has left this process.
+  bool flush(double seconds);
+  // Leave in order: say goodbye and let go of everything. Idempotent.
+  void shutdown();
+  // This rank ends before its time, for this reason, which the other ranks are given where they wait for it. With
+  // `at_once`, every call in progress fails now, here and on them. The first reason counts.
+  void fail(const std::string& reason, bool at_once);
+  // Something has changed that waiters examine: let them, now.
+  void announce_news() {
+    news_.fetch_add(1, std::memory_order_release);
+    kick();
+  }
+  // How the ranks of this world are called in texts and errors, where that is not by their world ranks.
+  void set_global_ranks(std::vector<int> ranks) { global_ranks_ = std::move(ranks); }
+  int global_rank(int world_rank) const {
+    return global_ranks_.empty() ? world_rank : global_ranks_[index(world_rank)];
+  }
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  bool is_shut_down() const { return shut_down_; }
+
+  // True in a child that was forked from the process that made this engine: nothing may be used there.
+  bool forked() const { return forked_.load(std::memory_order_relaxed); }
+  // Called in the forked child, by the fork handler: forgets what is shared, and touches none of it.
+  void abandon();
+
+ private:
+  struct Peer {
+    std::shared_ptr<Arena> arena;
+    const WaitEdgeBoard* board = nullptr;  // or the copy of it
+    FileDescriptor socket;
+    std::unique_ptr<PeerMemory> memory;
+    int64_t pid = 0;
+    std::string host{};
+    std::string how;                                       // written before status
+    std::atomic<PeerStatus> status{PeerStatus::kPresent};  // release by the watcher, acquire by readers
+  };
+
+  static size_t index(int rank) { return static_cast<size_t>(rank); }
+  void make_arena();
+  void attach_arena(int peer, std::shared_ptr<Arena> arena, FileDescriptor socket);
+  void post_exit(const std::string& reason, bool at_once);
+  std::optional<Failure> exit_in_memory(int peer) const;
+  void on_lost(int peer, const std::string& how);
+  void on_left(int peer);
+  void set_status(int peer, PeerStatus status, std::string how);
+  NamedGroup group_of(uint64_t identity) const;
+  std::string calls_in_memory(const Arena& arena, uint64_t group) const;
+  void await_answers(const std::vector<int>& peers, uint64_t group);
+  void ask_calls(const std::vector<int>& peers, uint64_t group);
+  std::vector<std::string> known_calls(const std::vector<int>& peers, uint64_t group);
+  void sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready);
+
+  EngineOptions options_;
+  std::vector<int> global_ranks_;
+  std::atomic<bool> failed_{false};
+  WaitPolicy policy_;
+  int64_t wait_report_ns_ = WaitReport::kFirstNs;
+  std::shared_ptr<Arena> arena_;
+  std::unique_ptr<GroupHeap> heap_;
+  std::unique_ptr<const uint64_t> nonce_;  // by which peers know this process's memory, see PeerMemory
+  std::string arena_problem_;
+  uint64_t exit_record_ = 0;  // offset in the arena
+  std::unique_ptr<WaitEdgeBoard> private_board_;
+  WaitEdgeBoard* board_ = nullptr;  // that one, or in the arena
+  std::vector<std::unique_ptr<Peer>> peers_;
+  mutable std::mutex names_mutex_;  // taken last
+  std::map<uint64_t, NamedGroup> names_;
+  mutable std::mutex messages_mutex_;
+  Messages messages_;
+  GroupHandshakes handshakes_;
+  WaitEdgeExchange waits_;
+  bool uses_sockets_ = false;
+  std::unique_ptr<std::byte[]> private_recorder_;
+  std::unique_ptr<Recorder> recorder_;
+  // Without an arena: what wakes those who sleep on sockets, and how many they are.
+  FileDescriptor wake_;
+  std::atomic<uint32_t> socket_sleepers_{0};
+  std::atomic<bool> aborted_{false};
+  std::atomic<uint32_t> news_{0};  // see Waiter; released after what it announces
+  std::atomic<bool> forked_{false};
+  bool shut_down_ = false;
+  std::mutex completions_mutex_;
+  std::condition_variable completions_changed_;
+  uint64_t completions_ = 0;
+  std::unique_ptr<ProgressThread> progress_;
+  std::unique_ptr<LifeLock> life_lock_;
+  std::unique_ptr<LifeWatcher> watcher_;
+};
+
+}  // namespace procgroup

@@ -1,0 +1,269 @@
+#include "group/group.hpp"
+
+#include <algorithm>
+
+#include "collectives/small_call.hpp"
+#include "group/group_operation.hpp"
+#include "group/network_operation.hpp"
+#include "runtime/recording.hpp"
+
+namespace procgroup {
+namespace {
+
+// How long the caller of an asynchronous call waits for what the other ranks have to do for it.
+constexpr int64_t kAlongNs = 200'000;
+
+void run_unlocked(const std::function<void()>& step, LanguageRuntime& language) {
+  if (!step) return;
+  language.unlock();
+  step();
+  language.lock();
+}
+
+}  // namespace
+
+void Group::run(Request& request, double seconds, LanguageRuntime& language) {
+  require_usable(request.descriptor);
+  const bool idle = queued_.load(std::memory_order_acquire) == 0;
+  if (!idle || busy_.exchange(true, std::memory_order_acquire)) return run_queued(request, seconds, language);
+  const Turn turn(*this);
+  number(request.descriptor);
+  Recording recording(engine_.recorder(), request.descriptor);
+  run_unlocked(request.before, language);
+  if (shared_) {
+    SharedCall call(*shared_, request);
+    std::optional<Failure> failure =
+        supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, language);
+    recording.end(call.failure());
+    if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
+    return run_unlocked(request.after, language);
+  }
+  NetworkOperation call(engine_, *network_, request);
+  const auto awaited_now = [this, &call, &request] { return awaited(request.descriptor, call.absent()); };
+  std::optional<Failure> failure = supervise(call, request.descriptor, std::cref(awaited_now), seconds, language);
+  recording.end(call.failure());
+  if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
+  run_unlocked(request.after, language);
+}
+
+void Group::run_queued(const Request& request, double seconds, LanguageRuntime& language) {
+  const std::shared_ptr<GroupOperation> operation = start(request, seconds);
+  bool interrupted = false;
+  await_completion(*operation, Deadline::never(), engine_.policy(), engine_, language, interrupted);
+  if (interrupted) {
+    // The call may be running in the progress thread, with this caller's arrays: it has to end first.
+    break_with({.kind = Failure::Kind::kInterrupted}, operation->call());
+    language.unlock();
+    while (!operation->is_completed()) engine_.sleep(1'000'000, [&] { return operation->is_completed(); });
+    language.lock();
+    throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation->call()};
+  }
+  if (const Failure* failure = operation->failure()) throw OperationFailed{*failure, operation->call()};
+}
+
+void Group::finish_turn() {
+  busy_.store(false, std::memory_order_release);
+  if (queued_.load(std::memory_order_seq_cst) != 0) engine_.kick();
+}
+
+std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
+  std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds);
+  engine_.progress().notify();
+  engine_.kick();
+  return operation;
+}
+
+std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, LanguageRuntime& language) {
+  if (engine_.policy().core_to_spare || queued_.load(std::memory_order_acquire) != 0)
+    return start(std::move(request), seconds);
+  std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds);
+  language.unlock();
+  run_along(*operation);
+  if (!operation->is_completed()) {
+    engine_.progress().notify();
+    engine_.kick();
+  }
+  language.lock();
+  return operation;
+}
+
+std::shared_ptr<GroupOperation> Group::enqueue(Request request, double seconds) {
+  auto operation = std::make_shared<QueuedCall>(*this, std::move(request), seconds);
+  const std::lock_guard lock(queue_mutex_);
+  require_usable(operation->call());  // under the mutex: what is queued after leave() would never end
+  queue_.push_back(operation);
+  queued_.fetch_add(1, std::memory_order_seq_cst);
+  return operation;
+}
+
+void Group::run_along(const GroupOperation& operation) {
+  Backoff backoff(engine_.policy(), kAlongNs);
+  const uint32_t known = engine_.news().load(std::memory_order_acquire);
+  while (!operation.is_completed()) {
+    const Progress progress = advance_queue();
+    if (progress == Progress::kMoved) backoff.renew();
+    if (engine_.news().load(std::memory_order_relaxed) != known) return;
+    if (progress != Progress::kMoved && !backoff.wait_a_moment()) return;
+  }
+}
+
+std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& request, double seconds) {
+  auto operation = std::make_shared<MessageOperation>(*this, request, seconds);
+  require_usable(operation->call());
+  // Messages of one thread are numbered by their receiver in the order in which they start.
+  if (operation->advance() == Progress::kDone) return operation;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    require_usable(operation->call());
+    messages_.push_back(operation);
+  }
+  engine_.progress().notify();
+  engine_.kick();
+  return operation;
+}
+
+Progress Group::advance_pending() {
+  const Progress queue = advance_queue();
+  const Progress messages = advance_messages();
+  if (queue == Progress::kMoved || messages == Progress::kMoved) return Progress::kMoved;
+  return queue == Progress::kWaiting || messages == Progress::kWaiting ? Progress::kWaiting : Progress::kDone;
+}
+
+// Only one thread at a time takes from the queue, so its head stays the head while it is advanced.
+Progress Group::advance_queue() {
+  const std::unique_lock driving(driving_, std::try_to_lock);
+  if (!driving) return Progress::kWaiting;
+  std::shared_ptr<GroupOperation> head;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    if (queue_.empty()) return Progress::kDone;
+    head = queue_.front();
+  }
+  if (!head_has_turn_) {
+    if (busy_.exchange(true, std::memory_order_acquire)) return Progress::kWaiting;
+    head_has_turn_ = true;
+  }
+  if (const Progress progress = head->advance(); progress != Progress::kDone) return progress;
+  if (const Failure* failure = head->failure()) end_with(*head, *failure);
+  {
+    const std::lock_guard lock(queue_mutex_);
+    queue_.pop_front();
+    queued_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  head_has_turn_ = false;
+  finish_turn();
+  engine_.completed();
+  return Progress::kMoved;
+}
+
+// A call whose deadline passed before its turn has no number: it would have had the next one.
+void Group::end_with(const GroupOperation& operation, const Failure& failure) {
+  Descriptor call = operation.call();
+  if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
+  break_with(failure, call);
+}
+
+Progress Group::advance_messages() {
+  std::vector<std::shared_ptr<GroupOperation>> running;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    running = messages_;
+  }
+  if (running.empty()) return Progress::kDone;
+  Progress progress = Progress::kWaiting;
+  for (const std::shared_ptr<GroupOperation>& operation : running) {
+    const Progress one = operation->advance();
+    if (one != Progress::kWaiting) progress = Progress::kMoved;
+    if (one != Progress::kDone) continue;
+    {
+      const std::lock_guard lock(queue_mutex_);
+      std::erase(messages_, operation);
+    }
+    engine_.completed();
+  }
+  return progress;
+}
+
+void Group::examine_pending() {
+  const std::lock_guard driving(driving_);
+  std::vector<std::shared_ptr<GroupOperation>> running;
+  std::vector<std::shared_ptr<GroupOperation>> waiting;  // for their turn: to advance them would start them
+  {
+    const std::lock_guard lock(queue_mutex_);
+    running = messages_;
+    waiting.assign(queue_.begin(), queue_.end());
+  }
+  std::vector<int> missing;  // to the first of them, so to those behind it too
+  if (head_has_turn_ && !waiting.empty()) {
+    missing = waiting.front()->missing();
+    running.push_back(std::move(waiting.front()));
+    waiting.erase(waiting.begin());
+  }
+  for (const std::shared_ptr<GroupOperation>& operation : running) {
+    std::optional<Failure> failure = operation->is_completed() ? std::nullopt : what_ends(*operation);
+    if (failure && (operation->is_looked_at_enough() || operation->advance() == Progress::kWaiting))
+      operation->give_up(std::move(*failure));
+    // Receives may be posted long before they are needed: they count once a thread waits for them.
+    const bool is_message = operation->call().op == OpKind::kSend || operation->call().op == OpKind::kRecv;
+    if (!operation->is_completed() && (!is_message || operation->is_awaited()))
+      report_wait(operation->wait_report(), *operation, operation->call());
+  }
+  for (const std::shared_ptr<GroupOperation>& operation : waiting) {
+    std::optional<Failure> failure = operation->is_completed() ? std::nullopt : what_ends(*operation);
+    if (!failure) continue;
+    if (failure->kind == Failure::Kind::kTimeout) {
+      failure->missing = missing;
+      explain(*failure);
+    }
+    operation->give_up(std::move(*failure));
+  }
+}
+
+std::optional<Failure> Group::what_ends(const GroupOperation& operation) const {
+  if (std::optional<Failure> failure = examine(operation, operation.call())) return failure;
+  if (!operation.deadline().passed()) return std::nullopt;
+  Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};
+  explain(timeout);
+  return timeout;
+}
+
+void Group::number(Descriptor& call) {
+  call.group = options_.id;
+  call.ordered = ordered_ && reduces(call.op);
+  call.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+std::unique_ptr<Operation> Group::make_call(const Request& request) {
+  if (shared_) return std::make_unique<SharedCall>(*shared_, request);
+  return std::make_unique<NetworkOperation>(engine_, *network_, request);
+}
+
+bool Group::takes_iovecs(const Descriptor& call) const {
+  const bool copies_once = call.op == OpKind::kBroadcast || call.op == OpKind::kAllGather;
+  const size_t small = shared_ ? shared_->layout.small_bytes : network_->limits.small_bytes;
+  return copies_once && largest_contribution(call, size()) > small;
+}
+
+void Group::require_usable(Descriptor call) {
+  if (!completed_.load(std::memory_order_acquire)) return;
+  if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
+  throw OperationFailed{*broken(), call};
+}
+
+int Group::group_rank(int world_rank) const {
+  const auto found = std::find(options_.members.begin(), options_.members.end(), world_rank);
+  return found == options_.members.end() ? -1 : static_cast<int>(found - options_.members.begin());
+}
+
+Descriptor Group::describe(const MessageRequest& request) {
+  Descriptor call;
+  call.sequence = message_sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  call.group = options_.id;
+  call.op = request.op;
+  call.dtype = request.dtype;
+  call.count = request.count;
+  call.root = request.peer;
+  return call;
+}
+
+}  // namespace procgroup

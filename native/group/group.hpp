@@ -1,0 +1,218 @@
+// One process group on this rank: numbers its calls, runs them in order, and knows when it is over.
+//
+// Collectives are first in, first out. A blocking call on an idle group runs in the caller's thread; when
+// anything is pending it queues behind that, and the progress thread runs it. Messages have an order of
+// their own per peer and tag, and never wait for collectives.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/network_call.hpp"
+#include "collectives/shared_call.hpp"
+#include "group/engine.hpp"
+#include "group/failure_board.hpp"
+#include "ops/request.hpp"
+
+namespace procgroup {
+
+// Two ranks: arrays far larger than the caches are better exchanged by halves, which reads and writes less
+// (64 MiB: 9.8 ms against 10.3 ms; 24 MiB: 2.9 against 2.8).
+inline constexpr size_t kExchangedBytes = size_t{48} << 20;
+
+struct GroupOptions {
+  uint64_t id = 0;
+  std::string name;
+  std::vector<int> members;  // world ranks, in group order
+  int rank = 0;              // this process's group rank
+  bool shared = true;        // through shared memory
+  GroupLayout layout;
+  size_t exchanged_bytes = kExchangedBytes;  // see SharedState
+  ReadingRanges reading = ReadingRanges::for_this_processor();
+};
+
+// A call that failed: thrown by the blocking forms, and what a finished Operation is turned into.
+struct OperationFailed {
+  Failure failure;
+  Descriptor call;
+};
+
+struct MessageRequest {
+  OpKind op;     // kSend or kRecv
+  void* data;    // not written by kSend
+  size_t count;  // elements
+  Dtype dtype;
+  int peer;  // group rank, or kAnySource
+  uint64_t tag;
+  std::function<void()> after = {};  // as in Request: run when a receive went well, before it is over
+};
+
+class GroupOperation;
+
+class Group final : public Source {
+ public:
+  Group(Engine& engine, GroupOptions options);
+  ~Group() override;
+
+  const std::string& name() const { return options_.name; }
+  int rank() const { return options_.rank; }
+  int size() const { return static_cast<int>(options_.members.size()); }
+  // By group rank; empty where they are the group ranks.
+  const std::vector<int>& global_ranks() const { return global_ranks_; }
+
+  // Shared memory: where this rank's group memory lies in its arena, and where the others' lie.
+  uint64_t offset() const { return offset_; }
+  void attach(const std::vector<uint64_t>& offsets);
+
+  // Instead of attach(), for a group among ranks that have one already: tell the other members, and wait until each
+  // has told that it makes the group too. `call` says so in words. Throws OperationFailed, with world ranks.
+  void handshake(const std::string& call, double seconds, LanguageRuntime& language);
+  // After introduce() failed by a mismatch: see GroupCreation.
+  const std::vector<uint64_t>& refused() const { return refused_; }
+
+  // Blocking, for at most that many seconds. Throws OperationFailed.
+  void run(Request& request, double seconds, LanguageRuntime& language);
+  int run_message(const MessageRequest& request, double seconds, LanguageRuntime& language);  // the sender's group rank
+
+  // Whether the input of a call may be in several places: a broadcast on its root, or an all_gather, above the size of
+  // small ones.
+  bool takes_iovecs(const Descriptor& call) const;
+
+  // Asynchronous. With a host, whose lock is held, the caller's thread runs the call itself as long as that moves,
+  // where there is no core to spare for the progress thread: to wake it would take the caller's core away.
+  std::shared_ptr<GroupOperation> start(Request request, double seconds);
+  std::shared_ptr<GroupOperation> start(Request request, double seconds, LanguageRuntime& language);
+  std::shared_ptr<GroupOperation> start_message(const MessageRequest& request, double seconds);
+
+  // Promise that reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
+  void reduce_in_rank_order() { ordered_ = true; }
+
+  // Whether a failure has ended the group, or this rank has left it.
+  bool is_completed() const { return completed_.load(std::memory_order_acquire); }
+  // Whether everything that was issued asynchronously is over.
+  bool is_idle() override {
+    const std::lock_guard lock(queue_mutex_);
+    return queue_.empty() && messages_.empty();
+  }
+  // Leave in order, or after a failure: what is pending fails. Idempotent; from one thread.
+  void leave();
+  // End this group on every member: what is running fails at once.
+  void abort();
+  Progress advance_pending() override;
+  void examine_pending() override;
+
+ private:
+  friend class QueuedCall;
+  friend class MessageOperation;
+
+  // The right to run a call in the caller's thread; given back at the end of the scope.
+  class Turn {
+   public:
+    explicit Turn(Group& group) : group_(group) {}
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() { group_.finish_turn(); }
+
+   private:
+    Group& group_;
+  };
+
+  void retire();
+  bool message_at_once(const MessageRequest& request);
+  AtOnce try_message(const MessageRequest& request);
+  void run_queued(const Request& request, double seconds, LanguageRuntime& language);
+  void mark_left();
+  [[noreturn]] void refuse_to_begin(const Failure& failure);  // which has world ranks
+  std::optional<Failure> misplaced(const std::vector<uint64_t>& offsets) const;
+  void announce_leaving();
+  std::optional<Failure> what_ends(const GroupOperation& operation) const;
+  void require_usable(Descriptor call);
+  void number(Descriptor& call);
+  std::unique_ptr<Operation> make_call(const Request& request);
+  void finish_turn();
+  std::optional<Failure> supervise(Operation& operation, const Descriptor& call,
+                                   const std::function<std::optional<Awaited>()>& awaited, double seconds,
+                                   LanguageRuntime& language);
+  std::optional<Failure> drive_watched(Operation& operation, const Descriptor& call,
+                                       const std::function<std::optional<Awaited>()>& awaited, double seconds,
+                                       LanguageRuntime& language);
+  void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const;
+  std::optional<Awaited> awaited(const Descriptor& call) const;
+  std::optional<Awaited> awaited(const Descriptor& call, const std::vector<int>& absent) const;
+  std::optional<Failure> examine(const Operation& operation, const Descriptor& call) const;
+  std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;
+  std::optional<Failure> posted(int member) const;
+  std::optional<Failure> examine_handshake(int member, bool awaited) const;
+  Failure left_before(int member) const;
+  void explain(Failure& failure, bool has_world_ranks = false) const;
+  void break_with(Failure failure, const Descriptor& call);
+  void end_with(const GroupOperation& call, const Failure& failure);
+  Failure own_view(Failure failure) const;
+  Failure cause_of(Failure failure) const;
+  std::optional<Failure> broken() const;
+  std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
+  void run_along(const GroupOperation& operation);
+  Progress advance_queue();
+  Progress advance_messages();
+  int group_rank(int world_rank) const;
+  Descriptor describe(const MessageRequest& request);
+
+  Engine& engine_;
+  GroupOptions options_;
+  std::vector<int> global_ranks_;
+  uint64_t offset_ = 0;
+  std::vector<const Arena*> arenas_;  // by group rank
+  std::optional<SharedState> shared_;
+  bool announced_ = false;  // others have been told where its memory lies
+  bool created_ = false;
+  std::vector<uint64_t> refused_;
+  bool ordered_ = false;
+  std::optional<NetworkState> network_;  // without shared memory
+  std::atomic<uint64_t> sequence_{0};    // of the last collective that has started; written by whoever has the turn
+  std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
+  std::atomic<bool> busy_{false};              // a call is running
+  std::atomic<int> queued_{0};                 // calls in queue_
+  std::mutex queue_mutex_;                     // guards queue_ and messages_
+  std::deque<std::shared_ptr<GroupOperation>> queue_;
+  std::vector<std::shared_ptr<GroupOperation>> messages_;
+  std::atomic<bool> completed_{false};  // broken or left; reason_ says why
+  std::unique_ptr<FailureBoard> board_;
+  mutable std::mutex reason_mutex_;
+  std::optional<Failure> reason_;
+  bool left_ = false;
+  std::mutex driving_;          // of whoever advances the head of queue_; taken before other mutexes
+  bool head_has_turn_ = false;  // guarded by driving_: busy_ is held for the head of queue_
+};
+
+// An operation of a group that may outlive the call which issued it.
+class GroupOperation : public Operation {
+ public:
+  GroupOperation(Group& group, double seconds)
+      : group_(group), seconds_(seconds), deadline_(Deadline::after(seconds)) {}
+
+  Group& group() const { return group_; }
+  double seconds() const { return seconds_; }
+  Deadline deadline() const { return deadline_; }
+  virtual Descriptor call() const = 0;
+  virtual int source() const { return -1; }  // receives, when over: the sender's group rank
+  // Of the thread that examines it: see LastLooks.
+  bool is_looked_at_enough() { return last_looks_.are_over(); }
+  WaitReport& wait_report() { return wait_report_; }
+
+ protected:
+  Group& group_;
+  const double seconds_;
+  const Deadline deadline_;
+
+ private:
+  LastLooks last_looks_;
+  WaitReport wait_report_;
+};
+
+}  // namespace procgroup

@@ -1,0 +1,120 @@
+#include "group/group_creation.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace procgroup {
+namespace {
+
+// How long two ranks must have waited for each other in different groups before that is called a mistake. Programs
+// whose threads make groups side by side may meet later than at once.
+constexpr int64_t kConflictNs = 1'000'000'000;
+
+// What another rank's end of the group means to a rank that waits for it: a time-out for which other ranks are missing
+// is that of all.
+Failure as_told(int peer, const Failure& failure, int rank) {
+  const bool others_are_missing = std::ranges::find(failure.missing, rank) == failure.missing.end();
+  if (failure.kind == Failure::Kind::kTimeout && others_are_missing) return failure;
+  return as_seen_by(rank, peer, failure, nullptr);
+}
+
+}  // namespace
+
+GroupCreation::GroupCreation(Engine& engine, uint64_t identity, std::vector<int> members, uint64_t memory,
+                             std::string call)
+    : engine_(engine), identity_(identity), members_(std::move(members)), memory_(memory), call_(std::move(call)) {}
+
+Progress GroupCreation::advance() {
+  if (is_completed()) return Progress::kDone;
+  const std::lock_guard lock(engine_.messages_mutex());
+  if (began_ns_ == 0) {
+    began_ns_ = now_ns();
+    engine_.handshakes().open(identity_, members_, memory_, call_);
+  }
+  const bool moved = engine_.pump();
+  engine_.handshakes().collect();
+  if (look()) return Progress::kDone;
+  return moved ? Progress::kMoved : Progress::kWaiting;
+}
+
+bool GroupCreation::look() {
+  for (const int member : members_) {
+    const GroupHandshake* theirs = engine_.handshakes().received(member, identity_);
+    if (theirs == nullptr || !theirs->ended) continue;
+    end_with(as_told(member, *theirs->ended, engine_.rank()));
+    return true;
+  }
+  const std::vector<int> silent = unreceived();
+  if (!silent.empty()) return find_conflict(silent);
+  for (const int member : members_)
+    offsets_.push_back(member == engine_.rank() ? memory_ : engine_.handshakes().received(member, identity_)->memory);
+  finish();
+  return true;
+}
+
+std::vector<int> GroupCreation::unreceived() const {
+  std::vector<int> silent;
+  for (const int member : members_)
+    if (member != engine_.rank() && engine_.handshakes().received(member, identity_) == nullptr)
+      silent.push_back(member);
+  return silent;
+}
+
+bool GroupCreation::find_conflict(const std::vector<int>& silent) {
+  Failure failure{.kind = Failure::Kind::kMismatch};
+  failure.calls.resize(static_cast<size_t>(engine_.world_size()));
+  bool told = false;
+  refused_.clear();
+  for (const int member : silent) {
+    const GroupHandshake* other = engine_.handshakes().conflicting(member, began_ns_);
+    if (other == nullptr) continue;
+    refused_.push_back(other->identity);
+    told = told || other->ended;
+    failure.calls[static_cast<size_t>(member)] = other->call;
+  }
+  if (refused_.empty()) return conflict_since_ns_ = 0, false;
+  if (conflict_since_ns_ == 0) conflict_since_ns_ = now_ns();
+  if (!told && now_ns() - conflict_since_ns_ < kConflictNs) return false;
+  for (size_t rank = 0; rank < failure.calls.size(); ++rank)
+    if (!failure.calls[rank].empty())
+      failure.reason += "rank " + std::to_string(rank) + " calls " + failure.calls[rank] + ", ";
+  failure.reason += "rank " + std::to_string(engine_.rank()) + " calls " + call_;
+  failure.calls[static_cast<size_t>(engine_.rank())] = call_;
+  for (const int member : silent)
+    if (const GroupHandshake* other = engine_.handshakes().conflicting(member, began_ns_))
+      engine_.handshakes().forget(member, other->identity);
+  end_with(std::move(failure));
+  return true;
+}
+
+void GroupCreation::end_with(Failure failure) {
+  engine_.handshakes().close(identity_, &failure, true);
+  fail(std::move(failure));
+}
+
+void GroupCreation::give_up(Failure failure) {
+  const std::lock_guard lock(engine_.messages_mutex());
+  if (!is_completed()) end_with(std::move(failure));
+}
+
+std::vector<int> GroupCreation::missing() const {
+  const std::lock_guard lock(engine_.messages_mutex());
+  return unreceived();
+}
+
+std::optional<Failure> GroupCreation::examine() const {
+  if (engine_.aborted()) return Failure{.kind = Failure::Kind::kAborted};
+  for (const int member : missing()) {
+    if (std::optional<Failure> failure = engine_.exit_failure(member, true)) return failure;
+    const std::lock_guard lock(engine_.messages_mutex());
+    const Failure* silenced = engine_.handshakes().silenced(member);
+    if (silenced == nullptr) continue;
+    Failure failure = *silenced;
+    engine_.identify(failure, member);
+    failure.peer = member;
+    return failure;
+  }
+  return std::nullopt;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,46 @@
+// Making a group on this rank, as an operation that is over when every member has said that it makes it too.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "group/engine.hpp"
+#include "runtime/operation.hpp"
+
+namespace procgroup {
+
+// The ranks in failure() and missing() are world ranks.
+class GroupCreation final : public Operation {
+ public:
+  GroupCreation(Engine& engine, uint64_t identity, std::vector<int> members, uint64_t memory, std::string call);
+
+  Progress advance() override;
+  std::vector<int> missing() const override;
+  void give_up(Failure failure) override;
+
+  // Another end than the members' own words: a lost member, an abort.
+  std::optional<Failure> examine() const;
+  // When it went well: where each member's group memory lies.
+  const std::vector<uint64_t>& offsets() const { return offsets_; }
+  // After a mismatch: the other groups, in which members waited for this rank. They are made by nobody.
+  const std::vector<uint64_t>& refused() const { return refused_; }
+
+ private:
+  // These three with the mutex of Messages held.
+  bool look();  // whether anything is decided
+  std::vector<int> unreceived() const;
+  bool find_conflict(const std::vector<int>& silent);
+  void end_with(Failure failure);
+
+  Engine& engine_;
+  const uint64_t identity_;
+  const std::vector<int> members_;
+  const uint64_t memory_;
+  const std::string call_;
+  int64_t began_ns_ = 0;
+  int64_t conflict_since_ns_ = 0;
+  std::vector<uint64_t> offsets_;
+  std::vector<uint64_t> refused_;
+};
+
+}  // namespace procgroup

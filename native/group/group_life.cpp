@@ -1,0 +1,354 @@
+// How a group begins and ends on this rank, and what each wait of its calls looks at.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "collectives/buffer_table.hpp"
+#include "group/group.hpp"
+#include "group/group_creation.hpp"
+#include "group/group_operation.hpp"
+
+namespace procgroup {
+namespace {
+
+// Above two ranks, all_reduce of up to this many bytes lets every rank reduce everything.
+constexpr size_t kDirectBytes = 64 * 1024;
+
+constexpr const char* kLeftBefore = "it left the group before this call";
+
+size_t index(int rank) { return static_cast<size_t>(rank); }
+
+bool is_message(const Descriptor& call) { return call.op == OpKind::kSend || call.op == OpKind::kRecv; }
+
+// Whether a failure in the call `failed` is one of the running call, too: it ends the group, and with it all later
+// calls. An earlier call was made well by the member that posted the failure, and may still complete.
+bool concerns_call(const Descriptor& failed, const Descriptor& running) {
+  const bool has_order = failed.sequence != 0 && !is_message(failed) && !is_message(running);
+  return !has_order || failed.sequence <= running.sequence;
+}
+
+}  // namespace
+
+Group::Group(Engine& engine, GroupOptions options) : engine_(engine), options_(std::move(options)) {
+  for (const int member : options_.members) global_ranks_.push_back(engine_.global_rank(member));
+  for (int member = 0; member <= size(); ++member) {
+    if (member == size())
+      global_ranks_.clear();
+    else if (global_ranks_[index(member)] != member)
+      break;
+  }
+  // An all_to_all shows the sizes of all its blocks in a small area.
+  options_.layout.small_bytes = std::max(options_.layout.small_bytes, 2 * BufferTable::bytes(size()));
+  const GroupView view{options_.id, options_.rank, options_.members, global_ranks_};
+  if (options_.shared)
+    offset_ = engine_.heap().take(GroupLayout::memory_bytes(options_.members.size()));
+  else
+    network_.emplace(engine_.messages(), view);
+  {
+    const std::lock_guard lock(engine_.messages_mutex());
+    board_ = std::make_unique<FailureBoard>(engine_.messages(), view, [this] { engine_.announce_news(); });
+  }
+  if (options_.shared)
+    board_->share({engine_.arena(), offset_, options_.members.size(), options_.layout}, engine_.heap());
+  engine_.add_name(options_.id, {options_.name, global_ranks_});
+  engine_.progress().add(this);
+}
+
+Group::~Group() {
+  if (engine_.forked()) return;
+  leave();
+  engine_.remove_name(options_.id);
+  if (options_.shared) retire();
+  const std::lock_guard lock(engine_.messages_mutex());
+  board_.reset();
+  network_.reset();
+}
+
+// Say to every member that this rank reads no more, and give back what it let them read, once they say so too.
+void Group::retire() {
+  GroupHeap& heap = engine_.heap();
+  GroupHeap::Retired retired{.memory = {{offset_, GroupLayout::memory_bytes(options_.members.size())}},
+                             .blocks = {},
+                             .is_unread = [] { return true; }};
+  if (const auto details = board_->details(); details.first != 0) retired.memory.push_back(details);
+  if (shared_) {
+    for (int member = 0; member < size(); ++member)
+      if (member != rank()) shared_->members[index(member)].departed(rank()).store(1, std::memory_order_release);
+    if (const uint64_t small = shared_->staging->surrender_small(); small != 0)
+      retired.blocks.emplace_back(&heap.small_pool(options_.layout), small);
+    if (const uint64_t slots = shared_->staging->surrender_slots(); slots != 0)
+      retired.blocks.emplace_back(&heap.slots_pool(options_.layout), slots);
+  }
+  // A member that had received everybody has gone on, also where this rank has not: it looks into this memory, and
+  // writes there that it leaves.
+  if (shared_ || announced_) {
+    const GroupMemoryView own(engine_.arena(), offset_, options_.members.size(), options_.layout);
+    retired.is_unread = [&engine = engine_, options = options_, mine = own] {
+      for (int member = 0; member < static_cast<int>(options.members.size()); ++member) {
+        if (member == options.rank || mine.departed(member).load(std::memory_order_acquire) != 0) continue;
+        if (engine.peer_status(options.members[index(member)]) == PeerStatus::kPresent) return false;
+      }
+      return true;
+    };
+  }
+  heap.retire(std::move(retired));
+}
+
+void Group::attach(const std::vector<uint64_t>& offsets) {
+  std::vector<GroupMemoryView> views;
+  for (size_t member = 0; member < options_.members.size(); ++member) {
+    const Arena* arena = engine_.peer_arena(options_.members[member]);
+    arenas_.push_back(arena);
+    views.emplace_back(*arena, offsets.at(member), options_.members.size(), options_.layout);
+  }
+  GroupHeap& heap = engine_.heap();
+  auto staging = std::make_unique<Staging>(heap.small_pool(options_.layout), heap.slots_pool(options_.layout), views,
+                                           options_.rank);
+  std::vector<const void*> sources(views.size());
+  board_->attach({views.begin(), views.end()});
+  shared_.emplace(SharedState{.rank = options_.rank,
+                              .layout = options_.layout,
+                              .members = std::move(views),
+                              .arenas = &arenas_,
+                              .staging = std::move(staging),
+                              .progress = 0,
+                              .chunks = 0,
+                              .schedule = {},
+                              .blocks = {},
+                              .sources = std::move(sources),
+                              .direct_bytes = kDirectBytes,
+                              .exchanged_bytes = options_.exchanged_bytes,
+                              .reading = options_.reading,
+                              .global_ranks = &global_ranks_});
+  shared_->reads_everything = true;
+  for (int member = 0; member < size(); ++member) {
+    const PeerMemory* peer = member == rank() ? nullptr : engine_.peer_memory(options_.members[index(member)]);
+    shared_->peers.push_back(peer);
+    if (peer != nullptr && !peer->reads_everything()) shared_->reads_everything = false;
+  }
+}
+
+void Group::handshake(const std::string& call, double seconds, LanguageRuntime& language) {
+  announced_ = true;
+  GroupCreation operation(engine_, options_.id, options_.members, offset_, call);
+  WaitReport report;
+  drive(operation, seconds, engine_.policy(), engine_, language, [&](const Operation&) {
+    const WaitReport::Due due = report.look(engine_.wait_report_ns());
+    if (due != WaitReport::Due::kNothing)
+      engine_.report_wait(due, {engine_.rank(), call, operation.missing(), report.waited_ns()}, options_.id);
+    return operation.examine();
+  });
+  refused_ = operation.refused();
+  if (operation.failure() != nullptr) {
+    Failure failure = *operation.failure();
+    language.unlock();
+    explain(failure, true);
+    language.lock();
+    refuse_to_begin(failure);
+  }
+  created_ = true;
+  if (!options_.shared) return;
+  if (const std::optional<Failure> failure = misplaced(operation.offsets())) refuse_to_begin(*failure);
+  attach(operation.offsets());
+}
+
+void Group::refuse_to_begin(const Failure& failure) {
+  if (options_.shared)  // members that had received everybody in time have gone on, and look here
+    board_->post({.kind = Failure::Kind::kBroken, .reason = failure.summary()});
+  throw OperationFailed{failure, {}};
+}
+
+// The member whose group memory cannot lie where it says.
+std::optional<Failure> Group::misplaced(const std::vector<uint64_t>& offsets) const {
+  for (size_t member = 0; member < offsets.size(); ++member) {
+    const int world = options_.members[member];
+    try {
+      GroupMemoryView(*engine_.peer_arena(world), offsets[member], options_.members.size(), options_.layout);
+    } catch (const std::out_of_range& error) {
+      return Failure{.kind = Failure::Kind::kFailed, .peer = world, .reason = error.what()};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> Group::broken() const {
+  const std::lock_guard lock(reason_mutex_);
+  return reason_;
+}
+
+std::optional<Failure> Group::examine(const Operation& operation, const Descriptor& call) const {
+  if (engine_.aborted()) return Failure{.kind = Failure::Kind::kAborted};
+  const std::vector<int> missing = operation.missing();
+  const auto concerns = [&](int member) {
+    return member != options_.rank &&
+           (operation.depends_on_all() || std::ranges::find(missing, member) != missing.end());
+  };
+  // A lost rank is the cause of what other ranks report: look for that first.
+  for (int member = 0; member < size(); ++member) {
+    const int peer = options_.members[index(member)];
+    if (!concerns(member)) continue;
+    std::optional<Failure> failure = engine_.exit_failure(peer, true);
+    if (!failure && engine_.peer_status(peer) == PeerStatus::kLost) failure = engine_.loss(peer);
+    if (!failure) continue;
+    failure->peer = member;
+    return failure;
+  }
+  for (int member = 0; member < size(); ++member)
+    if (concerns(member))
+      if (std::optional<Failure> failure = examine_member(member, missing, call)) return failure;
+  return broken();
+}
+
+std::optional<Failure> Group::examine_member(int member, const std::vector<int>& missing,
+                                             const Descriptor& call) const {
+  const bool awaited = std::ranges::find(missing, member) != missing.end();
+  const int peer = options_.members[index(member)];
+  const bool is_gone = engine_.peer_status(peer) == PeerStatus::kLeft;
+  // Asked after that: why a member gave up says more than that it left afterwards.
+  if (std::optional<Failure> failure = posted(member); failure && (is_gone || concerns_call(failure->call, call)))
+    return failure;
+  if (awaited && is_gone) {
+    Failure failure = engine_.loss(peer);
+    failure.peer = member;
+    return failure;
+  }
+  if (!shared_) return examine_handshake(member, awaited);
+  const MemberState state = shared_->member(member).memory().state.load(std::memory_order_acquire);
+  return state == MemberState::kLeft && awaited ? std::optional(left_before(member)) : std::nullopt;
+}
+
+// What a member has posted about its failure, as this rank has to report it.
+std::optional<Failure> Group::posted(int member) const {
+  std::optional<Failure> failure = board_->read_memory(member);
+  if (!shared_) {
+    const std::lock_guard lock(engine_.messages_mutex());
+    failure = board_->read(member);
+  }
+  if (!failure) return std::nullopt;
+  // An exception of its program ends the calls in which it is, which is no reason of theirs.
+  if (std::optional<Failure> sudden = engine_.exit_failure(options_.members[index(member)], true)) {
+    sudden->peer = member;
+    return sudden;
+  }
+  failure->relayed = true;
+  return as_seen_by(options_.rank, member, *std::move(failure), &global_ranks_);
+}
+
+// A member that left the group in order does not come to this call.
+Failure Group::left_before(int member) const {
+  const int peer = options_.members[index(member)];
+  std::optional<Failure> failure = engine_.exit_failure(peer, false);
+  if (!failure) failure = Failure{.kind = Failure::Kind::kLost, .reason = kLeftBefore};
+  engine_.identify(*failure, peer);
+  failure->peer = member;
+  return *std::move(failure);
+}
+
+// Where members share no memory, what a member has said about its end beside its posts.
+std::optional<Failure> Group::examine_handshake(int member, bool awaited) const {
+  if (!created_) return std::nullopt;
+  bool left = false;
+  {
+    const std::lock_guard lock(engine_.messages_mutex());
+    engine_.handshakes().collect();
+    const GroupHandshake* theirs = engine_.handshakes().received(options_.members[index(member)], options_.id);
+    if (theirs == nullptr) return std::nullopt;
+    if (theirs->ended) return as_seen_by(options_.rank, member, *theirs->ended, &global_ranks_);
+    left = theirs->left;
+  }
+  return left && awaited ? std::optional(left_before(member)) : std::nullopt;
+}
+
+// The end of a connection says little: why the member left, or which rank was lost before, says more.
+Failure Group::cause_of(Failure failure) const {
+  const bool is_end_of_peer = failure.kind == Failure::Kind::kLost || failure.kind == Failure::Kind::kFailed;
+  if (!is_end_of_peer || shared_) return failure;
+  std::optional<Failure> best;
+  for (int member = 0; member < size(); ++member) {
+    if (member == options_.rank) continue;
+    if (std::optional<Failure> sudden = engine_.exit_failure(options_.members[index(member)], true)) {
+      sudden->peer = member;
+      best = std::move(sudden);
+      break;
+    }
+    std::optional<Failure> theirs = posted(member);
+    if (!theirs) continue;
+    const bool is_better = !best || (best->kind != Failure::Kind::kLost && theirs->kind == Failure::Kind::kLost);
+    if (is_better) best = std::move(theirs);
+  }
+  if (!best) return failure;
+  best->wrote = failure.wrote;
+  return *std::move(best);
+}
+
+// At a deadline: what the first of the missing ranks are doing.
+void Group::explain(Failure& failure, bool has_world_ranks) const {
+  constexpr size_t kExplained = 8;
+  if (failure.kind != Failure::Kind::kTimeout) return;
+  std::vector<int> peers;
+  for (const int missing : failure.missing) {
+    if (peers.size() == kExplained) break;
+    peers.push_back(has_world_ranks ? missing : options_.members[index(missing)]);
+  }
+  failure.calls = engine_.calls_of(peers, options_.id);
+}
+
+// Once this rank has aborted, the others leave because of that.
+Failure Group::own_view(Failure failure) const {
+  const bool is_end_of_peer = failure.kind == Failure::Kind::kLost || failure.kind == Failure::Kind::kFailed;
+  if (!is_end_of_peer || !engine_.aborted()) return failure;
+  return {.kind = Failure::Kind::kAborted, .wrote = failure.wrote};
+}
+
+void Group::break_with(Failure failure, const Descriptor& call) {
+  {
+    const std::lock_guard lock(reason_mutex_);
+    if (reason_) return;
+    reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = failure.summary(&global_ranks_)};
+  }
+  completed_.store(true, std::memory_order_release);
+  if (failure.call.sequence == 0) failure.call = call;
+  {
+    const std::lock_guard lock(engine_.messages_mutex());
+    board_->post(failure);
+  }
+  if (shared_) shared_->wake_peers();
+}
+
+void Group::abort() {
+  break_with({.kind = Failure::Kind::kAborted}, {});
+  announce_leaving();
+  engine_.announce_news();
+}
+
+// Where members share no memory, they learn by a message that this rank has left.
+void Group::announce_leaving() {
+  if (!created_) return;
+  const std::lock_guard lock(engine_.messages_mutex());
+  engine_.handshakes().close(options_.id, nullptr, !shared_);
+}
+
+void Group::leave() {
+  if (left_) return;
+  left_ = true;
+  mark_left();
+  announce_leaving();
+  // From here on the progress thread does not touch this group: what is pending ends now, and nobody waits for ever.
+  engine_.progress().remove(this);
+  examine_pending();
+  engine_.completed();
+}
+
+void Group::mark_left() {
+  {
+    const std::lock_guard lock(reason_mutex_);
+    if (reason_) return;
+    reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = "this rank left the group"};
+  }
+  completed_.store(true, std::memory_order_release);
+  if (!shared_) return;
+  shared_->mine().memory().state.store(MemberState::kLeft, std::memory_order_seq_cst);
+  shared_->wake_peers();
+}
+
+}  // namespace procgroup

@@ -1,0 +1,127 @@
+#include "group/group_operation.hpp"
+
+namespace procgroup {
+
+QueuedCall::QueuedCall(Group& group, Request request, double seconds)
+    : GroupOperation(group, seconds), request_(std::move(request)) {}
+
+Progress QueuedCall::advance() {
+  if (is_completed()) return Progress::kDone;
+  if (!running_) {
+    if (std::optional<Failure> broken = group_.broken()) {
+      fail(std::move(*broken));
+      return Progress::kDone;
+    }
+    group_.number(request_.descriptor);
+    recording_.emplace(group_.engine_.recorder(), request_.descriptor);
+    if (request_.before) request_.before();
+    running_ = group_.make_call(request_);
+  }
+  const Progress progress = running_->advance();
+  if (progress != Progress::kDone) return progress;
+  if (running_->failure() == nullptr && request_.after) request_.after();
+  end(running_->failure());
+  return Progress::kDone;
+}
+
+void QueuedCall::end(const Failure* failure) {
+  if (recording_) recording_->end(failure);
+  failure == nullptr ? finish() : fail(group_.own_view(group_.cause_of(*failure)));
+}
+
+std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }
+
+void QueuedCall::give_up(Failure failure) {
+  if (running_) {
+    running_->give_up(failure);
+    failure.wrote = running_->failure() != nullptr && running_->failure()->wrote;
+  }
+  end(&failure);
+}
+
+MessageOperation::MessageOperation(Group& group, const MessageRequest& request, double seconds)
+    : GroupOperation(group, seconds), request_(request), call_(group.describe(request)) {
+  if (request.peer != kAnySource) return;
+  for (const int member : group.options_.members)
+    if (member != group.engine_.rank()) sources_.push_back(member);
+}
+
+MessageOperation::~MessageOperation() {
+  if (transfer_ && !transfer_->is_completed()) give_up({.kind = Failure::Kind::kAborted});
+}
+
+Progress MessageOperation::advance() {
+  if (is_completed()) return Progress::kDone;
+  const std::lock_guard lock(group_.engine_.messages_mutex());
+  if (is_completed()) return Progress::kDone;
+  if (!transfer_) start();
+  const bool moved = transfer_->is_completed() ? true : group_.engine_.pump();
+  if (transfer_->is_completed()) {
+    conclude();
+    return Progress::kDone;
+  }
+  return moved ? Progress::kMoved : Progress::kWaiting;
+}
+
+void MessageOperation::start() {
+  recording_.emplace(group_.engine_.recorder(), call_);
+  Messages& messages = group_.engine_.messages();
+  const MessageKey key{group_.options_.id, request_.tag};
+  const size_t bytes = request_.count * dtype_size(request_.dtype);
+  const int peer =
+      request_.peer == kAnySource ? kAnySource : group_.options_.members[static_cast<size_t>(request_.peer)];
+  transfer_ = request_.op == OpKind::kSend
+                  ? messages.send(peer, key, request_.data, bytes, element_type(request_.dtype))
+                  : messages.receive(peer, key, request_.data, bytes, sources_.empty() ? nullptr : &sources_,
+                                     element_type(request_.dtype));
+}
+
+void MessageOperation::conclude() {
+  const Failure* failure = transfer_->failure();
+  recording_->end(failure);
+  if (failure == nullptr) {
+    if (request_.after) request_.after();
+    finish();
+    return;
+  }
+  Failure mine = *failure;
+  if (mine.peer >= 0) {
+    group_.engine_.identify(mine, mine.peer);
+    mine.peer = group_.group_rank(mine.peer);
+  }
+  mine.wrote = may_have_written();
+  if (mine.kind == Failure::Kind::kMismatch && mine.peer >= 0) {
+    mine.calls.resize(static_cast<size_t>(group_.size()));
+    mine.calls[static_cast<size_t>(group_.rank())] = call_.describe(&group_.global_ranks());
+    mine.calls[static_cast<size_t>(mine.peer)] =
+        mine.reason + " to " + rank_name(group_.rank(), &group_.global_ranks());
+  }
+  fail(group_.own_view(std::move(mine)));
+}
+
+std::vector<int> MessageOperation::missing() const {
+  return request_.peer == kAnySource ? std::vector<int>{} : std::vector<int>{request_.peer};
+}
+
+int MessageOperation::source() const {
+  return transfer_ && transfer_->is_completed() && request_.op == OpKind::kRecv ? group_.group_rank(transfer_->source)
+                                                                                : -1;
+}
+
+std::optional<Awaited> MessageOperation::awaited() const {
+  const std::lock_guard lock(group_.engine_.messages_mutex());
+  const bool open = transfer_ && !transfer_->is_completed() && transfer_->source < 0;
+  if (!open || request_.peer == kAnySource) return std::nullopt;
+  return Awaited{request_.op, request_.tag, {group_.options_.members[static_cast<size_t>(request_.peer)]}};
+}
+
+void MessageOperation::give_up(Failure failure) {
+  const std::lock_guard lock(group_.engine_.messages_mutex());
+  if (transfer_ && !transfer_->is_completed()) group_.engine_.messages().cancel(*transfer_, failure);
+  if (is_completed()) return;
+  failure.wrote = may_have_written();
+  if (recording_) recording_->end(&failure);
+  fail(std::move(failure));
+}
+
+}  // namespace procgroup

@@ -1,0 +1,108 @@
+// How a group's blocking calls are run: messages at once where that is possible, and every wait watched for deadlocks.
+#include "base/pause.hpp"
+#include "base/ticks.hpp"
+#include "group/group.hpp"
+#include "group/group_operation.hpp"
+#include "liveness/deadlock.hpp"
+
+namespace procgroup {
+
+// A small message that can go, or comes while nobody pauses for long, makes no operation: see Messages::send_at_once.
+bool Group::message_at_once(const MessageRequest& request) {
+  if (request.peer == kAnySource || is_completed()) return false;
+  const uint64_t started = now_ticks();
+  const WaitPolicy& policy = engine_.policy();
+  int polls = policy.oversubscribed || !policy.hold_lock ? 1 : kHeldPolls;
+  AtOnce became;
+  {
+    const std::unique_lock lock(engine_.messages_mutex(), std::try_to_lock);
+    if (!lock) return false;
+    while ((became = try_message(request)) == AtOnce::kNotYet && --polls > 0) cpu_pause();
+  }
+  if (became != AtOnce::kDone) return false;
+  if (request.after) request.after();
+  engine_.recorder().record(describe(request), started);
+  return true;
+}
+
+AtOnce Group::try_message(const MessageRequest& request) {
+  Messages& messages = engine_.messages();
+  const int peer = options_.members[static_cast<size_t>(request.peer)];
+  const MessageKey key{options_.id, request.tag};
+  const size_t bytes = request.count * dtype_size(request.dtype);
+  const ElementType type = element_type(request.dtype);
+  if (request.op == OpKind::kRecv) return messages.receive_at_once(peer, key, request.data, bytes, type);
+  return messages.send_at_once(peer, key, request.data, bytes, type) ? AtOnce::kDone : AtOnce::kNot;
+}
+
+int Group::run_message(const MessageRequest& request, double seconds, LanguageRuntime& language) {
+  if (message_at_once(request)) return request.op == OpKind::kRecv ? request.peer : -1;
+  MessageOperation operation(*this, request, seconds);
+  require_usable(operation.call());
+  const auto failure =
+      drive_watched(operation, operation.call(), [&] { return operation.awaited(); }, seconds, language);
+  if (failure) throw OperationFailed{*failure, operation.call()};
+  return operation.source();
+}
+
+std::optional<Failure> Group::supervise(Operation& operation, const Descriptor& call,
+                                        const std::function<std::optional<Awaited>()>& awaited, double seconds,
+                                        LanguageRuntime& language) {
+  std::optional<Failure> failure = drive_watched(operation, call, awaited, seconds, language);
+  if (failure) break_with(*failure, call);
+  return failure;
+}
+
+// Advance the operation until it is over; what made it fail. A deadlock is the cause of what else the ranks in it see.
+std::optional<Failure> Group::drive_watched(Operation& operation, const Descriptor& call,
+                                            const std::function<std::optional<Awaited>()>& awaited, double seconds,
+                                            LanguageRuntime& language) {
+  DeadlockDetector watch(engine_, seconds, engine_.suspicious_ns());
+  WaitReport report;
+  const auto look = [&](const Operation& running) {
+    report_wait(report, running, call);
+    std::optional<Failure> failure = examine(running, call);
+    if (failure && failure->kind == Failure::Kind::kLost) return failure;
+    std::optional<Failure> deadlock = watch.examine(awaited, [&] { return language.alone(); });
+    return deadlock ? std::move(deadlock) : std::move(failure);
+  };
+  drive(operation, seconds, engine_.policy(), engine_, language, std::cref(look));  // by reference: no allocation
+  if (operation.failure() == nullptr) return std::nullopt;
+  std::optional<Failure> deadlock = watch.told();
+  if (deadlock) return deadlock;
+  Failure failure = own_view(cause_of(*operation.failure()));
+  language.unlock();
+  explain(failure);
+  language.lock();
+  return failure;
+}
+
+void Group::report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const {
+  const WaitReport::Due due = report.look(engine_.wait_report_ns());
+  if (due == WaitReport::Due::kNothing) return;
+  std::vector<int> awaited;
+  for (const int member : operation.missing()) awaited.push_back(options_.members[static_cast<size_t>(member)]);
+  const std::string name =
+      std::string(op_name(call.op)) + " #" + std::to_string(call.sequence) + " on group " + options_.name;
+  engine_.report_wait(due, {engine_.rank(), name, std::move(awaited), report.waited_ns()}, options_.id);
+}
+
+// Over shared memory, the members that have not announced this collective: without the line of each, no member
+// finishes it.
+std::optional<Awaited> Group::awaited(const Descriptor& call) const {
+  Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
+  for (int member = 0; member < size(); ++member) {
+    const Announcement& announcement = shared_->members[static_cast<size_t>(member)].announcement(call.sequence);
+    if (member != rank() && announcement.sequence.load(std::memory_order_seq_cst) < call.sequence)
+      awaited.ranks.push_back(options_.members[static_cast<size_t>(member)]);
+  }
+  return awaited;
+}
+
+std::optional<Awaited> Group::awaited(const Descriptor& call, const std::vector<int>& absent) const {
+  Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
+  for (const int member : absent) awaited.ranks.push_back(options_.members[static_cast<size_t>(member)]);
+  return awaited;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,100 @@
+// Finds ranks that wait for each other in a cycle, and nothing else: a false alarm would end a sound program.
+//
+// A rank shows its wait (see WaitEdgeBoard) only when nothing but the awaited rank can end it:
+//   - it is a blocking receive from one rank that nothing has matched, a blocking send of a large message that nothing
+//     has matched, or a collective for which the awaited member has not come;
+//   - it lasts a second already (100 ms where ranks are threads), and its own limit is above kShortSeconds: who sets a
+//   short one may mean to go on;
+//   - no other thread runs Python in this process (ranks that are threads: none but theirs and who awaits them), and no
+//   group of it has an asynchronous call pending;
+//   - nothing that was sent to this rank lies unread, and nothing that it sends unwritten.
+// Whoever shows a wait therefore acts again only after a message or an arrival from `next`. Take a cycle of ranks
+// that all show a wait, each of which has confirmed the epoch of its next one, with all epochs unchanged while this
+// was read. At one moment all of it was true together. Then no member had anything to come from its next one: what
+// was sent before that one showed its wait was there when it was confirmed, and since then it has sent nothing. So
+// none of them can ever go on. The cycle has to stand for two looks in a row, too.
+//
+// Who finds it announces it, with the epochs, before it fails; the other members read that, and fail in the same words.
+// It holds for who found it as well: that rank may look again before it fails, when the others show no wait any more.
+// What a Python signal handler might send is not considered. Ranks that share no memory see copies of the boards, which
+// may be old; why that is enough is said in wait_exchange.hpp.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "liveness/wait_edge.hpp"
+#include "runtime/failure.hpp"
+
+namespace procgroup {
+
+// What a blocking call waits for: any of `ranks` (world ranks) is one without which it cannot end.
+struct Awaited {
+  OpKind op;
+  uint64_t number;  // as in WaitEdge
+  std::vector<int> ranks;
+};
+
+// The boards of all ranks of a world, and the part of the engine that can tell whether anything is pending.
+class WaitForGraph {
+ public:
+  virtual ~WaitForGraph() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual WaitEdgeBoard* own_board() = 0;
+  virtual const WaitEdgeBoard* board(int rank) const = 0;  // or the copy of it; null when there is none
+  virtual bool is_idle() = 0;                              // whether no asynchronous call is pending
+  // Whether nothing lies unread or unwritten. Moves what can be moved.
+  virtual bool is_quiet() = 0;
+  // For ranks that share no memory, see WaitEdgeExchange: let that rank tell what it shows; tell what the own board
+  // shows; tell the members of a cycle.
+  virtual void ask(int) {}
+  virtual void publish() {}
+  virtual void announce(const std::vector<WaitEdge>&) {}
+};
+
+// Watches over one blocking wait. Costs nothing before the wait is examined for the first time.
+class DeadlockDetector {
+ public:
+  static constexpr int64_t kSuspiciousNs = 1'000'000'000;
+  static constexpr int64_t kSuspiciousOfThreadsNs = 100'000'000;  // where ranks are threads: nothing is far away
+  static constexpr double kShortSeconds = 10;
+
+  DeadlockDetector(WaitForGraph& graph, double seconds, int64_t suspicious_ns)
+      : graph_(graph), seconds_(seconds), suspicious_ns_(suspicious_ns) {}
+  DeadlockDetector(const DeadlockDetector&) = delete;
+  ~DeadlockDetector() { hide(); }
+
+  // The deadlock that this wait is part of, if it is in one. `awaited` and `alone` are called now and then:
+  // what is awaited (nothing: not only other ranks can end the wait); whether only this thread could make calls.
+  std::optional<Failure> examine(const std::function<std::optional<Awaited>()>& awaited,
+                                 const std::function<bool()>& alone);
+  // For a wait that has failed: the deadlock that a rank has found and that this wait was part of, at whatever time.
+  // That one may have ended since, which is what the wait has failed for. Epochs only grow, and a rank shows one
+  // wait at a time: what was found of an earlier call has an epoch below the first of this one.
+  std::optional<Failure> told() const;
+
+ private:
+  // Only where this wait was for one of `awaited`, unless that is null.
+  std::optional<Failure> told_since(uint64_t epoch, const std::vector<int>* awaited = nullptr) const;
+  bool is_suspicious();
+  std::optional<Failure> look(const std::function<std::optional<Awaited>()>& awaited,
+                              const std::function<bool()>& alone);
+  WaitEdge choose(const Awaited& awaited) const;
+  void show(const WaitEdge& wait);
+  void hide();
+  std::vector<WaitEdge> cycle_from(int rank) const;
+  bool stands(const std::vector<WaitEdge>& cycle) const;
+
+  WaitForGraph& graph_;
+  const double seconds_;
+  const int64_t suspicious_ns_;
+  int64_t since_ns_ = 0;
+  std::optional<WaitEdge> shown_;
+  uint64_t first_epoch_ = 0;    // of this wait; 0 while it was never shown
+  std::vector<WaitEdge> seen_;  // the cycle that the last look found
+};
+
+}  // namespace procgroup

@@ -1,0 +1,88 @@
+#include "liveness/wait_edge.hpp"
+
+#include <algorithm>
+
+namespace procgroup {
+
+std::string WaitEdge::describe() const {
+  const std::string name = op_name(op);
+  if (!is_message()) return name + " #" + std::to_string(number) + " without " + std::to_string(next);
+  const std::string tag = number == 0 ? "" : " with tag " + std::to_string(number);
+  return name + (op == OpKind::kSend ? " to " : " from ") + std::to_string(next) + tag;
+}
+
+void WaitEdgeBoard::write(Entry& entry, const WaitEdge& wait) {
+  const uint64_t ranks = uint64_t{static_cast<uint32_t>(wait.rank)} << 32 | static_cast<uint32_t>(wait.next);
+  entry.ranks.store(ranks, std::memory_order_release);
+  entry.op.store(static_cast<uint64_t>(wait.op), std::memory_order_release);
+  entry.number.store(wait.number, std::memory_order_release);
+  entry.epoch.store(wait.epoch, std::memory_order_release);
+}
+
+WaitEdge WaitEdgeBoard::read(const Entry& entry) {
+  const uint64_t ranks = entry.ranks.load(std::memory_order_acquire);
+  return {.rank = static_cast<int>(ranks >> 32),
+          .next = static_cast<int>(static_cast<uint32_t>(ranks)),
+          .op = static_cast<OpKind>(entry.op.load(std::memory_order_acquire) & 0xff),
+          .number = entry.number.load(std::memory_order_acquire),
+          .epoch = entry.epoch.load(std::memory_order_acquire)};
+}
+
+void WaitEdgeBoard::show(const WaitEdge& wait) {
+  const uint64_t epoch = epoch_.load(std::memory_order_relaxed);
+  epoch_.store(epoch + 1, std::memory_order_release);
+  confirmed_.store(0, std::memory_order_release);
+  write(wait_, wait);
+  shown_.store(1, std::memory_order_release);
+  epoch_.store(epoch + 2, std::memory_order_seq_cst);
+}
+
+void WaitEdgeBoard::copy(const WaitEdge& wait, uint64_t confirmed) {
+  epoch_.store(wait.epoch + 1, std::memory_order_release);
+  confirmed_.store(confirmed, std::memory_order_release);
+  write(wait_, wait);
+  shown_.store(1, std::memory_order_release);
+  epoch_.store(wait.epoch, std::memory_order_seq_cst);
+}
+
+void WaitEdgeBoard::hide() {
+  const uint64_t epoch = epoch_.load(std::memory_order_relaxed);
+  epoch_.store(epoch + 1, std::memory_order_release);
+  shown_.store(0, std::memory_order_release);
+  // Sequentially consistent: what this rank does next is not seen before it.
+  epoch_.store(epoch + 2, std::memory_order_seq_cst);
+}
+
+std::optional<WaitEdge> WaitEdgeBoard::wait(int rank) const {
+  const uint64_t before = epoch();
+  if (before % 2 != 0 || shown_.load(std::memory_order_acquire) == 0) return std::nullopt;
+  WaitEdge wait = read(wait_);
+  if (epoch() != before || wait.op > OpKind::kRecv) return std::nullopt;
+  wait.rank = rank;
+  wait.epoch = before;
+  return wait;
+}
+
+void WaitEdgeBoard::announce(const std::vector<WaitEdge>& cycle) {
+  const uint64_t version = version_.load(std::memory_order_relaxed);
+  version_.store(version + 1, std::memory_order_release);
+  const size_t members = std::min(cycle.size(), kMembers);
+  members_.store(members, std::memory_order_release);
+  for (size_t index = 0; index < members; ++index) write(cycle_[index], cycle[index]);
+  version_.store(version + 2, std::memory_order_release);
+}
+
+std::vector<WaitEdge> WaitEdgeBoard::verdict() const {
+  const uint64_t before = version_.load(std::memory_order_acquire);
+  const uint64_t members = members_.load(std::memory_order_acquire);
+  if (before == 0 || before % 2 != 0 || members > kMembers) return {};
+  std::vector<WaitEdge> cycle;
+  for (size_t index = 0; index < members; ++index) {
+    cycle.push_back(read(cycle_[index]));
+    if (cycle.back().op > OpKind::kRecv) return {};  // a peer wrote it
+  }
+  if (version_.load(std::memory_order_acquire) != before) return {};
+  return cycle;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,75 @@
+// What one rank shows the others of a call in which it is stuck, so that ranks which wait for each other find out.
+//
+// Vocabulary. A rank *shows* a wait when it can do nothing before one other rank, `next`, acts: its only thread waits,
+// nothing is pending, nothing lies unread or unwritten. `epoch` is another number for every wait that is shown. A rank
+// *confirms* its next one's epoch when it has seen that wait shown and has then still found nothing from there. A
+// *verdict* tells the members of a cycle, with their epochs, that one of them has found it.
+//
+// Memory order. `epoch` and `version` are odd while what belongs to them changes. Every field is stored with release
+// and loaded with acquire: a reader that finds the same even number before and after has not read a mixture.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/descriptor.hpp"
+
+namespace procgroup {
+
+// One rank's place in a cycle. Ranks are world ranks.
+struct WaitEdge {
+  int rank = -1;
+  int next = -1;  // for whom it waits
+  OpKind op = OpKind::kBarrier;
+  uint64_t number = 0;  // of a message its tag, of a collective its sequence number
+  uint64_t epoch = 0;
+
+  bool is_message() const { return op == OpKind::kSend || op == OpKind::kRecv; }
+  // For people: "recv from 1", "all_reduce #3 without 1".
+  std::string describe() const;
+};
+
+class WaitEdgeBoard {
+ public:
+  static constexpr size_t kMembers = 64;  // in the longest cycle that is found
+
+  // For the rank whose board it is; one thread at a time.
+  void show(const WaitEdge& wait);
+  void hide();
+  void confirm(uint64_t epoch) { confirmed_.store(epoch, std::memory_order_release); }
+  void announce(const std::vector<WaitEdge>& cycle);
+  // For a copy of another rank's board, by hide() and announce() too: that rank shows this wait, and has confirmed
+  // that.
+  void copy(const WaitEdge& wait, uint64_t confirmed);
+
+  // For everybody. Nothing while no wait is shown.
+  std::optional<WaitEdge> wait(int rank) const;
+  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+  uint64_t confirmed() const { return confirmed_.load(std::memory_order_acquire); }
+  // The cycle that was announced last; empty when there is none.
+  std::vector<WaitEdge> verdict() const;
+
+ private:
+  using Field = std::atomic<uint64_t>;
+  struct Entry {
+    Field ranks;  // rank, next: 32 bits each
+    Field op;
+    Field number;
+    Field epoch;
+  };
+  static void write(Entry& entry, const WaitEdge& wait);
+  static WaitEdge read(const Entry& entry);
+
+  alignas(64) Field epoch_;
+  Field confirmed_;
+  Field shown_;
+  Entry wait_;
+  alignas(64) Field version_;
+  Field members_;
+  Entry cycle_[kMembers];
+};
+
+}  // namespace procgroup

@@ -1,0 +1,76 @@
+// Matching: which receive gets which message.
+//
+// Vocabulary. A receive that found no message is *posted*; a message that found no receive is an
+// *arrival* and is kept. For each key there is one queue of posted receives, in the order in which they
+// were started, and one of arrivals, in the order in which they came; both are searched from the front,
+// so messages of one key from one rank are received in the order in which they were sent, also by
+// receives from any source.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "messages/transfer.hpp"
+
+namespace procgroup {
+
+struct Arrival {
+  int source;
+  MessageKey key;
+  bool announced;  // a large message, of which only the number is here
+  uint64_t number;
+  uint64_t bytes;
+  ElementType type;
+  std::vector<std::byte> payload;
+};
+
+class Matching {
+ public:
+  explicit Matching(int world_size) : kept_bytes_(static_cast<size_t>(world_size), 0) {}
+
+  void post(std::shared_ptr<ReceiveTransfer> receive);
+  // The posted receive that gets this message, removed from its queue; null when there is none.
+  std::shared_ptr<ReceiveTransfer> take_posted(MessageKey key, int source);
+  // Whether a receive is posted, or a message has arrived, under this key.
+  bool holds(MessageKey key) const {
+    return (!posted_.empty() && posted_.contains(key)) || (!arrivals_.empty() && arrivals_.contains(key));
+  }
+  // Whether a receive of some group is posted that a message from this rank could match.
+  bool awaits(int source) const;
+  void remove_posted(const ReceiveTransfer& receive);
+  // Remove and return the posted receives for which this holds.
+  std::vector<std::shared_ptr<ReceiveTransfer>> take_posted_if(
+      const std::function<bool(const ReceiveTransfer&)>& holds);
+
+  void keep(Arrival arrival);
+  // Hand what arrives under this key, and what is kept, to the listener instead of keeping it; until it is null.
+  void listen(MessageKey key, Listener listener);
+  // The arrival that this receive gets, removed from its queue.
+  std::optional<Arrival> take_arrival(const ReceiveTransfer& receive);
+  void forget_announced(int source, MessageKey key, uint64_t number);
+  void forget_all_announced(int source);
+
+  // Memory that the arrivals from this rank take, their records included.
+  size_t kept_bytes(int source) const { return kept_bytes_[static_cast<size_t>(source)]; }
+
+ private:
+  struct KeyHash {
+    size_t operator()(const MessageKey& key) const noexcept {
+      return static_cast<size_t>((key.group ^ (key.tag * 0x9e3779b97f4a7c15u)) * 0xff51afd7ed558ccdu >> 7);
+    }
+  };
+  void forget_if(std::deque<Arrival>& queue, const std::function<bool(const Arrival&)>& holds);
+
+  std::unordered_map<MessageKey, std::deque<std::shared_ptr<ReceiveTransfer>>, KeyHash> posted_;
+  std::unordered_map<MessageKey, std::deque<Arrival>, KeyHash> arrivals_;
+  std::vector<size_t> kept_bytes_;
+  std::unordered_map<MessageKey, Listener, KeyHash> listeners_;
+};
+
+}  // namespace procgroup

@@ -1,0 +1,98 @@
+#include "messages/single_copy.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace procgroup {
+namespace {
+
+// Read in one turn, so that others get theirs, and deadlines and Ctrl-C are received in time.
+constexpr size_t kChunkBytes = size_t{1} << 20;
+
+}  // namespace
+
+std::optional<RemotePlace> ExposureTable::find(uint64_t number) const {
+  const Entry& found = entry(number);
+  if (number == 0 || found.number.load(std::memory_order_acquire) != number) return std::nullopt;
+  return found.place.load(std::memory_order_relaxed);
+}
+
+bool ExposureTable::exposes(uint64_t number) const {
+#if !defined(__SANITIZE_THREAD__)                       // which does not know fences
+  std::atomic_thread_fence(std::memory_order_acquire);  // the reads come before this look
+#endif
+  return entry(number).number.load(std::memory_order_seq_cst) == number;
+}
+
+Exposure::Exposure(ExposureTable& book, uint64_t number, RemotePlace place) {
+  ExposureTable::Entry& entry = book.entries_[number % ExposureTable::kEntries];
+  if (entry.number.load(std::memory_order_relaxed) != 0) return;
+  entry.place.store(place, std::memory_order_relaxed);
+  entry.number.store(number, std::memory_order_release);
+  entry_ = &entry;
+}
+
+void Exposure::end() {
+  if (entry_ == nullptr) return;
+  entry_->number.store(0, std::memory_order_seq_cst);
+#if !defined(__SANITIZE_THREAD__)
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // before what the sender's user writes into the array next
+#endif
+  entry_ = nullptr;
+}
+
+Exposure SingleCopy::expose(uint64_t number, const void* data, size_t bytes) const {
+  if (bytes < from) return {};
+  return {*mine, number, RemotePlace::of(data, bytes, *own)};
+}
+
+bool SingleCopyReads::contains(uint64_t number) const {
+  return std::ranges::any_of(reads_, [number](const Read& read) { return read.number == number; });
+}
+
+bool SingleCopyReads::begin(const SingleCopy& single_copy, uint64_t number, std::shared_ptr<ReceiveTransfer> receive,
+                            uint64_t total) {
+  const std::optional<RemotePlace> place = single_copy.theirs->find(number);
+  if (!place) return false;
+  reads_.push_back({number, std::move(receive), total, *place});
+  return true;
+}
+
+SingleCopyReads::Became SingleCopyReads::advance(const SingleCopy& single_copy, Read& over) {
+  Read& read = reads_.front();
+  const size_t bytes = std::min(kChunkBytes, static_cast<size_t>(read.total) - read.done);
+  const bool counts = single_copy.peer->read_exposed(read.receive->data + read.done, read.place, read.done, bytes) &&
+                      single_copy.theirs->exposes(read.number);
+  if (counts) read.done += bytes;
+  if (counts && read.done < read.total) {
+    std::rotate(reads_.begin(), std::next(reads_.begin()), reads_.end());
+    return Became::kRead;
+  }
+  over = std::move(read);
+  reads_.pop_front();
+  return counts ? Became::kTaken : Became::kUnreadable;
+}
+
+std::shared_ptr<ReceiveTransfer> SingleCopyReads::remove(uint64_t number) {
+  const auto found = std::ranges::find(reads_, number, &Read::number);
+  if (found == reads_.end()) return nullptr;
+  std::shared_ptr<ReceiveTransfer> receive = std::move(found->receive);
+  reads_.erase(found);
+  return receive;
+}
+
+uint64_t SingleCopyReads::remove(const ReceiveTransfer& receive) {
+  const auto found = std::ranges::find_if(reads_, [&](const Read& read) { return read.receive.get() == &receive; });
+  if (found == reads_.end()) return 0;
+  const uint64_t number = found->number;
+  reads_.erase(found);
+  return number;
+}
+
+void SingleCopyReads::fail_all(const Failure& failure) {
+  for (const Read& read : reads_) fail_unless_completed(*read.receive, failure);
+  reads_.clear();
+}
+
+}  // namespace procgroup

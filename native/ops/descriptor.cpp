@@ -1,0 +1,88 @@
+#include "ops/descriptor.hpp"
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+
+namespace procgroup {
+namespace {
+
+// One round of a multiply-xorshift hash: cheap, and every input bit reaches every output bit.
+uint64_t mix(uint64_t hash, uint64_t word) {
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+  return hash ^ (hash >> 29);
+}
+
+}  // namespace
+
+const char* op_name(OpKind op) {
+  switch (op) {
+    case OpKind::kBarrier:
+      return "barrier";
+    case OpKind::kBroadcast:
+      return "broadcast";
+    case OpKind::kReduce:
+      return "reduce";
+    case OpKind::kAllReduce:
+      return "all_reduce";
+    case OpKind::kGather:
+      return "gather";
+    case OpKind::kAllGather:
+      return "all_gather";
+    case OpKind::kScatter:
+      return "scatter";
+    case OpKind::kReduceScatter:
+      return "reduce_scatter";
+    case OpKind::kAllToAll:
+      return "all_to_all";
+    case OpKind::kSend:
+      return "send";
+    case OpKind::kRecv:
+      return "recv";
+  }
+  return "unknown operation";
+}
+
+bool reduces(OpKind op) { return op == OpKind::kReduce || op == OpKind::kAllReduce || op == OpKind::kReduceScatter; }
+
+Descriptor Descriptor::copied_from(const void* written) {
+  std::array<std::byte, sizeof(Descriptor)> bytes;
+  std::memcpy(bytes.data(), written, bytes.size());
+  bytes[offsetof(Descriptor, ordered)] &= std::byte{1};  // a bool has no other values
+  return std::bit_cast<Descriptor>(bytes);
+}
+
+uint64_t Descriptor::fingerprint() const {
+  const uint64_t kinds = uint64_t{static_cast<uint8_t>(op)} | uint64_t{static_cast<uint8_t>(dtype)} << 8 |
+                         uint64_t{static_cast<uint8_t>(reduce_op)} << 16 | uint64_t{ordered} << 24 |
+                         uint64_t{static_cast<uint32_t>(root)} << 32;
+  return mix(mix(mix(mix(mix(0x70726f6367726f75, group), sequence), kinds), count), splits);
+}
+
+std::string rank_name(int rank, const std::vector<int>* global_ranks) {
+  const std::string name = "rank " + std::to_string(rank);
+  if (global_ranks == nullptr || rank < 0 || static_cast<size_t>(rank) >= global_ranks->size()) return name;
+  const int global = (*global_ranks)[static_cast<size_t>(rank)];
+  return global == rank ? name : "rank " + std::to_string(global) + " (" + name + " of the group)";
+}
+
+std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
+  const bool known =
+      op <= OpKind::kRecv && static_cast<int>(dtype) < kDtypes && static_cast<int>(reduce_op) < kReduceOps;
+  if (!known) return "a call that this version does not know";
+  std::string text = op_name(op);
+  if (op == OpKind::kBarrier) return text;
+  if (reduces(op)) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
+  text += op == OpKind::kAllToAll ? " of " : " of " + std::to_string(count) + " ";
+  text += dtype_name(dtype);
+  // The last digits of the hash tell sizes apart that come to the same.
+  if (splits != 0)
+    text += (op == OpKind::kAllReduce ? " in several arrays, sizes #" : " in unequal blocks, sizes #") +
+            std::to_string(splits % 1'000'000);
+  const bool comes = op == OpKind::kBroadcast || op == OpKind::kScatter || op == OpKind::kRecv;
+  if (root >= 0) text += (comes ? " from " : " to ") + rank_name(root, global_ranks);
+  return text;
+}
+
+}  // namespace procgroup

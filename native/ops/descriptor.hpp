@@ -1,0 +1,64 @@
+// What one call is, in a fixed-size record that all ranks of the group must agree on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dtype/dtype.hpp"
+
+namespace procgroup {
+
+enum class OpKind : uint8_t {
+  kBarrier,
+  kBroadcast,
+  kReduce,
+  kAllReduce,
+  kGather,
+  kAllGather,
+  kScatter,
+  kReduceScatter,
+  kAllToAll,
+  kSend,
+  kRecv,
+};
+
+const char* op_name(OpKind op);
+bool reduces(OpKind op);
+// Whether a rank gives another block to each rank.
+constexpr bool has_input_blocks(OpKind op) {
+  return op == OpKind::kScatter || op == OpKind::kReduceScatter || op == OpKind::kAllToAll;
+}
+
+// For people: "rank 1", or where the group's ranks have other numbers in the job: "rank 3 (rank 1 of the group)".
+// `global_ranks` maps group ranks to global ones; null or empty: they are the same.
+std::string rank_name(int rank, const std::vector<int>* global_ranks);
+
+struct Descriptor {
+  uint64_t group = 0;
+  uint64_t sequence = 0;
+  OpKind op = OpKind::kBarrier;
+  Dtype dtype = Dtype::kUint8;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  // Combine in rank order whatever the algorithm: deterministic="order". All schedules of today do so anyway; a
+  // schedule that does not must look here.
+  bool ordered = false;
+  int32_t root = -1;
+  // Elements. gather, all_gather: of one rank's input; scatter, reduce_scatter: of one rank's output; both: of all
+  // ranks together when they differ (`splits`). all_to_all: zero, because ranks may differ; blocks are compared by
+  // pair.
+  uint64_t count = 0;
+  // all_gather and reduce_scatter of unequal blocks, all_reduce of several arrays: hash of their sizes, never zero.
+  uint64_t splits = 0;
+
+  // A copy of what another rank wrote, and may be writing: every field has a value, if not one that means anything.
+  static Descriptor copied_from(const void* written);
+
+  size_t bytes() const { return count * dtype_size(dtype); }
+  // Equal on all ranks exactly when they made the same call (up to a 64-bit hash).
+  uint64_t fingerprint() const;
+  // For people: "all_reduce(SUM) of 1000 float32". Safe for what another rank wrote: it may name what does not exist.
+  std::string describe(const std::vector<int>* global_ranks = nullptr) const;
+};
+
+}  // namespace procgroup

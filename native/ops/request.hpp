@@ -1,0 +1,57 @@
+// What a caller asks for: the call and the arrays, as addresses. Arrays outlive the operation.
+//
+//                    input          inputs                    output             outputs
+//   broadcast        the array      -                         the same array     -
+//   reduce           the array      -                         the root's array   -
+//   all_reduce       the array      -                         the same array     -
+//   gather           the array      -                         -                  on the root: one block per rank
+//   all_gather       the array      -                         -                  one block per rank
+//   scatter          -              on the root: one a rank   the array          -
+//   reduce_scatter   -              one block per rank        the array          -
+//   all_to_all       -              one block per rank        -                  one block per rank
+//
+// Pieces are in group-rank order; they may lie anywhere, also side by side in one array. The input, or this rank's
+// input block, may be the same address as the output, or as this rank's output block; nothing else overlaps.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "base/iovec.hpp"
+#include "ops/descriptor.hpp"
+
+namespace procgroup {
+
+// What one rank gives to, or gets from, one other. Input blocks are never written.
+struct Block {
+  void* data = nullptr;
+  size_t count = 0;  // elements
+};
+
+// A hash of how many elements each of them has, in this order; never zero.
+inline uint64_t hash_of_sizes(const std::vector<Block>& blocks) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
+  for (const Block& block : blocks) {
+    hash = (hash ^ block.count) * 0x100000001b3;
+    hash ^= hash >> 32;
+  }
+  return hash | 1;
+}
+
+struct Request {
+  Descriptor descriptor;        // group and sequence are filled in when the call starts
+  const void* input = nullptr;  // this rank's elements; null where the table has none
+  void* output = nullptr;
+  std::vector<Block> inputs;
+  std::vector<Block> outputs;
+  // Where there are any, the input is what these make up; for the calls of which Group::takes_iovecs.
+  std::vector<Iovec> iovecs;
+  // Run by the thread that runs the call, without the language's lock: `before` right before its first element is
+  // read, `after` when it went well. Empty for nothing: arrays that lie whole in memory, ops that need no factor.
+  std::function<void()> before;
+  std::function<void()> after;
+};
+
+}  // namespace procgroup

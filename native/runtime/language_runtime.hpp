@@ -1,0 +1,27 @@
+// What the engine asks of the language that it is called from.
+#pragma once
+
+namespace procgroup {
+
+// For Python: the global interpreter lock, and signals that Python code wants to handle.
+class LanguageRuntime {
+ public:
+  virtual ~LanguageRuntime() = default;
+  // Let other threads of the language run; take the lock back.
+  virtual void unlock() = 0;
+  virtual void lock() = 0;
+  // Called unlocked: whether the caller must stop waiting (a signal handler raised). Leaves it unlocked.
+  virtual bool interrupted() = 0;
+  // Called unlocked: whether no other thread of the language, and no alarm, could make a call or end this one.
+  virtual bool alone() { return false; }
+};
+
+// Callers that are not Python: nothing to let go of, nobody interrupts.
+class NoRuntime final : public LanguageRuntime {
+ public:
+  void unlock() override {}
+  void lock() override {}
+  bool interrupted() override { return false; }
+};
+
+}  // namespace procgroup

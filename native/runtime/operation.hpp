@@ -1,0 +1,67 @@
+// One issued call on this rank, in a form that can be advanced a little at a time by any thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "runtime/failure.hpp"
+
+namespace procgroup {
+
+enum class Progress {
+  kDone,     // over, well or badly
+  kMoved,    // something was done; call again
+  kWaiting,  // nothing can be done before another rank acts
+};
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+
+  // Do what can be done now, without ever waiting. One thread at a time.
+  virtual Progress advance() = 0;
+
+  // As advance(), but any thread may call it at any time; does nothing where that is not possible.
+  virtual Progress help() { return is_completed() ? Progress::kDone : Progress::kWaiting; }
+
+  // Group ranks that this operation is waiting for now (for error texts; may be approximate).
+  virtual std::vector<int> missing() const = 0;
+
+  // Whether any member's end ends this; a message depends on its peer alone.
+  virtual bool depends_on_all() const { return true; }
+
+  // A thread that waits for the end of this operation, until the end of the scope.
+  class Awaiting {
+   public:
+    explicit Awaiting(Operation& operation) : operation_(operation) {
+      operation_.waiters_.fetch_add(1, std::memory_order_relaxed);
+    }
+    Awaiting(const Awaiting&) = delete;
+    Awaiting& operator=(const Awaiting&) = delete;
+    ~Awaiting() { operation_.waiters_.fetch_sub(1, std::memory_order_relaxed); }
+
+   private:
+    Operation& operation_;
+  };
+  bool is_awaited() const { return waiters_.load(std::memory_order_relaxed) > 0; }
+
+  bool is_completed() const { return completed_.load(std::memory_order_acquire); }
+  const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
+
+  // End it from outside. Its arrays are not touched afterwards.
+  virtual void give_up(Failure failure) { fail(std::move(failure)); }
+
+  void finish() { completed_.store(true, std::memory_order_release); }
+  void fail(Failure failure) {
+    failure_.emplace(std::move(failure));
+    completed_.store(true, std::memory_order_release);
+  }
+
+ private:
+  std::optional<Failure> failure_;
+  std::atomic<bool> completed_{false};
+  std::atomic<int> waiters_{0};
+};
+
+}  // namespace procgroup

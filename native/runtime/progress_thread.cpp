@@ -1,0 +1,98 @@
+#include "runtime/progress_thread.hpp"
+
+#include <algorithm>
+
+#include "base/clock.hpp"
+#include "base/native_thread.hpp"
+
+namespace procgroup {
+namespace {
+
+constexpr int64_t kSliceNs = 20'000'000;  // how late deadlines and deaths may be noticed
+
+}  // namespace
+
+ProgressThread::ProgressThread(Waiter& waiter, const WaitPolicy& policy) : waiter_(waiter), policy_(policy) {}
+
+ProgressThread::~ProgressThread() { stop(); }
+
+void ProgressThread::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void ProgressThread::add(Source* source) {
+  const std::lock_guard pass(pass_);
+  sources_.push_back(source);
+}
+
+void ProgressThread::remove(Source* source) {
+  const std::lock_guard pass(pass_);
+  std::erase(sources_, source);
+}
+
+void ProgressThread::notify() {
+  const std::lock_guard lock(mutex_);
+  work_ = true;
+  if (!thread_.joinable() && !stop_) thread_ = start_native_thread("pg-progress", [this] { run(); });
+  changed_.notify_all();
+}
+
+Progress ProgressThread::advance_all() {
+  const std::lock_guard pass(pass_);
+  Progress progress = Progress::kDone;
+  for (Source* source : sources_) {
+    const Progress one = source->advance_pending();
+    if (one == Progress::kMoved) progress = Progress::kMoved;
+    if (one == Progress::kWaiting && progress == Progress::kDone) progress = Progress::kWaiting;
+  }
+  return progress;
+}
+
+bool ProgressThread::is_idle() {
+  const std::lock_guard pass(pass_);
+  return std::ranges::all_of(sources_, [](Source* source) { return source->is_idle(); });
+}
+
+void ProgressThread::examine_all() {
+  const std::lock_guard pass(pass_);
+  for (Source* source : sources_) source->examine_pending();
+}
+
+void ProgressThread::run() {
+  Backoff backoff(policy_, policy_.background_spin_ns);
+  int64_t examined_ns = now_ns();
+  uint32_t known = waiter_.news().load(std::memory_order_acquire);
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (stop_) return;
+      work_ = false;
+    }
+    const Progress progress = advance_all();
+    if (progress == Progress::kMoved) {
+      backoff.renew();
+      // What moves must not hide that something else is late.
+      if (now_ns() - examined_ns < kSliceNs) continue;
+      examine_all();
+      examined_ns = now_ns();
+    } else if (progress == Progress::kDone) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return work_ || stop_; });
+      backoff.renew();
+    } else if (waiter_.news().load(std::memory_order_relaxed) != known || !backoff.wait_a_moment()) {
+      known = waiter_.news().load(std::memory_order_acquire);
+      examine_all();
+      examined_ns = now_ns();
+      bool moved = false;
+      waiter_.sleep(kSliceNs, [&] { return moved = advance_all() != Progress::kWaiting; });
+      if (moved) backoff.renew();
+    }
+  }
+}
+
+}  // namespace procgroup

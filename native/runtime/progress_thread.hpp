@@ -1,0 +1,62 @@
+// The thread that advances what was issued asynchronously, on every queue, and never blocks in one.
+//
+// It is started with the first asynchronous call. While nothing is pending it sleeps on a condition
+// variable of its own, so that peers see no sleeper on the process's doorbell and save the system call.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "runtime/waiting.hpp"
+
+namespace procgroup {
+
+// Something that has operations to advance: a group's queue, or the asynchronous messages.
+class Source {
+ public:
+  virtual ~Source() = default;
+  // Advance what can be advanced now; kDone when nothing is left to do.
+  virtual Progress advance_pending() = 0;
+  // End what has been ended from outside: deadlines, lost peers, aborts.
+  virtual void examine_pending() = 0;
+  // Whether nothing is pending.
+  virtual bool is_idle() = 0;
+};
+
+class ProgressThread {
+ public:
+  ProgressThread(Waiter& waiter, const WaitPolicy& policy);
+  ~ProgressThread();
+
+  // The source must be removed before it ends. After remove() this thread does not touch it.
+  void add(Source* source);
+  void remove(Source* source);
+  // There is work: start the thread if it does not run yet, wake it if it sleeps.
+  void notify();
+  // Whether nothing is pending in any source.
+  bool is_idle();
+  // Stop and join. What is pending stays pending.
+  void stop();
+
+ private:
+  void run();
+  Progress advance_all();
+  void examine_all();
+
+  Waiter& waiter_;
+  const WaitPolicy& policy_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool work_ = false;
+  bool stop_ = false;
+  std::thread thread_;
+  std::mutex pass_;  // guards sources_; held while they are advanced, so that remove() waits for the end of a pass
+  std::vector<Source*> sources_;
+};
+
+}  // namespace procgroup

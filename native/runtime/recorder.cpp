@@ -1,0 +1,213 @@
+#include "runtime/recorder.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <new>
+#include <optional>
+
+#include "base/ticks.hpp"
+
+namespace procgroup {
+
+namespace {
+
+using Field = std::atomic<uint64_t>;
+
+struct Header {
+  uint64_t created_ticks;  // written before any peer can see the memory
+  int64_t created_ns;
+  uint64_t reserved[6];  // the entries begin at a cache line
+};
+
+// Every field is stored with release after the odd version, and loaded with acquire before the version is
+// read again: a reader that sees any new field also sees that the version has changed.
+struct Entry {
+  Field version;  // 8 * index + 2 when added, 2 more after each change; odd meanwhile; 0: never written
+  Field group;
+  Field sequence;
+  Field count;
+  Field queued;
+  Field started;
+  Field ended;
+  Field kind;  // op, dtype, reduce op, state: 8 bits each; root: 32 bits
+};
+static_assert(sizeof(Entry) == 64 && sizeof(Header) == 64 && Field::is_always_lock_free);
+
+Entry* entries(void* memory) { return reinterpret_cast<Entry*>(static_cast<std::byte*>(memory) + sizeof(Header)); }
+const Entry* entries(const void* memory) { return entries(const_cast<void*>(memory)); }
+
+uint64_t pack(const Descriptor& call, CallState state) {
+  return uint64_t{static_cast<uint8_t>(call.op)} | uint64_t{static_cast<uint8_t>(call.dtype)} << 8 |
+         uint64_t{static_cast<uint8_t>(call.reduce_op)} << 16 | uint64_t{static_cast<uint8_t>(state)} << 24 |
+         uint64_t{static_cast<uint32_t>(call.root)} << 32;
+}
+
+uint64_t with_state(uint64_t kind, CallState state) {
+  return (kind & ~(uint64_t{0xff} << 24)) | uint64_t{static_cast<uint8_t>(state)} << 24;
+}
+
+std::optional<Record> unpack(uint64_t index, uint64_t kind) {
+  const auto byte = [kind](int position) { return static_cast<uint8_t>(kind >> (8 * position)); };
+  if (byte(0) > static_cast<uint8_t>(OpKind::kRecv) || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
+      byte(3) > static_cast<uint8_t>(CallState::kFailed))
+    return std::nullopt;
+  Record record{};
+  record.index = index;
+  record.call.op = static_cast<OpKind>(byte(0));
+  record.call.dtype = static_cast<Dtype>(byte(1));
+  record.call.reduce_op = static_cast<ReduceOp>(byte(2));
+  record.call.root = static_cast<int32_t>(kind >> 32);
+  record.state = static_cast<CallState>(byte(3));
+  return record;
+}
+
+// One attempt to read an entry; nothing when it is empty or is written meanwhile. Times are still ticks.
+std::optional<Record> read_once(const Entry& entry) {
+  const uint64_t version = entry.version.load(std::memory_order_acquire);
+  if (version == 0 || version % 2 != 0) return std::nullopt;
+  std::optional<Record> record = unpack(version / 8, entry.kind.load(std::memory_order_acquire));
+  if (!record) return std::nullopt;
+  record->call.group = entry.group.load(std::memory_order_acquire);
+  record->call.sequence = entry.sequence.load(std::memory_order_acquire);
+  record->call.count = entry.count.load(std::memory_order_acquire);
+  record->queued_ns = static_cast<int64_t>(entry.queued.load(std::memory_order_acquire));
+  record->started_ns = static_cast<int64_t>(entry.started.load(std::memory_order_acquire));
+  record->ended_ns = static_cast<int64_t>(entry.ended.load(std::memory_order_acquire));
+  if (entry.version.load(std::memory_order_relaxed) != version) return std::nullopt;
+  return record;
+}
+
+std::optional<Record> read_entry(const Entry& entry) {
+  // A writer is done within nanoseconds, unless it was stopped or died there: that entry is left out.
+  constexpr int kAttempts = 16;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (auto record = read_once(entry)) return record;
+    if (entry.version.load(std::memory_order_relaxed) == 0) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// Excludes the other writers of this process.
+class Writing {
+ public:
+  explicit Writing(std::atomic_flag& flag) : flag_(flag) {
+    while (flag_.test_and_set(std::memory_order_acquire)) sched_yield();
+  }
+  Writing(const Writing&) = delete;
+  Writing& operator=(const Writing&) = delete;
+  ~Writing() { flag_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag& flag_;
+};
+
+// Opens an entry for writing, and gives it a version that it never had at the end of the scope.
+class Change {
+ public:
+  Change(Entry& entry, uint64_t version) : entry_(entry), version_(version) {
+    entry_.version.store(version_ - 1, std::memory_order_relaxed);
+  }
+  explicit Change(Entry& entry) : Change(entry, entry.version.load(std::memory_order_relaxed) + 2) {}
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+  ~Change() { entry_.version.store(version_, std::memory_order_release); }
+
+  static void set(Field& field, uint64_t value) { field.store(value, std::memory_order_release); }
+
+ private:
+  Entry& entry_;
+  const uint64_t version_;
+};
+
+// Whether the entry still is this call's, and the call has not come this far yet. As states only advance,
+// an entry changes at most twice after it was added, and its versions stay below the next index's.
+bool is_before(const Entry& entry, uint64_t index, CallState state) {
+  const auto present = static_cast<CallState>(entry.kind.load(std::memory_order_relaxed) >> 24 & 0xff);
+  return entry.version.load(std::memory_order_relaxed) / 8 == index && present < state &&
+         present < CallState::kCompleted;
+}
+
+}  // namespace
+
+const char* call_state_name(CallState state) {
+  constexpr const char* kNames[] = {"queued", "started", "completed", "failed"};
+  return kNames[static_cast<int>(state)];
+}
+
+size_t Recorder::bytes() { return sizeof(Header) + kEntries * sizeof(Entry); }
+
+Recorder::Recorder(void* memory) : memory_(memory) {
+  const ClockPair now = ClockPair::now();
+  new (memory) Header{now.ticks, now.ns, {}};
+  for (size_t i = 0; i < kEntries; ++i) new (&entries(memory)[i]) Entry{};
+}
+
+uint64_t Recorder::begin(const Descriptor& call) { return add(call, CallState::kStarted, now_ticks(), 0); }
+
+uint64_t Recorder::queue(const Descriptor& call) { return add(call, CallState::kQueued, now_ticks(), 0); }
+
+void Recorder::record(const Descriptor& call, uint64_t started) {
+  add(call, CallState::kCompleted, started, now_ticks());
+}
+
+uint64_t Recorder::add(const Descriptor& call, CallState state, uint64_t issued, uint64_t ended) {
+  const Writing writing(writing_);
+  const uint64_t index = next_++;
+  Entry& entry = entries(memory_)[index % kEntries];
+  const Change change(entry, 8 * index + 2);
+  Change::set(entry.group, call.group);
+  Change::set(entry.sequence, call.sequence);
+  Change::set(entry.count, call.count);
+  Change::set(entry.queued, issued);
+  Change::set(entry.started, state == CallState::kQueued ? 0 : issued);
+  Change::set(entry.ended, ended);
+  Change::set(entry.kind, pack(call, state));
+  return index;
+}
+
+void Recorder::start(uint64_t index) {
+  const uint64_t now = now_ticks();
+  const Writing writing(writing_);
+  Entry& entry = entries(memory_)[index % kEntries];
+  if (!is_before(entry, index, CallState::kStarted)) return;
+  const Change change(entry);
+  Change::set(entry.started, now);
+  Change::set(entry.kind, with_state(entry.kind.load(std::memory_order_relaxed), CallState::kStarted));
+}
+
+void Recorder::complete(uint64_t index) { end(index, CallState::kCompleted); }
+
+void Recorder::fail(uint64_t index) { end(index, CallState::kFailed); }
+
+void Recorder::end(uint64_t index, CallState state) {
+  const uint64_t now = now_ticks();
+  const Writing writing(writing_);
+  Entry& entry = entries(memory_)[index % kEntries];
+  if (!is_before(entry, index, state)) return;
+  const Change change(entry);
+  Change::set(entry.ended, now);
+  Change::set(entry.kind, with_state(entry.kind.load(std::memory_order_relaxed), state));
+}
+
+std::vector<Record> Recorder::read(const void* memory) {
+  const auto& header = *static_cast<const Header*>(memory);
+  const ClockPair created{header.created_ticks, header.created_ns};
+  std::vector<Record> records;
+  for (size_t i = 0; i < kEntries; ++i) {
+    if (auto record = read_entry(entries(memory)[i])) records.push_back(*record);
+  }
+  const ClockPair now = ClockPair::now();
+  const auto to_ns = [&](int64_t ticks) {
+    return ticks == 0 ? 0 : ticks_to_ns(static_cast<uint64_t>(ticks), created, now);
+  };
+  for (Record& record : records) {
+    record.queued_ns = to_ns(record.queued_ns);
+    record.started_ns = to_ns(record.started_ns);
+    record.ended_ns = to_ns(record.ended_ns);
+  }
+  std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.index < b.index; });
+  return records;
+}
+
+}  // namespace procgroup

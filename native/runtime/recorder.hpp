@@ -1,0 +1,80 @@
+// The recorder: the last calls of one rank, in memory that its peers can read, also when the rank is
+// stuck or dead.
+//
+// Vocabulary. The *ring* holds kEntries *entries* of one cache line each; call number `index` (counted
+// from 0 per recorder) is in entry index % kEntries until a later one takes its place.
+//
+//     +--------+---------+---------+-- - - --+-----------+
+//     | header | entry 0 | entry 1 |         | entry N-1 |
+//     +--------+---------+---------+-- - - --+-----------+
+//     entry: version | group | sequence | count | queued | started | ended | op, dtype, ...
+//
+// An entry is a seqlock. Its version is odd while it is written, and otherwise tells which call it is of;
+// a reader that finds the same even version before and after has not read a mixture. Times are processor
+// ticks; who reads turns them into nanoseconds with two moments on both clocks: one in the header, from
+// when the recorder was made, and one of its own.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ops/descriptor.hpp"
+
+namespace procgroup {
+
+enum class CallState : uint8_t { kQueued, kStarted, kCompleted, kFailed };
+
+const char* call_state_name(CallState state);  // "started"
+
+// One call, as it was read. Times are on the monotonic clock; 0 when that has not happened yet.
+struct Record {
+  uint64_t index;
+  Descriptor call;
+  CallState state;
+  int64_t queued_ns;
+  int64_t started_ns;
+  int64_t ended_ns;
+};
+
+// Writes the ring. Any thread of the owner may call any function.
+class Recorder {
+ public:
+  static constexpr size_t kEntries = 256;
+  static_assert((kEntries & (kEntries - 1)) == 0, "an entry is found by masking");
+
+  // How much memory a recorder needs, aligned to 8 bytes at least (to 64 for speed).
+  static size_t bytes();
+
+  // Begin an empty ring in this memory, which outlives the recorder.
+  explicit Recorder(void* memory);
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // A call starts now; returns its index.
+  uint64_t begin(const Descriptor& call);
+  // A call is issued, and waits behind earlier ones until start().
+  uint64_t queue(const Descriptor& call);
+  void start(uint64_t index);
+  // A call that is over already, and started at that many ticks.
+  void record(const Descriptor& call, uint64_t started);
+  // Ends; without effect when so many calls came after that the entry is another's by now.
+  void complete(uint64_t index);
+  void fail(uint64_t index);
+
+  // The calls that are in the ring, oldest first.
+  std::vector<Record> read() const { return read(memory_); }
+  // The same of any recorder's memory, on this host. What makes no sense in it is left out: a peer wrote it.
+  static std::vector<Record> read(const void* memory);
+
+ private:
+  uint64_t add(const Descriptor& call, CallState state, uint64_t issued, uint64_t ended);
+  void end(uint64_t index, CallState state);
+
+  void* const memory_;
+  uint64_t next_ = 0;         // guarded by writing_
+  std::atomic_flag writing_;  // held for some nanoseconds; not in the shared memory, where a death would keep it
+};
+
+}  // namespace procgroup

@@ -1,0 +1,131 @@
+#include "runtime/waiting.hpp"
+
+#include <sched.h>
+
+#include "base/pause.hpp"
+
+namespace procgroup {
+namespace {
+
+constexpr int64_t kSliceNs = 50'000'000;  // how late deadlines, deaths and Ctrl-C may be noticed
+
+class Unlocked {
+ public:
+  explicit Unlocked(LanguageRuntime& language) : language_(language) { language_.unlock(); }
+  ~Unlocked() { language_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  LanguageRuntime& language_;
+};
+
+bool poll_holding_lock(Operation& operation, const WaitPolicy& policy) {
+  if (operation.advance() == Progress::kDone) return true;
+  if (policy.oversubscribed || !policy.hold_lock) return false;
+  for (int poll = 0; poll < kHeldPolls; ++poll) {
+    cpu_pause();
+    switch (operation.advance()) {
+      case Progress::kDone:
+        return true;
+      case Progress::kMoved:
+        return false;  // a large call: long enough to let others run
+      case Progress::kWaiting:
+        break;
+    }
+  }
+  return false;
+}
+
+// Poll until the operation is over (true), or nothing has moved for as long as polling pays, or it is time to
+// look at what else may end the wait.
+bool poll_unlocked(Operation& operation, const WaitPolicy& policy, const std::atomic<uint32_t>& news, uint32_t known) {
+  Backoff backoff(policy);
+  Slice slice;
+  for (;;) {
+    switch (operation.advance()) {
+      case Progress::kDone:
+        return true;
+      case Progress::kMoved:
+        if (slice.is_completed()) return false;
+        backoff.renew();
+        break;
+      case Progress::kWaiting:
+        if (news.load(std::memory_order_relaxed) != known || !backoff.wait_a_moment()) return false;
+    }
+  }
+}
+
+}  // namespace
+
+bool Backoff::wait_a_moment() {
+  ++moments_;
+  if (policy_.oversubscribed) {
+    sched_yield();
+    return moments_ < policy_.yields && (moments_ % kYieldsBetweenClocks != 0 || is_within(kYieldNs));
+  }
+  moments_ < kPurePolls ? cpu_pause() : static_cast<void>(sched_yield());
+  return moments_ % kMomentsBetweenClocks != 0 || is_within(spin_ns_);
+}
+
+bool Backoff::is_within(int64_t nanoseconds) {
+  const int64_t now = now_ns();
+  if (since_ns_ == 0) since_ns_ = now;
+  return now - since_ns_ < nanoseconds;
+}
+
+void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,
+           const Examine& examine) {
+  if (poll_holding_lock(operation, policy)) return;
+  const Deadline deadline = Deadline::after(seconds);
+  LastLooks last_looks;
+  const Unlocked unlocked(language);
+  // A peer that was lost before the first look is found by the first examination.
+  uint32_t known = waiter.news().load(std::memory_order_acquire);
+  while (!poll_unlocked(operation, policy, waiter.news(), known)) {
+    known = waiter.news().load(std::memory_order_acquire);
+    std::optional<Failure> failure = examine(operation);
+    if (!failure && language.interrupted()) failure = Failure{.kind = Failure::Kind::kInterrupted};
+    if (!failure && deadline.passed())
+      failure = Failure{.kind = Failure::Kind::kTimeout, .seconds = seconds, .missing = operation.missing()};
+    bool moved = false;
+    const auto ready = [&] { return moved = operation.advance() != Progress::kWaiting; };
+    if (failure) {
+      if (last_looks.are_over() || !ready()) operation.give_up(std::move(*failure));
+    } else {
+      waiter.sleep(deadline.remaining_ns(kSliceNs), ready);
+    }
+    if (operation.is_completed()) return;
+  }
+}
+
+bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Waiter& waiter,
+                      LanguageRuntime& language, bool& interrupted) {
+  Progress progress = operation.help();
+  if (policy.hold_lock && !policy.oversubscribed)
+    for (int poll = 0; poll < kHeldPolls && progress == Progress::kWaiting; ++poll) {
+      cpu_pause();
+      progress = operation.help();
+    }
+  if (progress == Progress::kDone) return true;
+  const Unlocked unlocked(language);
+  const Operation::Awaiting awaiting(operation);
+  Backoff backoff(policy);
+  Slice slice;
+  while ((progress = operation.help()) != Progress::kDone) {
+    if (progress == Progress::kMoved) {
+      backoff.renew();
+      if (!slice.is_completed()) continue;
+      slice = {};
+    } else if (backoff.wait_a_moment()) {
+      continue;
+    }
+    if ((interrupted = language.interrupted())) return false;
+    if (deadline.passed()) return false;
+    if (progress == Progress::kWaiting)
+      waiter.sleep(deadline.remaining_ns(kSliceNs), [&] { return operation.help() != Progress::kWaiting; });
+  }
+  return true;
+}
+
+}  // namespace procgroup

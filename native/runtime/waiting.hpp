@@ -1,0 +1,122 @@
+// How a rank waits for an operation: spin, then yield or sleep; always with a deadline.
+//
+//     holding the language's lock   about 2 us of polling: giving the lock away can cost 100 times that
+//     spinning                      some times as long as a sleep and a wake would take, when every rank has a core:
+//                                   so long does a peer copy 4 MiB
+//     yielding                      instead of spinning, when ranks outnumber the usable cores
+//     sleeping                      on the process's doorbell or its sockets, in slices short enough for
+//                                   deadlines, lost peers and Ctrl-C
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "base/clock.hpp"
+#include "runtime/failure.hpp"
+#include "runtime/language_runtime.hpp"
+#include "runtime/operation.hpp"
+
+namespace procgroup {
+
+struct WaitPolicy {
+  bool oversubscribed = false;  // ranks outnumber usable cores: yield, do not spin
+  bool core_to_spare = true;    // each rank has another usable core, for its progress thread
+  bool hold_lock = true;        // false when ranks are threads of one process
+  int64_t spin_ns = 500'000;
+  int64_t background_spin_ns = 60'000;  // of the progress thread, beside callers that compute
+  int yields = 100;
+};
+
+// Looks of about 2 us together, between which a caller may pause with the language's lock held.
+inline constexpr int kHeldPolls = 40;
+
+// How long one waiter goes on polling before it sleeps.
+class Backoff {
+ public:
+  explicit Backoff(const WaitPolicy& policy) : Backoff(policy, policy.spin_ns) {}
+  Backoff(const WaitPolicy& policy, int64_t spin_ns) : policy_(policy), spin_ns_(spin_ns) {}
+
+  // Something moved: begin again.
+  void renew() { moments_ = 0, since_ns_ = 0; }
+  // Pause or yield once; false when it is time to sleep.
+  bool wait_a_moment();
+
+ private:
+  // After this many moments, every one offers the core to whoever else wants it: the awaited rank may be
+  // among them, when other programs keep the cores busy. On an idle core a yield returns in some 0.3 us.
+  static constexpr int kPurePolls = 100;
+  static constexpr int kMomentsBetweenClocks = 16;
+  // On a core that others keep busy each yield takes some milliseconds: a hundred of them would be deaf for half a
+  // second.
+  static constexpr int kYieldsBetweenClocks = 4;
+  static constexpr int64_t kYieldNs = 10'000'000;
+
+  bool is_within(int64_t nanoseconds);
+
+  const WaitPolicy& policy_;
+  const int64_t spin_ns_;
+  int moments_ = 0;
+  int64_t since_ns_ = 0;
+};
+
+// Moves are no proof that the awaited rank lives: other traffic moves too. So even while things move, a
+// waiter comes up for air this often.
+class Slice {
+ public:
+  bool is_completed() {
+    if (++moves_ % kMovesBetweenClocks != 0) return false;
+    const int64_t now = now_ns();
+    if (began_ns_ == 0) began_ns_ = now;
+    return now - began_ns_ > kLengthNs;
+  }
+
+ private:
+  static constexpr int kMovesBetweenClocks = 16;
+  static constexpr int64_t kLengthNs = 50'000'000;
+
+  int moves_ = 0;
+  int64_t began_ns_ = 0;
+};
+
+// What ends a wait may have come just after the last missing block: so an operation that still moves is advanced for
+// a while, before it is given up. Not for as long as it moves: other traffic may move it for ever.
+class LastLooks {
+ public:
+  // Called at every look after something has ended the wait.
+  bool are_over() {
+    const int64_t now = now_ns();
+    if (since_ns_ == 0) since_ns_ = now;
+    return now - since_ns_ > kLengthNs;
+  }
+
+ private:
+  static constexpr int64_t kLengthNs = 200'000'000;
+
+  int64_t since_ns_ = 0;
+};
+
+// Where a waiter sleeps and what it looks after; implemented by the engine.
+class Waiter {
+ public:
+  virtual ~Waiter() = default;
+  // Sleep at most this long, unless `ready` (called after the sleeper is registered) says there is work.
+  virtual void sleep(int64_t nanoseconds, const std::function<bool()>& ready) = 0;
+  // Changes when a peer is lost or has left, or the engine is aborted: then polling ends at once.
+  virtual const std::atomic<uint32_t>& news() const = 0;
+};
+
+// Tells what, outside of the operation itself, ends it: a lost or failed peer, an abort.
+using Examine = std::function<std::optional<Failure>(const Operation&)>;
+
+// Advance `operation` until it is over. `seconds` is its time limit. Host's lock is held on entry and exit.
+void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,
+           const Examine& examine);
+
+// Wait until another thread has finished `operation`, or this one has with help(), at most until `deadline`; false when
+// that passed or when the host interrupted (then `interrupted` is set).
+bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Waiter& waiter,
+                      LanguageRuntime& language, bool& interrupted);
+
+}  // namespace procgroup

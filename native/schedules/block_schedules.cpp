@@ -1,0 +1,169 @@
+#include "schedules/block_schedules.hpp"
+
+#include <algorithm>
+
+#include "transport/group_memory.hpp"
+
+namespace procgroup {
+namespace {
+
+constexpr size_t kCacheLine = 64;
+
+// Writes steps in the words of the header's essay.
+class BlockScheduleBuilder : public ScheduleWriter {
+ public:
+  // `largest`: how much all rounds together move at most between two ranks.
+  BlockScheduleBuilder(const BlockScheduleRequest& request, Schedule& schedule, int lanes, size_t largest)
+      : ScheduleWriter(schedule), request_(request), part_(lane_bytes(request, lanes)) {
+    schedule_.chunks = rounds_for(largest);
+  }
+  BlockScheduleBuilder(const BlockScheduleRequest& request, Schedule& schedule, int lanes)
+      : BlockScheduleBuilder(request, schedule, lanes, request.blocks.largest()) {}
+
+  uint64_t rounds() const { return schedule_.chunks; }
+  uint64_t rounds_for(size_t bytes) const { return bytes / part_ + (bytes % part_ != 0 ? 1 : 0); }
+  // The part of the block between two ranks that one round moves; none when the block is shorter.
+  size_t length(uint64_t round, int from, int to) const {
+    const size_t bytes = request_.blocks.between(from, to);
+    return std::min(part_, bytes - std::min(bytes, start(round)));
+  }
+  Place input(uint64_t round, int block = 0) const {
+    return {.kind = Place::Kind::kInput, .rank = block, .offset = start(round)};
+  }
+  Place output(uint64_t round, int block = 0) const {
+    return {.kind = Place::Kind::kOutput, .rank = block, .offset = start(round)};
+  }
+  Place slot(uint64_t round, int rank, int lane = 0) const {
+    return {.kind = Place::Kind::kSlot,
+            .slot = static_cast<int8_t>((request_.earlier_chunks + round) % kSlots),
+            .rank = rank,
+            .offset = static_cast<size_t>(lane) * part_};
+  }
+  // The others, beginning with the next rank, so that not everybody reads the same slots at once.
+  template <class Visit>
+  void for_each_peer(Visit visit) const {
+    for (int step = 1; step < request_.size; ++step) visit((request_.rank + step) % request_.size);
+  }
+  // My own block goes from input to output, whole.
+  void keep_own(int input_block, int output_block) {
+    copy(output(0, output_block), input(0, input_block), request_.blocks.between(request_.rank, request_.rank));
+  }
+
+ private:
+  size_t start(uint64_t round) const { return round * part_; }
+  static size_t lane_bytes(const BlockScheduleRequest& request, int lanes) {
+    const size_t room = request.chunk_bytes / static_cast<size_t>(lanes);
+    if (room >= kCacheLine) return room / kCacheLine * kCacheLine;
+    return std::max(room / request.element_bytes, size_t{1}) * request.element_bytes;
+  }
+
+  const BlockScheduleRequest& request_;
+  size_t part_;
+};
+
+// Which lane of `owner`'s slot is for `reader`: the next rank's is the first.
+int lane_for(int reader, int owner, int size) { return (reader - owner - 1 + size) % size; }
+
+int lanes_for_others(int size) { return std::max(size - 1, 1); }
+
+}  // namespace
+
+// CopyIn k overwrites round k-4 (four slots): everybody has published k, and so is done with round k-2.
+void schedule_all_gather(const BlockScheduleRequest& request, Schedule& schedule) {
+  BlockScheduleBuilder builder(request, schedule, 1);
+  for (uint64_t round = 0; round < builder.rounds(); ++round) {
+    const size_t own = builder.length(round, request.rank, request.rank);
+    builder.copy(builder.slot(round, request.rank), builder.input(round), own);
+    builder.publish(round + 1);
+    builder.copy(builder.output(round, request.rank), builder.input(round), own);
+    builder.for_each_peer([&](int peer) {
+      builder.await(peer, round + 1);
+      builder.copy(builder.output(round, peer), builder.slot(round, peer), builder.length(round, peer, request.rank));
+    });
+  }
+}
+
+// A sender's value k+1: round k lies in its slot. The root's: it has collected round k. Before a sender overwrites
+// round k-4 it awaits the root's k-3.
+void schedule_gather(const BlockScheduleRequest& request, Schedule& schedule) {
+  BlockScheduleBuilder builder(request, schedule, 1);
+  const bool is_root = request.rank == request.root;
+  if (is_root) builder.keep_own(0, request.rank);
+  for (uint64_t round = 0; round < builder.rounds(); ++round) {
+    if (is_root) {
+      builder.for_each_peer([&](int peer) {
+        builder.await(peer, round + 1);
+        builder.copy(builder.output(round, peer), builder.slot(round, peer), builder.length(round, peer, request.rank));
+      });
+    } else {
+      if (round >= kSlots) builder.await(request.root, round - kSlots + 1);
+      builder.copy(builder.slot(round, request.rank), builder.input(round),
+                   builder.length(round, request.rank, request.root));
+    }
+    builder.publish(round + 1);
+  }
+}
+
+// The root's value k+1: round k lies in its lanes. A reader's value k+1: it has collected its part of round k. Before
+// the root overwrites round k-4 it awaits everybody's k-3.
+void schedule_scatter(const BlockScheduleRequest& request, Schedule& schedule) {
+  BlockScheduleBuilder builder(request, schedule, lanes_for_others(request.size));
+  const bool is_root = request.rank == request.root;
+  if (is_root) builder.keep_own(request.rank, 0);
+  for (uint64_t round = 0; round < builder.rounds(); ++round) {
+    if (is_root) {
+      if (round >= kSlots) builder.await(kEveryone, round - kSlots + 1);
+      builder.for_each_peer([&](int peer) {
+        builder.copy(builder.slot(round, request.rank, lane_for(peer, request.rank, request.size)),
+                     builder.input(round, peer), builder.length(round, request.rank, peer));
+      });
+    } else {
+      builder.await(request.root, round + 1);
+      builder.copy(builder.output(round),
+                   builder.slot(round, request.root, lane_for(request.rank, request.root, request.size)),
+                   builder.length(round, request.root, request.rank));
+    }
+    builder.publish(round + 1);
+  }
+}
+
+// Slots are overwritten as in all_gather. All sources of a reduction lie at one offset of their slots: above two ranks
+// lanes are numbered by receiver, and a rank leaves its own empty.
+void schedule_reduce_scatter(const BlockScheduleRequest& request, Schedule& schedule) {
+  BlockScheduleBuilder builder(request, schedule, request.size == 2 ? 1 : request.size);
+  const auto lane = [&](int reader) { return request.size == 2 ? 0 : reader; };
+  for (uint64_t round = 0; round < builder.rounds(); ++round) {
+    builder.for_each_peer([&](int peer) {
+      builder.copy(builder.slot(round, request.rank, lane(peer)), builder.input(round, peer),
+                   builder.length(round, request.rank, peer));
+    });
+    builder.publish(round + 1);
+    builder.await(kEveryone, round + 1);
+    builder.reduce(builder.output(round), builder.slot(round, request.rank, lane(request.rank)),
+                   builder.input(round, request.rank), builder.length(round, request.rank, request.rank));
+  }
+}
+
+// Slots are overwritten as in all_gather: a rank awaits everybody in every round up to the last in which it gives or
+// gets anything. Then it publishes all rounds at once, since it neither writes nor reads a slot in the rest of them: so
+// its schedule is as long as its own blocks, however much the others say that they move.
+void schedule_all_to_all(const BlockScheduleRequest& request, Schedule& schedule) {
+  BlockScheduleBuilder builder(request, schedule, lanes_for_others(request.size), request.blocks.largest_moved());
+  builder.keep_own(request.rank, request.rank);
+  const uint64_t own_rounds = builder.rounds_for(request.blocks.largest_moved(request.rank));
+  for (uint64_t round = 0; round < own_rounds; ++round) {
+    builder.for_each_peer([&](int peer) {
+      builder.copy(builder.slot(round, request.rank, lane_for(peer, request.rank, request.size)),
+                   builder.input(round, peer), builder.length(round, request.rank, peer));
+    });
+    builder.publish(round + 1);
+    builder.for_each_peer([&](int peer) {
+      builder.await(peer, round + 1);
+      builder.copy(builder.output(round, peer), builder.slot(round, peer, lane_for(request.rank, peer, request.size)),
+                   builder.length(round, peer, request.rank));
+    });
+  }
+  if (own_rounds < builder.rounds()) builder.publish(builder.rounds());
+}
+
+}  // namespace procgroup

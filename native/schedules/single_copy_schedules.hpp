@@ -1,0 +1,35 @@
+// Schedules in which ranks read each other's arrays where they lie: one copy, no slots.
+//
+// Nobody writes another's array. A rank publishes when it has read what it needs; a rank whose array others read ends
+// its call only after they have published. all_reduce, in which results are read too:
+//
+//     read my segment of chunk k of all arrays, and reduce it into my output | publish k+1
+//     for each other rank: await its k+1 | read its segment of chunk k from its output
+//
+// In place, a rank overwrites its own segment, which only it reads, and then the segments of ranks that have published,
+// and so have read them: no element is overwritten before everybody has done with it.
+#pragma once
+
+#include "schedules/schedule.hpp"
+
+namespace procgroup {
+
+struct SingleCopyScheduleRequest {
+  int rank;
+  int size;
+  const BlockTable& blocks;  // broadcast, reduce, all_reduce: the array, between all ranks
+  size_t element_bytes;
+  size_t chunk_bytes;  // how much is read at a time
+  int root = -1;
+};
+
+void schedule_reading_broadcast(const SingleCopyScheduleRequest& request, Schedule& schedule);
+void schedule_reading_reduce(const SingleCopyScheduleRequest& request, Schedule& schedule);
+void schedule_reading_all_reduce(const SingleCopyScheduleRequest& request, Schedule& schedule);
+void schedule_reading_gather(const SingleCopyScheduleRequest& request, Schedule& schedule);
+void schedule_reading_scatter(const SingleCopyScheduleRequest& request, Schedule& schedule);
+// For all_gather too; `inputs` says whether inputs are in blocks.
+void schedule_reading_all_to_all(const SingleCopyScheduleRequest& request, bool inputs, Schedule& schedule);
+void schedule_reading_reduce_scatter(const SingleCopyScheduleRequest& request, Schedule& schedule);
+
+}  // namespace procgroup
