@@ -315,7 +315,13 @@ def free_port() -> int:
 
 
 def rank_environment(rank: int, size: int, port: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment with the variables of one rank of a world on this host."""
+    """Return this process's environment with the variables of one rank of a world on this host.
+
+    With PROCGROUP_TRANSPORT=spanning, the ranks are by turns on two hosts, as PROCGROUP_HOST_ID makes them.
+    """
+    environment = dict(environment or {})
+    if environment.get("PROCGROUP_TRANSPORT") == "spanning":
+        environment.update(PROCGROUP_TRANSPORT="auto", PROCGROUP_HOST_ID=str(_host_of(rank)))
     return {
         **os.environ,
         "RANK": str(rank),
@@ -324,8 +330,18 @@ def rank_environment(rank: int, size: int, port: int, environment: Mapping[str, 
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        **(environment or {}),
+        **environment,
     }
+
+
+def placed(transport: str, size: int) -> dict[str, Any]:
+    """Return the arguments of run_ranks and connected_groups with which ``size`` ranks use this transport."""
+    return {"hosts": [_host_of(rank) for rank in range(size)]} if transport == "spanning" else {"transport": transport}
+
+
+def _host_of(rank: int) -> int:
+    """Return where a rank of a world runs whose transport is "spanning": the ranks are on two hosts by turns."""
+    return rank % 2
 
 
 def _be_rank(

@@ -154,11 +154,11 @@ using namespace procgroup;
 
 void bind_group(nb::module_& module) {
   nb::class_<PythonGroup>(module, "Group")
-      .def(nb::init<std::shared_ptr<PythonEngine>, uint64_t, std::string, std::vector<int>, int, bool>(), "engine"_a,
-           "identity"_a, "name"_a, "members"_a, "rank"_a, "shared"_a)
+      .def(nb::init<std::shared_ptr<PythonEngine>, uint64_t, std::string, std::vector<int>, int, std::vector<int>>(),
+           "engine"_a, "identity"_a, "name"_a, "members"_a, "rank"_a, "hosts"_a)
       .def_prop_ro("offset", &PythonGroup::offset)
       .def("reduce_in_rank_order", &PythonGroup::reduce_in_rank_order)
-      .def("attach", &PythonGroup::attach, "offsets"_a)
+      .def("attach", &PythonGroup::attach, "offsets"_a, "hosts"_a)
       .def("handshake", &PythonGroup::handshake, "call"_a, "data"_a, "timeout"_a,
            nb::sig("def handshake(self, call: str, data: dict[str, typing.Any], timeout: float) -> None"))
       .def_prop_ro("refused", &PythonGroup::refused)

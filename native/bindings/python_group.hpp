@@ -19,18 +19,17 @@ namespace procgroup {
 class PythonGroup {
  public:
   PythonGroup(std::shared_ptr<PythonEngine> engine, uint64_t id, std::string name, std::vector<int> members, int rank,
-              bool shared)
+              std::vector<int> hosts)
       : engine_(std::move(engine)),
         group_(make_group(engine_->engine(), GroupOptions{.id = id,
                                                           .name = std::move(name),
                                                           .members = std::move(members),
                                                           .rank = rank,
-                                                          .shared = shared,
-                                                          .layout = {}})) {}
+                                                          .hosts = std::move(hosts)})) {}
 
   uint64_t offset() const { return group_->offset(); }
   void reduce_in_rank_order() { group_->reduce_in_rank_order(); }
-  void attach(const std::vector<uint64_t>& offsets) { group_->attach(offsets); }
+  void attach(const std::vector<uint64_t>& offsets, const std::vector<int>& hosts) { group_->attach(offsets, hosts); }
   // `call` says in words what is called; `data` names the call for an error: op, sequence, group, rank, size.
   void handshake(const std::string& call, const nb::dict& data, double seconds);
   std::vector<uint64_t> refused() const { return group_->refused(); }

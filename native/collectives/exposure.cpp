@@ -8,7 +8,7 @@ namespace {
 // Adds arrays to a buffer table, and finds out whether they can be read where they lie.
 class Show {
  public:
-  Show(SharedState& state, const Descriptor& call, bool exposes)
+  Show(CollectiveState& state, const Descriptor& call, bool exposes)
       : own_(*(*state.arenas)[static_cast<size_t>(state.rank)]),
         readable_(state.readable),
         element_(dtype_size(call.dtype)),
@@ -47,30 +47,30 @@ bool gives(const Descriptor& call, int rank) {
 
 }  // namespace
 
-void show_arrays(SharedState& state, const Request& request, bool exposes) {
+void show_arrays(CollectiveState& state, const Request& request, bool exposes) {
   const Descriptor& call = request.descriptor;
-  const BufferTable sheet(state.mine().small(call.sequence), state.size());
+  const BufferTable table(state.mine().small(call.sequence), state.size());
   Show show(state, call, exposes && request.iovecs.empty());
   if (gives(call, state.rank)) {
     for (size_t block = 0; block < request.inputs.size(); ++block)
-      show.add(sheet.input(static_cast<int>(block)), request.inputs[block].data, request.inputs[block].count);
+      show.add(table.input(static_cast<int>(block)), request.inputs[block].data, request.inputs[block].count);
     const bool unequal = call.op == OpKind::kAllGather && call.splits != 0;
     const size_t count = unequal ? request.outputs[static_cast<size_t>(state.rank)].count : call.count;
-    if (request.inputs.empty()) show.add(sheet.input(0), request.input, count);
-    if (call.op == OpKind::kAllReduce) show.add(sheet.output(0), request.output, call.count);
+    if (request.inputs.empty()) show.add(table.input(0), request.input, count);
+    if (call.op == OpKind::kAllReduce) show.add(table.output(0), request.output, call.count);
   }
   if (call.op == OpKind::kAllToAll)
     for (size_t block = 0; block < request.outputs.size(); ++block)
-      sheet.output(static_cast<int>(block)).count = request.outputs[block].count;
-  sheet.head() = show.head(state.reads_everything);
+      table.output(static_cast<int>(block)).count = request.outputs[block].count;
+  table.head() = show.head(state.reads_everything);
 }
 
-bool may_be_read(const SharedState& state, const Descriptor& call, size_t bytes) {
+bool may_be_read(const CollectiveState& state, const Descriptor& call, size_t bytes) {
   const BufferTable mine(state.member(state.rank).small(call.sequence), state.size());
   return mine.head().in_arena || state.reading.of(call.op).has(bytes);
 }
 
-bool all_read(const SharedState& state, const Descriptor& call, size_t bytes) {
+bool all_read(const CollectiveState& state, const Descriptor& call, size_t bytes) {
   bool in_arenas = true;
   bool anywhere = true;
   for (int rank = 0; rank < state.size(); ++rank) {
@@ -81,14 +81,14 @@ bool all_read(const SharedState& state, const Descriptor& call, size_t bytes) {
   return in_arenas || (anywhere && state.reading.of(call.op).has(bytes));
 }
 
-void end_exposure(SharedState& state, uint64_t sequence) {
+void end_exposure(CollectiveState& state, uint64_t sequence) {
   state.mine().memory().given_up.store(sequence, std::memory_order_seq_cst);
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_seq_cst);  // before what the array's owner writes into it next
 #endif
 }
 
-bool is_exposed(const SharedState& state, int rank, uint64_t sequence) {
+bool is_exposed(const CollectiveState& state, int rank, uint64_t sequence) {
 #if !defined(__SANITIZE_THREAD__)                       // which does not know fences
   std::atomic_thread_fence(std::memory_order_acquire);  // the reads come before this look
 #endif

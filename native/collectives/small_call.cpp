@@ -20,15 +20,15 @@ std::byte* pack(std::byte* to, const std::vector<Block>& blocks, size_t element_
   return to;
 }
 
-const std::byte* payload(const SharedState& state, const Descriptor& call, int rank) {
+const std::byte* payload(const CollectiveState& state, const Descriptor& call, int rank) {
   return state.member(rank).payload(call.sequence, largest_contribution(call, state.size()));
 }
 
-BufferTable sheet(const SharedState& state, const Descriptor& call, int rank) {
+BufferTable table_of(const CollectiveState& state, const Descriptor& call, int rank) {
   return {state.member(rank).small(call.sequence), state.size()};
 }
 
-void copy_out_blocks(SharedState& state, const Request& request) {
+void copy_out_blocks(CollectiveState& state, const Request& request) {
   const size_t element = dtype_size(request.descriptor.dtype);
   for (int rank = 0; rank < state.size(); ++rank) {
     const Block& output = request.outputs[static_cast<size_t>(rank)];
@@ -36,28 +36,28 @@ void copy_out_blocks(SharedState& state, const Request& request) {
   }
 }
 
-void reduce_all(SharedState& state, const Request& request, size_t offset, size_t count) {
+void reduce_all(CollectiveState& state, const Request& request, size_t offset, size_t count) {
   const Descriptor& call = request.descriptor;
   for (int rank = 0; rank < state.size(); ++rank)
     state.sources[static_cast<size_t>(rank)] = payload(state, call, rank) + offset;
   reduce(call.dtype, call.reduce_op, request.output, state.sources.data(), state.size(), count);
 }
 
-void reduce_block(SharedState& state, const Request& request) {
+void reduce_block(CollectiveState& state, const Request& request) {
   size_t before = 0;
   for (int rank = 0; rank < state.rank; ++rank) before += request.inputs[static_cast<size_t>(rank)].count;
   reduce_all(state, request, before * dtype_size(request.descriptor.dtype),
              request.inputs[static_cast<size_t>(state.rank)].count);
 }
 
-bool has_room(const SharedState& state, const Descriptor& call, uint64_t count) {
+bool has_room(const CollectiveState& state, const Descriptor& call, uint64_t count) {
   const size_t room = state.layout.small_bytes - BufferTable::bytes(state.size());
   return count <= room / dtype_size(call.dtype);
 }
 
 }  // namespace
 
-void copy_in_small(SharedState& state, const Request& request) {
+void copy_in_small(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   std::byte* to = state.mine().payload(call.sequence, largest_contribution(call, state.size()));
   switch (call.op) {
@@ -81,7 +81,7 @@ void copy_in_small(SharedState& state, const Request& request) {
   copy_unless_same(to, request.input, count * dtype_size(call.dtype));
 }
 
-void finish_small(SharedState& state, const Request& request) {
+void finish_small(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   switch (call.op) {
     case OpKind::kBroadcast:
@@ -111,28 +111,28 @@ void finish_small(SharedState& state, const Request& request) {
   }
 }
 
-void copy_in_all_to_all(SharedState& state, const Request& request) {
+void copy_in_all_to_all(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   uint64_t count = 0;
   for (const Block& block : request.inputs) count += block.count;
   const bool small = has_room(state, call, count);
   show_arrays(state, request, !small);
-  if (small) pack(sheet(state, call, state.rank).data(), request.inputs, dtype_size(call.dtype));
+  if (small) pack(table_of(state, call, state.rank).data(), request.inputs, dtype_size(call.dtype));
 }
 
-bool all_to_all_is_small(const SharedState& state, const Descriptor& call) {
+bool all_to_all_is_small(const CollectiveState& state, const Descriptor& call) {
   for (int rank = 0; rank < state.size(); ++rank)
     if (!has_room(state, call, state.counts.given(rank))) return false;
   return true;
 }
 
-void finish_small_all_to_all(SharedState& state, const Request& request) {
+void finish_small_all_to_all(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   const size_t element = dtype_size(call.dtype);
   for (int rank = 0; rank < state.size(); ++rank) {
     const uint64_t before = state.counts.given_before(rank, state.rank);
     const Block& output = request.outputs[static_cast<size_t>(rank)];
-    copy_unless_same(output.data, sheet(state, call, rank).data() + before * element, output.count * element);
+    copy_unless_same(output.data, table_of(state, call, rank).data() + before * element, output.count * element);
   }
 }
 

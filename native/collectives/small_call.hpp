@@ -1,7 +1,7 @@
 // Collectives whose data travels beside the announcement: no slots, no schedules, one wait.
 #pragma once
 
-#include "collectives/shared_state.hpp"
+#include "collectives/state.hpp"
 #include "ops/request.hpp"
 
 namespace procgroup {
@@ -14,14 +14,14 @@ inline size_t largest_contribution(const Descriptor& call, int size) {
 }
 
 // Put this rank's elements beside its announcement, before it is announced.
-void copy_in_small(SharedState& state, const Request& request);
+void copy_in_small(CollectiveState& state, const Request& request);
 // When all agree: make the outputs of what all have copied in.
-void finish_small(SharedState& state, const Request& request);
+void finish_small(CollectiveState& state, const Request& request);
 
 // all_to_all: every rank writes its buffer table and, if there is room, its elements; when all have announced the call,
 // every rank knows from the counts whether all had room.
-void copy_in_all_to_all(SharedState& state, const Request& request);
-bool all_to_all_is_small(const SharedState& state, const Descriptor& call);
-void finish_small_all_to_all(SharedState& state, const Request& request);
+void copy_in_all_to_all(CollectiveState& state, const Request& request);
+bool all_to_all_is_small(const CollectiveState& state, const Descriptor& call);
+void finish_small_all_to_all(CollectiveState& state, const Request& request);
 
 }  // namespace procgroup

@@ -1,6 +1,7 @@
 // The staging blocks of one group on this rank: where its calls copy in what does not fit in a line.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "transport/group_memory.hpp"
@@ -10,10 +11,10 @@ namespace procgroup {
 
 class Staging {
  public:
-  Staging(StagingPool& small, StagingPool& slots, const std::vector<GroupMemoryView>& members, int rank)
-      : small_(small, are_done(members, rank)),
-        slots_(slots, are_done(members, rank)),
-        mine_(members[static_cast<size_t>(rank)]) {}
+  // `readers`: the memory of the other ranks of this host, which read what this rank copies in.
+  Staging(StagingPool& small, StagingPool& slots, const GroupMemoryView& mine,
+          const std::vector<GroupMemoryView>& readers)
+      : small_(small, are_done(readers)), slots_(slots, are_done(readers)), mine_(mine) {}
 
   // Before call `sequence` is announced: name the small areas that it copies in in, if it needs them, in its line.
   void begin(uint64_t sequence, bool needs_small) {
@@ -32,13 +33,11 @@ class Staging {
   uint64_t surrender_slots() { return slots_.surrender(); }
 
  private:
-  static std::function<bool(uint64_t)> are_done(const std::vector<GroupMemoryView>& members, int rank) {
-    return [members, rank](uint64_t sequence) {
-      for (size_t member = 0; member < members.size(); ++member) {
-        if (static_cast<int>(member) == rank) continue;
-        if (members[member].memory().finished.load(std::memory_order_acquire) < sequence) return false;
-      }
-      return true;
+  static std::function<bool(uint64_t)> are_done(const std::vector<GroupMemoryView>& readers) {
+    return [readers](uint64_t sequence) {
+      return std::ranges::all_of(readers, [sequence](const GroupMemoryView& reader) {
+        return reader.memory().finished.load(std::memory_order_acquire) >= sequence;
+      });
     };
   }
 

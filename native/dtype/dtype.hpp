@@ -38,6 +38,8 @@ enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, k
 inline constexpr int kReduceOps = 9;
 
 size_t dtype_size(Dtype dtype);
+// Floating point or complex.
+constexpr bool is_inexact(Dtype dtype) { return dtype >= Dtype::kFloat16; }
 const char* dtype_name(Dtype dtype);      // NumPy's name: "float32", "bfloat16"
 const char* reduce_op_name(ReduceOp op);  // "SUM"
 

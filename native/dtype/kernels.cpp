@@ -138,6 +138,22 @@ void combine_one(void* out, const void* const* sources, int source_count, size_t
   target->value = Element::store(Op::finish(value, source_count));
 }
 
+template <class Element>
+void widen_elements(void* out, const void* in, size_t count) {
+  const auto source = static_cast<Source<Element>>(in);
+  const auto target = static_cast<Unaligned<float>*>(out);
+  PROCGROUP_INDEPENDENT
+  for (size_t i = 0; i < count; ++i) target[i].value = load<Element>(source, i);
+}
+
+template <class Element>
+void narrow_elements(void* out, const void* in, size_t count) {
+  const auto source = static_cast<Source<Plain<float>>>(in);
+  const auto target = static_cast<Unaligned<uint16_t>*>(out);
+  PROCGROUP_INDEPENDENT
+  for (size_t i = 0; i < count; ++i) target[i].value = Element::store(source[i].value);
+}
+
 template <class Op>
 void bfloat16_kernel(void* out, const void* const* sources, int source_count, size_t count) {
   kernel<Bfloat16Pair, Op>(out, sources, source_count, count / 2);
@@ -181,7 +197,25 @@ void float16_kernel(void* out, const void* const* sources, int source_count, siz
   for (size_t i = whole; i < count; ++i) combine_one<Float16, Op>(out, sources, source_count, i);
 }
 
+void widen_float16(void* out, const void* in, size_t count) {
+  const size_t whole = count - count % kLanes;
+  float* target = static_cast<float*>(out);
+  for (size_t i = 0; i < whole; i += kLanes) _mm256_storeu_ps(target + i, widen(bytes_at(in, i)));
+  widen_elements<Float16>(target + whole, bytes_at(in, whole), count - whole);
+}
+
+void narrow_float16(void* out, const void* in, size_t count) {
+  const size_t whole = count - count % kLanes;
+  const float* source = static_cast<const float*>(in);
+  char* target = static_cast<char*>(out);
+  for (size_t i = 0; i < whole; i += kLanes) narrow(target + i * sizeof(uint16_t), _mm256_loadu_ps(source + i));
+  narrow_elements<Float16>(target + whole * sizeof(uint16_t), source + whole, count - whole);
+}
+
 #else
+
+constexpr Conversion widen_float16 = widen_elements<Float16>;
+constexpr Conversion narrow_float16 = narrow_elements<Float16>;
 
 template <class Op>
 void float16_kernel(void* out, const void* const* sources, int source_count, size_t count) {
@@ -202,29 +236,35 @@ constexpr Kernel kOr = bitwise_kernel<Or, 1>;
 constexpr uint16_t kFloat16Infinity = 0x7c00;
 constexpr uint16_t kBfloat16Infinity = 0x7f80;
 
-constexpr KernelTable kTable = {{
-    {kOr, nullptr, kAnd, kAnd, kOr, kAnd, kOr, bitwise_kernel<Xor, 1>},
-    PROCGROUP_INTEGER_ROW(int8_t, uint8_t, AsDouble),
-    PROCGROUP_INTEGER_ROW(uint8_t, uint8_t, AsDouble),
-    PROCGROUP_INTEGER_ROW(int16_t, uint16_t, AsDouble),
-    PROCGROUP_INTEGER_ROW(uint16_t, uint16_t, AsDouble),
-    PROCGROUP_INTEGER_ROW(int32_t, uint32_t, AsDouble),
-    PROCGROUP_INTEGER_ROW(uint32_t, uint32_t, AsDouble),
-    PROCGROUP_INTEGER_ROW(int64_t, uint64_t, AsInt128),
-    PROCGROUP_INTEGER_ROW(uint64_t, uint64_t, AsInt128),
-    {float16_kernel<Sum>, float16_kernel<Average>, float16_kernel<Product>,
-     kernel<Ordered16<kFloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kFloat16Infinity, INT16_MAX>, Max>, nullptr,
-     nullptr, nullptr},
-    {bfloat16_kernel<Sum>, bfloat16_kernel<Average>, bfloat16_kernel<Product>,
-     kernel<Ordered16<kBfloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kBfloat16Infinity, INT16_MAX>, Max>,
-     nullptr, nullptr, nullptr},
-    {kernel<Plain<float>, Sum>, kernel<Plain<float>, Average>, kernel<Plain<float>, Product>, kernel<Plain<float>, Min>,
-     kernel<Plain<float>, Max>, nullptr, nullptr, nullptr},
-    {kernel<Plain<double>, Sum>, kernel<Plain<double>, Average>, kernel<Plain<double>, Product>,
-     kernel<Plain<double>, Min>, kernel<Plain<double>, Max>, nullptr, nullptr, nullptr},
-    {by_iovecs<float, Sum>, by_iovecs<float, Average>, complex_product<float>},
-    {by_iovecs<double, Sum>, by_iovecs<double, Average>, complex_product<double>},
-}};
+constexpr KernelTable kTable = {
+    {
+        {kOr, nullptr, kAnd, kAnd, kOr, kAnd, kOr, bitwise_kernel<Xor, 1>},
+        PROCGROUP_INTEGER_ROW(int8_t, uint8_t, AsDouble),
+        PROCGROUP_INTEGER_ROW(uint8_t, uint8_t, AsDouble),
+        PROCGROUP_INTEGER_ROW(int16_t, uint16_t, AsDouble),
+        PROCGROUP_INTEGER_ROW(uint16_t, uint16_t, AsDouble),
+        PROCGROUP_INTEGER_ROW(int32_t, uint32_t, AsDouble),
+        PROCGROUP_INTEGER_ROW(uint32_t, uint32_t, AsDouble),
+        PROCGROUP_INTEGER_ROW(int64_t, uint64_t, AsInt128),
+        PROCGROUP_INTEGER_ROW(uint64_t, uint64_t, AsInt128),
+        {float16_kernel<Sum>, float16_kernel<Average>, float16_kernel<Product>,
+         kernel<Ordered16<kFloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kFloat16Infinity, INT16_MAX>, Max>,
+         nullptr, nullptr, nullptr},
+        {bfloat16_kernel<Sum>, bfloat16_kernel<Average>, bfloat16_kernel<Product>,
+         kernel<Ordered16<kBfloat16Infinity, INT16_MIN>, Min>, kernel<Ordered16<kBfloat16Infinity, INT16_MAX>, Max>,
+         nullptr, nullptr, nullptr},
+        {kernel<Plain<float>, Sum>, kernel<Plain<float>, Average>, kernel<Plain<float>, Product>,
+         kernel<Plain<float>, Min>, kernel<Plain<float>, Max>, nullptr, nullptr, nullptr},
+        {kernel<Plain<double>, Sum>, kernel<Plain<double>, Average>, kernel<Plain<double>, Product>,
+         kernel<Plain<double>, Min>, kernel<Plain<double>, Max>, nullptr, nullptr, nullptr},
+        {by_iovecs<float, Sum>, by_iovecs<float, Average>, complex_product<float>},
+        {by_iovecs<double, Sum>, by_iovecs<double, Average>, complex_product<double>},
+    },
+    widen_float16,
+    narrow_float16,
+    widen_elements<Bfloat16>,
+    narrow_elements<Bfloat16>,
+};
 
 }  // namespace
 

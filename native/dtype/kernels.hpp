@@ -10,9 +10,17 @@ namespace procgroup {
 // Combines `count` elements of at least two sources; the rules are those of reduce().
 using Kernel = void (*)(void* out, const void* const* sources, int source_count, size_t count);
 
+// Converts `count` elements, which do not overlap what they become.
+using Conversion = void (*)(void* out, const void* in, size_t count);
+
 struct KernelTable {
   Kernel kernels[kDtypes][kReduceOps];  // null where supports() is false
+  Conversion widen_float16, narrow_float16, widen_bfloat16, narrow_bfloat16;
 };
+
+// float16 or bfloat16 to float32 and back, rounded to nearest even.
+void widen_halves(Dtype dtype, void* out, const void* in, size_t count);
+void narrow_halves(Dtype dtype, void* out, const void* in, size_t count);
 
 namespace baseline {
 const KernelTable& kernel_table();

@@ -42,6 +42,8 @@ Dispatch& dispatch() {
   return instance;
 }
 
+const KernelTable& chosen_table() { return *dispatch().chosen.load(std::memory_order_relaxed)->table; }
+
 }  // namespace
 
 const char* instruction_set() { return dispatch().chosen.load(std::memory_order_relaxed)->name; }
@@ -61,10 +63,17 @@ void set_instruction_set(const std::string& name) {
   throw std::invalid_argument("expected an instruction set of this processor (" + known + "), got " + name);
 }
 
+void widen_halves(Dtype dtype, void* out, const void* in, size_t count) {
+  (dtype == Dtype::kFloat16 ? chosen_table().widen_float16 : chosen_table().widen_bfloat16)(out, in, count);
+}
+
+void narrow_halves(Dtype dtype, void* out, const void* in, size_t count) {
+  (dtype == Dtype::kFloat16 ? chosen_table().narrow_float16 : chosen_table().narrow_bfloat16)(out, in, count);
+}
+
 void reduce(Dtype dtype, ReduceOp op, void* out, const void* const* sources, int source_count, size_t count) {
   const ReduceOp kernel_op = op == ReduceOp::kPremulSum ? ReduceOp::kSum : op;
-  const KernelTable& table = *dispatch().chosen.load(std::memory_order_relaxed)->table;
-  const Kernel kernel = table.kernels[static_cast<int>(dtype)][static_cast<int>(kernel_op)];
+  const Kernel kernel = chosen_table().kernels[static_cast<int>(dtype)][static_cast<int>(kernel_op)];
   if (kernel == nullptr || (op != kernel_op && !supports(op, dtype))) {
     throw std::invalid_argument(std::string(reduce_op_name(op)) + " is not defined for " + dtype_name(dtype));
   }

@@ -60,25 +60,20 @@ Engine::Engine(const EngineOptions& options, bool shared)
   for (int peer = 0; peer < options.world_size; ++peer) peers_.push_back(std::make_unique<Peer>());
   if (shared) {
     try {
-      make_arena();
+      make_arena(Arena::create(rank()));
+      make_life();
     } catch (const std::system_error& error) {
       arena_problem_ = error.what();
       watcher_.reset();
       life_lock_.reset();  // its word lies in the arena
+      recorder_.reset();
       heap_.reset();
-      board_ = nullptr;
       arena_.reset();
     }
   }
-  if (!arena_) {
-    private_recorder_ = std::make_unique<std::byte[]>(Recorder::bytes());
-    recorder_ = std::make_unique<Recorder>(private_recorder_.get());
-    private_board_ = std::make_unique<WaitEdgeBoard>();
-    board_ = private_board_.get();
-  }
+  if (!arena_) make_arena(Arena::create_private(rank()));
   messages_.read_ends_with([this](int peer) { return exit_in_memory(peer); });
   progress_ = std::make_unique<ProgressThread>(*this, policy_);
-  if (!arena_) wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   guard_forks(this);
 }
 
@@ -94,8 +89,8 @@ Engine::~Engine() {
   unguard_forks(this);
 }
 
-void Engine::make_arena() {
-  arena_ = std::make_shared<Arena>(Arena::create(rank()));
+void Engine::make_arena(Arena arena) {
+  arena_ = std::make_shared<Arena>(std::move(arena));
   heap_ = std::make_unique<GroupHeap>(*arena_);
   ArenaHeader& header = arena_->header();
   std::random_device random;
@@ -114,7 +109,10 @@ void Engine::make_arena() {
   for (int peer = 0; peer < world_size(); ++peer)
     new (arena_->at(exposure_table(header, peer), sizeof(ExposureTable))) ExposureTable;
   board_ = new (arena_->at(header.wait_edge_board, sizeof(WaitEdgeBoard))) WaitEdgeBoard;
-  life_lock_ = std::make_unique<LifeLock>(header.life);
+}
+
+void Engine::make_life() {
+  life_lock_ = std::make_unique<LifeLock>(arena_->header().life);
   watcher_ = std::make_unique<LifeWatcher>([this](int peer, const std::string& how) { on_lost(peer, how); },
                                            [this](int peer) { on_left(peer); });
 }
@@ -218,11 +216,9 @@ void Engine::fail(const std::string& reason, bool at_once) {
 
 void Engine::post_exit(const std::string& reason, bool at_once) {
   const Failure failure{.kind = Failure::Kind::kFailed, .reason = reason, .sudden = at_once};
-  if (arena_) {
-    const std::vector<std::byte> record = encode(failure, world_size());
-    std::memcpy(arena_->at(exit_record_, record.size()), record.data(), record.size());
-    arena_->header().exit_record.store(exit_record_, std::memory_order_seq_cst);
-  }
+  const std::vector<std::byte> record = encode(failure, world_size());
+  std::memcpy(arena_->at(exit_record_, record.size()), record.data(), record.size());
+  arena_->header().exit_record.store(exit_record_, std::memory_order_seq_cst);
   const std::lock_guard lock(messages_mutex_);
   for (int peer = 0; peer < world_size(); ++peer)
     if (peer != rank() && peer_arena(peer) == nullptr) messages_.post_exit(peer, failure);
@@ -349,13 +345,7 @@ void Engine::remove_name(uint64_t group) {
   names_.erase(group);
 }
 
-void Engine::kick() {
-  if (arena_) return arena_->wake();
-  if (socket_sleepers_.load(std::memory_order_seq_cst) == 0) return;
-  const uint64_t one = 1;
-  // A full counter means that a wake is already pending.
-  static_cast<void>(!write(wake_.get(), &one, sizeof one));
-}
+void Engine::kick() { arena_->wake(); }
 
 void Engine::completed() {
   {
@@ -373,7 +363,7 @@ uint64_t Engine::await_completions(uint64_t seen, double seconds) {
 }
 
 void Engine::sleep(int64_t nanoseconds, const std::function<bool()>& ready) {
-  if (uses_sockets_ || !arena_) return sleep_on_sockets(nanoseconds, ready);
+  if (uses_sockets_) return sleep_on_sockets(nanoseconds, ready);
   ArenaHeader& header = arena_->header();
   // Announce first, look last: whoever changes a flag after our look sees us asleep, and rings.
   header.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -383,13 +373,12 @@ void Engine::sleep(int64_t nanoseconds, const std::function<bool()>& ready) {
 }
 
 void Engine::sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready) {
-  std::atomic<uint32_t>& sleepers = arena_ ? arena_->header().socket_sleepers : socket_sleepers_;
-  const int bell = arena_ ? arena_->bell() : wake_.get();
-  if (arena_) arena_->header().sleepers.fetch_add(1, std::memory_order_seq_cst);  // peers of this host look there first
-  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  ArenaHeader& header = arena_->header();
+  header.sleepers.fetch_add(1, std::memory_order_seq_cst);  // peers of this host look there first
+  header.socket_sleepers.fetch_add(1, std::memory_order_seq_cst);
   if (!ready()) {
     std::vector<pollfd> polled;
-    polled.push_back({.fd = bell, .events = POLLIN, .revents = 0});
+    polled.push_back({.fd = arena_->bell(), .events = POLLIN, .revents = 0});
     {
       const std::lock_guard lock(messages_mutex_);
       messages_.descriptors(polled);
@@ -397,11 +386,11 @@ void Engine::sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& 
     const timespec timeout{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
     ppoll(polled.data(), polled.size(), &timeout, nullptr);
   }
-  if (arena_) arena_->header().sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  header.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   // The last one to wake takes the wake away, so that it wakes everybody who slept.
-  if (sleepers.fetch_sub(1, std::memory_order_seq_cst) == 1) {
+  if (header.socket_sleepers.fetch_sub(1, std::memory_order_seq_cst) == 1) {
     uint64_t wakes = 0;
-    static_cast<void>(!read(bell, &wakes, sizeof wakes));
+    static_cast<void>(!read(arena_->bell(), &wakes, sizeof wakes));
   }
 }
 
@@ -437,7 +426,7 @@ void Engine::shutdown() {
 
 void Engine::abandon() {
   forked_.store(true, std::memory_order_relaxed);
-  if (arena_) arena_->abandon();
+  arena_->abandon();
   for (const auto& peer : peers_)
     if (peer->arena) peer->arena->abandon();
 }

@@ -46,18 +46,19 @@ enum class PeerStatus : uint32_t { kPresent, kLeft, kLost };
 
 class Engine final : public Waiter, public WaitForGraph {
  public:
-  // `shared` asks for an arena; without one (or when the system refuses it) only sockets can be attached.
+  // `shared` asks for an arena that others can map; without one (or when the system refuses it) only sockets can be
+  // attached.
   Engine(const EngineOptions& options, bool shared);
   ~Engine() override;
   Engine(const Engine&) = delete;
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }
-  bool has_arena() const { return arena_ != nullptr; }
-  // Why there is no arena; empty when there is one, or when none was asked for.
+  bool shares_memory() const { return !arena_->is_private(); }
+  // Why there is no arena that others can map; empty when there is one, or when none was asked for.
   const std::string& arena_problem() const { return arena_problem_; }
-  int arena_descriptor() const { return arena_ ? arena_->descriptor() : -1; }
-  int arena_bell() const { return arena_ ? arena_->bell() : -1; }
+  int arena_descriptor() const { return arena_->descriptor(); }
+  int arena_bell() const { return arena_->bell(); }
   // How many ranks share how many usable cores: decides whether waiting spins or yields.
   void set_cores(int usable_cores, int local_ranks) {
     policy_.oversubscribed = local_ranks > usable_cores;
@@ -71,8 +72,9 @@ class Engine final : public Waiter, public WaitForGraph {
   void attach_thread(int peer, const Engine& engine);
 
   Arena& arena() { return *arena_; }
-  std::shared_ptr<Arena> shared_arena() const { return arena_; }  // null without one
-  GroupHeap& heap() { return *heap_; }                            // only with an arena
+  // Null when others cannot map it.
+  std::shared_ptr<Arena> shared_arena() const { return shares_memory() ? arena_ : nullptr; }
+  GroupHeap& heap() { return *heap_; }
   const Arena* peer_arena(int peer) const { return peer == rank() ? arena_.get() : peers_[index(peer)]->arena.get(); }
   // How to read a peer's arrays; null for this rank, and where there is no shared memory.
   const PeerMemory* peer_memory(int peer) const { return peers_[index(peer)]->memory.get(); }
@@ -166,7 +168,8 @@ class Engine final : public Waiter, public WaitForGraph {
   };
 
   static size_t index(int rank) { return static_cast<size_t>(rank); }
-  void make_arena();
+  void make_arena(Arena arena);
+  void make_life();
   void attach_arena(int peer, std::shared_ptr<Arena> arena, FileDescriptor socket);
   void post_exit(const std::string& reason, bool at_once);
   std::optional<Failure> exit_in_memory(int peer) const;
@@ -189,9 +192,8 @@ class Engine final : public Waiter, public WaitForGraph {
   std::unique_ptr<GroupHeap> heap_;
   std::unique_ptr<const uint64_t> nonce_;  // by which peers know this process's memory, see PeerMemory
   std::string arena_problem_;
-  uint64_t exit_record_ = 0;  // offset in the arena
-  std::unique_ptr<WaitEdgeBoard> private_board_;
-  WaitEdgeBoard* board_ = nullptr;  // that one, or in the arena
+  uint64_t exit_record_ = 0;        // offset in the arena
+  WaitEdgeBoard* board_ = nullptr;  // in the arena
   std::vector<std::unique_ptr<Peer>> peers_;
   mutable std::mutex names_mutex_;  // taken last
   std::map<uint64_t, NamedGroup> names_;
@@ -200,11 +202,7 @@ class Engine final : public Waiter, public WaitForGraph {
   GroupHandshakes handshakes_;
   WaitEdgeExchange waits_;
   bool uses_sockets_ = false;
-  std::unique_ptr<std::byte[]> private_recorder_;
   std::unique_ptr<Recorder> recorder_;
-  // Without an arena: what wakes those who sleep on sockets, and how many they are.
-  FileDescriptor wake_;
-  std::atomic<uint32_t> socket_sleepers_{0};
   std::atomic<bool> aborted_{false};
   std::atomic<uint32_t> news_{0};  // see Waiter; released after what it announces
   std::atomic<bool> forked_{false};

@@ -54,7 +54,7 @@ void FailureBoard::post(const Failure& failure) {
   if (posted.relayed || posted.kind == Failure::Kind::kMismatch) return;
   const std::vector<std::byte> record = encode(posted, group_.size());
   for (int member = 0; member < group_.size(); ++member)
-    if (member != group_.rank && !own_) messages_.post(group_.world_rank(member), key(), record);
+    if (member != group_.rank && !shares(member)) messages_.post(group_.world_rank(member), key(), record);
 }
 
 void FailureBoard::post_in_memory(const Failure& failure) {

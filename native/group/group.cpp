@@ -4,7 +4,6 @@
 
 #include "collectives/small_call.hpp"
 #include "group/group_operation.hpp"
-#include "group/network_operation.hpp"
 #include "runtime/recording.hpp"
 
 namespace procgroup {
@@ -30,17 +29,9 @@ void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   number(request.descriptor);
   Recording recording(engine_.recorder(), request.descriptor);
   run_unlocked(request.before, language);
-  if (shared_) {
-    SharedCall call(*shared_, request);
-    std::optional<Failure> failure =
-        supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, language);
-    recording.end(call.failure());
-    if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
-    return run_unlocked(request.after, language);
-  }
-  NetworkOperation call(engine_, *network_, request);
-  const auto awaited_now = [this, &call, &request] { return awaited(request.descriptor, call.absent()); };
-  std::optional<Failure> failure = supervise(call, request.descriptor, std::cref(awaited_now), seconds, language);
+  CollectiveCall call(*state_, request);
+  std::optional<Failure> failure =
+      supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, language);
   recording.end(call.failure());
   if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
   run_unlocked(request.after, language);
@@ -234,14 +225,12 @@ void Group::number(Descriptor& call) {
 }
 
 std::unique_ptr<Operation> Group::make_call(const Request& request) {
-  if (shared_) return std::make_unique<SharedCall>(*shared_, request);
-  return std::make_unique<NetworkOperation>(engine_, *network_, request);
+  return std::make_unique<CollectiveCall>(*state_, request);
 }
 
 bool Group::takes_iovecs(const Descriptor& call) const {
   const bool copies_once = call.op == OpKind::kBroadcast || call.op == OpKind::kAllGather;
-  const size_t small = shared_ ? shared_->layout.small_bytes : network_->limits.small_bytes;
-  return copies_once && largest_contribution(call, size()) > small;
+  return copies_once && !is_small(*state_, call);
 }
 
 void Group::require_usable(Descriptor call) {

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "collectives/network_call.hpp"
-#include "collectives/shared_call.hpp"
+#include "collectives/collective_call.hpp"
+#include "collectives/relay.hpp"
 #include "group/engine.hpp"
 #include "group/failure_board.hpp"
 #include "ops/request.hpp"
@@ -31,9 +31,12 @@ struct GroupOptions {
   std::string name;
   std::vector<int> members;  // world ranks, in group order
   int rank = 0;              // this process's group rank
-  bool shared = true;        // through shared memory
-  GroupLayout layout;
-  size_t exchanged_bytes = kExchangedBytes;  // see SharedState
+  // By group rank, the host of each member, as any number: equal for members that share memory. Empty: all share it,
+  // or attach() will tell.
+  std::vector<int> hosts{};
+  GroupLayout layout{};
+  MessageLimits limits{};
+  size_t exchanged_bytes = kExchangedBytes;  // see CollectiveState
   ReadingRanges reading = ReadingRanges::for_this_processor();
 };
 
@@ -66,14 +69,15 @@ class Group final : public Source {
   // By group rank; empty where they are the group ranks.
   const std::vector<int>& global_ranks() const { return global_ranks_; }
 
-  // Shared memory: where this rank's group memory lies in its arena, and where the others' lie.
+  // Where this rank's group memory lies in its arena.
   uint64_t offset() const { return offset_; }
-  void attach(const std::vector<uint64_t>& offsets);
+  // Where that of the members of this host lies, by group rank, and on which host each member is.
+  void attach(const std::vector<uint64_t>& offsets, const std::vector<int>& hosts);
 
   // Instead of attach(), for a group among ranks that have one already: tell the other members, and wait until each
   // has told that it makes the group too. `call` says so in words. Throws OperationFailed, with world ranks.
   void handshake(const std::string& call, double seconds, LanguageRuntime& language);
-  // After introduce() failed by a mismatch: see GroupCreation.
+  // After handshake() failed by a mismatch: see GroupCreation.
   const std::vector<uint64_t>& refused() const { return refused_; }
 
   // Blocking, for at most that many seconds. Throws OperationFailed.
@@ -144,11 +148,14 @@ class Group final : public Source {
                                        LanguageRuntime& language);
   void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const;
   std::optional<Awaited> awaited(const Descriptor& call) const;
-  std::optional<Awaited> awaited(const Descriptor& call, const std::vector<int>& absent) const;
   std::optional<Failure> examine(const Operation& operation, const Descriptor& call) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;
   std::optional<Failure> posted(int member) const;
   std::optional<Failure> examine_handshake(int member, bool awaited) const;
+  bool is_local(int member) const { return state_ && state_->topology.is_local(member); }
+  bool spans_hosts() const { return state_ && state_->topology.spans_hosts(); }
+  void make_relay();
+  GroupView view() const { return {options_.id, options_.rank, options_.members, global_ranks_}; }
   Failure left_before(int member) const;
   void explain(Failure& failure, bool has_world_ranks = false) const;
   void break_with(Failure failure, const Descriptor& call);
@@ -167,14 +174,14 @@ class Group final : public Source {
   GroupOptions options_;
   std::vector<int> global_ranks_;
   uint64_t offset_ = 0;
-  std::vector<const Arena*> arenas_;  // by group rank
-  std::optional<SharedState> shared_;
+  std::pair<uint64_t, size_t> proxies_{};  // of a leader: offset and bytes
+  std::vector<const Arena*> arenas_;       // by group rank
+  std::optional<CollectiveState> state_;
   bool announced_ = false;  // others have been told where its memory lies
   bool created_ = false;
   std::vector<uint64_t> refused_;
   bool ordered_ = false;
-  std::optional<NetworkState> network_;  // without shared memory
-  std::atomic<uint64_t> sequence_{0};    // of the last collective that has started; written by whoever has the turn
+  std::atomic<uint64_t> sequence_{0};  // of the last collective that has started; written by whoever has the turn
   std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
   std::atomic<bool> busy_{false};              // a call is running
   std::atomic<int> queued_{0};                 // calls in queue_

@@ -39,17 +39,12 @@ Group::Group(Engine& engine, GroupOptions options) : engine_(engine), options_(s
   }
   // An all_to_all shows the sizes of all its blocks in a small area.
   options_.layout.small_bytes = std::max(options_.layout.small_bytes, 2 * BufferTable::bytes(size()));
-  const GroupView view{options_.id, options_.rank, options_.members, global_ranks_};
-  if (options_.shared)
-    offset_ = engine_.heap().take(GroupLayout::memory_bytes(options_.members.size()));
-  else
-    network_.emplace(engine_.messages(), view);
+  offset_ = engine_.heap().take(GroupLayout::memory_bytes(options_.members.size()));
   {
     const std::lock_guard lock(engine_.messages_mutex());
-    board_ = std::make_unique<FailureBoard>(engine_.messages(), view, [this] { engine_.announce_news(); });
+    board_ = std::make_unique<FailureBoard>(engine_.messages(), view(), [this] { engine_.announce_news(); });
   }
-  if (options_.shared)
-    board_->share({engine_.arena(), offset_, options_.members.size(), options_.layout}, engine_.heap());
+  board_->share({engine_.arena(), offset_, options_.members.size(), options_.layout}, engine_.heap());
   engine_.add_name(options_.id, {options_.name, global_ranks_});
   engine_.progress().add(this);
 }
@@ -58,78 +53,108 @@ Group::~Group() {
   if (engine_.forked()) return;
   leave();
   engine_.remove_name(options_.id);
-  if (options_.shared) retire();
+  retire();
   const std::lock_guard lock(engine_.messages_mutex());
   board_.reset();
-  network_.reset();
 }
 
-// Say to every member that this rank reads no more, and give back what it let them read, once they say so too.
+// Say to every member of this host that this rank reads no more, and give back what it let them read, once they say so
+// too.
 void Group::retire() {
   GroupHeap& heap = engine_.heap();
   GroupHeap::Retired retired{.memory = {{offset_, GroupLayout::memory_bytes(options_.members.size())}},
                              .blocks = {},
                              .is_unread = [] { return true; }};
   if (const auto details = board_->details(); details.first != 0) retired.memory.push_back(details);
-  if (shared_) {
-    for (int member = 0; member < size(); ++member)
-      if (member != rank()) shared_->members[index(member)].departed(rank()).store(1, std::memory_order_release);
-    if (const uint64_t small = shared_->staging->surrender_small(); small != 0)
+  if (state_) {
+    for (const int member : state_->topology.local_ranks())
+      if (member != rank()) state_->members[index(member)].departed(rank()).store(1, std::memory_order_release);
+    if (const uint64_t small = state_->staging->surrender_small(); small != 0)
       retired.blocks.emplace_back(&heap.small_pool(options_.layout), small);
-    if (const uint64_t slots = shared_->staging->surrender_slots(); slots != 0)
+    if (const uint64_t slots = state_->staging->surrender_slots(); slots != 0)
       retired.blocks.emplace_back(&heap.slots_pool(options_.layout), slots);
+    if (proxies_.first != 0) retired.memory.push_back(proxies_);
   }
   // A member that had received everybody has gone on, also where this rank has not: it looks into this memory, and
   // writes there that it leaves.
-  if (shared_ || announced_) {
+  if (state_ || announced_) {
     const GroupMemoryView own(engine_.arena(), offset_, options_.members.size(), options_.layout);
-    retired.is_unread = [&engine = engine_, options = options_, mine = own] {
-      for (int member = 0; member < static_cast<int>(options.members.size()); ++member) {
-        if (member == options.rank || mine.departed(member).load(std::memory_order_acquire) != 0) continue;
-        if (engine.peer_status(options.members[index(member)]) == PeerStatus::kPresent) return false;
-      }
-      return true;
+    std::vector<int> readers;
+    for (int member = 0; member < size(); ++member)
+      if (member != rank() && options_.hosts[index(member)] == options_.hosts[index(rank())]) readers.push_back(member);
+    retired.is_unread = [&engine = engine_, members = options_.members, readers, mine = own] {
+      return std::ranges::all_of(readers, [&](int member) {
+        return mine.departed(member).load(std::memory_order_acquire) != 0 ||
+               engine.peer_status(members[index(member)]) != PeerStatus::kPresent;
+      });
     };
   }
   heap.retire(std::move(retired));
 }
 
-void Group::attach(const std::vector<uint64_t>& offsets) {
-  std::vector<GroupMemoryView> views;
-  for (size_t member = 0; member < options_.members.size(); ++member) {
-    const Arena* arena = engine_.peer_arena(options_.members[member]);
-    arenas_.push_back(arena);
-    views.emplace_back(*arena, offsets.at(member), options_.members.size(), options_.layout);
+void Group::attach(const std::vector<uint64_t>& offsets, const std::vector<int>& hosts) {
+  options_.hosts = hosts;
+  Topology topology(hosts, options_.rank);
+  std::vector<GroupMemoryView> views(options_.members.size());
+  std::vector<GroupMemoryView> readers;
+  std::vector<std::optional<GroupMemoryView>> posts(views.size());
+  arenas_.assign(views.size(), nullptr);
+  for (const int member : topology.local_ranks()) {
+    arenas_[index(member)] = engine_.peer_arena(options_.members[index(member)]);
+    views[index(member)] =
+        GroupMemoryView(*arenas_[index(member)], offsets.at(index(member)), views.size(), options_.layout);
+    posts[index(member)] = views[index(member)];
+    if (member != rank()) readers.push_back(views[index(member)]);
   }
   GroupHeap& heap = engine_.heap();
-  auto staging = std::make_unique<Staging>(heap.small_pool(options_.layout), heap.slots_pool(options_.layout), views,
-                                           options_.rank);
+  auto staging = std::make_unique<Staging>(heap.small_pool(options_.layout), heap.slots_pool(options_.layout),
+                                           views[index(rank())], readers);
   std::vector<const void*> sources(views.size());
-  board_->attach({views.begin(), views.end()});
-  shared_.emplace(SharedState{.rank = options_.rank,
-                              .layout = options_.layout,
-                              .members = std::move(views),
-                              .arenas = &arenas_,
-                              .staging = std::move(staging),
-                              .progress = 0,
-                              .chunks = 0,
-                              .schedule = {},
-                              .blocks = {},
-                              .sources = std::move(sources),
-                              .direct_bytes = kDirectBytes,
-                              .exchanged_bytes = options_.exchanged_bytes,
-                              .reading = options_.reading,
-                              .global_ranks = &global_ranks_});
-  shared_->reads_everything = true;
-  for (int member = 0; member < size(); ++member) {
-    const PeerMemory* peer = member == rank() ? nullptr : engine_.peer_memory(options_.members[index(member)]);
-    shared_->peers.push_back(peer);
-    if (peer != nullptr && !peer->reads_everything()) shared_->reads_everything = false;
+  {
+    const std::lock_guard lock(engine_.messages_mutex());
+    board_->attach(std::move(posts));
   }
+  state_.emplace(CollectiveState{.rank = options_.rank,
+                                 .layout = options_.layout,
+                                 .members = std::move(views),
+                                 .arenas = &arenas_,
+                                 .staging = std::move(staging),
+                                 .sources = std::move(sources),
+                                 .direct_bytes = kDirectBytes,
+                                 .exchanged_bytes = options_.exchanged_bytes,
+                                 .reads_everything = !topology.spans_hosts(),
+                                 .reading = options_.reading,
+                                 .global_ranks = &global_ranks_,
+                                 .topology = std::move(topology)});
+  for (int member = 0; member < size(); ++member) {
+    const PeerMemory* peer =
+        member == rank() || !is_local(member) ? nullptr : engine_.peer_memory(options_.members[index(member)]);
+    state_->peers.push_back(peer);
+    if (peer != nullptr && !peer->reads_everything()) state_->reads_everything = false;
+  }
+  if (spans_hosts()) make_relay();
+}
+
+// What the calls of a group that spans hosts need beside shared memory.
+void Group::make_relay() {
+  state_->messages.emplace(
+      engine_.messages(), engine_.messages_mutex(), [this] { return engine_.pump(); }, view(), options_.limits);
+  state_->on_failure = [this](const Failure& failure, const Descriptor& call) {
+    break_with(own_view(cause_of(failure)), call);
+  };
+  if (!state_->topology.is_leader()) return;
+  const size_t elsewhere = options_.members.size() - state_->topology.local_ranks().size();
+  const size_t bytes = Proxies::bytes(elsewhere, options_.members.size(), options_.layout);
+  proxies_ = {engine_.heap().take(bytes), bytes};
+  Proxies::attach(*state_, engine_.arena(), proxies_.first);
+  state_->relay = std::make_shared<Relay>(*state_, proxies_.first);
+  state_->mine().memory().proxies.store(proxies_.first, std::memory_order_release);
+  state_->wake_peers();
 }
 
 void Group::handshake(const std::string& call, double seconds, LanguageRuntime& language) {
   announced_ = true;
+  if (options_.hosts.empty()) options_.hosts.assign(options_.members.size(), 0);
   GroupCreation operation(engine_, options_.id, options_.members, offset_, call);
   WaitReport report;
   drive(operation, seconds, engine_.policy(), engine_, language, [&](const Operation&) {
@@ -147,14 +172,15 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
     refuse_to_begin(failure);
   }
   created_ = true;
-  if (!options_.shared) return;
   if (const std::optional<Failure> failure = misplaced(operation.offsets())) refuse_to_begin(*failure);
-  attach(operation.offsets());
+  attach(operation.offsets(), options_.hosts);
 }
 
 void Group::refuse_to_begin(const Failure& failure) {
-  if (options_.shared)  // members that had received everybody in time have gone on, and look here
+  {  // members that had received everybody in time have gone on, and look here
+    const std::lock_guard lock(engine_.messages_mutex());
     board_->post({.kind = Failure::Kind::kBroken, .reason = failure.summary()});
+  }
   throw OperationFailed{failure, {}};
 }
 
@@ -162,6 +188,7 @@ void Group::refuse_to_begin(const Failure& failure) {
 std::optional<Failure> Group::misplaced(const std::vector<uint64_t>& offsets) const {
   for (size_t member = 0; member < offsets.size(); ++member) {
     const int world = options_.members[member];
+    if (options_.hosts[member] != options_.hosts[index(rank())]) continue;
     try {
       GroupMemoryView(*engine_.peer_arena(world), offsets[member], options_.members.size(), options_.layout);
     } catch (const std::out_of_range& error) {
@@ -212,15 +239,17 @@ std::optional<Failure> Group::examine_member(int member, const std::vector<int>&
     failure.peer = member;
     return failure;
   }
-  if (!shared_) return examine_handshake(member, awaited);
-  const MemberState state = shared_->member(member).memory().state.load(std::memory_order_acquire);
+  if (!is_local(member)) return examine_handshake(member, awaited);
+  const MemberState state = state_->member(member).memory().state.load(std::memory_order_acquire);
   return state == MemberState::kLeft && awaited ? std::optional(left_before(member)) : std::nullopt;
 }
 
 // What a member has posted about its failure, as this rank has to report it.
 std::optional<Failure> Group::posted(int member) const {
-  std::optional<Failure> failure = board_->read_memory(member);
-  if (!shared_) {
+  std::optional<Failure> failure;
+  if (is_local(member)) {
+    failure = board_->read_memory(member);
+  } else {
     const std::lock_guard lock(engine_.messages_mutex());
     failure = board_->read(member);
   }
@@ -244,7 +273,7 @@ Failure Group::left_before(int member) const {
   return *std::move(failure);
 }
 
-// Where members share no memory, what a member has said about its end beside its posts.
+// What a member of another host has said about its end beside its posts.
 std::optional<Failure> Group::examine_handshake(int member, bool awaited) const {
   if (!created_) return std::nullopt;
   bool left = false;
@@ -261,8 +290,9 @@ std::optional<Failure> Group::examine_handshake(int member, bool awaited) const 
 
 // The end of a connection says little: why the member left, or which rank was lost before, says more.
 Failure Group::cause_of(Failure failure) const {
+  if (failure.peer >= 0) engine_.identify(failure, options_.members[index(failure.peer)]);
   const bool is_end_of_peer = failure.kind == Failure::Kind::kLost || failure.kind == Failure::Kind::kFailed;
-  if (!is_end_of_peer || shared_) return failure;
+  if (!is_end_of_peer || !spans_hosts()) return failure;
   std::optional<Failure> best;
   for (int member = 0; member < size(); ++member) {
     if (member == options_.rank) continue;
@@ -312,7 +342,7 @@ void Group::break_with(Failure failure, const Descriptor& call) {
     const std::lock_guard lock(engine_.messages_mutex());
     board_->post(failure);
   }
-  if (shared_) shared_->wake_peers();
+  if (state_) state_->wake_peers();
 }
 
 void Group::abort() {
@@ -321,11 +351,11 @@ void Group::abort() {
   engine_.announce_news();
 }
 
-// Where members share no memory, they learn by a message that this rank has left.
+// Members of other hosts learn by a message that this rank has left.
 void Group::announce_leaving() {
   if (!created_) return;
   const std::lock_guard lock(engine_.messages_mutex());
-  engine_.handshakes().close(options_.id, nullptr, !shared_);
+  engine_.handshakes().close(options_.id, nullptr, spans_hosts());
 }
 
 void Group::leave() {
@@ -346,9 +376,9 @@ void Group::mark_left() {
     reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = "this rank left the group"};
   }
   completed_.store(true, std::memory_order_release);
-  if (!shared_) return;
-  shared_->mine().memory().state.store(MemberState::kLeft, std::memory_order_seq_cst);
-  shared_->wake_peers();
+  if (!state_) return;
+  state_->mine().memory().state.store(MemberState::kLeft, std::memory_order_seq_cst);
+  state_->wake_peers();
 }
 
 }  // namespace procgroup

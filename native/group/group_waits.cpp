@@ -87,21 +87,19 @@ void Group::report_wait(WaitReport& report, const Operation& operation, const De
   engine_.report_wait(due, {engine_.rank(), name, std::move(awaited), report.waited_ns()}, options_.id);
 }
 
-// Over shared memory, the members that have not announced this collective: without the line of each, no member
-// finishes it.
+// The members that have not announced this collective: without the announcement of each, no member finishes it. While
+// the leader of this host has not come, nothing is known of other hosts.
 std::optional<Awaited> Group::awaited(const Descriptor& call) const {
   Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
-  for (int member = 0; member < size(); ++member) {
-    const Announcement& announcement = shared_->members[static_cast<size_t>(member)].announcement(call.sequence);
-    if (member != rank() && announcement.sequence.load(std::memory_order_seq_cst) < call.sequence)
+  const Topology& topology = state_->topology;
+  const auto has_come = [&](int member) {
+    const GroupMemoryView& theirs = state_->member(member);
+    return theirs && theirs.announcement(call.sequence).sequence.load(std::memory_order_seq_cst) >= call.sequence;
+  };
+  const bool knows_all = has_come(topology.leader_of(topology.own_host()));
+  for (int member = 0; member < size(); ++member)
+    if (member != rank() && !has_come(member) && (knows_all || topology.is_local(member)))
       awaited.ranks.push_back(options_.members[static_cast<size_t>(member)]);
-  }
-  return awaited;
-}
-
-std::optional<Awaited> Group::awaited(const Descriptor& call, const std::vector<int>& absent) const {
-  Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
-  for (const int member : absent) awaited.ranks.push_back(options_.members[static_cast<size_t>(member)]);
   return awaited;
 }
 

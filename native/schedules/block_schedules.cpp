@@ -14,7 +14,7 @@ class BlockScheduleBuilder : public ScheduleWriter {
  public:
   // `largest`: how much all rounds together move at most between two ranks.
   BlockScheduleBuilder(const BlockScheduleRequest& request, Schedule& schedule, int lanes, size_t largest)
-      : ScheduleWriter(schedule), request_(request), part_(lane_bytes(request, lanes)) {
+      : ScheduleWriter(schedule, request.rank, request.size), request_(request), part_(lane_bytes(request, lanes)) {
     schedule_.chunks = rounds_for(largest);
   }
   BlockScheduleBuilder(const BlockScheduleRequest& request, Schedule& schedule, int lanes)

@@ -1,8 +1,16 @@
-// What a large collective through shared memory does on one rank, as data: a list of steps.
+// What a large collective does on one rank, as data: a list of steps over the links between the ranks.
 //
-// Vocabulary. An array is handled in *chunks*. A rank *copies in* a chunk in one of its own *slots* and *publishes*:
-// its progress counter rises to a value. Others *await* that value, then reduce or collect (copy out) what lies in
-// the slot. Values count from the start of the call.
+// Vocabulary. An array is handled in *chunks*. Ranks of one host share memory: a rank *copies in* a chunk in one of its
+// own *slots* and *publishes*: its progress counter rises to a value. Others *await* that value, then reduce or copy
+// out what lies in the slot. Values count from the start of the call. Ranks of different hosts *send* and *receive*
+// messages; what comes to be reduced is received in *scratch*, memory of this rank alone.
+//
+// Steps start in order. Sends and receives then run on by themselves; a later step waits until no running transfer
+// writes memory that the step touches, or reads memory that the step writes. Both ends of a message issue it at the
+// same place of one order, and a step waits only for steps before it: so no schedule deadlocks.
+//
+// Ranks in steps and places are those of the schedule's own numbering: slots, publish and await number the ranks of
+// this host; send and receive number the ranks of the group. Where all ranks share memory both are the same.
 #pragma once
 
 #include <cstddef>
@@ -16,24 +24,33 @@ inline constexpr int kEveryone = -1;
 // A range of bytes that a step reads or writes.
 struct Place {
   // kPeerInput and kPeerOutput are another rank's array where it lies: of blocks, the one that is for this rank.
-  enum class Kind : uint8_t { kInput, kOutput, kSlot, kPeerInput, kPeerOutput };
-  Kind kind;
-  int8_t slot = 0;    // kSlot
-  int32_t rank = 0;   // kInput, kOutput: which block, where the call has one per rank; else: whose
+  enum class Kind : uint8_t { kInput, kOutput, kSlot, kPeerInput, kPeerOutput, kScratch };
+  Kind kind = Kind::kInput;
+  int8_t slot = 0;  // kSlot
+  int32_t rank =
+      0;  // kInput, kOutput: which block, where the call has one per rank; kScratch: which source; else: whose
   size_t offset = 0;  // in bytes
 };
+
+// A reduction in one step, or one of two: of elements to partial results (see dtype/partial.hpp), and of partial
+// results to elements.
+enum class Stage : uint8_t { kWhole, kToPartial, kFromPartial };
 
 struct Step {
   enum class Kind : uint8_t {
     kCopy,        // from -> to
-    kReduce,      // in rank order: `own` of this rank, `from` of every other -> to
+    kReduce,      // source 0 op source 1 op ... -> to: source i is `from` with rank i; source own_source is `own`
     kRead,        // from a peer's array -> to
     kReadReduce,  // as kReduce, but `from` is the peers' arrays
     kPublish,     // my progress := value
     kAwait,       // until progress of `rank` (or of kEveryone) >= value
+    kSend,        // from -> rank
+    kReceive,     // rank -> to
   };
   Kind kind;
   int32_t rank = 0;
+  int32_t sources = 0;     // kReduce, kReadReduce
+  int32_t own_source = 0;  // kReduce, kReadReduce
   uint64_t value = 0;
   size_t bytes = 0;
   Place to{};
@@ -41,19 +58,52 @@ struct Step {
   Place own{};   // kReduce
   Place also{};  // kReduce: where the result goes too, when has_also
   bool has_also = false;
+  Stage stage = Stage::kWhole;  // kReduce
 };
 
 struct Schedule {
   std::vector<Step> steps;
-  uint64_t published = 0;  // the last value that every rank publishes in this call
-  uint64_t chunks = 0;     // slots that this call uses, in turn
+  uint64_t published = 0;    // the last value that every rank publishes in this call
+  uint64_t chunks = 0;       // slots that this call uses, in turn
+  size_t scratch_bytes = 0;  // of each call
+  size_t source_stride = 0;  // from one source to the next in scratch
+  size_t widening = 1;       // bytes of a partial result for each byte of an element
+  bool uses_messages = false;
 
   void clear() {
     steps.clear();
     published = 0;
     chunks = 0;
+    scratch_bytes = 0;
+    source_stride = 0;
+    widening = 1;
+    uses_messages = false;
+  }
+
+  // Bytes that a step writes, and that it reads of each source. Those of a reduction are counted in elements.
+  size_t written_bytes(const Step& step) const {
+    return step.stage == Stage::kToPartial ? step.bytes * widening : step.bytes;
+  }
+  size_t read_bytes(const Step& step) const {
+    return step.stage == Stage::kFromPartial ? step.bytes * widening : step.bytes;
   }
 };
+
+// Bytes of an array, from its beginning.
+struct Range {
+  size_t offset = 0;
+  size_t bytes = 0;
+};
+
+// The block of an array that belongs to `owner` of `owners`: whole elements, the first owners have one more.
+constexpr Range block_of(size_t bytes, size_t element_bytes, int owners, int owner) {
+  const size_t elements = bytes / element_bytes;
+  const size_t parts = static_cast<size_t>(owners);
+  const size_t index = static_cast<size_t>(owner);
+  const size_t begin = elements / parts * index + (index < elements % parts ? index : elements % parts);
+  const size_t count = elements / parts + (index < elements % parts ? 1 : 0);
+  return {begin * element_bytes, count * element_bytes};
+}
 
 // How much each rank has for each other, in bytes.
 class BlockTable {
@@ -77,18 +127,25 @@ class BlockTable {
 // Appends steps to an empty schedule. Steps that would move nothing are left out.
 class ScheduleWriter {
  public:
-  explicit ScheduleWriter(Schedule& schedule) : schedule_(schedule) { schedule.clear(); }
+  // `rank` and `size` say which source of a reduction is this rank's, and how many there are.
+  ScheduleWriter(Schedule& schedule, int rank, int size) : schedule_(schedule), rank_(rank), size_(size) {
+    schedule.clear();
+  }
 
   void copy(Place to, Place from, size_t bytes) {
     if (bytes != 0) schedule_.steps.push_back({.kind = Step::Kind::kCopy, .bytes = bytes, .to = to, .from = from});
   }
   // Own elements are read where the caller has them: they need not be in a slot, and their cache lines are
   // the ones that an in-place result is written to.
-  void reduce(Place to, Place from, Place own, size_t bytes) {
-    if (bytes == 0) return;
-    schedule_.steps.push_back({.kind = Step::Kind::kReduce, .bytes = bytes, .to = to, .from = from, .own = own});
+  void reduce(Place to, Place from, Place own, size_t bytes) { reduce_from(size_, rank_, to, from, own, bytes); }
+  void reduce_from(int sources, int own_source, Place to, Place from, Place own, size_t bytes) {
+    add_reduction(Step::Kind::kReduce, sources, own_source, to, from, own, bytes);
   }
-  // What was just reduced goes there too.
+  // The last reduction is one of two.
+  void set_stage(Stage stage, size_t bytes) {
+    if (bytes != 0) schedule_.steps.back().stage = stage;
+  }
+  // The result of the last reduction goes there too.
   void share_result(Place also, size_t bytes) {
     if (bytes == 0) return;
     schedule_.steps.back().also = also;
@@ -98,8 +155,7 @@ class ScheduleWriter {
     if (bytes != 0) schedule_.steps.push_back({.kind = Step::Kind::kRead, .bytes = bytes, .to = to, .from = from});
   }
   void read_reduce(Place to, Place from, Place own, size_t bytes) {
-    if (bytes == 0) return;
-    schedule_.steps.push_back({.kind = Step::Kind::kReadReduce, .bytes = bytes, .to = to, .from = from, .own = own});
+    add_reduction(Step::Kind::kReadReduce, size_, rank_, to, from, own, bytes);
   }
   void publish(uint64_t value) {
     schedule_.steps.push_back({.kind = Step::Kind::kPublish, .value = value});
@@ -108,9 +164,34 @@ class ScheduleWriter {
   void await(int rank, uint64_t value) {
     schedule_.steps.push_back({.kind = Step::Kind::kAwait, .rank = rank, .value = value});
   }
+  void send(int rank, Place from, size_t bytes) {
+    if (bytes == 0) return;
+    schedule_.steps.push_back({.kind = Step::Kind::kSend, .rank = rank, .bytes = bytes, .from = from});
+    schedule_.uses_messages = true;
+  }
+  void receive(int rank, Place to, size_t bytes) {
+    if (bytes == 0) return;
+    schedule_.steps.push_back({.kind = Step::Kind::kReceive, .rank = rank, .bytes = bytes, .to = to});
+    schedule_.uses_messages = true;
+  }
 
  protected:
   Schedule& schedule_;
+
+ private:
+  void add_reduction(Step::Kind kind, int sources, int own_source, Place to, Place from, Place own, size_t bytes) {
+    if (bytes == 0) return;
+    schedule_.steps.push_back({.kind = kind,
+                               .sources = sources,
+                               .own_source = own_source,
+                               .bytes = bytes,
+                               .to = to,
+                               .from = from,
+                               .own = own});
+  }
+
+  const int rank_;
+  const int size_;
 };
 
 }  // namespace procgroup

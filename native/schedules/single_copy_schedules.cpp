@@ -15,7 +15,7 @@ constexpr Place output(int block, size_t offset = 0) {
 class SingleCopyScheduleBuilder : public ScheduleWriter {
  public:
   SingleCopyScheduleBuilder(const SingleCopyScheduleRequest& request, Schedule& schedule)
-      : ScheduleWriter(schedule),
+      : ScheduleWriter(schedule, request.rank, request.size),
         request_(request),
         chunk_(std::max(request.chunk_bytes / request.element_bytes, size_t{1}) * request.element_bytes) {}
 
@@ -53,19 +53,10 @@ class SingleCopyScheduleBuilder : public ScheduleWriter {
   size_t chunk_;
 };
 
-struct Segment {
-  size_t offset;
-  size_t bytes;
-};
-
-// The part of a chunk that `rank` reduces: whole elements, the first ranks take one more.
-Segment segment(const SingleCopyScheduleRequest& request, size_t offset, size_t bytes, int rank) {
-  const size_t elements = bytes / request.element_bytes;
-  const size_t size = static_cast<size_t>(request.size);
-  const size_t index = static_cast<size_t>(rank);
-  const size_t first = elements / size * index + std::min(elements % size, index);
-  const size_t count = elements / size + (index < elements % size ? 1 : 0);
-  return {offset + first * request.element_bytes, count * request.element_bytes};
+// The segment of a chunk that `rank` reduces.
+Range segment(const SingleCopyScheduleRequest& request, size_t offset, size_t bytes, int rank) {
+  const Range block = block_of(bytes, request.element_bytes, request.size, rank);
+  return {offset + block.offset, block.bytes};
 }
 
 }  // namespace
@@ -88,12 +79,12 @@ void schedule_reading_all_reduce(const SingleCopyScheduleRequest& request, Sched
   SingleCopyScheduleBuilder builder(request, schedule);
   uint64_t done = 0;
   builder.in_chunks(request.blocks.between(request.rank, request.rank), [&](size_t offset, size_t bytes) {
-    const Segment mine = segment(request, offset, bytes, request.rank);
+    const Range mine = segment(request, offset, bytes, request.rank);
     builder.read_reduce(output(0, mine.offset), {.kind = Place::Kind::kPeerInput, .offset = mine.offset},
                         input(0, mine.offset), mine.bytes);
     builder.publish(++done);
     builder.for_each_peer([&](int peer) {
-      const Segment theirs = segment(request, offset, bytes, peer);
+      const Range theirs = segment(request, offset, bytes, peer);
       builder.await(peer, done);
       builder.read(output(0, theirs.offset), {.kind = Place::Kind::kPeerOutput, .rank = peer, .offset = theirs.offset},
                    theirs.bytes);

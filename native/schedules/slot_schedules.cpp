@@ -11,7 +11,7 @@ namespace {
 class Builder : public ScheduleWriter {
  public:
   Builder(const SlotScheduleRequest& request, Schedule& schedule)
-      : ScheduleWriter(schedule),
+      : ScheduleWriter(schedule, request.rank, request.size),
         request_(request),
         chunk_(std::max(request.chunk_bytes / request.element_bytes, size_t{1}) * request.element_bytes) {
     schedule_.chunks = (request.bytes + chunk_ - 1) / chunk_;
@@ -44,18 +44,9 @@ class Builder : public ScheduleWriter {
     return place;
   }
 
-  // The part of a chunk that `rank` reduces: whole elements, the first ranks take one more.
-  struct Segment {
-    size_t offset;
-    size_t bytes;
-  };
-  Segment segment(uint64_t chunk, int rank) const {
-    const size_t elements = length(chunk) / request_.element_bytes;
-    const size_t size = static_cast<size_t>(request_.size);
-    const size_t index = static_cast<size_t>(rank);
-    const size_t first = elements / size * index + std::min(elements % size, index);
-    const size_t count = elements / size + (index < elements % size ? 1 : 0);
-    return {first * request_.element_bytes, count * request_.element_bytes};
+  // The segment of a chunk that `rank` reduces.
+  Range segment(uint64_t chunk, int rank) const {
+    return block_of(length(chunk), request_.element_bytes, request_.size, rank);
   }
 
  private:

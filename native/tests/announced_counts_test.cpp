@@ -53,8 +53,8 @@ class Iovec {
     return true;
   }
 
-  SharedState state;
-  std::optional<SharedCall> call;
+  CollectiveState state;
+  std::optional<CollectiveCall> call;
 
  private:
   std::vector<std::vector<int64_t>> inputs_, outputs_;

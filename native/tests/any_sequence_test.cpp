@@ -21,7 +21,7 @@ constexpr SizeRange kRead{.from = 2000, .to = 5000};
 // One rank's part in the calls of one group.
 class Member {
  public:
-  Member(SharedState state, const std::vector<CallKind>& calls) : state_(std::move(state)), calls_(calls) {
+  Member(CollectiveState state, const std::vector<CallKind>& calls) : state_(std::move(state)), calls_(calls) {
     state_.reads_everything = true;
     state_.reading = ReadingRanges::all(kRead);
     begin();
@@ -29,7 +29,7 @@ class Member {
 
   bool is_done() const { return next_ == calls_.size(); }
   void advance() {
-    if (!running_) running_ = std::make_unique<SharedCall>(state_, call_->request());
+    if (!running_) running_ = std::make_unique<CollectiveCall>(state_, call_->request());
     if (running_->advance() != Progress::kDone) return;
     check(running_->failure() == nullptr, "expected to end well", state_.rank);
     check(call_->is_right(), op_name(calls_[next_].op), state_.rank);
@@ -46,11 +46,11 @@ class Member {
     call_->request().descriptor.sequence = next_ + 1;
   }
 
-  SharedState state_;
+  CollectiveState state_;
   const std::vector<CallKind>& calls_;
   size_t next_ = 0;
   std::unique_ptr<AnyCall> call_;
-  std::unique_ptr<SharedCall> running_;
+  std::unique_ptr<CollectiveCall> running_;
 };
 
 size_t any_count(std::mt19937& random) {

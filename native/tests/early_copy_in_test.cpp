@@ -19,13 +19,13 @@ struct Member {
     std::vector<int64_t> expected;
   };
 
-  explicit Member(SharedState shared) : state(std::move(shared)) {}
+  explicit Member(CollectiveState shared) : state(std::move(shared)) {}
 
   bool is_done() const { return next == calls.size(); }
   // Advance the call in hand once; true when it is over.
   bool advance() {
     Call& mine = *calls[next];
-    if (!running) running = std::make_unique<SharedCall>(state, mine.request);
+    if (!running) running = std::make_unique<CollectiveCall>(state, mine.request);
     if (running->advance() != Progress::kDone) return false;
     check(running->failure() == nullptr, "expected to end well", state.rank);
     check(mine.data == mine.expected, "wrong numbers", state.rank);
@@ -34,9 +34,9 @@ struct Member {
     return true;
   }
 
-  SharedState state;
+  CollectiveState state;
   std::vector<std::unique_ptr<Call>> calls;
-  std::unique_ptr<SharedCall> running;
+  std::unique_ptr<CollectiveCall> running;
   size_t next = 0;
 };
 

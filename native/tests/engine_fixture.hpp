@@ -28,15 +28,17 @@ struct Rank {
 // A small layout, so that few elements already take many chunks.
 inline constexpr GroupLayout kTiny{.small_bytes = 256, .slot_bytes = 1024, .chunk_bytes = 1024};
 
+// Ranks of different `hosts` exchange messages, through rings; by default all are on one.
 inline std::vector<Rank> make_world(int size, ReadingRanges reading = ReadingRanges::for_this_processor(),
-                                    GroupLayout layout = kTiny, bool shared = true) {
+                                    GroupLayout layout = kTiny, std::vector<int> hosts = {}) {
   std::vector<Rank> world(static_cast<size_t>(size));
   std::vector<int> members(static_cast<size_t>(size));
   std::iota(members.begin(), members.end(), 0);
+  hosts.resize(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     EngineOptions options{.rank = rank, .world_size = size, .ranks_are_threads = true};
     world[static_cast<size_t>(rank)].engine = std::make_unique<Engine>(options, true);
-    check(world[static_cast<size_t>(rank)].engine->has_arena(), "expected an arena", rank);
+    check(world[static_cast<size_t>(rank)].engine->shares_memory(), "expected an arena", rank);
   }
   std::vector<uint64_t> offsets;
   for (int rank = 0; rank < size; ++rank) {
@@ -51,14 +53,13 @@ inline std::vector<Rank> make_world(int size, ReadingRanges reading = ReadingRan
                                              .name = "test",
                                              .members = members,
                                              .rank = rank,
-                                             .shared = shared,
+                                             .hosts = hosts,
                                              .layout = layout,
                                              .exchanged_bytes = 8000,
                                              .reading = reading});
     offsets.push_back(mine.group->offset());
   }
-  if (!shared) return world;
-  for (Rank& rank : world) rank.group->attach(offsets);
+  for (Rank& rank : world) rank.group->attach(offsets, hosts);
   return world;
 }
 

@@ -78,7 +78,7 @@ void the_caller_runs_along(int size) {
             .id = 8, .name = "other", .members = members_of(size), .rank = rank.group->rank(), .layout = kTiny}));
     offsets.push_back(others.back()->offset());
   }
-  for (const std::unique_ptr<Group>& other : others) other->attach(offsets);
+  for (const std::unique_ptr<Group>& other : others) other->attach(offsets, std::vector<int>(offsets.size()));
   in_all_ranks(world, [&](Group& group) {
     NoRuntime language;
     Group* order[] = {&group, others[static_cast<size_t>(group.rank())].get()};

@@ -67,8 +67,8 @@ void only_the_first_post_of_a_rank_counts_and_nonsense_is_a_failure() {
 
 // Rank 2 never comes. Rank 0 gives up first; rank 1, which would wait for long, learns of it at once, as data.
 void a_group_names_the_missing_ranks_of_a_call_that_another_rank_gave_up() {
-  for (const bool shared : {true, false}) {
-    std::vector<Rank> world = make_world(3, ReadingRanges::for_this_processor(), procgroup::kTiny, shared);
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, {0, 1, 2}, {0, 1, 1}, {0, 1, 0}}) {
+    std::vector<Rank> world = make_world(3, ReadingRanges::for_this_processor(), procgroup::kTiny, hosts);
     in_all_ranks(world, [](Group& group) {
       if (group.rank() == 2) return;
       Request barrier;
@@ -104,10 +104,12 @@ std::vector<Rank> make_world_of_sockets(int size) {
   std::iota(members.begin(), members.end(), 0);
   for (int rank = 0; rank < size; ++rank) {
     Rank& mine = world[static_cast<size_t>(rank)];
-    mine.group = std::make_unique<Group>(
-        *mine.engine,
-        GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank, .shared = false, .layout = {}});
+    mine.group =
+        std::make_unique<Group>(*mine.engine, GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank});
   }
+  std::vector<uint64_t> offsets;
+  for (const auto& rank : world) offsets.push_back(rank.group->offset());
+  for (const auto& rank : world) rank.group->attach(offsets, members);  // each is on a host of its own
   return world;
 }
 

@@ -25,11 +25,11 @@ struct Calls {
 
   std::vector<Rank> world = make_world(2);
   std::vector<const Arena*> arenas = arenas_of(world);
-  SharedState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
+  CollectiveState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
   std::vector<int64_t> data[2];
   Request requests[2];
-  SharedCall mine{states[0], requests[0]};
-  SharedCall theirs{states[1], requests[1]};
+  CollectiveCall mine{states[0], requests[0]};
+  CollectiveCall theirs{states[1], requests[1]};
 };
 
 template <class Check>

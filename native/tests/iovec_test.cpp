@@ -80,7 +80,8 @@ void run(Group& group, Request& request, bool queued) {
 struct Case {
   int size;
   ReadingRanges reading{};
-  bool shared = true;
+  std::vector<int> hosts{};
+  GroupLayout layout = kTiny;
   size_t small_bytes = kTiny.small_bytes;
   size_t scale = 1;
 };
@@ -115,7 +116,7 @@ void all_gather(Group& group, const std::vector<Scattered>& arrays, bool queued)
 }
 
 void calls_take_iovecs(const Case& wanted) {
-  std::vector<Rank> world = make_world(wanted.size, wanted.reading, kTiny, wanted.shared);
+  std::vector<Rank> world = make_world(wanted.size, wanted.reading, wanted.layout, wanted.hosts);
   in_all_ranks(world, [&](Group& group) {
     for (unsigned round = 0; round < 12; ++round) {
       broadcast(group, Scattered(round, 40, wanted.scale * (50 + 100 * round)), round % 3 == 1, wanted.small_bytes);
@@ -138,7 +139,13 @@ int main() {
     calls_take_iovecs({.size = size});
     // Where arrays are read, those in several places are not.
     calls_take_iovecs({.size = size, .reading = ReadingRanges::all({.from = 0})});
-    calls_take_iovecs(
-        {.size = size, .shared = false, .small_bytes = NetworkLimits{}.small_bytes, .scale = kLargeScale});
+    std::vector<int> hosts(static_cast<size_t>(size));
+    std::iota(hosts.begin(), hosts.end(), 0);
+    const Case elsewhere{
+        .size = size, .hosts = hosts, .layout = {}, .small_bytes = MessageLimits{}.small_bytes, .scale = kLargeScale};
+    calls_take_iovecs(elsewhere);
+    Case in_part = elsewhere;
+    in_part.hosts.back() = 0;
+    if (size > 2) calls_take_iovecs(in_part);
   }
 }

@@ -14,12 +14,12 @@ namespace {
 void what_was_published_stays(size_t count) {
   std::vector<Rank> world = make_world(2);
   const std::vector<const Arena*> arenas = arenas_of(world);
-  SharedState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
+  CollectiveState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
   std::vector<int64_t> data[2] = {values(0, count), values(1, count)};
   Request requests[2] = {request_for(OpKind::kAllReduce, data[0]), request_for(OpKind::kAllReduce, data[1])};
   for (Request& request : requests) request.descriptor.sequence = 1;
-  SharedCall slow(states[0], requests[0]);
-  SharedCall fast(states[1], requests[1]);
+  CollectiveCall slow(states[0], requests[0]);
+  CollectiveCall fast(states[1], requests[1]);
   slow.advance();  // announces, with its data or its one chunk copied in
   check(fast.advance() == Progress::kDone, "expected to be done", 1);
   check(!slow.is_completed(), "expected to be slow", 0);

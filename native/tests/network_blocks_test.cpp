@@ -98,11 +98,11 @@ void blocks_go_where_they_belong() {
     for (const int size : {1, 2, 3, 4, 7}) {
       const std::vector<BlocksCase> cases = every_case(size);
       run_ranks(size, kind, 16 * 1024, [&](int rank, Messages& messages, Doorbell& doorbell) {
-        NetworkState state(messages, everybody(rank, size), kTiny);
+        NetworkGroup group(messages, everybody(rank, size), kTiny);
         uint64_t sequence = 0;
         for (const auto& [op, sizes, count] : cases) {
           const auto call = make_call(op, sizes, count, rank, size, ++sequence);
-          NetworkCall operation(state, call->request);
+          CollectiveCall operation(group.state(), call->request);
           finish(operation, messages, doorbell);
           CHECK(operation.failure() == nullptr);
           check_outputs(op, sizes, count, *call, rank, size);
@@ -115,14 +115,14 @@ void blocks_go_where_they_belong() {
 void a_pair_that_disagrees_is_named_on_every_rank() {
   for (const size_t count : {size_t{2}, size_t{1000}}) {
     run_ranks(4, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
-      NetworkState state(messages, everybody(rank, 4), kTiny);
+      NetworkGroup group(messages, everybody(rank, 4), kTiny);
       const auto call = make_call(OpKind::kAllToAll, Sizes::kEqual, count, rank, 4, 1);
       if (rank == 2) {
         call->inputs[1].resize(call->inputs[1].size() + 8);
         call->request.inputs[1] = {call->inputs[1].data(), count + 1};
       }
       const std::vector<Bytes> before = call->outputs;
-      NetworkCall operation(state, call->request);
+      CollectiveCall operation(group.state(), call->request);
       finish(operation, messages, doorbell);
       const Failure* failure = operation.failure();
       CHECK(failure != nullptr && failure->kind == Failure::Kind::kMismatch && failure->calls.size() == 4);
@@ -138,18 +138,18 @@ void hostile_counts_fail_the_call_only() {
   for (const uint64_t claimed : {uint64_t{0}, uint64_t{3}, uint64_t{1} << 61, UINT64_MAX}) {
     for (const size_t more : {size_t{0}, size_t{1}, size_t{32}}) {
       run_ranks(2, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
-        NetworkState state(messages, everybody(rank, 2), kTiny);
+        NetworkGroup group(messages, everybody(rank, 2), kTiny);
         const auto call = make_call(OpKind::kAllToAll, Sizes::kEqual, 4, rank, 2, 1);
         if (rank == 1) {
           Bytes record(sizeof(Descriptor) + 4 * sizeof claimed + more);
           std::memcpy(record.data(), &call->request.descriptor, sizeof(Descriptor));
           for (size_t index = 0; index < 4; ++index)
             std::memcpy(record.data() + sizeof(Descriptor) + index * sizeof claimed, &claimed, sizeof claimed);
-          messages.post(0, state.key(0, 0), record);
-          return pump_until(messages, doorbell, [&] { return messages.flushed(); });
+          messages.post(0, kAnnouncements, entry_of(1, record));
+          return flush(messages);
         }
         const std::vector<Bytes> before = call->outputs;
-        NetworkCall operation(state, call->request);
+        CollectiveCall operation(group.state(), call->request);
         finish(operation, messages, doorbell);
         CHECK(operation.failure() != nullptr && call->outputs == before);
       });
@@ -161,16 +161,17 @@ void hostile_counts_fail_the_call_only() {
 void a_segment_of_another_length_is_its_senders_fault() {
   for (const size_t bytes : {size_t{0}, size_t{8}, size_t{20'000}}) {
     run_ranks(2, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
-      NetworkState state(messages, everybody(rank, 2), kTiny);
+      NetworkGroup group(messages, everybody(rank, 2), kTiny);
       const auto call = make_call(OpKind::kAllGather, Sizes::kEqual, 1000, rank, 2, 1);
       if (rank == 1) {
         Bytes record(sizeof(Descriptor));
         std::memcpy(record.data(), &call->request.descriptor, sizeof(Descriptor));
-        messages.post(0, state.key(0, 0), record);
-        messages.post(0, state.key(1, 1), Bytes(bytes));
-        return pump_until(messages, doorbell, [&] { return messages.flushed() || bytes > kEagerBytes; });
+        messages.post(0, kAnnouncements, entry_of(1, record));
+        messages.post(0, data_key(1), Bytes(bytes));
+        if (bytes <= kEagerBytes) flush(messages);
+        return;
       }
-      NetworkCall operation(state, call->request);
+      CollectiveCall operation(group.state(), call->request);
       finish(operation, messages, doorbell);
       const Failure* failure = operation.failure();
       CHECK(failure != nullptr && failure->kind == Failure::Kind::kFailed && failure->peer == 1);

@@ -30,7 +30,8 @@ std::vector<CallCase> cases_for(int size) {
   uint64_t sequence = 0;
   const auto add = [&](OpKind op, Dtype dtype, ReduceOp reduce_op, size_t count, int root = -1) {
     ++sequence;
-    cases.push_back({call_of(op, dtype, reduce_op, count, root, sequence), sequence % 2 == 0});
+    const bool in_place = op == OpKind::kBroadcast || sequence % 2 == 0;  // a broadcast has one array
+    cases.push_back({call_of(op, dtype, reduce_op, count, root, sequence), in_place});
   };
   for (const size_t count : {size_t{0}, size_t{1}, ranks - 1, ranks, size_t{97}, size_t{3001}}) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16, Dtype::kInt64, Dtype::kUint8}) {
@@ -56,18 +57,18 @@ Bytes expected_output(const Descriptor& call, int rank, int size, const Bytes& b
   return written ? reduced(call, size) : before;
 }
 
-void check_case(const CallCase& entry, NetworkState& state, Doorbell& doorbell) {
+void check_case(const CallCase& entry, NetworkGroup& group, Messages& messages, Doorbell& doorbell) {
   const Descriptor& call = entry.call;
-  const auto made = TestCall::in_place(call, state.group.rank);
+  const auto made = TestCall::in_place(call, group.group().rank);
   const Bytes original = made->array;
   Bytes separate(original.size(), std::byte{0x5a});
   Bytes& output = entry.in_place ? made->array : separate;
   made->request.output = output.data();
   const Bytes before = output;
-  NetworkCall operation(state, made->request);
-  finish(operation, state.messages, doorbell);
+  CollectiveCall operation(group.state(), made->request);
+  finish(operation, messages, doorbell);
   CHECK(operation.failure() == nullptr);
-  CHECK(output == expected_output(call, state.group.rank, state.group.size(), before));
+  CHECK(output == expected_output(call, group.group().rank, group.group().size(), before));
   CHECK(entry.in_place || made->array == original);
 }
 
@@ -76,8 +77,8 @@ void every_op_gives_what_the_kernel_gives() {
     for (const int size : {1, 2, 3, 4, 7}) {
       const std::vector<CallCase> cases = cases_for(size);
       run_ranks(size, kind, 16 * 1024, [&](int rank, Messages& messages, Doorbell& doorbell) {
-        NetworkState state(messages, everybody(rank, size), kTiny);
-        for (const CallCase& entry : cases) check_case(entry, state, doorbell);
+        NetworkGroup group(messages, everybody(rank, size), kTiny);
+        for (const CallCase& entry : cases) check_case(entry, group, messages, doorbell);
       });
     }
   }
@@ -87,9 +88,9 @@ void default_limits_carry_a_large_array() {
   const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, 1'000'003);
   for (const LinkKind kind : {LinkKind::kTcp, LinkKind::kRing}) {
     run_ranks(3, kind, 64 * 1024, [&](int rank, Messages& messages, Doorbell& doorbell) {
-      NetworkState state(messages, everybody(rank, 3));
+      NetworkGroup group(messages, everybody(rank, 3));
       const auto made = TestCall::in_place(call, rank);
-      NetworkCall operation(state, made->request);
+      CollectiveCall operation(group.state(), made->request);
       finish(operation, messages, doorbell);
       CHECK(operation.failure() == nullptr && made->array == reduced(call, 3));
     });
@@ -111,11 +112,11 @@ void results_are_those_of_the_kernel_to_the_bit() {
       Bytes expected(call.bytes());
       reduce(dtype, ReduceOp::kAvg, expected.data(), sources.data(), 4, count);
       run_ranks(4, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
-        NetworkState state(messages, everybody(rank, 4), kTiny);
+        NetworkGroup group(messages, everybody(rank, 4), kTiny);
         const auto made = TestCall::in_place(call, rank);
         made->array = inputs[static_cast<size_t>(rank)];
         made->request.input = made->request.output = made->array.data();
-        NetworkCall operation(state, made->request);
+        CollectiveCall operation(group.state(), made->request);
         finish(operation, messages, doorbell);
         CHECK(operation.failure() == nullptr && made->array == expected);
       });
@@ -127,9 +128,9 @@ void a_group_may_list_its_members_in_any_order() {
   const Descriptor call = call_of(OpKind::kBroadcast, Dtype::kInt64, ReduceOp::kSum, 500, 1);
   run_ranks(4, LinkKind::kTcp, 0, [&](int world_rank, Messages& messages, Doorbell& doorbell) {
     if (world_rank == 1) return;
-    NetworkState state(messages, shuffled_group(world_rank), kTiny);
+    NetworkGroup group(messages, shuffled_group(world_rank), kTiny);
     const auto made = TestCall::in_place(call, world_rank);
-    NetworkCall operation(state, made->request);
+    CollectiveCall operation(group.state(), made->request);
     finish(operation, messages, doorbell);
     CHECK(operation.failure() == nullptr && made->array == input_of(call.dtype, call.count, 0));
   });

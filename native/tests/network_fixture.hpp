@@ -1,12 +1,21 @@
-// What the tests of collectives over messages share: groups, calls, inputs.
+// What the tests of collectives over messages share: groups of ranks that share no memory, calls, inputs.
 #pragma once
 
+#include <poll.h>
+
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
 #include <vector>
 
-#include "collectives/network_call.hpp"
+#include "collectives/buffer_table.hpp"
+#include "collectives/collective_call.hpp"
+#include "collectives/relay.hpp"
 #include "dtype/dtype.hpp"
+#include "group/group_heap.hpp"
 #include "tests/check.hpp"
 #include "tests/links.hpp"
 
@@ -14,7 +23,7 @@ namespace procgroup::testing {
 
 using Bytes = std::vector<std::byte>;
 
-inline constexpr NetworkLimits kTiny{.small_bytes = 64,
+inline constexpr MessageLimits kTiny{.small_bytes = 64,
                                      .segment_bytes = 256};  // so that few elements make many segments
 inline constexpr uint64_t kGroup = 11;
 
@@ -23,6 +32,52 @@ inline GroupView everybody(int rank, int size) {
   for (int member = 0; member < size; ++member) group.members.push_back(member);
   return group;
 }
+
+// One rank of a group in which each rank is on a host of its own, over messages of the test's own.
+class NetworkGroup {
+ public:
+  NetworkGroup(Messages& messages, const GroupView& view, MessageLimits limits = {})
+      : view_(view), arenas_(view.members.size()) {
+    const size_t size = view.members.size();
+    const size_t rank = static_cast<size_t>(view.rank);
+    layout_.small_bytes = std::max(limits.small_bytes * size, 4 * BufferTable::bytes(view.size()));
+    arenas_[rank] = &arena_;
+    std::vector<GroupMemoryView> members(size);
+    members[rank] = GroupMemoryView(arena_, heap_.take(GroupLayout::memory_bytes(size)), size, layout_);
+    std::vector<int> hosts(size);
+    std::iota(hosts.begin(), hosts.end(), 0);
+    auto staging = std::make_unique<Staging>(heap_.small_pool(layout_), heap_.slots_pool(layout_), members[rank],
+                                             std::vector<GroupMemoryView>{});
+    state_.emplace(CollectiveState{.rank = view.rank,
+                                   .layout = layout_,
+                                   .members = std::move(members),
+                                   .arenas = &arenas_,
+                                   .staging = std::move(staging),
+                                   .sources = std::vector<const void*>(size),
+                                   .direct_bytes = 0,
+                                   .exchanged_bytes = 8000,
+                                   .peers = std::vector<const PeerMemory*>(size),
+                                   .reading = {},
+                                   .topology = Topology(hosts, view.rank)});
+    if (size == 1) return;
+    state_->messages.emplace(messages, mutex_, [&messages] { return messages.pump(); }, view, limits);
+    const uint64_t proxies = heap_.take(Proxies::bytes(size - 1, size, layout_));
+    Proxies::attach(*state_, arena_, proxies);
+    state_->relay = std::make_shared<Relay>(*state_, proxies);
+  }
+
+  CollectiveState& state() { return *state_; }
+  const GroupView& group() const { return view_; }
+
+ private:
+  const GroupView view_;
+  GroupLayout layout_;
+  Arena arena_ = Arena::create_private(0);
+  GroupHeap heap_{arena_};
+  std::vector<const Arena*> arenas_;
+  std::mutex mutex_;
+  std::optional<CollectiveState> state_;
+};
 
 inline Descriptor call_of(OpKind op, Dtype dtype, ReduceOp reduce_op, size_t count, int root = -1,
                           uint64_t sequence = 1) {
@@ -78,12 +133,31 @@ inline Bytes input_of(Dtype dtype, size_t count, int rank, unsigned seed = 0) {
   return array;
 }
 
-inline void finish(NetworkCall& operation, Messages& messages, Doorbell& doorbell) {
+inline void finish(CollectiveCall& operation, Messages& messages, Doorbell& doorbell) {
   pump_until(messages, doorbell, [&] {
     while (operation.advance() == Progress::kMoved) {
     }
     return operation.is_completed();
   });
+}
+
+// Until all that was sent has come to the other side. Nothing tells a sleeper that it has.
+inline void flush(Messages& messages) {
+  while (!messages.flushed()) {
+    if (!messages.pump()) poll(nullptr, 0, 1);
+  }
+}
+
+inline constexpr MessageKey kAnnouncements{kGroup, uint64_t{1} << 63};
+inline MessageKey data_key(uint64_t sequence) { return {kGroup, uint64_t{1} << 63 | sequence << 2 | 1}; }
+
+// The announcement of a rank as it travels: see collectives/relay.hpp.
+inline Bytes entry_of(int rank, const Bytes& announced) {
+  const uint32_t head[2] = {static_cast<uint32_t>(rank), static_cast<uint32_t>(announced.size())};
+  Bytes entry(sizeof head);
+  std::memcpy(entry.data(), head, sizeof head);
+  entry.insert(entry.end(), announced.begin(), announced.end());
+  return entry;
 }
 
 // What one rank calls: a request and the arrays behind it. `array` is input and output; blocks have arrays of their

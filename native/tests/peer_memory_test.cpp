@@ -10,7 +10,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "collectives/shared_call.hpp"
+#include "collectives/collective_call.hpp"
 #include "engine_fixture.hpp"
 
 using namespace procgroup;
@@ -163,23 +163,27 @@ void what_a_thread_gave_back_cannot_be_read() {
 #endif
 }
 
-SharedState state_of(std::vector<Rank>& world, int rank, const std::vector<const Arena*>& arenas) {
-  SharedState state{.rank = rank,
-                    .layout = kTiny,
-                    .members = {},
-                    .arenas = &arenas,
-                    .staging = nullptr,
-                    .sources = {},
-                    .direct_bytes = 0,
-                    .exchanged_bytes = SIZE_MAX};
+CollectiveState state_of(std::vector<Rank>& world, int rank, const std::vector<const Arena*>& arenas) {
+  CollectiveState state{.rank = rank,
+                        .layout = kTiny,
+                        .members = {},
+                        .arenas = &arenas,
+                        .staging = nullptr,
+                        .sources = {},
+                        .direct_bytes = 0,
+                        .exchanged_bytes = SIZE_MAX,
+                        .reading = {},
+                        .topology = Topology::one_host(static_cast<int>(world.size()), rank)};
   Engine& engine = *world[static_cast<size_t>(rank)].engine;
+  std::vector<GroupMemoryView> readers;
   for (int member = 0; member < static_cast<int>(world.size()); ++member) {
     const auto index = static_cast<size_t>(member);
     state.members.emplace_back(*arenas[index], world[index].group->offset(), world.size(), kTiny);
     state.peers.push_back(member == rank ? nullptr : engine.peer_memory(member));
+    if (member != rank) readers.push_back(state.members.back());
   }
   GroupHeap& heap = engine.heap();
-  state.staging = std::make_unique<Staging>(heap.small_pool(kTiny), heap.slots_pool(kTiny), state.members, rank);
+  state.staging = std::make_unique<Staging>(heap.small_pool(kTiny), heap.slots_pool(kTiny), state.mine(), readers);
   state.sources.resize(world.size());
   state.reads_everything = true;
   state.reading = ReadingRanges::all({.from = 0});
@@ -191,14 +195,14 @@ SharedState state_of(std::vector<Rank>& world, int rank, const std::vector<const
 void what_is_read_after_the_exposure_does_not_count(OpKind op) {
   std::vector<Rank> world = make_world(2);
   const std::vector<const Arena*> arenas{&world[0].engine->arena(), &world[1].engine->arena()};
-  SharedState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
+  CollectiveState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
   std::vector<int64_t> data[2] = {values(0, 500), values(1, 500)};
   Request requests[2] = {request_for(op, data[0], op == OpKind::kAllReduce ? -1 : 1),
                          request_for(op, data[1], op == OpKind::kAllReduce ? -1 : 1)};
   if (op == OpKind::kReduce) requests[0].descriptor.root = requests[1].descriptor.root = 0;
   for (Request& request : requests) request.descriptor.sequence = 1;
-  SharedCall reader(states[0], requests[0]);
-  SharedCall owner(states[1], requests[1]);
+  CollectiveCall reader(states[0], requests[0]);
+  CollectiveCall owner(states[1], requests[1]);
   check(owner.advance() == Progress::kWaiting, "the owner announces", 1);
   owner.give_up({.kind = Failure::Kind::kTimeout});
   data[1].assign(data[1].size(), -1);

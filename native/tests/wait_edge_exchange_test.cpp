@@ -125,9 +125,12 @@ std::vector<procgroup::Rank> make_world_of_sockets(int size) {
       world[static_cast<size_t>(second)].engine->attach_socket(first, std::move(ends.second), 1);
     }
   for (int rank = 0; rank < size; ++rank)
-    world[static_cast<size_t>(rank)].group = std::make_unique<Group>(
-        *world[static_cast<size_t>(rank)].engine,
-        GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank, .shared = false, .layout = {}});
+    world[static_cast<size_t>(rank)].group =
+        std::make_unique<Group>(*world[static_cast<size_t>(rank)].engine,
+                                GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank});
+  std::vector<uint64_t> offsets;
+  for (const auto& rank : world) offsets.push_back(rank.group->offset());
+  for (const auto& rank : world) rank.group->attach(offsets, members);  // each is on a host of its own
   return world;
 }
 

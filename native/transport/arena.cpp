@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <new>
 #include <stdexcept>
@@ -23,6 +24,9 @@ constexpr uint64_t kReach = uint64_t{8} << 30;
 
 [[noreturn]] void refuse(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
+// A private arena has less where a limit leaves less address space: a quarter of what there is, at least this much.
+constexpr uint64_t kSmallestReach = uint64_t{4} << 20;
+
 std::byte* map(int descriptor, uint64_t bytes) {
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (base == MAP_FAILED) refuse("mapping an arena");
@@ -32,12 +36,18 @@ std::byte* map(int descriptor, uint64_t bytes) {
 }
 
 // Back a range with memory. A signal may interrupt that, however many times.
-void reserve(int descriptor, uint64_t offset, uint64_t bytes) {
+void reserve_shared(int descriptor, uint64_t offset, uint64_t bytes) {
   int result;
   do {
     result = fallocate(descriptor, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (result != 0 && errno == EINTR);
   if (result != 0) refuse("reserving shared memory");
+}
+
+FileDescriptor make_bell() {
+  FileDescriptor bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!bell) refuse("creating an eventfd");
+  return bell;
 }
 
 uint64_t round_to_pages(uint64_t bytes) { return (bytes + kArenaPage - 1) / kArenaPage * kArenaPage; }
@@ -52,6 +62,7 @@ Arena::Arena(Arena&& other) noexcept
       bell_(std::move(other.bell_)),
       base_(std::exchange(other.base_, nullptr)),
       reach_(other.reach_),
+      is_private_(other.is_private_),
       used_(std::move(other.used_)),
       free_(std::move(other.free_)) {}
 
@@ -64,18 +75,41 @@ Arena Arena::create(int rank) {
   if (!descriptor) refuse("creating an arena");
   if (ftruncate(descriptor.get(), kReach) != 0) refuse("sizing an arena");
   if (fcntl(descriptor.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) refuse("sealing an arena");
-  FileDescriptor bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!bell) refuse("creating an eventfd");
-  reserve(descriptor.get(), 0, kArenaPage);
+  FileDescriptor bell = make_bell();
+  reserve_shared(descriptor.get(), 0, kArenaPage);
   std::byte* base = map(descriptor.get(), kReach);
+  return begin(rank, std::move(descriptor), std::move(bell), base, kReach);
+}
+
+Arena Arena::create_private(int rank) {
+  FileDescriptor bell = make_bell();
+  const auto map_private = [](uint64_t reach) {
+    return mmap(nullptr, reach, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  };
+  uint64_t reach = kReach;
+  void* base = map_private(reach);
+  if (base == MAP_FAILED) {
+    for (; base == MAP_FAILED && reach > kSmallestReach; base = map_private(reach)) reach /= 2;
+    if (base != MAP_FAILED) munmap(base, reach);
+    reach = std::max(reach / 4, kSmallestReach);
+    base = map_private(reach);
+  }
+  if (base == MAP_FAILED) refuse("mapping memory");
+  madvise(base, reach, MADV_DONTFORK);
+  Arena arena = begin(rank, {}, std::move(bell), static_cast<std::byte*>(base), reach);
+  arena.is_private_ = true;
+  return arena;
+}
+
+Arena Arena::begin(int rank, FileDescriptor descriptor, FileDescriptor bell, std::byte* base, uint64_t reach) {
   auto* header = new (base) ArenaHeader{};
   header->magic = kMagic;
   header->version = kVersion;
   header->rank = rank;
   header->pid = getpid();
-  header->reach = kReach;
-  Arena arena(std::move(descriptor), std::move(bell), base, kReach);
-  arena.free_[kArenaPage] = kReach - kArenaPage;
+  header->reach = reach;
+  Arena arena(std::move(descriptor), std::move(bell), base, reach);
+  arena.free_[kArenaPage] = reach - kArenaPage;
   return arena;
 }
 
@@ -96,13 +130,17 @@ Arena Arena::attach(FileDescriptor descriptor, FileDescriptor bell) {
   return arena;
 }
 
+void Arena::reserve(uint64_t offset, uint64_t bytes) const {
+  if (!is_private_) reserve_shared(descriptor_.get(), offset, bytes);
+}
+
 uint64_t Arena::allocate(size_t bytes) {
   const uint64_t wanted = round_to_pages(bytes == 0 ? 1 : bytes);
   const std::lock_guard lock(mutex_);
   for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
     const auto [offset, room] = *hole;
     if (room < wanted) continue;
-    reserve(descriptor_.get(), offset, wanted);
+    reserve(offset, wanted);
     free_.erase(hole);
     if (room > wanted) free_[offset + wanted] = room - wanted;
     used_[offset] = wanted;
@@ -120,8 +158,11 @@ void Arena::release(uint64_t offset) {
   uint64_t bytes = found->second;
   used_.erase(found);
   // The pages go back to the system and read as zero when they are reserved again.
-  fallocate(descriptor_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start),
-            static_cast<off_t>(bytes));
+  if (is_private_)
+    madvise(base_ + start, bytes, MADV_DONTNEED);
+  else
+    fallocate(descriptor_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start),
+              static_cast<off_t>(bytes));
   auto next = free_.lower_bound(start);
   if (next != free_.end() && next->first == start + bytes) {
     bytes += next->second;

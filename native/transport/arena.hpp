@@ -55,6 +55,9 @@ class Arena {
  public:
   // Make this rank's arena. Throws std::system_error when memory or descriptors are refused.
   static Arena create(int rank);
+  // The same for a rank that shares no memory with others: ordinary memory of this process, with less address
+  // space where the system limits it.
+  static Arena create_private(int rank);
   // Map a peer's arena; `bell` is its eventfd. Throws std::system_error, or std::runtime_error when it is not one of
   // ours.
   static Arena attach(FileDescriptor descriptor, FileDescriptor bell);
@@ -65,6 +68,7 @@ class Arena {
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
   int descriptor() const { return descriptor_.get(); }
+  bool is_private() const { return is_private_; }
   // An eventfd that wakes those of the owner's process who sleep on sockets.
   int bell() const { return bell_.get(); }
 
@@ -88,11 +92,14 @@ class Arena {
 
  private:
   Arena(FileDescriptor descriptor, FileDescriptor bell, std::byte* base, uint64_t reach);
+  static Arena begin(int rank, FileDescriptor descriptor, FileDescriptor bell, std::byte* base, uint64_t reach);
+  void reserve(uint64_t offset, uint64_t bytes) const;
 
   FileDescriptor descriptor_;
   FileDescriptor bell_;
   std::byte* base_;
   uint64_t reach_;
+  bool is_private_ = false;
   std::mutex mutex_;                   // guards the two maps
   std::map<uint64_t, uint64_t> used_;  // offset -> bytes
   std::map<uint64_t, uint64_t> free_;  // offset -> bytes, never adjacent

@@ -67,6 +67,9 @@ struct GroupMemory {
   // have acknowledged (progress), the arrays of a call are exposed: who reads them where they lie looks here
   // afterwards.
   std::atomic<uint64_t> given_up;
+  // Of the leader of a host in a group that spans hosts: offset of the memory in which it announces, in the members'
+  // place, the calls of the other hosts' members; release-stored, 0 until it is made. See collectives/relay.hpp.
+  std::atomic<uint64_t> proxies;
 };
 
 // How large group memory and staging blocks are; equal on all members.
@@ -85,10 +88,12 @@ static_assert(sizeof(GroupMemory) % 64 == 0);
 // One member's group memory, as this process sees it.
 class GroupMemoryView {
  public:
+  GroupMemoryView() = default;  // none yet
   // Throws std::out_of_range when group memory cannot lie at `offset`.
   GroupMemoryView(const Arena& arena, uint64_t offset, size_t members, const GroupLayout& layout)
       : arena_(&arena), base_(arena.at_line(offset, GroupLayout::memory_bytes(members))), layout_(layout) {}
 
+  explicit operator bool() const { return base_ != nullptr; }
   const Arena& arena() const { return *arena_; }
   GroupMemory& memory() const { return *reinterpret_cast<GroupMemory*>(base_); }
   Announcement& announcement(uint64_t sequence) const { return memory().announcements[sequence & 1]; }
@@ -117,9 +122,9 @@ class GroupMemoryView {
   }
 
  private:
-  const Arena* arena_;
-  std::byte* base_;
-  GroupLayout layout_;
+  const Arena* arena_ = nullptr;
+  std::byte* base_ = nullptr;
+  GroupLayout layout_{};
 };
 
 }  // namespace procgroup

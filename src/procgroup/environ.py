@@ -129,6 +129,12 @@ PROCGROUP_STORE_KEY = Variable[str](
 PROCGROUP_TRANSPORT = Variable[str](
     "PROCGROUP_TRANSPORT", _transport, "auto", "auto, shm (fail without shared memory) or tcp (never use it)."
 )
+PROCGROUP_HOST_ID = Variable[str](
+    "PROCGROUP_HOST_ID",
+    str,
+    "",
+    "Ranks with different ones share no memory, as if they ran on different hosts: for tests on one machine.",
+)
 PROCGROUP_WAIT_REPORT_SECONDS = Variable[float](
     "PROCGROUP_WAIT_REPORT_SECONDS",
     _seconds,

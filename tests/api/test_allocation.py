@@ -52,7 +52,7 @@ def test_what_cannot_be_allocated_is_refused() -> None:
 
 def live_with_arena_arrays(rank: int, size: int) -> None:
     dist.init_process_group(timeout=30)
-    shared = dist.group.WORLD.transport == "shared memory"
+    shared = os.environ["PROCGROUP_TRANSPORT"] != "tcp"
     for count in (1, 5000, 300_000):
         array = dist.full(count, rank + 1)
         assert owner_of(array) == ("ArenaMemory" if shared else "bytearray")
@@ -86,7 +86,7 @@ def read_in_a_child(array: Any) -> None:
     assert array[0] == array[-1]
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 def test_arrays_of_the_arena_work_and_outlive_the_group(transport: str) -> None:
     run(live_with_arena_arrays, 2, environment={"PROCGROUP_TRANSPORT": transport})
 

@@ -14,9 +14,10 @@ import pytest
 
 import procgroup as dist
 from procgroup.testing import run_ranks
+from world import placed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
-both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
 def read_only(length: int) -> Any:
@@ -66,7 +67,7 @@ def scatter_in_manager(last: Callable[[int], Any], async_op: bool) -> None:
 BLOCKS = [reduce_list, gather_lists, reduce_in_manager, gather_in_manager, scatter_in_manager]
 
 
-@both_transports
+@transports
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("bad", [read_only, lambda length: np.ones(length, np.float64).tolist()], ids=["read", "list"])
@@ -82,10 +83,10 @@ def test_a_rank_with_a_bad_array_calls_again(
         dist.all_reduce(total)
         assert total[0] == 6
 
-    run_ranks(call_until_it_is_good, 3, transport=transport, timeout=30)
+    run_ranks(call_until_it_is_good, 3, **placed(transport, 3), timeout=30)
 
 
-@both_transports
+@transports
 def test_a_batch_with_a_bad_message_sends_none_of_them(transport: str) -> None:
     def send_and_receive() -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -101,7 +102,7 @@ def test_a_batch_with_a_bad_message_sends_none_of_them(transport: str) -> None:
                     work.wait()
         assert (into == 10 * before + 3).all(), into
 
-    run_ranks(send_and_receive, 3, transport=transport, timeout=30)
+    run_ranks(send_and_receive, 3, **placed(transport, 3), timeout=30)
 
 
 def test_a_batch_with_a_message_to_oneself_starts_none_of_them() -> None:

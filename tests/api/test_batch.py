@@ -107,7 +107,7 @@ def batches(rank: int, size: int) -> None:
     assert work.wait() and work.source_rank() == before
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_batches_go_round_in_rings_whatever_their_order(transport: str, size: int) -> None:
     run(batches, size, timeout=50, environment={"PROCGROUP_TRANSPORT": transport})

@@ -58,7 +58,7 @@ def coalesce_everything(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 def test_coalesced_calls_in_a_world(transport: str) -> None:
     run(coalesce_everything, 3, environment={"PROCGROUP_TRANSPORT": transport})
 

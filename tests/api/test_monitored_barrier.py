@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import procgroup as dist
-from procgroup.api import monitoring
 from procgroup.testing import RanksFailed, run_ranks
+from world import placed
 
-both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
-@both_transports
+@transports
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_everybody_comes(size: int, transport: str) -> None:
     def meet() -> None:
@@ -25,10 +25,10 @@ def test_everybody_comes(size: int, transport: str) -> None:
             dist.monitored_barrier()
             dist.monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
 
-    run_ranks(meet, size, transport=transport)
+    run_ranks(meet, size, **placed(transport, size))
 
 
-@both_transports
+@transports
 @pytest.mark.parametrize("wait_all_ranks", [False, True])
 def test_every_rank_is_told_all_who_are_missing(wait_all_ranks: bool, transport: str) -> None:
     told = threading.Barrier(4)
@@ -48,7 +48,7 @@ def test_every_rank_is_told_all_who_are_missing(wait_all_ranks: bool, transport:
         told.wait(30)
         return caught.value
 
-    errors = run_ranks(meet_without_two, 4, transport=transport)
+    errors = run_ranks(meet_without_two, 4, **placed(transport, 4))
     for rank in (0, 2):
         # Rank 0 may have been alone when its time was over.
         assert {1, 3} <= set(errors[rank].missing) <= {1, 2, 3}
@@ -58,7 +58,7 @@ def test_every_rank_is_told_all_who_are_missing(wait_all_ranks: bool, transport:
     assert errors[0].missing == errors[2].missing
 
 
-@both_transports
+@transports
 @pytest.mark.parametrize("barrier", ["barrier", "monitored_barrier"])
 def test_a_call_that_gave_up_before_its_turn_ends_a_later_barrier_at_once(barrier: str, transport: str) -> None:
     gave_up, told = threading.Event(), threading.Barrier(3)
@@ -84,16 +84,8 @@ def test_a_call_that_gave_up_before_its_turn_ends_a_later_barrier_at_once(barrie
         told.wait(30)
         return caught.value
 
-    for error in run_ranks(call_in_a_row, 3, transport=transport):
+    for error in run_ranks(call_in_a_row, 3, **placed(transport, 3)):
         assert 2 in error.missing and error.seconds == 0.3
-
-
-def test_long_lists_of_ranks_are_read_as_they_are_written() -> None:
-    assert monitoring._ranks("1, 2, 5-8, 10", 16) == (1, 2, 5, 6, 7, 8, 10)
-    assert monitoring._ranks("0-9", 4) == (0, 1, 2, 3)  # a peer wrote it
-    for text, ranks in (("rank 3", "3"), ("rank 1, 3, 5 and 7 more", "1, 3, 5"), ("rank 0-99", "0-99")):
-        found = monitoring._TIMED_OUT.search(f"its time limit of 0.5 s passed while it waited for {text}")
-        assert found is not None and (found[1], found[2]) == ("0.5", ranks)
 
 
 def test_a_rank_that_left_is_lost_at_once() -> None:

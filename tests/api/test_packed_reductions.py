@@ -13,9 +13,10 @@ from random_calls.calls import LAYOUT_KINDS, arranged
 import procgroup as dist
 from procgroup.testing import run_ranks
 from procgroup.types import AnyReduceOp
+from world import placed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
-transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 WRITABLE = [kind for kind in LAYOUT_KINDS if kind != "frozen"]
 SUM = dist.ReduceOp.SUM
 
@@ -78,7 +79,7 @@ def test_any_list_of_arrays_of_any_layout_is_reduced_as_numpy_does_with_the_same
             result, total = np.ascontiguousarray(array).reshape(-1), one.total(size)
             assert result.tobytes() == total.tobytes(), f"{one}: {result} instead of {total}"
 
-    run_ranks(reduce, size, transport=transport, timeout=60)
+    run_ranks(reduce, size, **placed(transport, size), timeout=60)
 
 
 @transports
@@ -92,7 +93,7 @@ def test_lists_of_every_dtype_and_op_are_reduced(dtype: str, transport: str) -> 
             for one, array in zip(chosen, arrays, strict=True):
                 assert array.tobytes() == one.total(3).tobytes(), (op, one.case.count)
 
-    run_ranks(reduce, 3, transport=transport)
+    run_ranks(reduce, 3, **placed(transport, 3))
 
 
 @transports
@@ -105,7 +106,7 @@ def test_every_call_in_the_manager_has_a_factor_of_its_own_on_every_rank(transpo
         dist.all_reduce_coalesced(arrays, dist.ReduceOp.PREMUL_SUM(0.5))
         assert arrays[3].tolist() == [[26.0] * 2] * 2
 
-    run_ranks(reduce, 2, transport=transport)
+    run_ranks(reduce, 2, **placed(transport, 2))
 
 
 def test_small_arrays_go_out_in_one_call_and_large_ones_in_calls_of_their_own() -> None:
@@ -166,7 +167,7 @@ def test_lists_that_differ_between_ranks_are_a_mismatch_that_names_both_calls_an
         assert first != second
         assert all((array == 3).all() for array in arrays)
 
-    run_ranks(reduce, 2, transport=transport)
+    run_ranks(reduce, 2, **placed(transport, 2))
 
 
 def test_an_array_that_is_small_on_one_rank_only_is_a_mismatch() -> None:
@@ -198,7 +199,7 @@ def test_arrays_that_share_memory_are_reduced_one_after_the_other(transport: str
         dist.all_reduce_coalesced([array, array[2:], array[::5]])
         assert array.tolist() == [9, 3, 9, 9, 9, 27]
 
-    run_ranks(reduce, 3, transport=transport)
+    run_ranks(reduce, 3, **placed(transport, 3))
 
 
 def test_columns_of_one_matrix_go_out_together_with_whole_arrays_of_other_ranks() -> None:
@@ -226,7 +227,7 @@ def test_packed_calls_overlap_with_calls_before_and_after_them(transport: str) -
         first.wait()
         assert all((array == 3).all() for array in (before, after, *arrays))
 
-    run_ranks(reduce, 3, transport=transport)
+    run_ranks(reduce, 3, **placed(transport, 3))
 
 
 @pytest.mark.parametrize("async_op", [False, True])

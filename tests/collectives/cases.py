@@ -33,7 +33,7 @@ ROOTED = ["reduce", "broadcast"]
 VERBS = [*REDUCING, "broadcast", "all_gather", "ring", "barrier"]
 """Each is a function of the library, but for "ring": every rank sends to the next one and receives from the former."""
 
-TRANSPORTS = ["shm", "tcp"]
+TRANSPORTS = ["shm", "tcp", "spanning"]
 SIZES = [1, 2, 3, 4, 7]
 
 EDGES = [48, 16 << 10, 512 << 10]

@@ -16,6 +16,7 @@ import pytest
 import procgroup as dist
 from procgroup.testing import run_ranks
 from procgroup.types import AnyReduceOp, ReduceOp
+from world import placed
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,7 +28,7 @@ FACTORS = [0.5, 2, -1.0, np.float32(0.25)]
 """One per rank."""
 OTHERS = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 
-transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
 def dtype_of(name: str) -> Any:
@@ -90,7 +91,7 @@ def scale_and_add(name: str) -> None:
 @transports
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
 def test_each_rank_has_a_factor_of_its_own(transport: str, name: str) -> None:
-    run_ranks(scale_and_add, SIZE, name, transport=transport)
+    run_ranks(scale_and_add, SIZE, name, **placed(transport, SIZE))
 
 
 def refuse_factors() -> None:
@@ -172,7 +173,7 @@ def combine_complex_numbers(name: str) -> None:
     dist.barrier()
 
 
-@transports
+@pytest.mark.parametrize("transport", ["shm", "tcp"])  # where reductions are in rank order
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
 def test_complex_numbers_are_added_averaged_and_multiplied(transport: str, name: str) -> None:
-    run_ranks(combine_complex_numbers, SIZE, name, transport=transport)
+    run_ranks(combine_complex_numbers, SIZE, name, **placed(transport, SIZE))

@@ -12,7 +12,7 @@ import procgroup as dist
 from procgroup.errors import CollectiveMismatch
 from procgroup.testing import run_ranks
 from procgroup.types import ReduceOp
-from world import run
+from world import placed, run
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -53,13 +53,13 @@ def what_differs(rank: int, size: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("size", [3, 4, 7])
 def test_every_reduction_gives_the_bits_of_a_sum_in_rank_order(transport: str, size: int) -> None:
     def program() -> None:
         assert what_differs(dist.get_rank(), dist.get_world_size()) == []
 
-    run_ranks(program, size, transport=transport)
+    run_ranks(program, size, **placed(transport, size))
 
 
 def promise(rank: int, size: int) -> list[str]:
@@ -69,8 +69,9 @@ def promise(rank: int, size: int) -> list[str]:
     return wrong
 
 
-def test_processes_that_promise_rank_order_get_it() -> None:
-    assert run(promise, 3, timeout=100) == [[], [], []]
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_groups_that_promise_rank_order_give_it_whatever_the_layout(transport: str) -> None:
+    assert run(promise, 4, timeout=100, environment={"PROCGROUP_TRANSPORT": transport}) == [[]] * 4
 
 
 def promise_on_one_rank(rank: int, size: int) -> None:

@@ -11,6 +11,7 @@ from collectives.cases import TRANSPORTS
 
 import procgroup as dist
 from procgroup.testing import run_ranks
+from world import placed
 
 
 def exchange(count: int, way: str) -> list[Any] | None:
@@ -34,7 +35,7 @@ def exchange(count: int, way: str) -> list[Any] | None:
 @pytest.mark.parametrize("way", ["recv", "recv, when the message is there", "irecv"])
 def test_what_is_received_into_a_column_is_there_when_the_call_is_over(transport: str, way: str) -> None:
     for count in (1, 6, 1000, 200_000):
-        columns = run_ranks(exchange, 2, count, way, transport=transport)[1]
+        columns = run_ranks(exchange, 2, count, way, **placed(transport, 2))[1]
         assert columns is not None
         for column in columns:
             assert np.array_equal(column, np.arange(2 * count)[::2]), count

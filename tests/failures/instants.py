@@ -18,16 +18,15 @@ _REQUESTS = ("set", "add", "compare_set", "append", "get_unless")
 
 # All ranks have joined before these, or the victim lets them: the instants in the order in which they come.
 JOINING = (("append", "members"), ("add", "count"))
-SHARED = (
-    ("set", "arena/verdict"),
-    ("get_unless", "arena/verdict"),
-    ("set", "unix/"),
-    ("get_unless", "unix/"),
-    ("set", "unix/verdict"),
-    ("get_unless", "unix/verdict"),
+CONNECTING = (
+    ("set", "links/"),
+    ("get_unless", "links/"),
+    ("set", "links/verdict"),
+    ("get_unless", "links/verdict"),
+    ("set", "shared/"),
+    ("get_unless", "shared/"),
     ("set", "attached/verdict"),
 )
-SOCKETS = (("set", "tcp/"), ("get_unless", "tcp/"), ("set", "tcp/verdict"))
 
 
 def end_at(request: str, key: str, how: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 import procgroup as dist
 
-TRANSPORTS = ["shm", "tcp"]
+TRANSPORTS = ["shm", "tcp", "spanning"]
 
 ABSENT = 1
 """The rank that does not come."""

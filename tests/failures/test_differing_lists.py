@@ -13,12 +13,13 @@ from failures.watched import Arrays
 
 import procgroup as dist
 from procgroup.testing import run_ranks
+from world import placed
 
 Call = Callable[[Arrays], object]
 
 SIZE = 3
 
-transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
 def exchange(a: Arrays, expected: list[int], given: list[int], dtype: str = "float64", single: bool = False) -> object:
@@ -115,7 +116,7 @@ def disagree_once(what: str, many: int) -> tuple[str, dict[int, str]]:
 @pytest.mark.parametrize("many", [4, 30_000])
 def test_what_shows_beside_the_others_is_told_to_every_rank(transport: str, many: int) -> None:
     for what, (_, _, word) in disagree(many).items():
-        told = run_ranks(disagree_once, SIZE, what, many, transport=transport)
+        told = run_ranks(disagree_once, SIZE, what, many, **placed(transport, SIZE))
         calls = told[0][1]
         for rank, (text, described) in enumerate(told):
             assert f"rank {rank} of {SIZE}" in text, f"{what}: {text}"

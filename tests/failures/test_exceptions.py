@@ -18,7 +18,7 @@ import pytest
 from failures.operations import TRANSPORTS, allowance, on
 
 from procgroup import exit_reason
-from world import free_port
+from world import free_port, rank_environment
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -60,9 +60,10 @@ def run_programs(folder: Path, play: str, wait: str, size: int, transport: str) 
     """Run the program on all ranks; return what each printed on stdout."""
     source = PROGRAM.format(play=_indented(play), wait=_indented(wait))
     (folder / "train.py").write_text(source)
-    place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **on(transport)}
+    port = free_port()
     with contextlib.ExitStack() as stack:
-        ranks = [stack.enter_context(_started(folder, rank, place)) for rank in range(size)]
+        places = [rank_environment(rank, size, port, on(transport)) for rank in range(size)]
+        ranks = [stack.enter_context(_started(folder, place)) for place in places]
         outputs = [rank.communicate(timeout=40) for rank in ranks]
     said = "".join(output + errors for output, errors in outputs)
     assert ranks[1].returncode != 0 or "thread" in play, said
@@ -70,8 +71,7 @@ def run_programs(folder: Path, play: str, wait: str, size: int, transport: str) 
 
 
 @contextlib.contextmanager
-def _started(folder: Path, rank: int, place: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, **place, "RANK": str(rank)}
+def _started(folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "train.py"],
         cwd=folder,
@@ -176,8 +176,9 @@ except ImportError:
 """
     )
     (tmp_path / "train.py").write_text(source)
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **on("shm")}
-    with _started(tmp_path, 0, place) as first, _started(tmp_path, 1, place) as second:
+    port = free_port()
+    places = [rank_environment(rank, 2, port, on("shm")) for rank in range(2)]
+    with _started(tmp_path, places[0]) as first, _started(tmp_path, places[1]) as second:
         assert second.communicate(timeout=30) == ("", "")
         assert first.communicate(timeout=30)[0] == "PeerLost True\n"
 

@@ -285,7 +285,7 @@ sys.exit(max(abs(rank.wait()) for rank in ranks))
 """
 
 
-@transports
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_a_program_of_four_lines_ends_with_status_0_and_no_words(transport: str, late: int, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -324,7 +324,7 @@ if __name__ == "__main__":
 """
 
 
-@transports
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_processes_of_multiprocessing_end_as_programs_do(transport: str, method: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(MULTIPROCESSING)

@@ -11,11 +11,12 @@ from failures.watched import Array, Arrays
 
 import procgroup as dist
 from procgroup.testing import run_ranks
+from world import placed
 
 SIZE = 3
 ROOT = 1
 
-transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
 Call = Callable[[Arrays], object]
@@ -247,5 +248,5 @@ def judge(call: Call, pattern: str) -> list[str]:
 
 @transports
 def test_what_one_rank_can_see_is_refused_there_and_the_group_goes_on(transport: str) -> None:
-    wrong = [text for texts in run_ranks(refuse_then_work, SIZE, transport=transport) for text in texts]
+    wrong = [text for texts in run_ranks(refuse_then_work, SIZE, **placed(transport, SIZE)) for text in texts]
     assert not wrong, "\n".join(wrong)

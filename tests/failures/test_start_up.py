@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from failures import instants
-from failures.instants import JOINING, SHARED, SOCKETS, moment, start_a_group
+from failures.instants import CONNECTING, JOINING, moment, start_a_group
 from failures.operations import allowance
 
 import procgroup as dist
@@ -46,10 +46,17 @@ def cases(instants: list[tuple[str, str]], quick: list[tuple[int, tuple[str, str
     ]
 
 
-KILLED_AT = [(2, JOINING[0]), (2, SHARED[1]), (2, SHARED[3]), (2, SHARED[6]), (0, SHARED[1]), (0, SHARED[4])]
+KILLED_AT = [
+    (2, JOINING[0]),
+    (2, CONNECTING[1]),
+    (2, CONNECTING[3]),
+    (2, CONNECTING[6]),
+    (0, CONNECTING[1]),
+    (0, CONNECTING[4]),
+]
 
 
-@pytest.mark.parametrize(("victim", "instant"), cases([*JOINING, *SHARED], KILLED_AT))
+@pytest.mark.parametrize(("victim", "instant"), cases([*JOINING, *CONNECTING], KILLED_AT))
 def test_a_killed_rank_is_named_at_once(victim: int, instant: tuple[str, str]) -> None:
     with start(start_a_group, 4, args=(victim, instant, "kill", 20)) as world:
         outcomes = world.wait()
@@ -59,7 +66,7 @@ def test_a_killed_rank_is_named_at_once(victim: int, instant: tuple[str, str]) -
                 assert f"lost rank {victim} (pid {world.pids[victim]}): its process on host " in str(outcome.error)
 
 
-@pytest.mark.parametrize(("victim", "instant"), [(0, SOCKETS[1]), (1, SOCKETS[1]), (1, SOCKETS[2])])
+@pytest.mark.parametrize(("victim", "instant"), [(0, CONNECTING[1]), (1, CONNECTING[1]), (1, CONNECTING[2])])
 def test_a_killed_rank_is_named_at_once_over_tcp(victim: int, instant: tuple[str, str]) -> None:
     environment = {"PROCGROUP_TRANSPORT": "tcp"}
     with start(start_a_group, 2, args=(victim, instant, "kill", 20), environment=environment) as world:
@@ -70,13 +77,14 @@ def test_a_killed_rank_is_named_at_once_over_tcp(victim: int, instant: tuple[str
 def test_a_killed_rank_is_named_at_once_through_a_store_of_the_program(victim: int) -> None:
     # By then every rank has read who the others are. Before that nobody can tell which rank hosts such a store, and
     # its end is StoreLost.
-    with start(start_a_group, 3, args=(victim, SHARED[3], "kill", 20, "tcp")) as world:
+    with start(start_a_group, 3, args=(victim, CONNECTING[3], "kill", 20, "tcp")) as world:
         check_named(world.wait(), victim, PeerLost)
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
 @pytest.mark.parametrize(
-    ("victim", "instant"), cases([SHARED[1], SHARED[3], SHARED[6]], [(2, SHARED[1]), (0, SHARED[6])])
+    ("victim", "instant"),
+    cases([CONNECTING[1], CONNECTING[3], CONNECTING[6]], [(2, CONNECTING[1]), (0, CONNECTING[6])]),
 )
 def test_a_rank_that_leaves_with_an_exception_is_named_at_once(how: str, victim: int, instant: tuple[str, str]) -> None:
     with start(start_a_group, 4, args=(victim, instant, how, 20)) as world:
@@ -88,7 +96,7 @@ def test_a_rank_that_leaves_with_an_exception_is_named_at_once(how: str, victim:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_raises_is_named_at_once_through_a_file(victim: int, tmp_path: Path) -> None:
-    with start(start_a_group, 3, args=(victim, SHARED[1], "raise", 20, str(tmp_path / "store"))) as world:
+    with start(start_a_group, 3, args=(victim, CONNECTING[1], "raise", 20, str(tmp_path / "store"))) as world:
         check_named(world.wait(), victim, PeerFailed)
 
 
@@ -102,11 +110,11 @@ def wait_for_the_end(world: World, ranks: list[int]) -> None:
 def test_a_rank_that_is_stopped_or_killed_unseen_is_named_at_the_deadline(tmp_path: Path) -> None:
     limit = 5.0
     worlds_to_start = [
-        (2, SHARED[0], "stop", limit),
-        (2, SHARED[4], "stop", limit),
-        (0, SHARED[1], "stop", limit),  # with the store
-        (1, SHARED[2], "kill", limit, str(tmp_path / "first")),
-        (0, SHARED[5], "kill", limit, str(tmp_path / "second")),
+        (2, CONNECTING[0], "stop", limit),
+        (2, CONNECTING[4], "stop", limit),
+        (0, CONNECTING[1], "stop", limit),  # with the store
+        (1, CONNECTING[2], "kill", limit, str(tmp_path / "first")),
+        (0, CONNECTING[5], "kill", limit, str(tmp_path / "second")),
     ]
     with ExitStack() as stack:
         worlds = [stack.enter_context(start(start_a_group, 3, args=case)) for case in worlds_to_start]
@@ -128,8 +136,8 @@ def test_a_rank_that_is_stopped_or_killed_unseen_is_named_at_the_deadline(tmp_pa
 def test_a_killed_rank_is_named_under_the_launcher(tmp_path: Path) -> None:
     program = """\
         import os, procgroup as dist
-        from failures.instants import SHARED, start_a_group
-        start_a_group(int(os.environ["RANK"]), 3, 1, SHARED[4], "kill", 20)
+        from failures.instants import CONNECTING, start_a_group
+        start_a_group(int(os.environ["RANK"]), 3, 1, CONNECTING[4], "kill", 20)
     """
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(program))
@@ -156,7 +164,7 @@ def start_a_group_twice(rank: int, size: int, victim: int) -> str:
     from procgroup.errors import DistError
 
     if rank == victim:
-        instants.end_at(*SHARED[4], "raise")
+        instants.end_at(*CONNECTING[4], "raise")
     try:
         dist.init_process_group(timeout=20)
     except (DistError, ValueError) as error:

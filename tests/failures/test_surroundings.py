@@ -116,11 +116,11 @@ def little_on_one_rank(rank: int, size: int) -> str:
     return str(dist.group.WORLD.transport)
 
 
-def test_when_one_rank_has_no_room_all_use_tcp() -> None:
+def test_a_rank_without_room_uses_tcp_and_the_others_share_memory() -> None:
     with start(little_on_one_rank, 3) as world:
         outcomes = world.wait(25)
     assert all(outcome.ok for outcome in outcomes), [outcome.output + outcome.traceback for outcome in outcomes]
-    assert [outcome.value for outcome in outcomes] == ["tcp"] * 3
+    assert [outcome.value for outcome in outcomes] == ["shared memory, tcp"] * 3
     assert all(len(outcome.output.splitlines()) <= 1 for outcome in outcomes)
     assert any("tcp" in outcome.output.lower() for outcome in outcomes), "somebody says that TCP is used, and why"
 

@@ -13,11 +13,11 @@ import pytest
 
 import procgroup as dist
 from procgroup.testing import run_ranks
-from world import start
+from world import placed, start
 
 pytestmark = pytest.mark.timeout(90)
 
-transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
 def error_of_making(ranks: list[int], timeout: float = 30) -> Any:
@@ -44,7 +44,7 @@ def make_groups_that_differ() -> None:
 
 @transports
 def test_lists_that_differ_are_reported_on_every_rank_and_the_next_group_works(transport: str) -> None:
-    run_ranks(make_groups_that_differ, 3, transport=transport)
+    run_ranks(make_groups_that_differ, 3, **placed(transport, 3))
 
 
 def wait_for_a_rank_that_never_comes(gave_up: list[threading.Event]) -> None:
@@ -71,7 +71,7 @@ def wait_for_a_rank_that_never_comes(gave_up: list[threading.Event]) -> None:
 
 @transports
 def test_a_rank_that_never_comes_is_named_at_the_timeout(transport: str) -> None:
-    run_ranks(wait_for_a_rank_that_never_comes, 3, [threading.Event() for _ in range(2)], transport=transport)
+    run_ranks(wait_for_a_rank_that_never_comes, 3, [threading.Event() for _ in range(2)], **placed(transport, 3))
 
 
 def leave_one_group() -> None:
@@ -97,7 +97,7 @@ def leave_one_group() -> None:
 
 @transports
 def test_a_group_that_a_rank_has_left_says_so_and_the_others_go_on(transport: str) -> None:
-    run_ranks(leave_one_group, 2, transport=transport)
+    run_ranks(leave_one_group, 2, **placed(transport, 2))
 
 
 def abort_one_group(waiting: threading.Event) -> None:
@@ -122,7 +122,7 @@ def abort_one_group(waiting: threading.Event) -> None:
 
 @transports
 def test_aborting_a_group_ends_it_on_all_members_and_nothing_else(transport: str) -> None:
-    run_ranks(abort_one_group, 2, threading.Event(), transport=transport)
+    run_ranks(abort_one_group, 2, threading.Event(), **placed(transport, 2))
 
 
 def abort_the_default_group(aborted: threading.Event) -> None:
@@ -140,7 +140,7 @@ def abort_the_default_group(aborted: threading.Event) -> None:
 
 @transports
 def test_aborting_the_default_group_ends_it_for_later_calls(transport: str) -> None:
-    run_ranks(abort_the_default_group, 2, threading.Event(), transport=transport)
+    run_ranks(abort_the_default_group, 2, threading.Event(), **placed(transport, 2))
 
 
 def receive_from_one_that_aborts_and_leaves(from_any: bool) -> None:
@@ -161,7 +161,7 @@ def receive_from_one_that_aborts_and_leaves(from_any: bool) -> None:
 @pytest.mark.parametrize("from_any", [True, False], ids=["from any rank", "from one rank"])
 def test_each_rank_is_told_of_an_abort_whenever_it_calls(from_any: bool, transport: str) -> None:
     for _ in range(20):
-        run_ranks(receive_from_one_that_aborts_and_leaves, 2, from_any, transport=transport)
+        run_ranks(receive_from_one_that_aborts_and_leaves, 2, from_any, **placed(transport, 2))
 
 
 def call_in_opposite_orders(length: int) -> None:
@@ -180,7 +180,7 @@ def call_in_opposite_orders(length: int) -> None:
 @transports
 @pytest.mark.parametrize("length", [3, 500_000])
 def test_orders_that_cross_do_not_deadlock(transport: str, length: int) -> None:
-    run_ranks(call_in_opposite_orders, 2, length, transport=transport)
+    run_ranks(call_in_opposite_orders, 2, length, **placed(transport, 2))
 
 
 def call_from_two_threads() -> None:
@@ -211,7 +211,7 @@ def call_from_two_threads() -> None:
 
 @transports
 def test_threads_use_a_group_each_side_by_side(transport: str) -> None:
-    run_ranks(call_from_two_threads, 2, transport=transport)
+    run_ranks(call_from_two_threads, 2, **placed(transport, 2))
 
 
 def lose_a_member(rank: int, size: int) -> str:

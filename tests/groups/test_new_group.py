@@ -11,10 +11,11 @@ import pytest
 
 import procgroup as dist
 from procgroup.testing import run_ranks
+from world import placed
 
 pytestmark = pytest.mark.timeout(60)
 
-transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 SIZES = (1, 5, 700, 100_000)
 """Elements: in a line, in a small area, and in slots."""
 
@@ -48,7 +49,7 @@ def use_overlapping_groups() -> None:
 
 @transports
 def test_each_group_has_its_members_its_numbers_and_its_own_data(transport: str) -> None:
-    run_ranks(use_overlapping_groups, 4, transport=transport)
+    run_ranks(use_overlapping_groups, 4, **placed(transport, 4))
 
 
 def make_groups_as_members_only() -> None:
@@ -64,7 +65,7 @@ def make_groups_as_members_only() -> None:
 
 @transports
 def test_a_group_takes_its_members_only(transport: str) -> None:
-    run_ranks(make_groups_as_members_only, 3, transport=transport)
+    run_ranks(make_groups_as_members_only, 3, **placed(transport, 3))
 
 
 def keep_the_order_of_the_ranks() -> None:
@@ -90,7 +91,7 @@ def keep_the_order_of_the_ranks() -> None:
 
 @transports
 def test_unsorted_ranks_are_the_group_order(transport: str) -> None:
-    run_ranks(keep_the_order_of_the_ranks, 3, transport=transport)
+    run_ranks(keep_the_order_of_the_ranks, 3, **placed(transport, 3))
 
 
 def make_the_same_group_again() -> None:
@@ -107,7 +108,7 @@ def make_the_same_group_again() -> None:
 
 @transports
 def test_groups_of_the_same_ranks_are_different_groups(transport: str) -> None:
-    run_ranks(make_the_same_group_again, 2, transport=transport)
+    run_ranks(make_the_same_group_again, 2, **placed(transport, 2))
 
 
 def describe_groups() -> None:
@@ -135,7 +136,7 @@ def describe_groups() -> None:
 
 @transports
 def test_a_group_takes_what_it_is_not_told_from_the_default_group(transport: str) -> None:
-    run_ranks(describe_groups, 2, transport=transport)
+    run_ranks(describe_groups, 2, **placed(transport, 2))
 
 
 def refuse_wrong_lists() -> None:
@@ -207,7 +208,7 @@ def cut_into_subgroups() -> None:
 
 @transports
 def test_groups_are_cut_into_groups(transport: str) -> None:
-    run_ranks(cut_into_subgroups, 4, transport=transport)
+    run_ranks(cut_into_subgroups, 4, **placed(transport, 4))
 
 
 def make_groups_alone() -> None:

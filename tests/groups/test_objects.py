@@ -16,9 +16,10 @@ from groups.sameness import same
 import procgroup as dist
 from procgroup.groups import objects
 from procgroup.testing import RanksFailed, connected_groups, run_ranks
+from world import placed
 
 RANKS = (1, 2, 3, 4, 7)
-both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
 class Point:
@@ -92,10 +93,10 @@ def play_all_calls() -> None:
         assert same(received, [sample(preceding), preceding])
 
 
-@both_transports
+@transports
 @pytest.mark.parametrize("size", RANKS)
 def test_every_call_moves_objects(size: int, transport: str) -> None:
-    run_ranks(play_all_calls, size, transport=transport)
+    run_ranks(play_all_calls, size, **placed(transport, size))
 
 
 def test_objects_are_received_from_any_rank() -> None:
@@ -330,7 +331,7 @@ def test_tensors_travel_as_memory() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@both_transports
+@transports
 def test_more_than_two_gibibytes_arrive(transport: str) -> None:
     count = (1 << 28) + 12_345_678
 
@@ -339,4 +340,4 @@ def test_more_than_two_gibibytes_arrive(transport: str) -> None:
         dist.broadcast_object_list(box)
         assert box[0].nbytes > 1 << 31 and box[0][-1] == count - 1 and int(box[0][1 << 28]) == 1 << 28
 
-    run_ranks(broadcast, 2, transport=transport, timeout=280)
+    run_ranks(broadcast, 2, **placed(transport, 2), timeout=280)

@@ -16,8 +16,9 @@ from procgroup.groups import envelope, slabs
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.parts import CallsOfParts, Parts
 from procgroup.testing import RanksFailed, connected_groups, run_ranks
+from world import placed
 
-both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 RANKS = (1, 2, 3, 4, 7)
 
 
@@ -51,7 +52,7 @@ def same_parts(received: Any, parts: Parts) -> bool:
 
 @pytest.mark.parametrize("length", [0, 1, 1000, 60_000, 1_000_000])
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 def test_parts_arrive_as_one_array(transport: str, size: int, length: int) -> None:
     def play() -> None:
         group, rank = default_group(), dist.get_rank()
@@ -68,7 +69,7 @@ def test_parts_arrive_as_one_array(transport: str, size: int, length: int) -> No
         group.all_gather_iovecs(outputs, parts_of(rank, length + rank)[0], 20.0)
         assert all(same_parts(outputs[rank], parts_of(rank, length + rank)[0]) for rank in range(size))
 
-    run_ranks(play, size, transport=transport)
+    run_ranks(play, size, **placed(transport, size))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def mixture(rank: int) -> dict[str, Any]:
     }
 
 
-@both_transports
+@transports
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.usefixtures("small_slabs")
 def test_objects_of_many_segments_arrive(size: int, transport: str) -> None:
@@ -144,7 +145,7 @@ def test_objects_of_many_segments_arrive(size: int, transport: str) -> None:
         dist.all_gather_object(gathered, mixture(rank) if rank == 1 else rank)
         assert same(gathered, [mixture(each) if each == 1 else each for each in range(size)])
 
-    run_ranks(play, size, transport=transport, timeout=60)
+    run_ranks(play, size, **placed(transport, size), timeout=60)
 
 
 @pytest.mark.usefixtures("small_slabs")

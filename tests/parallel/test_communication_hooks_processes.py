@@ -46,7 +46,7 @@ def train_with_every_hook(rank: int, size: int) -> list[tuple[str, str, float]]:
     return found
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 def test_all_ranks_come_to_the_same_bits(transport: str) -> None:
     ranks = run(train_with_every_hook, 3, environment={"PROCGROUP_TRANSPORT": transport}, torch=True, timeout=60)
     assert len(ranks[0]) == 4

@@ -27,15 +27,16 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from procgroup.parallel import DistributedDataParallel, GradBucket  # noqa: E402
+from world import placed  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early_or_late")]
-both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
-@both_transports
+@transports
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 def test_gradients_are_those_of_the_whole_batch(size: int, transport: str) -> None:
-    run_ranks(lambda: train(*wrap(models.perceptron)), size, transport=transport)
+    run_ranks(lambda: train(*wrap(models.perceptron)), size, **placed(transport, size))
 
 
 OPTIONS: list[dict[str, Any]] = [

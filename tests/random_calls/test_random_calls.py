@@ -15,9 +15,19 @@ SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 EXAMPLES = 10 if SAMPLED else 500
 """Of each world; there are ten worlds in a full run, and six in a sample."""
 
-WORLDS = [(2, "shm"), (3, "tcp"), (4, "shm"), (7, "shm"), (1, "shm"), (2, "tcp")]
+WORLDS = [
+    (2, "shm"),
+    (3, "tcp"),
+    (4, "shm"),
+    (7, "shm"),
+    (1, "shm"),
+    (2, "tcp"),
+    (3, "spanning"),
+    (4, "spanning"),
+    (7, "spanning"),
+]
 if not SAMPLED:
-    WORLDS = list(product([1, 2, 3, 4, 7], ["shm", "tcp"]))
+    WORLDS = list(product([1, 2, 3, 4, 7], ["shm", "tcp", "spanning"]))
 
 pytestmark = pytest.mark.timeout(120 if SAMPLED else 3600)
 

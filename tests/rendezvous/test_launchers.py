@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -154,7 +153,7 @@ def check_ranks_of_several_hosts(done: subprocess.CompletedProcess[str], key: st
     ranks = [line.partition(",")[0] for line in done.stdout.splitlines()]
     assert sorted(ranks) == [f"rank {rank} of 4" for rank in range(4)]
     assert done.stdout.count(f", {'with' if key else 'without'} a key: 10") == 4
-    assert re.search(r"procgroup: the ranks are on \d hosts: shared memory on each, TCP between them", done.stderr)
+    assert "do not all share memory, using TCP between them" in done.stderr  # the hosts of the test have one name
     assert done.stderr.count("listens beyond this host without a job key") == (0 if key else 1)
 
 

@@ -17,9 +17,9 @@ import pytest
 
 import procgroup as dist
 from procgroup.testing import RanksFailed, run_ranks
-from world import run
+from world import placed, run
 
-both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 LONG = 0.6
 """Some times longer than a circle of threads takes to be found."""
@@ -28,7 +28,7 @@ LONG = 0.6
 def deadlocks(function: Callable[[], Any], size: int, transport: str) -> dict[int, BaseException]:
     """Return what each rank raised. At the deadline it would be RanksTimeout; a circle takes some 0.2 seconds."""
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(function, size, transport=transport, timeout=25)
+        run_ranks(function, size, **placed(transport, size), timeout=25)
     return dict(caught.value.errors)
 
 
@@ -41,7 +41,7 @@ def receive_in_a_circle(rank: int, world_size: int, size: int, transport: str) -
     assert "deadlock: rank 0 in recv from 1, rank 1 in recv from " in str(errors[0])
 
 
-@both_transports
+@transports
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_circle_of_receives_is_told_to_each_of_its_ranks(size: int, transport: str) -> None:
     run(receive_in_a_circle, 1, args=(size, transport))
@@ -59,7 +59,7 @@ def meet_or_receive(rank: int, world_size: int, transport: str) -> None:
     assert str(errors[0]).count("deadlock: rank 0 in barrier #1 without 1, rank 1 in recv from 0") == 1
 
 
-@both_transports
+@transports
 def test_a_receive_against_a_collective_is_one_too(transport: str) -> None:
     run(meet_or_receive, 1, args=(transport,))
 
@@ -73,10 +73,10 @@ def receive_and_go_on(rank: int, world_size: int, transport: str) -> None:
             dist.all_reduce(total)
         return float(total[0])
 
-    assert run_ranks(receive_and_go_on, 2, transport=transport, timeout=20) == [2, 2]
+    assert run_ranks(receive_and_go_on, 2, **placed(transport, 2), timeout=20) == [2, 2]
 
 
-@both_transports
+@transports
 def test_the_group_goes_on_after_a_circle_of_messages(transport: str) -> None:
     run(receive_and_go_on, 1, args=(transport,))
 
@@ -94,10 +94,10 @@ def pass_a_token(rank: int, world_size: int, transport: str) -> None:
                 dist.recv(token, size - 1)
         dist.barrier()
 
-    run_ranks(pass_on, 3, transport=transport, timeout=25)
+    run_ranks(pass_on, 3, **placed(transport, 3), timeout=25)
 
 
-@both_transports
+@transports
 def test_a_late_rank_is_no_deadlock(transport: str) -> None:
     """A token goes round, at random speed, while every other rank waits for it."""
     run(pass_a_token, 1, args=(transport,))
@@ -116,10 +116,10 @@ def send_later(rank: int, world_size: int, transport: str) -> None:
         dist.recv(got, peer, tag=2)
         sender.join()
 
-    run_ranks(send_later, 2, transport=transport, timeout=20)
+    run_ranks(send_later, 2, **placed(transport, 2), timeout=20)
 
 
-@both_transports
+@transports
 def test_a_thread_of_a_rank_may_still_send(transport: str) -> None:
     run(send_later, 1, args=(transport,))
 
@@ -136,9 +136,9 @@ def give_up_and_send(rank: int, world_size: int, transport: str) -> None:
             group.recv(got, peer, timeout=LONG)
         dist.send(got, peer)
 
-    run_ranks(give_up_and_send, 2, transport=transport, timeout=20)
+    run_ranks(give_up_and_send, 2, **placed(transport, 2), timeout=20)
 
 
-@both_transports
+@transports
 def test_a_short_limit_ends_its_wait_as_it_says(transport: str) -> None:
     run(give_up_and_send, 1, args=(transport,))

@@ -15,9 +15,10 @@ import procgroup as dist
 from procgroup.testing import RanksFailed, RanksTimeout, connected_groups, run_ranks
 from procgroup.testing.outcome import stacks_of
 from procgroup.testing.ranks import _Rank
+from world import placed
 
 RANKS = (1, 2, 3, 4, 7)
-both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
 def total_of_ranks(count: int) -> list[float]:
@@ -26,11 +27,11 @@ def total_of_ranks(count: int) -> list[float]:
     return array.tolist()
 
 
-@both_transports
+@transports
 @pytest.mark.parametrize("size", RANKS)
 def test_data_moves(size: int, transport: str) -> None:
     counts = (0, 1, 13, 100_003)
-    totals = run_ranks(lambda: [total_of_ranks(count) for count in counts], size, transport=transport)
+    totals = run_ranks(lambda: [total_of_ranks(count) for count in counts], size, **placed(transport, size))
     assert totals == [[[size * (size + 1) / 2] * count for count in counts]] * size
 
 
@@ -43,7 +44,7 @@ def test_each_rank_has_a_default_group_of_its_own() -> None:
     assert not dist.is_initialized()
 
 
-@both_transports
+@transports
 def test_messages_go_from_thread_to_thread(transport: str) -> None:
     def pass_on() -> int:
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -55,10 +56,10 @@ def test_messages_go_from_thread_to_thread(transport: str) -> None:
         work.wait()
         return int(received[0])
 
-    assert run_ranks(pass_on, 4, transport=transport) == [3, 0, 1, 2]
+    assert run_ranks(pass_on, 4, **placed(transport, 4)) == [3, 0, 1, 2]
 
 
-@both_transports
+@transports
 def test_a_world_that_is_over_leaves_no_memory_and_no_descriptor_open(transport: str) -> None:
     def use() -> None:
         total_of_ranks(3)
@@ -70,10 +71,10 @@ def test_a_world_that_is_over_leaves_no_memory_and_no_descriptor_open(transport:
         gc.collect()
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    run_ranks(use, 3, transport=transport)  # what the process keeps for good is open now
+    run_ranks(use, 3, **placed(transport, 3))  # what the process keeps for good is open now
     before = open_descriptors()
     for _ in range(3):
-        run_ranks(use, 3, transport=transport)
+        run_ranks(use, 3, **placed(transport, 3))
     # Threads of the last world may end a moment after it.
     deadline = time.monotonic() + 20
     while open_descriptors() > before and time.monotonic() < deadline:
@@ -108,7 +109,7 @@ def test_a_rank_may_destroy_its_group() -> None:
     assert run_ranks(leave, 3) == [False] * 3
 
 
-@both_transports
+@transports
 def test_errors_of_all_ranks_are_reported_together_causes_first(transport: str) -> None:
     def fail() -> None:
         if dist.get_rank() in (1, 3):
@@ -116,7 +117,7 @@ def test_errors_of_all_ranks_are_reported_together_causes_first(transport: str) 
         dist.barrier()
 
     with pytest.raises(RanksFailed, match="ranks 0, 1, 2, 3 of 4 failed; rank 1: KeyError: 'of rank 1'") as caught:
-        run_ranks(fail, 4, transport=transport)
+        run_ranks(fail, 4, **placed(transport, 4))
     assert list(caught.value.errors) == [1, 3, 0, 2]
     assert isinstance(caught.value.errors[1], KeyError)
     assert isinstance(caught.value.errors[2], (dist.PeerLost, dist.PeerFailed))
@@ -209,9 +210,9 @@ def test_a_world_has_at_least_one_rank() -> None:
         run_ranks(dist.get_rank, 0)
 
 
-@both_transports
+@transports
 def test_one_thread_can_play_all_ranks(transport: str) -> None:
-    with connected_groups(3, transport=transport) as groups:
+    with connected_groups(3, **placed(transport, 3)) as groups:
         arrays = [np.array([group.rank()]) for group in groups]
         works = [group.all_reduce(array, async_op=True) for group, array in zip(groups, arrays, strict=True)]
         assert [work is not None and work.wait() for work in works] == [True] * 3

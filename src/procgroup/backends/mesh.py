@@ -7,9 +7,9 @@
               data key; over a Unix socket the arenas' descriptors cross; over TCP the socket is the channel
     agree     publish how it went and with which ranks this one shares memory: so all know which ranks are on one host
 
-"Same host" means that the Unix-socket exchange succeeded: host names, boot ids and process ids decide
-nothing. The Unix address is abstract (nothing appears in a file system) and says nothing by itself: a
-stranger who finds it cannot prove the key.
+"Same host" means that the Unix-socket exchange succeeded: host names, boot ids and process ids decide nothing, and
+PROCGROUP_HOST_ID only keeps ranks apart. The Unix address is abstract (nothing appears in a file system) and says
+nothing by itself: a stranger who finds it cannot prove the key.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+from procgroup import environ
 from procgroup.backends.connecting import Address, Connection, Details, connect_all
 from procgroup.backends.handshake import Refused
 from procgroup.backends.route import Route
@@ -76,6 +77,7 @@ class Mesh:
         with ExitStack() as stack:
             entry: dict[str, Any] = {
                 "host": socket.gethostname(),
+                "host_id": environ.PROCGROUP_HOST_ID.get(),
                 "cores": sorted(os.sched_getaffinity(0)),
                 "problem": problem,
             }
@@ -95,14 +97,15 @@ class Mesh:
         return Links(
             connections,
             hosts_of([json.loads(value) for value in self._exchange("shared", json.dumps(shared))]),
-            [str(other["host"]) for other in published],
+            [_name_of(other) for other in published],
             [list(other["cores"]) for other in published],
             next((f"rank {rank}: {other['problem']}" for rank, other in enumerate(published) if other["problem"]), ""),
         )
 
     @staticmethod
     def _addresses_of(mine: dict[str, Any], theirs: dict[str, Any], route: Route | None) -> list[Address]:
-        addresses: list[Address] = [theirs["unix"]] if "unix" in mine and "unix" in theirs else []
+        may_share = "unix" in mine and "unix" in theirs and mine["host_id"] == theirs["host_id"]
+        addresses: list[Address] = [theirs["unix"]] if may_share else []
         if route is not None and "tcp" in theirs:
             host, port = theirs["tcp"]
             addresses.append([route.address_of(host), port])
@@ -179,6 +182,11 @@ def hosts_of(shared: list[list[int]]) -> list[int]:
     memory with each other; where only some of them do, each counts as a host of its own.
     """
     return [min(ranks) if all(shared[other] == ranks for other in ranks) else rank for rank, ranks in enumerate(shared)]
+
+
+def _name_of(entry: dict[str, Any]) -> str:
+    host, host_id = str(entry["host"]), str(entry["host_id"])
+    return f"{host} (PROCGROUP_HOST_ID {host_id})" if host_id else host
 
 
 def _close(connections: list[Connection]) -> None:

@@ -62,16 +62,12 @@ class NativeBackend:
         wanted = environ.PROCGROUP_TRANSPORT.get()
         start_up.restart_timeout(min(timeout, _CONNECT_SECONDS))
         mesh = Mesh(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
-        self._engine = _native.Engine(mesh.rank, mesh.size, False, wanted != "tcp")
         self._cores = usable_cores()
-        self._engine.set_cores(self._cores, mesh.size)
+        self._engine = self._make_engine(mesh, wanted != "tcp", global_ranks)
         self._hosts = list(range(mesh.size))
-        self._engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
-        if global_ranks is not None:
-            self._engine.set_global_ranks(list(global_ranks))
+        self._group = self._connect(mesh, group_name, wanted, global_ranks)
         self._engine.on_first_watch(self._start_completions)
-        self._group = self._connect(mesh, group_name, wanted)
-        self.transport = transport_between(self._hosts)
+        self.transport: str = transport_between(self._hosts)
         # The verbs of the Backend protocol, without a Python frame in between.
         bind_verbs(self, self._group)
         self._subgroups = Subgroups(self._engine, self._hosts, group_name, global_ranks)
@@ -128,13 +124,28 @@ class NativeBackend:
             pause=_FLUSH_SLICE_SECONDS,
         )
 
-    def _connect(self, mesh: Mesh, group_name: str, wanted: str) -> _native.Group:
+    def _make_engine(self, mesh: Mesh, shared: bool, global_ranks: Sequence[int] | None) -> _native.Engine:
+        engine = _native.Engine(mesh.rank, mesh.size, False, shared)
+        engine.set_cores(self._cores, mesh.size)
+        engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
+        if global_ranks is not None:
+            engine.set_global_ranks(list(global_ranks))
+        return engine
+
+    def _connect(self, mesh: Mesh, group_name: str, wanted: str, global_ranks: Sequence[int] | None) -> _native.Group:
         """Connect with every rank, and make the group of all."""
         members = list(range(mesh.size))
         identity = world_identity(group_name, members)
-        group, problem = self._offer_memory(identity, group_name, members, wanted)
-        offered = None if group is None else (self._engine.arena_descriptor, self._engine.arena_bell)
-        details = Details(0 if group is None else group.offset, offered)
+        problem = "PROCGROUP_TRANSPORT=tcp" if wanted == "tcp" else self._engine.arena_problem
+        try:
+            group = _native.Group(self._engine, identity, group_name, members, mesh.rank, [])
+        except (OSError, RuntimeError) as error:  # shared memory is refused: go on with memory of this process alone
+            problem = str(error)
+            self._engine.shutdown()
+            self._engine = self._make_engine(mesh, False, global_ranks)
+            group = _native.Group(self._engine, identity, group_name, members, mesh.rank, [])
+        offered = None if problem else (self._engine.arena_descriptor, self._engine.arena_bell)
+        details = Details(group.offset, offered)
         try:
             links = mesh.connect(details, None if wanted == "shm" else route_to(mesh.store), problem)
         except DistNetworkError as error:
@@ -145,8 +156,7 @@ class NativeBackend:
                 f"{problem or error}. Start them on one host, or allow TCP with PROCGROUP_TRANSPORT=auto."
             ) from error
         self._hosts = links.hosts
-        on_one_host = len(set(links.hosts)) == 1
-        problem = mesh.agree("attached", self._attach(links, group if on_one_host else None)) or ""
+        problem = mesh.agree("attached", self._attach(links, group)) or ""
         if problem:
             raise DistBackendError(
                 f"rank {mesh.rank} of {mesh.size}: the ranks could not map each other's memory: {problem}"
@@ -155,26 +165,11 @@ class NativeBackend:
         if len(together) > 1:
             cores = _cores_together(self._cores, [links.cores[rank] for rank in together])
             self._engine.set_cores(cores, len(together))
-        if group is not None and on_one_host:
-            return group
-        if mesh.rank == 0:
-            print(f"procgroup: {_describe_links(links, wanted)}", file=sys.stderr, flush=True)
-        return _native.Group(self._engine, identity, group_name, members, mesh.rank, False)
+        if mesh.rank == 0 and wanted != "tcp" and (apart := _ranks_apart(links)):
+            print(f"procgroup: {apart}", file=sys.stderr, flush=True)
+        return group
 
-    def _offer_memory(
-        self, identity: int, group_name: str, members: list[int], wanted: str
-    ) -> tuple[_native.Group | None, str]:
-        """Make the group of all ranks as it is when all share memory; return it, or why there is no memory."""
-        if wanted == "tcp":
-            return None, "PROCGROUP_TRANSPORT=tcp"
-        if self._engine.arena_problem:
-            return None, self._engine.arena_problem
-        try:
-            return _native.Group(self._engine, identity, group_name, members, self._engine.rank, True), ""
-        except (OSError, RuntimeError) as error:
-            return None, str(error)
-
-    def _attach(self, links: Links, group: _native.Group | None) -> str | None:
+    def _attach(self, links: Links, group: _native.Group) -> str | None:
         """Map the arenas of the ranks of this host, and use the sockets of the others; return why that failed."""
         waiting = list(links.connections)
         names = links.host_names
@@ -189,9 +184,8 @@ class NativeBackend:
                 else:
                     offsets[one.peer] = one.offset
                     self._engine.attach_shared(one.peer, *one.arena, one.socket.detach())
-            if group is not None:
-                offsets[self._engine.rank] = group.offset
-                group.attach(offsets)
+            offsets[self._engine.rank] = group.offset
+            group.attach(offsets, links.hosts)
         except (OSError, RuntimeError, IndexError) as error:
             for one in waiting:
                 one.close()
@@ -218,10 +212,11 @@ def _cores_together(own: int, cores: list[list[int]]) -> int:
     return len(set().union(*cores))
 
 
-def _describe_links(links: Links, wanted: str) -> str:
-    """Say what moves bytes between which ranks, where they do not all share memory."""
-    hosts = sorted(set(links.hosts))
-    if len(hosts) == len(links.hosts):
-        reason = links.problem or "each rank is on a host of its own"
-        return f"the ranks do not share memory, using TCP ({reason if wanted != 'tcp' else 'PROCGROUP_TRANSPORT=tcp'})"
-    return f"the ranks are on {len(hosts)} hosts: shared memory on each, TCP between them"
+def _ranks_apart(links: Links) -> str:
+    """Say which host's ranks do not share memory with each other, and why; "" when on every host they do."""
+    for name in links.host_names:
+        ranks = [rank for rank, other in enumerate(links.host_names) if other == name]
+        if len({links.hosts[rank] for rank in ranks}) > 1:
+            reason = links.problem or "they cannot reach each other's Unix sockets, as in containers"
+            return f"the ranks on {name} do not all share memory, using TCP between them ({reason})"
+    return ""

@@ -89,8 +89,8 @@ class Subgroups:
 
             return LoopbackBackend(name=name, group_name=group_name, identity=identity)
         rank = members.index(self._engine.rank)
-        transport = transport_between([self._hosts[member] for member in members])
-        group = _native.Group(self._engine, identity, group_name, list(members), rank, transport == "shared memory")
+        hosts = [self._hosts[member] for member in members]
+        group = _native.Group(self._engine, identity, group_name, list(members), rank, hosts)
         call = f"{op}({list(members)})" + (f" for time {count}" if count > 1 else "")
         try:
             group.handshake(call, self._describe(op, number), timeout)
@@ -105,7 +105,9 @@ class Subgroups:
             group.reduce_in_rank_order()
         self._keep(group)
         # The verbs are the native engine's own methods, whose stub names no parameters.
-        return cast(Backend, NativeSubgroup(self, self._engine, group, identity, members, name, transport))
+        return cast(
+            Backend, NativeSubgroup(self, self._engine, group, identity, members, name, transport_between(hosts))
+        )
 
     def forget(self, group: _native.Group) -> None:
         """Let go of a group that was left."""

@@ -35,7 +35,7 @@ class ThreadBackend(NativeBackend):
         hosts: Sequence[int],
     ) -> None:
         self.name = name
-        self.transport = transport_between(hosts)
+        self.transport: str = transport_between(hosts)
         self._completions = None
         self._engine = engine
         self._group = group
@@ -76,10 +76,11 @@ def connect_threads(
     if problem:
         engines = _without_memory(engines, wanted, problem)
         shared = False
-    places = list(hosts or [0] * size) if shared else list(range(size))
+    hosts = hosts or [0] * size
+    places = [list(hosts).index(host) for host in hosts] if shared else list(range(size))
     _attach(engines, places)
     threads = _native.RankThreads()
-    groups = _make_groups(engines, group_name, len(set(places)) == 1)
+    groups = _make_groups(engines, group_name, places)
     return [
         ThreadBackend(engine, group, threads, name=name, group_name=group_name, hosts=places)
         for engine, group in zip(engines, groups, strict=True)
@@ -117,12 +118,11 @@ def _attach(engines: list[_native.Engine], hosts: list[int]) -> None:
             other.attach_socket(rank, theirs.detach(), os.getpid())
 
 
-def _make_groups(engines: list[_native.Engine], name: str, shared: bool) -> list[_native.Group]:
+def _make_groups(engines: list[_native.Engine], name: str, hosts: list[int]) -> list[_native.Group]:
     members = list(range(len(engines)))
     identity = world_identity(name, members)
-    groups = [_native.Group(engine, identity, name, members, rank, shared) for rank, engine in enumerate(engines)]
-    if shared:
-        offsets = [group.offset for group in groups]
-        for group in groups:
-            group.attach(offsets)
+    groups = [_native.Group(engine, identity, name, members, rank, hosts) for rank, engine in enumerate(engines)]
+    offsets = [group.offset for group in groups]
+    for group in groups:
+        group.attach(offsets, hosts)
     return groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
 from procgroup import types
@@ -69,12 +69,14 @@ def run_ranks(
     *arguments: *Arguments,
     timeout: Timeout = 30.0,
     transport: str | None = None,
+    hosts: Sequence[int] | None = None,
 ) -> list[T]:
     """Call ``function(*arguments)`` on ``size`` ranks, which are threads of this process; return what each returned.
 
     Each rank has a default group of its own: ``get_rank()`` tells them apart, every operation moves real data,
     and the function neither calls init_process_group nor needs to destroy anything. ``timeout`` (a timedelta or
     seconds) is for all of it. ``transport`` is "shm", "tcp" or "auto", by default what PROCGROUP_TRANSPORT says.
+    ``hosts`` has a number for each rank: ranks with different numbers share no memory, as if on different hosts.
 
     Raises RanksFailed with the errors of all ranks; RanksTimeout, which says where each rank was, at the
     deadline. KeyboardInterrupt, SystemExit and pytest's skip of any rank are raised as they are.
@@ -82,7 +84,7 @@ def run_ranks(
     seconds = types.seconds(timeout)
     over = threading.Semaphore(0)
     # The deadline of a call must not come before that of the world, which says more.
-    groups = make_groups(size, types.seconds(types.DEFAULT_TIMEOUT), transport)
+    groups = make_groups(size, types.seconds(types.DEFAULT_TIMEOUT), transport, hosts)
     admit_this_thread(groups[0])
     ranks = [_Rank(group, lambda: function(*arguments), over) for group in groups]
     for rank in ranks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
@@ -22,14 +22,20 @@ from procgroup.types import Timeout
 
 @contextmanager
 def connected_groups(
-    size: int, *, timeout: Timeout = types.DEFAULT_TIMEOUT, transport: str | None = None
+    size: int,
+    *,
+    timeout: Timeout = types.DEFAULT_TIMEOUT,
+    transport: str | None = None,
+    hosts: Sequence[int] | None = None,
 ) -> Iterator[list[ProcessGroup]]:
     """Give one process group per rank, connected with each other, for threads or for asynchronous calls of one thread.
 
     ``timeout`` is what each call may take. ``transport`` is "shm", "tcp" or "auto", by default what
-    PROCGROUP_TRANSPORT says. Leaving the context ends the groups. Raises ValueError for a size below 1.
+    PROCGROUP_TRANSPORT says. ``hosts`` has a number for each rank: ranks with different numbers share no memory, as if
+    they ran on different hosts. Leaving the context ends the groups. Raises ValueError for a size below 1, and unless
+    ``hosts`` has ``size`` numbers.
     """
-    groups = make_groups(size, types.seconds(timeout), transport)
+    groups = make_groups(size, types.seconds(timeout), transport, hosts)
     try:
         yield groups
     finally:
@@ -37,14 +43,18 @@ def connected_groups(
             leaving.leave(group)
 
 
-def make_groups(size: int, seconds: float, transport: str | None) -> list[ProcessGroup]:
+def make_groups(
+    size: int, seconds: float, transport: str | None, hosts: Sequence[int] | None = None
+) -> list[ProcessGroup]:
     """Make the default groups of all ranks; their owner ends each with ``leaving.leave``."""
     if size < 1:
         raise ValueError(f"Expected parameter `size` to be at least 1, got {size}.")
+    if hosts is not None and len(hosts) != size:
+        raise ValueError(f"Expected parameter `hosts` to have a number for each of {size} ranks, got {hosts!r}.")
     config = registry.parse(None)
     store = HashStore()
     groups = []
-    for rank, backend in enumerate(_make_backends(size, config.name, seconds, transport)):
+    for rank, backend in enumerate(_make_backends(size, config.name, transport, hosts)):
         group_store = PrefixStore("default_pg/0", store.clone())
         group_store.set_timeout(timedelta(seconds=seconds))
         group = ProcessGroup(
@@ -75,9 +85,10 @@ def leave_at_once(group: ProcessGroup, error: BaseException) -> None:
     leaving.leave(group)
 
 
-def _make_backends(size: int, name: str, seconds: float, transport: str | None) -> list[Backend]:
+def _make_backends(size: int, name: str, transport: str | None, hosts: Sequence[int] | None) -> list[Backend]:
     if size == 1:
         alone: Any = LoopbackBackend(name=name, group_name=GROUP_NAME)
         return [alone]
     # The verbs are the native engine's own methods, whose stub names no parameters.
-    return cast(list[Backend], connect_threads(size, name=name, group_name=GROUP_NAME, transport=transport))
+    backends = connect_threads(size, name=name, group_name=GROUP_NAME, transport=transport, hosts=hosts)
+    return cast(list[Backend], backends)

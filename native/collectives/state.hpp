@@ -1,14 +1,20 @@
-// What the collectives of one group through shared memory have in common. One call runs at a time.
+// What the collectives of one group have in common on this rank. One call runs at a time.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/processor.hpp"
+#include "collectives/group_view.hpp"
 #include "collectives/pair_counts.hpp"
 #include "collectives/staging.hpp"
+#include "messages/messages.hpp"
 #include "schedules/schedule.hpp"
+#include "schedules/topology.hpp"
 #include "transport/group_memory.hpp"
 #include "transport/peer_memory.hpp"
 
@@ -104,21 +110,66 @@ struct CopiedSlots {
   uint32_t now = 0;     // in the call in hand
 };
 
-struct SharedState {
+// Sizes of what travels between hosts; equal on all ranks of a group.
+struct MessageLimits {
+  size_t small_bytes = 4 * 1024;  // of a rank's elements that travel with its announcement
+  size_t segment_bytes = 256 * 1024;
+};
+
+// How the calls of a group that spans hosts exchange messages.
+struct GroupMessages {
+  Messages& messages;
+  std::mutex& mutex;           // guards Messages
+  std::function<bool()> pump;  // under that mutex; whether anything moved
+  GroupView group;
+  MessageLimits limits{};
+
+  // Announcements have one key for all calls of the group, so that ranks whose calls are out of step compare them
+  // instead of waiting for each other.
+  MessageKey announcement_key() const { return {group.id, kEngineTag}; }
+  // The data of different calls never meet.
+  MessageKey data_key(uint64_t sequence) const { return {group.id, kEngineTag | (sequence << 2 & ~kEngineTag) | 1}; }
+
+ private:
+  static constexpr uint64_t kEngineTag = uint64_t{1} << 63;  // users' tags do not have this bit
+};
+
+class Relay;
+
+// Memory of a schedule's own, kept from call to call.
+class Scratch {
+ public:
+  std::byte* reserve(size_t bytes) {
+    if (bytes > bytes_) {
+      memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+  std::byte* data() const { return memory_.get(); }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  size_t bytes_ = 0;
+};
+
+struct CollectiveState {
   int rank;
   GroupLayout layout;
-  std::vector<GroupMemoryView> members;     // by group rank
-  const std::vector<const Arena*>* arenas;  // by group rank; to wake sleepers
+  // By group rank. Members on other hosts have memory here too, in the arena of this host's leader, which writes there
+  // what they announce (collectives/relay.hpp); null until the leader has made it.
+  std::vector<GroupMemoryView> members;
+  const std::vector<const Arena*>* arenas;  // by group rank, null for other hosts; to wake sleepers
   std::unique_ptr<Staging> staging;         // this rank's
-  uint64_t progress = 0;                    // what every rank had published when the last call ended
+  uint64_t progress = 0;                    // what every rank of this host had published when the last call ended
   uint64_t chunks = 0;                      // of all calls that ended
   Schedule schedule{};                      // reused from call to call, as are the next three
   BlockTable blocks{};
   PairCounts counts{};                     // all_to_all: once all have announced the call
-  std::vector<const void*> sources;        // scratch for reduce
+  std::vector<const void*> sources;        // for reduce
   size_t direct_bytes;                     // all_reduce above two ranks is direct up to here
   size_t exchanged_bytes;                  // all_reduce of two ranks is exchanged from here on
-  std::vector<const PeerMemory*> peers{};  // by group rank; null for this rank
+  std::vector<const PeerMemory*> peers{};  // by group rank; null for this rank and for other hosts
   bool reads_everything = false;           // whether this rank can read any array of any peer
   ReadingRanges reading;
   ReadableArrays readable{};
@@ -126,12 +177,25 @@ struct SharedState {
   bool streams = false;              // whether the results of the call in hand are written past the caches
   std::vector<std::byte> scratch{};  // for arrays that are read and then combined
   const std::vector<int>* global_ranks = nullptr;  // for texts, see rank_name
+  Topology topology;
+  std::optional<GroupMessages> messages{};  // where the group spans hosts, as are the next three
+  std::shared_ptr<Relay> relay{};           // of this host's leader
+  Scratch message_scratch{};
+  // Called with the cause before a call that fails gives its messages up, so that the other hosts learn the cause
+  // first.
+  std::function<void(const Failure&, const Descriptor&)> on_failure{};
 
   int size() const { return static_cast<int>(members.size()); }
   GroupMemoryView& mine() { return members[static_cast<size_t>(rank)]; }
   const GroupMemoryView& member(int peer) const { return members[static_cast<size_t>(peer)]; }
+  // A member of this host, by its place there.
+  const GroupMemoryView& local(int index) const {
+    return topology.spans_hosts() ? member(topology.local_ranks()[static_cast<size_t>(index)]) : member(index);
+  }
+  int local_size() const { return static_cast<int>(topology.local_ranks().size()); }
   bool has_announced(int peer, uint64_t sequence) const {
-    return member(peer).announcement(sequence).sequence.load(std::memory_order_seq_cst) == sequence;
+    const GroupMemoryView& view = member(peer);
+    return view && view.announcement(sequence).sequence.load(std::memory_order_seq_cst) == sequence;
   }
   void wake_peers() const;
 };

@@ -1,8 +1,14 @@
-#include "collectives/shared_schedule.hpp"
+#include "collectives/choose_schedule.hpp"
+
+#include <algorithm>
+#include <vector>
 
 #include "collectives/buffer_table.hpp"
 #include "collectives/exposure.hpp"
+#include "dtype/partial.hpp"
 #include "schedules/block_schedules.hpp"
+#include "schedules/hierarchical_schedules.hpp"
+#include "schedules/message_schedules.hpp"
 #include "schedules/single_copy_schedules.hpp"
 #include "schedules/slot_schedules.hpp"
 
@@ -14,7 +20,7 @@ namespace {
 // chunks of 1 MiB).
 constexpr size_t kChunkBytes = size_t{4} << 20;
 
-void schedule_all_reduce(SharedState& state, SlotScheduleRequest wanted) {
+void schedule_all_reduce(CollectiveState& state, SlotScheduleRequest wanted) {
   if (state.size() == 2 && wanted.bytes >= state.exchanged_bytes) {
     wanted.chunk_bytes = 2 * state.layout.slot_bytes;
     schedule_all_reduce_exchanged(wanted, state.schedule);
@@ -26,7 +32,7 @@ void schedule_all_reduce(SharedState& state, SlotScheduleRequest wanted) {
 }
 
 // What every rank has for every other. All ranks fill in the same table, from what they agreed upon.
-void fill_blocks(SharedState& state, const Request& request) {
+void fill_blocks(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   const size_t element = dtype_size(call.dtype);
   state.blocks.reset(state.size(), call.bytes());
@@ -40,7 +46,7 @@ void fill_blocks(SharedState& state, const Request& request) {
   }
 }
 
-void schedule_blocks(SharedState& state, const Request& request) {
+void schedule_blocks(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   const BlockScheduleRequest wanted{.rank = state.rank,
                                     .size = state.size(),
@@ -65,7 +71,7 @@ void schedule_blocks(SharedState& state, const Request& request) {
   }
 }
 
-void schedule_reading(SharedState& state, const Descriptor& call) {
+void schedule_reading(CollectiveState& state, const Descriptor& call) {
   const SingleCopyScheduleRequest wanted{.rank = state.rank,
                                          .size = state.size(),
                                          .blocks = state.blocks,
@@ -91,7 +97,7 @@ void schedule_reading(SharedState& state, const Descriptor& call) {
 }
 
 // How much this rank copies into its outputs. In an all_reduce it makes its own segment itself.
-size_t copied_bytes(const SharedState& state, const Request& request) {
+size_t copied_bytes(const CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   if (call.op == OpKind::kAllReduce) return call.bytes() - call.bytes() / static_cast<size_t>(state.size());
   if (request.outputs.empty()) return call.bytes();
@@ -100,7 +106,7 @@ size_t copied_bytes(const SharedState& state, const Request& request) {
   return count * dtype_size(call.dtype);
 }
 
-void schedule_slots(SharedState& state, const Request& request) {
+void schedule_slots(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   // An all_reduce in place overwrites what it has just read: that is in the caches already.
   state.streams = call.op != OpKind::kAllReduce && copied_bytes(state, request) >= kStreamedBytes;
@@ -123,9 +129,67 @@ void schedule_slots(SharedState& state, const Request& request) {
   }
 }
 
+// A reduction by messages receives from all ranks at once: with many of them, in shorter segments, so that the scratch
+// stays small, but not in such short ones that the messages are what costs.
+constexpr size_t kReducedAtOnceBytes = size_t{1} << 20;
+constexpr size_t kShortestSegmentBytes = 32 * 1024;
+
+std::vector<size_t> sizes_of(const std::vector<Block>& blocks, size_t element) {
+  std::vector<size_t> sizes;
+  for (const Block& block : blocks) sizes.push_back(block.count * element);
+  return sizes;
+}
+
+void schedule_messages_only(CollectiveState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  const size_t element = dtype_size(call.dtype);
+  const size_t ranks = state.members.size();
+  size_t segment = state.messages->limits.segment_bytes;
+  if (reduces(call.op)) segment = std::min(segment, std::max(kShortestSegmentBytes, kReducedAtOnceBytes / ranks));
+  schedule_messages(call.op,
+                    {.rank = state.rank,
+                     .size = state.size(),
+                     .element_bytes = element,
+                     .segment_bytes = std::max<size_t>(1, segment / element) * element,
+                     .root = call.root,
+                     .bytes = call.bytes(),
+                     .inputs = sizes_of(request.inputs, element),
+                     .outputs = sizes_of(request.outputs, element)},
+                    state.schedule);
+}
+
+// Whether what the ranks of each host make together may be reduced in a second step.
+bool may_reduce_by_host(const Descriptor& call) {
+  return !reduces(call.op) || (!call.ordered && has_partial_results(call.dtype, call.reduce_op));
+}
+
+void schedule_between_hosts(CollectiveState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  state.streams = false;
+  const bool by_host = has_hierarchical_schedule(call.op) && may_reduce_by_host(call);
+  const size_t element = dtype_size(call.dtype);
+  const size_t widening = reduces(call.op) ? partial_size(call.dtype, call.reduce_op) / element : 1;
+  if (state.topology.is_flat() || !by_host)
+    schedule_messages_only(state, request);
+  else
+    schedule_hierarchical(call.op,
+                          {.topology = state.topology,
+                           .rank = state.rank,
+                           .blocks = state.blocks,
+                           .element_bytes = element,
+                           .chunk_bytes = state.layout.chunk_bytes,
+                           .segment_bytes = state.messages->limits.segment_bytes,
+                           .root = call.root,
+                           .bytes = call.bytes(),
+                           .widening = widening,
+                           .earlier_chunks = state.chunks},
+                          state.schedule);
+  state.message_scratch.reserve(state.schedule.scratch_bytes);
+}
+
 }  // namespace
 
-bool make_schedule_early(SharedState& state, const Request& request) {
+bool make_schedule_early(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   if (call.op == OpKind::kAllToAll) return false;  // others' buffer tables say how much
   fill_blocks(state, request);
@@ -134,9 +198,10 @@ bool make_schedule_early(SharedState& state, const Request& request) {
   return true;
 }
 
-void make_schedule(SharedState& state, const Request& request) {
+void make_schedule(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   fill_blocks(state, request);
+  if (state.topology.spans_hosts()) return schedule_between_hosts(state, request);
   if (!all_read(state, call, state.blocks.largest())) return schedule_slots(state, request);
   state.streams = copied_bytes(state, request) >= kStreamedBytes;
   schedule_reading(state, call);

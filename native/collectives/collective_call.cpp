@@ -1,0 +1,248 @@
+#include "collectives/collective_call.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "collectives/buffer_table.hpp"
+#include "collectives/choose_schedule.hpp"
+#include "collectives/exposure.hpp"
+#include "collectives/relay.hpp"
+#include "collectives/small_call.hpp"
+
+namespace procgroup {
+namespace {
+
+// When some ranks are known to disagree, how long to wait for the rest before saying so without them.
+constexpr int64_t kMismatchWaitNs = 1'000'000'000;
+
+}  // namespace
+
+CollectiveCall::CollectiveCall(CollectiveState& state, const Request& request)
+    : state_(state), request_(request), executor_(state, request), fingerprint_(request.descriptor.fingerprint()) {}
+
+CollectiveCall::~CollectiveCall() {
+  if (!is_completed()) cancel_relay();
+}
+
+// Memory may be refused, and what a peer wrote may lead out of its arena: both end the call, on whatever thread.
+Progress CollectiveCall::advance() {
+  try {
+    return advance_phase();
+  } catch (const std::exception& error) {
+    give_up({.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()});
+    return Progress::kDone;
+  }
+}
+
+Progress CollectiveCall::advance_phase() {
+  switch (phase_) {
+    case Phase::kAnnounce:
+      announce();
+      phase_ = Phase::kAgree;
+      [[fallthrough]];
+    case Phase::kAgree:
+      if (const bool moved = relay(); !is_completed() && !agree()) return moved ? Progress::kMoved : Progress::kWaiting;
+      if (is_completed()) return Progress::kDone;
+      if (is_small_call()) {
+        finish_at_once();
+        return Progress::kDone;
+      }
+      if (!scheduled_) {
+        make_schedule(state_, request_);
+        take_slots();
+      }
+      phase_ = Phase::kExecute;
+      [[fallthrough]];
+    case Phase::kExecute:
+      return execute();
+  }
+  return Progress::kDone;
+}
+
+Progress CollectiveCall::execute() {
+  const size_t before = executor_.done();
+  if (!executor_.advance()) {
+    if (executor_.failure()) {
+      give_up(translated(*executor_.failure()));
+      return Progress::kDone;
+    }
+    return executor_.done() == before ? Progress::kWaiting : Progress::kMoved;
+  }
+  state_.progress += state_.schedule.published;
+  state_.chunks += state_.schedule.chunks;
+  conclude();
+  return Progress::kDone;
+}
+
+// A message that its receive refused is none that a correct peer sends.
+Failure CollectiveCall::translated(Failure failure) const {
+  if (failure.kind == Failure::Kind::kMismatch && failure.calls.empty()) {
+    failure.kind = Failure::Kind::kFailed;
+    failure.reason = "it sent what this call does not expect: " + failure.reason;
+  }
+  return failure;
+}
+
+void CollectiveCall::give_up(Failure failure) {
+  if (is_completed()) return;
+  if (state_.on_failure) state_.on_failure(failure, request_.descriptor);
+  end_exposure(state_, request_.descriptor.sequence);
+  executor_.cancel_transfers();
+  cancel_relay();
+  failure.wrote = phase_ == Phase::kExecute && !request_.after;
+  fail(std::move(failure));
+}
+
+void CollectiveCall::cancel_relay() {
+  if (!state_.relay || phase_ != Phase::kAgree) return;
+  const std::lock_guard lock(state_.messages->mutex);
+  state_.relay->cancel(state_);
+}
+
+// Which calls are small must be known from what all ranks agree upon.
+bool is_small(const CollectiveState& state, const Descriptor& call) {
+  const size_t given = largest_contribution(call, state.size());
+  if (given > state.layout.small_bytes) return false;
+  if (!state.topology.spans_hosts()) return true;
+  // A message between hosts has the elements of all ranks of a host, and should leave at once.
+  const size_t ranks = state.topology.most_ranks_on_a_host();
+  const size_t entry = call.bytes() * (has_input_blocks(call.op) ? ranks : 1) + 2 * sizeof(Descriptor);
+  return call.bytes() <= state.messages->limits.small_bytes && ranks * entry <= kEagerBytes;
+}
+
+bool CollectiveCall::is_small_call() const {
+  const Descriptor& call = request_.descriptor;
+  return call.op == OpKind::kAllToAll ? all_to_all_is_small(state_, call) : is_small(state_, call);
+}
+
+void CollectiveCall::announce() {
+  const Descriptor& call = request_.descriptor;
+  const size_t given = largest_contribution(call, state_.size());
+  // Large calls have a buffer table there.
+  state_.staging->begin(call.sequence, given > kInlinePayload || call.op == OpKind::kAllToAll);
+  state_.copied_in = {.before = state_.copied_in.now};
+  if (call.op == OpKind::kAllToAll)
+    copy_in_all_to_all(state_, request_);
+  else if (is_small(state_, call))
+    copy_in_small(state_, request_);
+  else
+    expose_and_copy_in();
+  GroupMemoryView& mine = state_.mine();
+  Announcement& announcement = mine.announcement(call.sequence);
+  mine.descriptor(call.sequence) = call;
+  announcement.fingerprint = fingerprint_;
+  announcement.sequence.store(call.sequence, std::memory_order_seq_cst);
+  state_.wake_peers();
+  if (!state_.relay) return;
+  const std::lock_guard lock(state_.messages->mutex);
+  state_.relay->start(state_);
+}
+
+bool CollectiveCall::relay() {
+  if (!state_.topology.spans_hosts()) return false;
+  if (!state_.relay) {
+    attach_proxies(state_);
+    return false;
+  }
+  if (state_.relay->is_completed()) return false;
+  bool moved = false;
+  {
+    const std::lock_guard lock(state_.messages->mutex);
+    moved = state_.messages->pump();
+    moved = state_.relay->advance(state_, request_) || moved;
+  }
+  if (state_.relay->failure()) give_up(translated(*state_.relay->failure()));
+  return moved;
+}
+
+void CollectiveCall::expose_and_copy_in() {
+  if (state_.topology.spans_hosts()) return;
+  show_arrays(state_, request_, true);
+  scheduled_ = make_schedule_early(state_, request_);
+  if (!scheduled_) return;
+  take_slots();
+  executor_.copy_in();
+}
+
+void CollectiveCall::take_slots() {
+  if (state_.schedule.chunks != 0) state_.staging->take_slots(request_.descriptor.sequence);
+}
+
+bool CollectiveCall::agree() {
+  const uint64_t sequence = request_.descriptor.sequence;
+  for (; next_ < state_.size(); ++next_) {
+    if (!state_.has_announced(next_, sequence)) break;
+    if (state_.member(next_).announcement(sequence).fingerprint != fingerprint_) mismatch_ = true;
+  }
+  // A leader does not leave this phase before it has sent what the other hosts wait for.
+  const bool all_known = next_ == state_.size() && (!state_.relay || state_.relay->is_completed());
+  if (!mismatch_) {
+    if (!all_known) return false;
+    if (request_.descriptor.op == OpKind::kAllToAll) compare_pairs();
+    return true;
+  }
+  if (mismatch_since_ns_ == 0) mismatch_since_ns_ = now_ns();
+  if (!all_known && now_ns() - mismatch_since_ns_ < kMismatchWaitNs) return false;
+  report_mismatch();
+  return true;
+}
+
+void CollectiveCall::report_mismatch() {
+  Failure failure{.kind = Failure::Kind::kMismatch};
+  const uint64_t sequence = request_.descriptor.sequence;
+  for (int rank = 0; rank < state_.size(); ++rank) {
+    const bool arrived = state_.has_announced(rank, sequence);
+    failure.calls.push_back(
+        arrived ? Descriptor::copied_from(&state_.member(rank).descriptor(sequence)).describe(state_.global_ranks)
+                : "nothing yet");
+  }
+  give_up(std::move(failure));
+}
+
+void CollectiveCall::compare_pairs() {
+  const Descriptor& call = request_.descriptor;
+  const auto table = [&](int rank) { return BufferTable(state_.member(rank).small(call.sequence), state_.size()); };
+  // This rank's own counts are those of its arrays, whatever became of its buffer table, which the others can write.
+  const auto given = [&](int from, int to) -> uint64_t {
+    return from == state_.rank ? request_.inputs[static_cast<size_t>(to)].count : table(from).input(to).count;
+  };
+  const auto expected = [&](int from, int to) -> uint64_t {
+    return to == state_.rank ? request_.outputs[static_cast<size_t>(from)].count : table(to).output(from).count;
+  };
+  if (auto fault = state_.counts.read(call, state_.size(), given, expected, state_.global_ranks))
+    give_up(std::move(*fault));
+}
+
+void CollectiveCall::finish_at_once() {
+  if (request_.descriptor.op == OpKind::kAllToAll)
+    finish_small_all_to_all(state_, request_);
+  else
+    finish_small(state_, request_);
+  conclude();
+}
+
+void CollectiveCall::conclude() {
+  state_.staging->end(request_.descriptor.sequence);
+  finish();
+}
+
+// Without its leader a rank does not know who has come on the other hosts.
+std::vector<int> CollectiveCall::missing() const {
+  std::vector<int> ranks;
+  const uint64_t sequence = request_.descriptor.sequence;
+  const int leader = state_.topology.leader_of(state_.topology.own_host());
+  const bool knows_all = state_.has_announced(leader, sequence);
+  for (int rank = 0; rank < state_.size(); ++rank) {
+    const bool awaited = phase_ == Phase::kExecute
+                             ? executor_.awaits(rank)
+                             : !state_.has_announced(rank, sequence) && (knows_all || state_.topology.is_local(rank));
+    if (awaited) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+}  // namespace procgroup

@@ -1,0 +1,67 @@
+// A collective: announce, agree, then finish.
+//
+//     announce   this rank's announcement has the fingerprint of its call, and small data with it; all_to_all: its
+//                buffer table; large: the first chunk is in a slot already, where it is sure to go there and the slot
+//                is free
+//     agree      all announcements of this sequence number are there, and their fingerprints are equal; all_to_all:
+//                every block is as long as its receiver expects, for all pairs of ranks, so that all ranks come to one
+//                verdict
+//     finish     small: combine what lies beside the announcements; large: run a schedule
+//
+// In a group that spans hosts the leader of each host relays announcements (collectives/relay.hpp); all else is the
+// same. Nothing is written into an output before all ranks are known to agree.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "collectives/executor.hpp"
+#include "collectives/state.hpp"
+#include "ops/request.hpp"
+#include "runtime/operation.hpp"
+
+namespace procgroup {
+
+// Whether a collective that is not an all_to_all is small: its data travels beside the announcement.
+bool is_small(const CollectiveState& state, const Descriptor& call);
+
+// Ranks in failures and in missing() are group ranks. The state, the request and its arrays outlive the call.
+class CollectiveCall final : public Operation {
+ public:
+  CollectiveCall(CollectiveState& state, const Request& request);
+  ~CollectiveCall() override;
+
+  Progress advance() override;
+  std::vector<int> missing() const override;
+  void give_up(Failure failure) override;
+
+ private:
+  enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
+
+  Progress advance_phase();
+  void announce();
+  void expose_and_copy_in();
+  void take_slots();
+  bool relay();  // whether anything moved
+  bool agree();  // true when every rank has arrived and agrees, or when the call has failed
+  void report_mismatch();
+  void compare_pairs();
+  bool is_small_call() const;
+  void finish_at_once();
+  Progress execute();
+  void conclude();
+  void cancel_relay();
+  Failure translated(Failure failure) const;
+
+  CollectiveState& state_;
+  const Request& request_;
+  Executor executor_;
+  Phase phase_ = Phase::kAnnounce;
+  bool scheduled_ = false;
+  bool mismatch_ = false;
+  int next_ = 0;  // the rank whose arrival is awaited
+  uint64_t fingerprint_;
+  int64_t mismatch_since_ns_ = 0;
+};
+
+}  // namespace procgroup
