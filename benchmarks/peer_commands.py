@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def gloo(ranks: int) -> PeerCommand:
-    return _with_sources(gloo_command(_python_of("gloo"), ranks))
+    return with_sources(gloo_command(python_of("gloo"), ranks))
 
 
 def mpich(ranks: int) -> PeerCommand:
@@ -39,6 +40,20 @@ def openmpi(ranks: int) -> PeerCommand:
 
 def limit(ranks: int) -> PeerCommand:
     return PeerCommand("limit", [str(_built_limit()), "{socket}", str(ranks)], {}, only_float32=True)
+
+
+def wheel(name: str, file: Path) -> StartPeer:
+    """Return a peer that is procgroup as a wheel has it, in an environment of its own."""
+
+    def start(ranks: int) -> PeerCommand:
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        if not setup_peers.set_up(name, [str(file.resolve()), "numpy"], content):
+            raise PeerFailure(name, "its environment could not be made")
+        python = str(setup_peers.PEERS / name / "bin" / "python")
+        command = procgroup(ranks)
+        return replace(command, name=name, arguments=[python, *command.arguments[1:]])
+
+    return start
 
 
 DEFAULT_PEERS = ("procgroup", "gloo", "mpich", "openmpi", "limit")
@@ -54,17 +69,18 @@ PEERS: Mapping[str, StartPeer] = {
 
 
 def _mpi(name: str, ranks: int) -> PeerCommand:
-    python = _python_of(name)
+    python = python_of(name)
     mpiexec = str(Path(python).with_name("mpiexec"))
-    return _with_sources(mpi_command(name, mpiexec, python, ranks, is_open_mpi=name == "openmpi"))
+    return with_sources(mpi_command(name, mpiexec, python, ranks, is_open_mpi=name == "openmpi"))
 
 
-def _with_sources(command: PeerCommand) -> PeerCommand:
+def with_sources(command: PeerCommand) -> PeerCommand:
     """Let a peer's own environment find the rank's side of the benchmark, which needs procgroup's sources only."""
     return replace(command, environment={**command.environment, "PYTHONPATH": str(HERE.parent / "src")})
 
 
-def _python_of(name: str) -> str:
+def python_of(name: str) -> str:
+    """Return the interpreter of a peer's environment, which is made first. Raises PeerFailure where it cannot be."""
     if not setup_peers.set_up(name):
         raise PeerFailure(name, "its environment could not be made")
     return str(setup_peers.PEERS / name / "bin" / "python")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 PEERS = Path(__file__).resolve().parent.parent / "build" / "peers"
@@ -19,29 +20,29 @@ PACKAGES = {
 }
 
 
-def installed(name: str) -> bool:
-    """Return whether the peer's environment was completed for the packages that it needs today."""
-    mark = PEERS / name / "complete"
-    return mark.exists() and mark.read_text() == " ".join(PACKAGES[name])
+def set_up(name: str, packages: Sequence[str] = (), version: str = "") -> bool:
+    """Make the environment of one peer; return False, after a line that says why, when that is not possible.
 
-
-def set_up(name: str) -> bool:
-    """Make the environment of one peer; return False, after a line that says why, when that is not possible."""
-    if installed(name):
+    ``packages`` are what pip installs, by default those of PACKAGES. An environment that was completed for the same
+    packages and ``version``, which tells files of one name apart, is kept.
+    """
+    packages = packages or PACKAGES[name]
+    mark, wanted = PEERS / name / "complete", " ".join([*packages, version])
+    if mark.exists() and mark.read_text() == wanted:
         return True
-    print(f"setting up {name} ({', '.join(PACKAGES[name])}) ...", flush=True)
+    print(f"setting up {name} ({', '.join(packages)}) ...", flush=True)
     try:
         venv.create(PEERS / name, with_pip=True, clear=True)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"{name} is left out: no virtual environment (on Debian: apt install python3-venv): {error}", flush=True)
         return False
     pip = [str(PEERS / name / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    outcome = subprocess.run([*pip, *PACKAGES[name]], stderr=subprocess.PIPE, text=True, check=False)
+    outcome = subprocess.run([*pip, *packages], stderr=subprocess.PIPE, text=True, check=False)
     if outcome.returncode != 0:
         last = outcome.stderr.strip().splitlines()[-1:] or ["no message"]
         print(f"{name} is left out: pip could not install it: {last[0]}", flush=True)
         return False
-    (PEERS / name / "complete").write_text(" ".join(PACKAGES[name]))
+    mark.write_text(wanted)
     return True
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 ADDRESSES = ("192.168.77.1", "192.168.77.2")
 
@@ -24,6 +26,14 @@ class Host:
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *command]
 
 
+def enter(namespace: str) -> None:
+    """Let this thread, and the threads that it starts from now on, run in a namespace."""
+    with open(f"/run/netns/{namespace}", "rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"entering {namespace}")
+
+
+@cache
 def lacks() -> str:
     """Return why there can be none here; "" where there can."""
     if os.geteuid() != 0:
@@ -35,6 +45,12 @@ def lacks() -> str:
     made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "delete", probe], capture_output=True)
     return f"no network namespace can be made here: {made.stderr.strip()}" if made.returncode else ""
+
+
+def environments(hosts: Sequence[Host], layout: Sequence[int]) -> list[dict[str, str]]:
+    """Return the variables with which world.start puts each rank on its host; ``layout`` numbers the hosts by rank."""
+    master = hosts[layout[0]].address
+    return [{"WORLD_NAMESPACE": hosts[host].namespace, "MASTER_ADDR": master} for host in layout]
 
 
 @contextmanager

@@ -53,6 +53,8 @@ from typing import Any
 
 import psutil
 
+import two_hosts
+
 DEFAULT_TIMEOUT = 30.0
 """Seconds that a world may take when the test does not say."""
 
@@ -181,7 +183,8 @@ def start(
 ) -> World:
     """Start ``function(rank, size, *args)`` on ``size`` ranks; ``environments`` adds variables rank by rank.
 
-    With ``torch`` the ranks have imported it already.
+    WORLD_NAMESPACE among them is the network namespace in which a rank runs. With ``torch`` the ranks have imported it
+    already.
     """
     if "<locals>" in function.__qualname__:
         raise TypeError(f"{function.__qualname__} must stand at the top of its module, so that a process can find it")
@@ -357,6 +360,8 @@ def _be_rank(
     faulthandler.enable(sys.stderr)
     failed = True
     try:
+        if "WORLD_NAMESPACE" in os.environ:
+            two_hosts.enter(os.environ["WORLD_NAMESPACE"])
         value = _find(*where)(rank, size, *args)
         pickle.loads(result := pickle.dumps((value, None, "")))
         failed = False

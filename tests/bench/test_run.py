@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import two_hosts
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = pytest.mark.timeout(120)
 
@@ -51,3 +53,19 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments: li
     done = run(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("text", ["2", "0+1", "1+x", "1+1+1"])
+def test_a_layout_names_the_ranks_of_two_hosts(text: str) -> None:
+    done = run("--hosts", text)
+    assert done.returncode == 2
+    assert "expected the ranks of two hosts, such as 2+2" in done.stderr
+
+
+@pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
+def test_ranks_of_two_hosts_are_measured() -> None:
+    done = run(
+        "--hosts", "2+1", "--peers", "procgroup,procgroup-tcp", "--sizes", "8", "--rounds", "1", "--seconds", "0.01"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 ranks on" in done.stdout

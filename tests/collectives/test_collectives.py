@@ -6,9 +6,10 @@ import os
 from typing import Any
 
 import pytest
-from collectives.cases import INTEGERS, REDUCING, SIZES, TRANSPORTS, Case, choose
+from collectives.cases import INTEGERS, REDUCING, SIZES, TRANSPORTS, VERBS, Case, choose
 from collectives.playing import all_right, play
 
+import two_hosts
 from procgroup.types import ReduceOp
 from world import run
 
@@ -38,6 +39,15 @@ def test_reductions_equal_numpys_to_the_bit(transport: str, size: int, verb: str
 @sizes
 def test_what_is_moved_arrives_unchanged(transport: str, size: int, sampled: bool) -> None:
     play_all(choose(["broadcast", "all_gather", "ring", "barrier"], size, sampled, budget=200), size, transport)
+
+
+@pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
+@pytest.mark.parametrize("layout", [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 1, 1)])
+def test_every_collective_is_right_between_two_hosts(layout: tuple[int, ...], sampled: bool) -> None:
+    cases = choose(VERBS, len(layout), sampled, budget=200)[:BATCH]
+    with two_hosts.joined() as hosts:
+        environments = two_hosts.environments(hosts, layout)
+        all_right(cases, run(play, len(layout), args=(cases,), timeout=90, environments=environments))
 
 
 @transports

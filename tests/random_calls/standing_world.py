@@ -10,7 +10,7 @@ import os
 import socket
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,8 +25,11 @@ Function = Callable[[Any, int, int, Any], Any]
 class StandingWorld:
     """Ranks that wait for tasks. ``function`` must stand at the top of a module below ``tests``."""
 
-    def __init__(self, function: Function, size: int, transport: str) -> None:
+    def __init__(
+        self, function: Function, size: int, transport: str, environments: Sequence[Mapping[str, str]] | None = None
+    ) -> None:
         self._function, self._size, self._transport = function, size, transport
+        self._environments = environments
         self._world: World | None = None
         self._ranks: list[Connection] = []
 
@@ -80,7 +83,13 @@ class StandingWorld:
             listener.settimeout(SECONDS)
             where = (self._function.__module__, self._function.__qualname__)
             environment = {"PROCGROUP_TRANSPORT": self._transport}
-            self._world = start(be_rank, self._size, args=(f"{folder}/tasks", where), environment=environment)
+            self._world = start(
+                be_rank,
+                self._size,
+                args=(f"{folder}/tasks", where),
+                environment=environment,
+                environments=self._environments,
+            )
             try:
                 came = [Connection(listener.accept()[0].detach()) for _ in range(self._size)]
                 by_rank = {connection.recv(): connection for connection in came}

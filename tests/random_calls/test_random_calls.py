@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_calls.calls import play_sequence, sequences
 from random_calls.standing_world import StandingWorld
+
+import two_hosts
 
 SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 EXAMPLES = 10 if SAMPLED else 500
@@ -34,7 +37,18 @@ pytestmark = pytest.mark.timeout(120 if SAMPLED else 3600)
 
 @pytest.mark.parametrize(("size", "transport"), WORLDS)
 def test_random_sequences_equal_numpys(size: int, transport: str) -> None:
-    with StandingWorld(play_sequence, size, transport) as world:
+    play_random_sequences(size, transport)
+
+
+@pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
+@pytest.mark.parametrize("layout", [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 1, 1), (0, 1, 0, 1)])
+def test_random_sequences_between_two_hosts_equal_numpys(layout: tuple[int, ...]) -> None:
+    with two_hosts.joined() as hosts:
+        play_random_sequences(len(layout), "auto", two_hosts.environments(hosts, layout))
+
+
+def play_random_sequences(size: int, transport: str, environments: Sequence[Mapping[str, str]] | None = None) -> None:
+    with StandingWorld(play_sequence, size, transport, environments) as world:
 
         @settings(
             max_examples=EXAMPLES,

@@ -1,6 +1,6 @@
 """torch.distributed's Gloo as a peer: ``python -m procgroup.diagnostics.bench.peers.gloo_peer SOCKET RANKS``.
 
-It starts its ranks itself.
+It starts its ranks itself, unless RANK and WORLD_SIZE say that somebody else does.
 """
 
 from __future__ import annotations
@@ -84,4 +84,7 @@ def start_ranks(socket_path: str, ranks: int) -> int:
 
 
 if __name__ == "__main__":
+    if "RANK" in os.environ:
+        run_rank(sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        sys.exit()
     sys.exit(start_ranks(sys.argv[1], int(sys.argv[2])))
