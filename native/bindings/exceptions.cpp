@@ -40,22 +40,6 @@ const char* kind_name(Failure::Kind kind) {
   return "unknown";
 }
 
-// Whether the call writes to an array of this rank.
-bool writes(const Descriptor& call, int rank) {
-  switch (call.op) {
-    case OpKind::kBarrier:
-    case OpKind::kSend:
-      return false;
-    case OpKind::kBroadcast:
-      return rank != call.root;
-    case OpKind::kReduce:
-    case OpKind::kGather:
-      return rank == call.root;
-    default:
-      return true;
-  }
-}
-
 }  // namespace
 
 void raise(nb::handle exception) {
@@ -71,7 +55,7 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
   data["rank"] = group.rank();
   data["size"] = group.size();
   if (!group.global_ranks().empty()) data["members"] = nb::cast(group.global_ranks());
-  if (writes(call, group.rank())) data["intact"] = !failure.wrote;
+  if (takes(call.op, group.rank(), call.root)) data["intact"] = !failure.wrote;
   if (call.op == OpKind::kAllToAll && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
   return build_exception(failure, std::move(data));
 }

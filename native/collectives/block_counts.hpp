@@ -5,29 +5,25 @@
 
 namespace procgroup {
 
-// How many elements group rank `from` has for group rank `to`, as every rank knows it. Not for all_to_all, in which
-// only these two know.
+// How many elements group rank `from` has for group rank `to`, as every rank knows it; 0 where only these two know.
 inline uint64_t block_count(const Request& request, int from, int to) {
   const Descriptor& call = request.descriptor;
-  const auto block = [&](const std::vector<Block>& blocks, int rank) -> uint64_t {
-    return call.splits == 0 ? call.count : blocks[static_cast<size_t>(rank)].count;
-  };
-  switch (call.op) {
-    case OpKind::kBroadcast:
-    case OpKind::kScatter:
-      return from == call.root ? call.count : 0;
-    case OpKind::kReduce:
-    case OpKind::kGather:
-      return to == call.root ? call.count : 0;
-    case OpKind::kAllReduce:
-      return call.count;
-    case OpKind::kAllGather:
-      return block(request.outputs, from);
-    case OpKind::kReduceScatter:
-      return block(request.inputs, to);
-    default:
-      return 0;
-  }
+  const OperationRow& row = row_of(call.op);
+  if (row.sizes == Sizes::kPerPair) return 0;
+  if (row.givers == Ranks::kNone || (row.givers == Ranks::kRoot && from != call.root)) return 0;
+  if (row.takers == Ranks::kRoot && to != call.root) return 0;
+  if (row.sources == Sources::kLowerAndOwn && from > to) return 0;
+  if (row.sources == Sources::kLower && from >= to) return 0;
+  if (call.splits == 0 || row.sizes == Sizes::kEqual) return call.count;
+  return row.output == Arrays::kBlocks ? request.outputs[static_cast<size_t>(from)].count
+                                       : request.inputs[static_cast<size_t>(to)].count;
+}
+
+// How many elements this rank has, in an operation without input blocks.
+inline uint64_t input_count(const Request& request, int rank) {
+  const Descriptor& call = request.descriptor;
+  const bool differs = call.splits != 0 && row_of(call.op).sizes == Sizes::kPerRank;
+  return differs ? request.outputs[static_cast<size_t>(rank)].count : call.count;
 }
 
 // Where this rank has what is for group rank `to`.

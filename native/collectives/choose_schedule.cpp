@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "collectives/block_counts.hpp"
 #include "collectives/buffer_table.hpp"
 #include "collectives/exposure.hpp"
 #include "dtype/partial.hpp"
@@ -35,15 +36,13 @@ void schedule_all_reduce(CollectiveState& state, SlotScheduleRequest wanted) {
 void fill_blocks(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   const size_t element = dtype_size(call.dtype);
+  const Sizes sizes = row_of(call.op).sizes;
   state.blocks.reset(state.size(), call.bytes());
-  for (int from = 0; from < state.size(); ++from) {
-    for (int to = 0; to < state.size(); ++to) {
-      size_t& bytes = state.blocks.between(from, to);
-      if (call.op == OpKind::kAllGather) bytes = request.outputs[static_cast<size_t>(from)].count * element;
-      if (call.op == OpKind::kReduceScatter) bytes = request.inputs[static_cast<size_t>(to)].count * element;
-      if (call.op == OpKind::kAllToAll) bytes = state.counts.between(from, to) * element;
-    }
-  }
+  if (sizes == Sizes::kEqual) return;
+  for (int from = 0; from < state.size(); ++from)
+    for (int to = 0; to < state.size(); ++to)
+      state.blocks.between(from, to) =
+          element * (sizes == Sizes::kPerPair ? state.counts.between(from, to) : block_count(request, from, to));
 }
 
 void schedule_blocks(CollectiveState& state, const Request& request) {

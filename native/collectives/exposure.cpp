@@ -1,5 +1,6 @@
 #include "collectives/exposure.hpp"
 
+#include "collectives/block_counts.hpp"
 #include "collectives/buffer_table.hpp"
 
 namespace procgroup {
@@ -32,17 +33,9 @@ class Show {
   bool in_arena_ = true;
 };
 
-bool gives(const Descriptor& call, int rank) {
-  switch (call.op) {
-    case OpKind::kBroadcast:
-    case OpKind::kScatter:
-      return rank == call.root;
-    case OpKind::kReduce:
-    case OpKind::kGather:
-      return rank != call.root;
-    default:
-      return true;
-  }
+// Whether others read what this rank gives: a root that takes keeps its own.
+bool shows(const Descriptor& call, int rank) {
+  return gives(call.op, rank, call.root) && !(row_of(call.op).takers == Ranks::kRoot && rank == call.root);
 }
 
 }  // namespace
@@ -51,12 +44,10 @@ void show_arrays(CollectiveState& state, const Request& request, bool exposes) {
   const Descriptor& call = request.descriptor;
   const BufferTable table(state.mine().small(call.sequence), state.size());
   Show show(state, call, exposes && request.iovecs.empty());
-  if (gives(call, state.rank)) {
+  if (shows(call, state.rank)) {
     for (size_t block = 0; block < request.inputs.size(); ++block)
       show.add(table.input(static_cast<int>(block)), request.inputs[block].data, request.inputs[block].count);
-    const bool unequal = call.op == OpKind::kAllGather && call.splits != 0;
-    const size_t count = unequal ? request.outputs[static_cast<size_t>(state.rank)].count : call.count;
-    if (request.inputs.empty()) show.add(table.input(0), request.input, count);
+    if (request.inputs.empty()) show.add(table.input(0), request.input, input_count(request, state.rank));
     if (call.op == OpKind::kAllReduce) show.add(table.output(0), request.output, call.count);
   }
   if (call.op == OpKind::kAllToAll)

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "collectives/block_counts.hpp"
 #include "collectives/buffer_table.hpp"
 #include "collectives/exposure.hpp"
 
@@ -36,18 +37,18 @@ void copy_out_blocks(CollectiveState& state, const Request& request) {
   }
 }
 
-void reduce_all(CollectiveState& state, const Request& request, size_t offset, size_t count) {
+void reduce_elements(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
-  for (int rank = 0; rank < state.size(); ++rank)
-    state.sources[static_cast<size_t>(rank)] = payload(state, call, rank) + offset;
-  reduce(call.dtype, call.reduce_op, request.output, state.sources.data(), state.size(), count);
-}
-
-void reduce_block(CollectiveState& state, const Request& request) {
   size_t before = 0;
-  for (int rank = 0; rank < state.rank; ++rank) before += request.inputs[static_cast<size_t>(rank)].count;
-  reduce_all(state, request, before * dtype_size(request.descriptor.dtype),
-             request.inputs[static_cast<size_t>(state.rank)].count);
+  size_t count = call.count;
+  if (!request.inputs.empty()) {
+    for (int rank = 0; rank < state.rank; ++rank) before += request.inputs[static_cast<size_t>(rank)].count;
+    count = request.inputs[static_cast<size_t>(state.rank)].count;
+  }
+  const int sources = sources_of(call.op, state.rank, state.size());
+  for (int rank = 0; rank < sources; ++rank)
+    state.sources[static_cast<size_t>(rank)] = payload(state, call, rank) + before * dtype_size(call.dtype);
+  reduce(call.dtype, call.reduce_op, request.output, state.sources.data(), sources, count);
 }
 
 bool has_room(const CollectiveState& state, const Descriptor& call, uint64_t count) {
@@ -59,56 +60,21 @@ bool has_room(const CollectiveState& state, const Descriptor& call, uint64_t cou
 
 void copy_in_small(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
+  if (!gives(call.op, state.rank, call.root)) return;
   std::byte* to = state.mine().payload(call.sequence, largest_contribution(call, state.size()));
-  switch (call.op) {
-    case OpKind::kBarrier:
-    case OpKind::kAllToAll:
-      return;
-    case OpKind::kScatter:
-      if (state.rank != call.root) return;
-      [[fallthrough]];
-    case OpKind::kReduceScatter:
-      pack(to, request.inputs, dtype_size(call.dtype));
-      return;
-    case OpKind::kBroadcast:
-      if (state.rank != call.root) return;
-      [[fallthrough]];
-    default:
-      break;
-  }
-  const bool unequal = call.op == OpKind::kAllGather && call.splits != 0;
-  const size_t count = unequal ? request.outputs[static_cast<size_t>(state.rank)].count : call.count;
-  copy_unless_same(to, request.input, count * dtype_size(call.dtype));
+  if (has_input_blocks(call.op))
+    pack(to, request.inputs, dtype_size(call.dtype));
+  else
+    copy_unless_same(to, request.input, input_count(request, state.rank) * dtype_size(call.dtype));
 }
 
 void finish_small(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
-  switch (call.op) {
-    case OpKind::kBroadcast:
-      if (state.rank != call.root) copy_unless_same(request.output, payload(state, call, call.root), call.bytes());
-      break;
-    case OpKind::kReduce:
-      if (state.rank != call.root) break;
-      [[fallthrough]];
-    case OpKind::kAllReduce:
-      reduce_all(state, request, 0, call.count);
-      break;
-    case OpKind::kGather:
-      if (state.rank != call.root) break;
-      [[fallthrough]];
-    case OpKind::kAllGather:
-      copy_out_blocks(state, request);
-      break;
-    case OpKind::kScatter:
-      copy_unless_same(request.output, payload(state, call, call.root) + call.bytes() * static_cast<size_t>(state.rank),
-                       call.bytes());
-      break;
-    case OpKind::kReduceScatter:
-      reduce_block(state, request);
-      break;
-    default:
-      break;
-  }
+  if (!takes(call.op, state.rank, call.root)) return;
+  if (has_output_blocks(call.op)) return copy_out_blocks(state, request);
+  if (reduces(call.op)) return reduce_elements(state, request);
+  const size_t block = has_input_blocks(call.op) ? static_cast<size_t>(state.rank) : 0;
+  copy_unless_same(request.output, payload(state, call, call.root) + call.bytes() * block, call.bytes());
 }
 
 void copy_in_all_to_all(CollectiveState& state, const Request& request) {

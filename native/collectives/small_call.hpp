@@ -9,7 +9,7 @@ namespace procgroup {
 // What the largest contribution to a call comes to; equal on all ranks. An all_to_all is not described by its
 // descriptor alone: see all_to_all_is_small.
 inline size_t largest_contribution(const Descriptor& call, int size) {
-  const bool equal_blocks = call.op == OpKind::kScatter || (call.op == OpKind::kReduceScatter && call.splits == 0);
+  const bool equal_blocks = has_input_blocks(call.op) && call.splits == 0;
   return equal_blocks ? call.bytes() * static_cast<size_t>(size) : call.bytes();
 }
 

@@ -195,8 +195,7 @@ void Group::examine_pending() {
     if (failure && (operation->is_looked_at_enough() || operation->advance() == Progress::kWaiting))
       operation->give_up(std::move(*failure));
     // Receives may be posted long before they are needed: they count once a thread waits for them.
-    const bool is_message = operation->call().op == OpKind::kSend || operation->call().op == OpKind::kRecv;
-    if (!operation->is_completed() && (!is_message || operation->is_awaited()))
+    if (!operation->is_completed() && (!is_message(operation->call().op) || operation->is_awaited()))
       report_wait(operation->wait_report(), *operation, operation->call());
   }
   for (const std::shared_ptr<GroupOperation>& operation : waiting) {

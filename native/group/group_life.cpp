@@ -18,12 +18,10 @@ constexpr const char* kLeftBefore = "it left the group before this call";
 
 size_t index(int rank) { return static_cast<size_t>(rank); }
 
-bool is_message(const Descriptor& call) { return call.op == OpKind::kSend || call.op == OpKind::kRecv; }
-
 // Whether a failure in the call `failed` is one of the running call, too: it ends the group, and with it all later
 // calls. An earlier call was made well by the member that posted the failure, and may still complete.
 bool concerns_call(const Descriptor& failed, const Descriptor& running) {
-  const bool has_order = failed.sequence != 0 && !is_message(failed) && !is_message(running);
+  const bool has_order = failed.sequence != 0 && !is_message(failed.op) && !is_message(running.op);
   return !has_order || failed.sequence <= running.sequence;
 }
 

@@ -57,7 +57,7 @@ std::optional<WaitEdge> WaitEdgeBoard::wait(int rank) const {
   const uint64_t before = epoch();
   if (before % 2 != 0 || shown_.load(std::memory_order_acquire) == 0) return std::nullopt;
   WaitEdge wait = read(wait_);
-  if (epoch() != before || wait.op > OpKind::kRecv) return std::nullopt;
+  if (epoch() != before || !is_operation(wait.op)) return std::nullopt;
   wait.rank = rank;
   wait.epoch = before;
   return wait;
@@ -79,7 +79,7 @@ std::vector<WaitEdge> WaitEdgeBoard::verdict() const {
   std::vector<WaitEdge> cycle;
   for (size_t index = 0; index < members; ++index) {
     cycle.push_back(read(cycle_[index]));
-    if (cycle.back().op > OpKind::kRecv) return {};  // a peer wrote it
+    if (!is_operation(cycle.back().op)) return {};  // a peer wrote it
   }
   if (version_.load(std::memory_order_acquire) != before) return {};
   return cycle;

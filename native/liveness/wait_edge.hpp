@@ -27,7 +27,7 @@ struct WaitEdge {
   uint64_t number = 0;  // of a message its tag, of a collective its sequence number
   uint64_t epoch = 0;
 
-  bool is_message() const { return op == OpKind::kSend || op == OpKind::kRecv; }
+  bool is_message() const { return procgroup::is_message(op); }
   // For people: "recv from 1", "all_reduce #3 without 1".
   std::string describe() const;
 };

@@ -16,36 +16,6 @@ uint64_t mix(uint64_t hash, uint64_t word) {
 
 }  // namespace
 
-const char* op_name(OpKind op) {
-  switch (op) {
-    case OpKind::kBarrier:
-      return "barrier";
-    case OpKind::kBroadcast:
-      return "broadcast";
-    case OpKind::kReduce:
-      return "reduce";
-    case OpKind::kAllReduce:
-      return "all_reduce";
-    case OpKind::kGather:
-      return "gather";
-    case OpKind::kAllGather:
-      return "all_gather";
-    case OpKind::kScatter:
-      return "scatter";
-    case OpKind::kReduceScatter:
-      return "reduce_scatter";
-    case OpKind::kAllToAll:
-      return "all_to_all";
-    case OpKind::kSend:
-      return "send";
-    case OpKind::kRecv:
-      return "recv";
-  }
-  return "unknown operation";
-}
-
-bool reduces(OpKind op) { return op == OpKind::kReduce || op == OpKind::kAllReduce || op == OpKind::kReduceScatter; }
-
 Descriptor Descriptor::copied_from(const void* written) {
   std::array<std::byte, sizeof(Descriptor)> bytes;
   std::memcpy(bytes.data(), written, bytes.size());
@@ -69,18 +39,19 @@ std::string rank_name(int rank, const std::vector<int>* global_ranks) {
 
 std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
   const bool known =
-      op <= OpKind::kRecv && static_cast<int>(dtype) < kDtypes && static_cast<int>(reduce_op) < kReduceOps;
+      is_operation(op) && static_cast<int>(dtype) < kDtypes && static_cast<int>(reduce_op) < kReduceOps;
   if (!known) return "a call that this version does not know";
   std::string text = op_name(op);
-  if (op == OpKind::kBarrier) return text;
+  const OperationRow& row = row_of(op);
+  if (row.input == Arrays::kNone && row.output == Arrays::kNone) return text;
   if (reduces(op)) text += std::string("(") + reduce_op_name(reduce_op) + (ordered ? ", ordered)" : ")");
-  text += op == OpKind::kAllToAll ? " of " : " of " + std::to_string(count) + " ";
+  text += row.sizes == Sizes::kPerPair ? " of " : " of " + std::to_string(count) + " ";
   text += dtype_name(dtype);
   // The last digits of the hash tell sizes apart that come to the same.
   if (splits != 0)
-    text += (op == OpKind::kAllReduce ? " in several arrays, sizes #" : " in unequal blocks, sizes #") +
+    text += (row.sizes == Sizes::kEqual ? " in several arrays, sizes #" : " in unequal blocks, sizes #") +
             std::to_string(splits % 1'000'000);
-  const bool comes = op == OpKind::kBroadcast || op == OpKind::kScatter || op == OpKind::kRecv;
+  const bool comes = row.givers == Ranks::kRoot || row.givers == Ranks::kNone;
   if (root >= 0) text += (comes ? " from " : " to ") + rank_name(root, global_ranks);
   return text;
 }

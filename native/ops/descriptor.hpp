@@ -6,29 +6,9 @@
 #include <vector>
 
 #include "dtype/dtype.hpp"
+#include "ops/operations.hpp"
 
 namespace procgroup {
-
-enum class OpKind : uint8_t {
-  kBarrier,
-  kBroadcast,
-  kReduce,
-  kAllReduce,
-  kGather,
-  kAllGather,
-  kScatter,
-  kReduceScatter,
-  kAllToAll,
-  kSend,
-  kRecv,
-};
-
-const char* op_name(OpKind op);
-bool reduces(OpKind op);
-// Whether a rank gives another block to each rank.
-constexpr bool has_input_blocks(OpKind op) {
-  return op == OpKind::kScatter || op == OpKind::kReduceScatter || op == OpKind::kAllToAll;
-}
 
 // For people: "rank 1", or where the group's ranks have other numbers in the job: "rank 3 (rank 1 of the group)".
 // `global_ranks` maps group ranks to global ones; null or empty: they are the same.
@@ -40,15 +20,14 @@ struct Descriptor {
   OpKind op = OpKind::kBarrier;
   Dtype dtype = Dtype::kUint8;
   ReduceOp reduce_op = ReduceOp::kSum;
-  // Combine in rank order whatever the algorithm: deterministic="order". All schedules of today do so anyway; a
-  // schedule that does not must look here.
+  // Combine in rank order whatever the layout of the ranks: deterministic="order". A schedule that does not must not be
+  // chosen for such a call.
   bool ordered = false;
   int32_t root = -1;
-  // Elements. gather, all_gather: of one rank's input; scatter, reduce_scatter: of one rank's output; both: of all
-  // ranks together when they differ (`splits`). all_to_all: zero, because ranks may differ; blocks are compared by
-  // pair.
+  // Elements of the array, or of one block; of all blocks together where they differ by rank (`splits`); zero where they
+  // differ by pair, because they are compared by pair.
   uint64_t count = 0;
-  // all_gather and reduce_scatter of unequal blocks, all_reduce of several arrays: hash of their sizes, never zero.
+  // Of unequal blocks, and of several arrays in one call: a hash of their sizes, never zero.
   uint64_t splits = 0;
 
   // A copy of what another rank wrote, and may be writing: every field has a value, if not one that means anything.

@@ -49,7 +49,7 @@ uint64_t with_state(uint64_t kind, CallState state) {
 
 std::optional<Record> unpack(uint64_t index, uint64_t kind) {
   const auto byte = [kind](int position) { return static_cast<uint8_t>(kind >> (8 * position)); };
-  if (byte(0) > static_cast<uint8_t>(OpKind::kRecv) || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
+  if (byte(0) >= kOperations || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
       byte(3) > static_cast<uint8_t>(CallState::kFailed))
     return std::nullopt;
   Record record{};

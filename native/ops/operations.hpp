@@ -1,0 +1,137 @@
+// The table of operations: what each of them takes and gives, in one row. Checks of arguments, descriptors, small
+// calls, schedules, errors and the Python module's list of operations read it.
+//
+// To add a collective: an OpKind and its row; a schedule for large arrays (collectives/choose_schedule.cpp says which);
+// its binding (bindings/collectives.cpp, python_group.hpp, group.cpp). tests/native/test_operations.py names what is
+// forgotten elsewhere.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace procgroup {
+
+enum class OpKind : uint8_t {
+  kBarrier,
+  kBroadcast,
+  kReduce,
+  kAllReduce,
+  kGather,
+  kAllGather,
+  kScatter,
+  kReduceScatter,
+  kAllToAll,
+  kSend,
+  kRecv,
+};
+inline constexpr size_t kOperations = 11;
+
+// Which ranks give elements, or get them.
+enum class Ranks : uint8_t { kNone, kAll, kRoot, kAllButRoot, kAllButFirst };
+
+// What a rank has on one side: nothing, one array, or a block for each rank.
+enum class Arrays : uint8_t { kNone, kOne, kBlocks };
+
+// What ranks must agree on: one size; one size per rank, which all know; or, by pair, what one gives and the other
+// gets.
+enum class Sizes : uint8_t { kEqual, kPerRank, kPerPair };
+
+// Of which ranks a rank's result of a reduction is made.
+enum class Sources : uint8_t { kAll, kLowerAndOwn, kLower };
+
+struct OperationRow {
+  const char* name;
+  Ranks givers = Ranks::kNone;
+  Ranks takers = Ranks::kNone;
+  Arrays input = Arrays::kNone;
+  Arrays output = Arrays::kNone;
+  bool reduces = false;
+  Sizes sizes = Sizes::kEqual;
+  bool is_message = false;  // between two ranks: neither numbered nor agreed on
+  Sources sources = Sources::kAll;
+};
+
+// By OpKind.
+inline constexpr std::array<OperationRow, kOperations> kOperationTable = {{
+    {.name = "barrier"},
+    {.name = "broadcast",
+     .givers = Ranks::kRoot,
+     .takers = Ranks::kAllButRoot,
+     .input = Arrays::kOne,
+     .output = Arrays::kOne},
+    {.name = "reduce",
+     .givers = Ranks::kAll,
+     .takers = Ranks::kRoot,
+     .input = Arrays::kOne,
+     .output = Arrays::kOne,
+     .reduces = true},
+    {.name = "all_reduce",
+     .givers = Ranks::kAll,
+     .takers = Ranks::kAll,
+     .input = Arrays::kOne,
+     .output = Arrays::kOne,
+     .reduces = true},
+    {.name = "gather", .givers = Ranks::kAll, .takers = Ranks::kRoot, .input = Arrays::kOne, .output = Arrays::kBlocks},
+    {.name = "all_gather",
+     .givers = Ranks::kAll,
+     .takers = Ranks::kAll,
+     .input = Arrays::kOne,
+     .output = Arrays::kBlocks,
+     .sizes = Sizes::kPerRank},
+    {.name = "scatter",
+     .givers = Ranks::kRoot,
+     .takers = Ranks::kAll,
+     .input = Arrays::kBlocks,
+     .output = Arrays::kOne},
+    {.name = "reduce_scatter",
+     .givers = Ranks::kAll,
+     .takers = Ranks::kAll,
+     .input = Arrays::kBlocks,
+     .output = Arrays::kOne,
+     .reduces = true,
+     .sizes = Sizes::kPerRank},
+    {.name = "all_to_all",
+     .givers = Ranks::kAll,
+     .takers = Ranks::kAll,
+     .input = Arrays::kBlocks,
+     .output = Arrays::kBlocks,
+     .sizes = Sizes::kPerPair},
+    {.name = "send", .givers = Ranks::kAll, .input = Arrays::kOne, .is_message = true},
+    {.name = "recv", .takers = Ranks::kAll, .output = Arrays::kOne, .is_message = true},
+}};
+
+// Also of what another rank wrote: false for what is none.
+constexpr bool is_operation(OpKind op) { return static_cast<size_t>(op) < kOperations; }
+constexpr const OperationRow& row_of(OpKind op) { return kOperationTable[static_cast<size_t>(op)]; }
+
+constexpr const char* op_name(OpKind op) { return is_operation(op) ? row_of(op).name : "unknown operation"; }
+constexpr bool reduces(OpKind op) { return row_of(op).reduces; }
+constexpr bool is_message(OpKind op) { return row_of(op).is_message; }
+constexpr bool has_input_blocks(OpKind op) { return row_of(op).input == Arrays::kBlocks; }
+constexpr bool has_output_blocks(OpKind op) { return row_of(op).output == Arrays::kBlocks; }
+
+constexpr bool is_among(Ranks ranks, int rank, int root) {
+  switch (ranks) {
+    case Ranks::kNone:
+      return false;
+    case Ranks::kAll:
+      return true;
+    case Ranks::kRoot:
+      return rank == root;
+    case Ranks::kAllButRoot:
+      return rank != root;
+    case Ranks::kAllButFirst:
+      return rank != 0;
+  }
+  return false;
+}
+constexpr bool gives(OpKind op, int rank, int root) { return is_among(row_of(op).givers, rank, root); }
+// How many ranks, from the first on, a rank's result of a reduction is made of.
+constexpr int sources_of(OpKind op, int rank, int size) {
+  const Sources sources = row_of(op).sources;
+  return sources == Sources::kAll ? size : rank + (sources == Sources::kLowerAndOwn ? 1 : 0);
+}
+constexpr bool takes(OpKind op, int rank, int root) { return is_among(row_of(op).takers, rank, root); }
+
+}  // namespace procgroup
