@@ -123,10 +123,10 @@ nb::object PythonGroup::reduce(nb::handle array, int root, nb::handle op, bool a
   return issue(std::move(request), async_op, seconds, view);
 }
 
-nb::object PythonGroup::all_reduce(nb::handle array, nb::handle op, bool async_op, double seconds) {
+nb::object PythonGroup::reduce_in_place(OpKind kind, nb::handle array, nb::handle op, bool async_op, double seconds) {
   ArrayView view(array, Access::kUpdate, {"tensor"});
-  Request request = make(OpKind::kAllReduce, view);
-  reduce_with(request, site("all_reduce").reduction(op, view.dtype()));
+  Request request = make(kind, view);
+  reduce_with(request, site(op_name(kind)).reduction(op, view.dtype()));
   return issue(std::move(request), async_op, seconds, view);
 }
 

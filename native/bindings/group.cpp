@@ -111,6 +111,11 @@ nb::object PythonGroup::send(nb::handle array, int destination, uint64_t tag, bo
 
 nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds) {
   ArrayView view(array, Access::kWrite, {"tensor"});
+  if (source == kAnySource && group_->size() == 1)
+    throw nb::value_error(("Invalid source rank: group " + group_->name() +
+                           " has one rank, so no other rank could send what `recv` from any rank waits for. "
+                           "Receive in a group of two ranks or more.")
+                              .c_str());
   const int peer = source == kAnySource ? kAnySource : site("recv").checked_peer(source, "source");
   return message(OpKind::kRecv, std::move(view), peer, tag, async_op, seconds);
 }
@@ -152,8 +157,57 @@ using namespace procgroup;
 #define PROCGROUP_INTEGERS "collections.abc.Sequence[int]"
 #define PROCGROUP_SPLITS PROCGROUP_INTEGERS " | None"
 
+namespace {
+
+// One method for each such operation of the table.
+template <OpKind kKind>
+void bind_reduction_in_place(nb::class_<PythonGroup>& group) {
+  constexpr const OperationRow& row = row_of(kKind);
+  if constexpr (row.reduces && row.input == Arrays::kOne && row.output == Arrays::kOne && row.takers != Ranks::kRoot) {
+    static const std::string signature =
+        "def " + std::string(row.name) +
+        "(self, array: object, op: object, async_op: bool, timeout: float) -> Operation | None";
+    group.def(
+        row.name,
+        [](PythonGroup& self, nb::handle array, nb::handle op, bool async_op, double seconds) {
+          return self.reduce_in_place(kKind, array, op, async_op, seconds);
+        },
+        "array"_a.none(), "op"_a, "async_op"_a, "timeout"_a, nb::sig(signature.c_str()));
+  }
+}
+
+template <size_t... kKinds>
+void bind_reductions_in_place(nb::class_<PythonGroup>& group, std::index_sequence<kKinds...>) {
+  (bind_reduction_in_place<static_cast<OpKind>(kKinds)>(group), ...);
+}
+
+nb::list operations() {
+  constexpr const char* kRanks[] = {"none", "all", "root", "all but root", "all but first"};
+  constexpr const char* kArrays[] = {"none", "one", "blocks"};
+  constexpr const char* kSizes[] = {"equal", "per rank", "per pair"};
+  nb::list rows;
+  for (const OperationRow& row : kOperationTable) {
+    nb::dict entry;
+    entry["name"] = row.name;
+    entry["givers"] = kRanks[static_cast<size_t>(row.givers)];
+    entry["takers"] = kRanks[static_cast<size_t>(row.takers)];
+    entry["input"] = kArrays[static_cast<size_t>(row.input)];
+    entry["output"] = kArrays[static_cast<size_t>(row.output)];
+    entry["sizes"] = kSizes[static_cast<size_t>(row.sizes)];
+    entry["reduces"] = row.reduces;
+    entry["is_message"] = row.is_message;
+    rows.append(entry);
+  }
+  return rows;
+}
+
+}  // namespace
+
 void bind_group(nb::module_& module) {
-  nb::class_<PythonGroup>(module, "Group")
+  module.def("operations", &operations, nb::sig("def operations() -> list[dict[str, typing.Any]]"));
+  nb::class_<PythonGroup> group(module, "Group");
+  bind_reductions_in_place(group, std::make_index_sequence<kOperations>());
+  group
       .def(nb::init<std::shared_ptr<PythonEngine>, uint64_t, std::string, std::vector<int>, int, std::vector<int>>(),
            "engine"_a, "identity"_a, "name"_a, "members"_a, "rank"_a, "hosts"_a)
       .def_prop_ro("offset", &PythonGroup::offset)
@@ -169,7 +223,6 @@ void bind_group(nb::module_& module) {
       .def("checks", &PythonGroup::checks)
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, ", "array"_a.none(), "root"_a, "op"_a)
-      .PROCGROUP_COLLECTIVE(all_reduce, "array: object, op: object, ", "array"_a.none(), "op"_a)
       .PROCGROUP_VERB(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", ",
                       "list[Operation] | None", "arrays"_a, "ops"_a)
       .PROCGROUP_COLLECTIVE(gather, "array: object, outputs: " PROCGROUP_ARRAYS " | None, root: int, ",

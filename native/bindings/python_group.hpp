@@ -44,7 +44,8 @@ class PythonGroup {
   // The parameters are those of the protocol, in its order.
   nb::object broadcast(nb::handle array, int root, bool async_op, double seconds);
   nb::object reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds);
-  nb::object all_reduce(nb::handle array, nb::handle op, bool async_op, double seconds);
+  // Operations that reduce one array of each rank into that array, without a root.
+  nb::object reduce_in_place(OpKind kind, nb::handle array, nb::handle op, bool async_op, double seconds);
   // A list of operations, or None: see assign_packs.
   nb::object all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool async_op, double seconds);
   nb::object gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds);

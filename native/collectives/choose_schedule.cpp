@@ -105,7 +105,7 @@ size_t copied_bytes(const CollectiveState& state, const Request& request) {
   return count * dtype_size(call.dtype);
 }
 
-void schedule_slots(CollectiveState& state, const Request& request) {
+void schedule_in_slots(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   // An all_reduce in place overwrites what it has just read: that is in the caches already.
   state.streams = call.op != OpKind::kAllReduce && copied_bytes(state, request) >= kStreamedBytes;
@@ -116,16 +116,9 @@ void schedule_slots(CollectiveState& state, const Request& request) {
                                    .chunk_bytes = state.layout.chunk_bytes,
                                    .root = call.root,
                                    .earlier_chunks = state.chunks};
-  switch (call.op) {
-    case OpKind::kAllReduce:
-      return schedule_all_reduce(state, wanted);
-    case OpKind::kBroadcast:
-      return schedule_broadcast(wanted, state.schedule);
-    case OpKind::kReduce:
-      return schedule_reduce(wanted, state.schedule);
-    default:
-      return schedule_blocks(state, request);
-  }
+  if (has_input_blocks(call.op) || has_output_blocks(call.op)) return schedule_blocks(state, request);
+  if (call.op == OpKind::kAllReduce) return schedule_all_reduce(state, wanted);
+  schedule_slots(call.op, wanted, state.schedule);
 }
 
 // A reduction by messages receives from all ranks at once: with many of them, in shorter segments, so that the scratch
@@ -193,7 +186,7 @@ bool make_schedule_early(CollectiveState& state, const Request& request) {
   if (call.op == OpKind::kAllToAll) return false;  // others' buffer tables say how much
   fill_blocks(state, request);
   if (may_be_read(state, call, state.blocks.largest())) return false;
-  schedule_slots(state, request);
+  schedule_in_slots(state, request);
   return true;
 }
 
@@ -201,7 +194,7 @@ void make_schedule(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   fill_blocks(state, request);
   if (state.topology.spans_hosts()) return schedule_between_hosts(state, request);
-  if (!all_read(state, call, state.blocks.largest())) return schedule_slots(state, request);
+  if (!all_read(state, call, state.blocks.largest())) return schedule_in_slots(state, request);
   state.streams = copied_bytes(state, request) >= kStreamedBytes;
   schedule_reading(state, call);
 }

@@ -38,6 +38,9 @@ bool shows(const Descriptor& call, int rank) {
   return gives(call.op, rank, call.root) && !(row_of(call.op).takers == Ranks::kRoot && rank == call.root);
 }
 
+// A reduction of the lower ranks reads another number of arrays on each rank, and none at all on the first.
+bool may_be_read(OpKind op) { return row_of(op).sources == Sources::kAll; }
+
 }  // namespace
 
 void show_arrays(CollectiveState& state, const Request& request, bool exposes) {
@@ -57,11 +60,13 @@ void show_arrays(CollectiveState& state, const Request& request, bool exposes) {
 }
 
 bool may_be_read(const CollectiveState& state, const Descriptor& call, size_t bytes) {
+  if (!may_be_read(call.op)) return false;
   const BufferTable mine(state.member(state.rank).small(call.sequence), state.size());
   return mine.head().in_arena || state.reading.of(call.op).has(bytes);
 }
 
 bool all_read(const CollectiveState& state, const Descriptor& call, size_t bytes) {
+  if (!may_be_read(call.op)) return false;
   bool in_arenas = true;
   bool anywhere = true;
   for (int rank = 0; rank < state.size(); ++rank) {

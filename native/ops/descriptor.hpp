@@ -24,8 +24,8 @@ struct Descriptor {
   // chosen for such a call.
   bool ordered = false;
   int32_t root = -1;
-  // Elements of the array, or of one block; of all blocks together where they differ by rank (`splits`); zero where they
-  // differ by pair, because they are compared by pair.
+  // Elements of the array, or of one block; of all blocks together where they differ by rank (`splits`); zero where
+  // they differ by pair, because they are compared by pair.
   uint64_t count = 0;
   // Of unequal blocks, and of several arrays in one call: a hash of their sizes, never zero.
   uint64_t splits = 0;

@@ -124,6 +124,8 @@ void schedule_all_reduce_exchanged(const SlotScheduleRequest& request, Schedule&
   }
 }
 
+namespace {
+
 // The root's value k+1: chunk k lies in its slot. A reader's value k+1: it has collected chunk k. Before the
 // root overwrites chunk k-4 it awaits everybody's k-3.
 void schedule_broadcast(const SlotScheduleRequest& request, Schedule& schedule) {
@@ -154,6 +156,19 @@ void schedule_reduce(const SlotScheduleRequest& request, Schedule& schedule) {
                      builder.length(chunk));
     }
     builder.publish(chunk + 1);
+  }
+}
+
+}  // namespace
+
+void schedule_slots(OpKind op, const SlotScheduleRequest& request, Schedule& schedule) {
+  switch (op) {
+    case OpKind::kBroadcast:
+      return schedule_broadcast(request, schedule);
+    case OpKind::kReduce:
+      return schedule_reduce(request, schedule);
+    default:
+      schedule.clear();
   }
 }
 

@@ -11,6 +11,7 @@
 // Why no slot is overwritten too early is said at each schedule.
 #pragma once
 
+#include "ops/operations.hpp"
 #include "schedules/schedule.hpp"
 
 namespace procgroup {
@@ -33,7 +34,7 @@ void schedule_all_reduce_direct(const SlotScheduleRequest& request, Schedule& sc
 void schedule_all_reduce_scattered(const SlotScheduleRequest& request, Schedule& schedule);
 // For 2 ranks. Chunks may be twice as long as a slot: each slot takes half of one.
 void schedule_all_reduce_exchanged(const SlotScheduleRequest& request, Schedule& schedule);
-void schedule_broadcast(const SlotScheduleRequest& request, Schedule& schedule);
-void schedule_reduce(const SlotScheduleRequest& request, Schedule& schedule);
+// Every other operation on one array.
+void schedule_slots(OpKind op, const SlotScheduleRequest& request, Schedule& schedule);
 
 }  // namespace procgroup

@@ -58,7 +58,7 @@ def test_copies(name: str) -> None:
     ("source", "target", "error", "text"),
     [
         (np.ones(3), np.ones(3, np.float32), ValueError, "different dtypes"),
-        (np.ones(3), np.ones(4), ValueError, "has 4 |4 rows|splits"),
+        (np.ones(3), np.ones(4), ValueError, "on rank 0: .*(has|holds|expects|expected) 4"),
         (np.ones(3), "text", TypeError, "Expected parameter"),
         (None, np.ones(3), TypeError, "Expected parameter"),
     ],

@@ -129,7 +129,7 @@ def test_get_backend_answers_what_was_asked_and_transport_what_is_used(
 ) -> None:
     dist.init_process_group(backend, **ALONE)
     assert (dist.get_backend(), dist.get_backend_config()) == (name, config)
-    assert dist.group.WORLD.transport == "loopback"
+    assert dist.group.WORLD.transport == "shared memory"
 
 
 @pytest.mark.parametrize(

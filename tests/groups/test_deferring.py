@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from procgroup.backends.loopback import LoopbackBackend
+from procgroup.backends import native
 from procgroup.errors import DistBackendError, GroupDestroyed
 from procgroup.groups import deferring
 from procgroup.groups.group import ProcessGroup
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def group() -> ProcessGroup:
-    backend: Any = LoopbackBackend(name="gloo", group_name="7")
+    backend: Any = native.alone(name="gloo", group_name="7")
     return ProcessGroup(
         backend,
         HashStore(),

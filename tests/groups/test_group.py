@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import cast
 
 import numpy as np
 import pytest
 
-from procgroup.backends.loopback import LoopbackBackend
+from procgroup.backends import native
 from procgroup.errors import ForkedProcessError, GroupDestroyed
-from procgroup.groups.backend import VERBS
+from procgroup.groups.backend import VERBS, Backend
 from procgroup.groups.ended import EndedBackend
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.hash import HashStore
@@ -18,7 +19,7 @@ from procgroup.testing import connected_groups
 
 def group_of(*members: int) -> ProcessGroup:
     return ProcessGroup(
-        LoopbackBackend(name="gloo", group_name="7"),
+        cast(Backend, native.alone(name="gloo", group_name="7")),
         HashStore(),
         rank=0,
         members=members,
@@ -50,7 +51,7 @@ def test_a_receive_says_which_rank_the_message_came_from() -> None:
         assert work.source_rank() == 1
         assert repr(work) == f"<Work recv on group {first.group_name} (rank 0 of 2): complete>"
         assert repr(first) == f"<ProcessGroup {first.group_name}: rank 0 of 2, shared memory>"
-    assert repr(group_of(5)) == "<ProcessGroup 7: rank 0 of 1, loopback>"
+    assert repr(group_of(5)) == "<ProcessGroup 7: rank 0 of 1, shared memory>"
 
 
 def test_shutdown_is_idempotent_and_later_calls_raise() -> None:
@@ -60,7 +61,7 @@ def test_shutdown_is_idempotent_and_later_calls_raise() -> None:
     group.shutdown()
     group.abort()
     assert not group.is_usable()
-    assert (group.name(), group.transport) == ("gloo", "loopback")
+    assert (group.name(), group.transport) == ("gloo", "shared memory")
     with pytest.raises(GroupDestroyed):
         group.barrier()
 
@@ -77,7 +78,7 @@ def test_a_forked_copy_says_what_happened() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_of_a_group_that_has_ended_raises(verb: str) -> None:
-    ended = EndedBackend(LoopbackBackend(name="gloo", group_name="7"), GroupDestroyed, "7")
+    ended = EndedBackend(cast(Backend, native.alone(name="gloo", group_name="7")), GroupDestroyed, "7")
     with pytest.raises(GroupDestroyed):
         getattr(ended, verb)()
 

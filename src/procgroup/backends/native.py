@@ -36,41 +36,58 @@ _CALLBACK_SECONDS = 1.0
 _CONNECT_SECONDS = 120.0
 
 
-class NativeBackend:
-    """One process group's engine on this rank.
+def connect(
+    start_up: StartUp,
+    *,
+    name: str = "procgroup",
+    group_name: str = "default",
+    timeout: float = 1800.0,
+    data_key: bytes,
+    global_ranks: Sequence[int] | None = None,
+) -> NativeBackend:
+    """Connect all ranks of a group through a store; return this rank's backend when every rank has connected.
 
-    Creating it connects all ranks of the group through a store and returns when every rank has. Raises PeerLost or
-    PeerFailed when another rank is gone meanwhile, CollectiveTimeout that names the ranks that are missing after
-    ``timeout`` or 120 seconds, DistNetworkError when the ranks cannot connect.
+    Raises PeerLost or PeerFailed when another rank is gone meanwhile, CollectiveTimeout that names the ranks that are
+    missing after ``timeout`` or 120 seconds, DistNetworkError when the ranks cannot connect.
     """
+    start_up.restart_timeout(min(timeout, _CONNECT_SECONDS))
+    mesh = Mesh(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
+    engine, group, hosts = _connect(mesh, group_name, environ.PROCGROUP_TRANSPORT.get(), global_ranks)
+    return NativeBackend(engine, group, hosts, name=name, group_name=group_name, global_ranks=global_ranks)
 
-    transport: str
+
+def alone(*, name: str = "procgroup", group_name: str = "default") -> NativeBackend:
+    """Return the backend of a group of one rank, which meets nobody."""
+    engine = _make_engine(0, 1, False, None)
+    group = _native.Group(engine, world_identity(group_name, [0]), group_name, [0], 0, [0])
+    group.attach([group.offset], [0])
+    return NativeBackend(engine, group, [0], name=name, group_name=group_name)
+
+
+class NativeBackend:
+    """One process group's engine on this rank, whose ranks are connected; ``hosts`` numbers the host of each."""
+
     identity = 0
 
     def __init__(
         self,
-        start_up: StartUp,
+        engine: _native.Engine,
+        group: _native.Group,
+        hosts: Sequence[int],
         *,
-        name: str = "procgroup",
-        group_name: str = "default",
-        timeout: float = 1800.0,
-        data_key: bytes,
+        name: str,
+        group_name: str,
         global_ranks: Sequence[int] | None = None,
     ) -> None:
         self.name = name
+        self.transport: str = transport_between(hosts)
         self._completions: threading.Thread | None = None
-        wanted = environ.PROCGROUP_TRANSPORT.get()
-        start_up.restart_timeout(min(timeout, _CONNECT_SECONDS))
-        mesh = Mesh(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
-        self._cores = usable_cores()
-        self._engine = self._make_engine(mesh, wanted != "tcp", global_ranks)
-        self._hosts = list(range(mesh.size))
-        self._group = self._connect(mesh, group_name, wanted, global_ranks)
-        self._engine.on_first_watch(self._start_completions)
-        self.transport: str = transport_between(self._hosts)
+        self._engine = engine
+        self._group = group
+        engine.on_first_watch(self._start_completions)
         # The verbs of the Backend protocol, without a Python frame in between.
-        bind_verbs(self, self._group)
-        self._subgroups = Subgroups(self._engine, self._hosts, group_name, global_ranks)
+        bind_verbs(self, group)
+        self._subgroups = Subgroups(engine, hosts, group_name, global_ranks)
 
     def make_subgroup(self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float) -> Backend:
         return self._subgroups.make(
@@ -124,74 +141,6 @@ class NativeBackend:
             pause=_FLUSH_SLICE_SECONDS,
         )
 
-    def _make_engine(self, mesh: Mesh, shared: bool, global_ranks: Sequence[int] | None) -> _native.Engine:
-        engine = _native.Engine(mesh.rank, mesh.size, False, shared)
-        engine.set_cores(self._cores, mesh.size)
-        engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
-        if global_ranks is not None:
-            engine.set_global_ranks(list(global_ranks))
-        return engine
-
-    def _connect(self, mesh: Mesh, group_name: str, wanted: str, global_ranks: Sequence[int] | None) -> _native.Group:
-        """Connect with every rank, and make the group of all."""
-        members = list(range(mesh.size))
-        identity = world_identity(group_name, members)
-        problem = "PROCGROUP_TRANSPORT=tcp" if wanted == "tcp" else self._engine.arena_problem
-        try:
-            group = _native.Group(self._engine, identity, group_name, members, mesh.rank, [])
-        except (OSError, RuntimeError) as error:  # shared memory is refused: go on with memory of this process alone
-            problem = str(error)
-            self._engine.shutdown()
-            self._engine = self._make_engine(mesh, False, global_ranks)
-            group = _native.Group(self._engine, identity, group_name, members, mesh.rank, [])
-        offered = None if problem else (self._engine.arena_descriptor, self._engine.arena_bell)
-        details = Details(group.offset, offered)
-        try:
-            links = mesh.connect(details, None if wanted == "shm" else route_to(mesh.store), problem)
-        except DistNetworkError as error:
-            if wanted != "shm":
-                raise
-            raise DistBackendError(
-                f"rank {mesh.rank} of {mesh.size}: PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: "
-                f"{problem or error}. Start them on one host, or allow TCP with PROCGROUP_TRANSPORT=auto."
-            ) from error
-        self._hosts = links.hosts
-        problem = mesh.agree("attached", self._attach(links, group)) or ""
-        if problem:
-            raise DistBackendError(
-                f"rank {mesh.rank} of {mesh.size}: the ranks could not map each other's memory: {problem}"
-            )
-        together = [rank for rank, host in enumerate(links.hosts) if host == links.hosts[mesh.rank]]
-        if len(together) > 1:
-            cores = _cores_together(self._cores, [links.cores[rank] for rank in together])
-            self._engine.set_cores(cores, len(together))
-        if mesh.rank == 0 and wanted != "tcp" and (apart := _ranks_apart(links)):
-            print(f"procgroup: {apart}", file=sys.stderr, flush=True)
-        return group
-
-    def _attach(self, links: Links, group: _native.Group) -> str | None:
-        """Map the arenas of the ranks of this host, and use the sockets of the others; return why that failed."""
-        waiting = list(links.connections)
-        names = links.host_names
-        offsets = [0] * self._engine.world_size
-        try:
-            while waiting:
-                one = waiting.pop()
-                if one.arena is None:
-                    self._engine.attach_socket(one.peer, one.socket.detach(), one.pid)
-                    if names[one.peer] != names[self._engine.rank]:
-                        self._engine.set_host(one.peer, names[one.peer])
-                else:
-                    offsets[one.peer] = one.offset
-                    self._engine.attach_shared(one.peer, *one.arena, one.socket.detach())
-            offsets[self._engine.rank] = group.offset
-            group.attach(offsets, links.hosts)
-        except (OSError, RuntimeError, IndexError) as error:
-            for one in waiting:
-                one.close()
-            return str(error)
-        return None
-
     def _start_completions(self) -> None:
         """Start the thread that calls what was registered with ``Operation.on_completion``."""
         if self._completions is None:
@@ -205,8 +154,81 @@ class NativeBackend:
             self._completions.start()
 
 
-def _cores_together(own: int, cores: list[list[int]]) -> int:
-    """How many cores the ranks of one host can keep busy together: each may be bound to others."""
+def _make_engine(rank: int, size: int, shared: bool, global_ranks: Sequence[int] | None) -> _native.Engine:
+    engine = _native.Engine(rank, size, False, shared)
+    engine.set_cores(usable_cores(), size)
+    engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
+    if global_ranks is not None:
+        engine.set_global_ranks(list(global_ranks))
+    return engine
+
+
+def _connect(
+    mesh: Mesh, group_name: str, wanted: str, global_ranks: Sequence[int] | None
+) -> tuple[_native.Engine, _native.Group, list[int]]:
+    """Connect with every rank; return this rank's engine, the group of all, and the host of each rank."""
+    members = list(range(mesh.size))
+    identity = world_identity(group_name, members)
+    engine = _make_engine(mesh.rank, mesh.size, wanted != "tcp", global_ranks)
+    problem = "PROCGROUP_TRANSPORT=tcp" if wanted == "tcp" else engine.arena_problem
+    try:
+        group = _native.Group(engine, identity, group_name, members, mesh.rank, [])
+    except (OSError, RuntimeError) as error:  # shared memory is refused: go on with memory of this process alone
+        problem = str(error)
+        engine.shutdown()
+        engine = _make_engine(mesh.rank, mesh.size, False, global_ranks)
+        group = _native.Group(engine, identity, group_name, members, mesh.rank, [])
+    offered = None if problem else (engine.arena_descriptor, engine.arena_bell)
+    details = Details(group.offset, offered)
+    try:
+        links = mesh.connect(details, None if wanted == "shm" else route_to(mesh.store), problem)
+    except DistNetworkError as error:
+        if wanted != "shm":
+            raise
+        raise DistBackendError(
+            f"rank {mesh.rank} of {mesh.size}: PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: "
+            f"{problem or error}. Start them on one host, or allow TCP with PROCGROUP_TRANSPORT=auto."
+        ) from error
+    problem = mesh.agree("attached", _attach(engine, links, group)) or ""
+    if problem:
+        raise DistBackendError(
+            f"rank {mesh.rank} of {mesh.size}: the ranks could not map each other's memory: {problem}"
+        )
+    together = [rank for rank, host in enumerate(links.hosts) if host == links.hosts[mesh.rank]]
+    if len(together) > 1:
+        engine.set_cores(_cores_together([links.cores[rank] for rank in together]), len(together))
+    if mesh.rank == 0 and wanted != "tcp" and (apart := _ranks_apart(links)):
+        print(f"procgroup: {apart}", file=sys.stderr, flush=True)
+    return engine, group, links.hosts
+
+
+def _attach(engine: _native.Engine, links: Links, group: _native.Group) -> str | None:
+    """Map the arenas of the ranks of this host, and use the sockets of the others; return why that failed."""
+    waiting = list(links.connections)
+    names = links.host_names
+    offsets = [0] * engine.world_size
+    try:
+        while waiting:
+            one = waiting.pop()
+            if one.arena is None:
+                engine.attach_socket(one.peer, one.socket.detach(), one.pid)
+                if names[one.peer] != names[engine.rank]:
+                    engine.set_host(one.peer, names[one.peer])
+            else:
+                offsets[one.peer] = one.offset
+                engine.attach_shared(one.peer, *one.arena, one.socket.detach())
+        offsets[engine.rank] = group.offset
+        group.attach(offsets, links.hosts)
+    except (OSError, RuntimeError, IndexError) as error:
+        for one in waiting:
+            one.close()
+        return str(error)
+    return None
+
+
+def _cores_together(cores: list[list[int]]) -> int:
+    """Return how many cores the ranks of one host can keep busy together: each may be bound to others."""
+    own = usable_cores()
     if own < cores_by_affinity():
         return own
     return len(set().union(*cores))

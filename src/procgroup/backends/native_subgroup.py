@@ -84,10 +84,6 @@ class Subgroups:
         names who did not come, CollectiveMismatch when members make other groups with this rank, PeerLost.
         """
         number, count, identity = self._identify(parent, members)
-        if len(members) == 1:
-            from procgroup.backends.loopback import LoopbackBackend  # few programs make a group of one rank
-
-            return LoopbackBackend(name=name, group_name=group_name, identity=identity)
         rank = members.index(self._engine.rank)
         hosts = [self._hosts[member] for member in members]
         group = _native.Group(self._engine, identity, group_name, list(members), rank, hosts)

@@ -92,8 +92,6 @@ def _check_available(name: str, backend: str) -> None:
 
 def check_engine(size: int) -> None:
     """Raise DistBackendError when a group of so many ranks cannot be made here, before the other ranks are met."""
-    if size == 1:
-        return
     try:
         import procgroup.backends.native  # noqa: F401
     except ImportError as error:
@@ -113,12 +111,12 @@ def create(
     global_ranks: Sequence[int] | None = None,
 ) -> Backend:
     """Make the backend of a group of several ranks, which have joined."""
-    from procgroup.backends.native import NativeBackend
+    from procgroup.backends import native
 
     # The verbs are the native engine's own methods, whose stub names no parameters.
     return cast(
         Backend,
-        NativeBackend(
+        native.connect(
             start_up,
             name=config.name,
             group_name=group_name,
@@ -131,6 +129,6 @@ def create(
 
 def create_alone(config: BackendConfig, *, group_name: str) -> Backend:
     """Make the backend of a group of one rank."""
-    from procgroup.backends.loopback import LoopbackBackend
+    from procgroup.backends import native
 
-    return LoopbackBackend(name=config.name, group_name=group_name)
+    return cast(Backend, native.alone(name=config.name, group_name=group_name))

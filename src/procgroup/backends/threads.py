@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from procgroup import _native, environ
 from procgroup.backends.native import NativeBackend
-from procgroup.backends.native_subgroup import Subgroups, bind_verbs, transport_between, world_identity
+from procgroup.backends.native_subgroup import world_identity
 from procgroup.cluster.cores import usable_cores
 from procgroup.errors import DistBackendError
 
@@ -34,16 +34,9 @@ class ThreadBackend(NativeBackend):
         group_name: str,
         hosts: Sequence[int],
     ) -> None:
-        self.name = name
-        self.transport: str = transport_between(hosts)
-        self._completions = None
-        self._engine = engine
-        self._group = group
+        super().__init__(engine, group, hosts, name=name, group_name=group_name)
         self._threads = threads
         engine.set_rank_threads(threads)
-        engine.on_first_watch(self._start_completions)
-        bind_verbs(self, group)
-        self._subgroups = Subgroups(engine, hosts, group_name)
 
     def admit_this_thread(self) -> None:
         """Say that this thread is one of the ranks, or only awaits them.

@@ -66,7 +66,7 @@ class Backend(Protocol):
     name: str
     """The name that get_backend returns."""
     transport: str
-    """What moves the bytes: "shared memory", "tcp", "loopback"."""
+    """What moves the bytes: "shared memory", "tcp" or "shared memory, tcp"."""
     identity: int
     """What names the group on all its members, and no other group of theirs; 0 for the world."""
 

@@ -6,10 +6,12 @@ destroyed or forked one has something whose every verb raises.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from procgroup.errors import DistError
-from procgroup.groups.backend import Backend
+from procgroup.groups.backend import VERBS, Backend
+
+_OTHERS = ("broadcast_iovecs", "all_gather_iovecs", "check", "make_subgroup")
 
 
 class EndedBackend:
@@ -24,12 +26,10 @@ class EndedBackend:
         # A forked child must not run the destructor of what its parent uses.
         self._kept = former if keep else None
 
-    def _refuse(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        raise self._error(self._argument)
-
-    broadcast = reduce = all_reduce = gather = all_gather = all_gather_single = scatter = _refuse
-    reduce_scatter = reduce_scatter_single = all_to_all = all_to_all_single = barrier = send = recv = _refuse
-    all_reduce_coalesced = broadcast_iovecs = all_gather_iovecs = check = make_subgroup = _refuse
+    def __getattr__(self, name: str) -> Any:
+        if name in VERBS or name in _OTHERS:
+            raise self._error(self._argument)
+        raise AttributeError(name)
 
     def reduce_in_rank_order(self) -> None: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from procgroup import types
 from procgroup.errors import ForkedProcessError, GroupDestroyed
@@ -72,7 +72,7 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
 
     @property
     def transport(self) -> str:
-        """What moves the bytes: "shared memory", "tcp" or "loopback"."""
+        """What moves the bytes: "shared memory", "tcp" or "shared memory, tcp"."""
         return self._backend.transport
 
     def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
@@ -147,7 +147,7 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
         self._backend.shutdown(reason, flush)
         slabs.let_go()
         if not isinstance(self._backend, EndedBackend):
-            self._backend = EndedBackend(self._backend, GroupDestroyed, self.group_name)
+            self._backend = cast(Backend, EndedBackend(self._backend, GroupDestroyed, self.group_name))
 
     def abort(self) -> None:
         """Make every call in progress fail at once on this rank, and tell the others. Idempotent.
@@ -164,7 +164,7 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
     def mark_forked(self) -> None:
         """Turn this copy of the group, in a forked child, into one whose calls raise."""
         what = f"process group {self.group_name}"
-        self._backend = EndedBackend(self._backend, ForkedProcessError, what, keep=True)
+        self._backend = cast(Backend, EndedBackend(self._backend, ForkedProcessError, what, keep=True))
 
     def is_usable(self) -> bool:
         """Tell whether the group was neither destroyed nor carried over a fork."""

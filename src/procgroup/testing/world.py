@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, cast
+from typing import cast
 
 from procgroup import types
 from procgroup.api import leaving
 from procgroup.api.lifecycle import GROUP_NAME
 from procgroup.backends import registry
-from procgroup.backends.loopback import LoopbackBackend
 from procgroup.backends.threads import ThreadBackend, connect_threads
 from procgroup.groups.backend import Backend
 from procgroup.groups.group import ProcessGroup
@@ -86,9 +85,6 @@ def leave_at_once(group: ProcessGroup, error: BaseException) -> None:
 
 
 def _make_backends(size: int, name: str, transport: str | None, hosts: Sequence[int] | None) -> list[Backend]:
-    if size == 1:
-        alone: Any = LoopbackBackend(name=name, group_name=GROUP_NAME)
-        return [alone]
     # The verbs are the native engine's own methods, whose stub names no parameters.
     backends = connect_threads(size, name=name, group_name=GROUP_NAME, transport=transport, hosts=hosts)
     return cast(list[Backend], backends)
