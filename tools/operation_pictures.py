@@ -56,6 +56,12 @@ PICTURES: dict[str, Movement | Timeline] = {
         [[combined(6, 60)]] * 3,
         every(),
     ),
+    "scan": Movement(
+        "scan: every rank's array becomes the sum of the arrays of the ranks up to it",
+        PAIRS,
+        [PAIRS[0], [combined(3, 30)], [combined(6, 60)]],
+        [((source, 0, -1), (target, 0, -1)) for target in RANKS for source in range(target + 1)],
+    ),
     "gather": Movement(
         "gather to rank 0: its list gets the array of each rank",
         [[own(rank, 10 * rank, 10 * rank + 1)] for rank in RANKS],

@@ -22,10 +22,12 @@ enum class OpKind : uint8_t {
   kScatter,
   kReduceScatter,
   kAllToAll,
+  kScan,
+  kExscan,
   kSend,
   kRecv,
 };
-inline constexpr size_t kOperations = 11;
+inline constexpr size_t kOperations = 13;
 
 // Which ranks give elements, or get them.
 enum class Ranks : uint8_t { kNone, kAll, kRoot, kAllButRoot, kAllButFirst };
@@ -97,6 +99,20 @@ inline constexpr std::array<OperationRow, kOperations> kOperationTable = {{
      .input = Arrays::kBlocks,
      .output = Arrays::kBlocks,
      .sizes = Sizes::kPerPair},
+    {.name = "scan",
+     .givers = Ranks::kAll,
+     .takers = Ranks::kAll,
+     .input = Arrays::kOne,
+     .output = Arrays::kOne,
+     .reduces = true,
+     .sources = Sources::kLowerAndOwn},
+    {.name = "exscan",
+     .givers = Ranks::kAll,
+     .takers = Ranks::kAllButFirst,
+     .input = Arrays::kOne,
+     .output = Arrays::kOne,
+     .reduces = true,
+     .sources = Sources::kLower},
     {.name = "send", .givers = Ranks::kAll, .input = Arrays::kOne, .is_message = true},
     {.name = "recv", .takers = Ranks::kAll, .output = Arrays::kOne, .is_message = true},
 }};

@@ -51,6 +51,7 @@ class Builder : public ScheduleWriter {
   // `result` is where our own segments go, `pass_on` what is done with one that was reduced.
   void reduce_scatter(size_t longest, const SegmentOf& inputs, const std::function<Place(size_t index)>& result,
                       const std::function<void(size_t index)>& pass_on);
+  void reduce_prefix(OpKind op);
   // More scratch behind the sources; its offset.
   size_t more_scratch(size_t bytes) {
     schedule_.scratch_bytes += bytes;
@@ -95,6 +96,25 @@ void Builder::reduce_scatter(size_t longest, const SegmentOf& inputs, const std:
     const Run own = inputs(rank(), index - 1);
     reduce(result(index - 1), source(index - 1, 0), own.place, own.bytes);
     pass_on(index - 1);
+  }
+}
+
+// scan, exscan: each rank sends its array to all higher ones, and reduces what came from the lower ones.
+void Builder::reduce_prefix(OpKind op) {
+  schedule_.source_stride = std::min(request_.bytes, request_.segment_bytes);
+  schedule_.scratch_bytes = 2 * static_cast<size_t>(size()) * schedule_.source_stride;
+  const int sources = sources_of(op, rank(), size());
+  const auto own = [&](size_t index) { return segment({input(0), request_.bytes}, index); };
+  const SegmentOf gives = [&](int peer, size_t index) { return peer > rank() ? own(index) : Run{}; };
+  const SegmentOf takes = [&](int peer, size_t index) {
+    return peer < rank() ? Run{source(index, peer), own(index).bytes} : Run{};
+  };
+  const size_t segments = segments_of(request_.bytes);
+  for (size_t index = 0; index <= segments; ++index) {
+    if (index < segments) exchange(index, gives, takes);
+    if (index == 0 || sources == 0) continue;
+    const Run reduced = own(index - 1);
+    reduce_from(sources, rank(), output(reduced.place.offset), source(index - 1, 0), reduced.place, reduced.bytes);
   }
 }
 
@@ -225,6 +245,9 @@ void schedule_messages(OpKind op, const MessageScheduleRequest& request, Schedul
       return schedule_all_to_all(builder, request);
     case OpKind::kBroadcast:
       return schedule_broadcast(builder, request);
+    case OpKind::kScan:
+    case OpKind::kExscan:
+      return builder.reduce_prefix(op);
     default:
       return;
   }

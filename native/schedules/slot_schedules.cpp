@@ -159,6 +159,21 @@ void schedule_reduce(const SlotScheduleRequest& request, Schedule& schedule) {
   }
 }
 
+// scan, exscan. Each rank reduces what the lower ones have copied in, from their slots: nobody reads an array that is
+// overwritten. Copies in are overwritten as in an all_reduce_direct.
+void schedule_prefix_reduction(OpKind op, const SlotScheduleRequest& request, Schedule& schedule) {
+  Builder builder(request, schedule);
+  const int sources = sources_of(op, request.rank, request.size);
+  for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
+    builder.copy_in(chunk, kSlots);
+    builder.publish(chunk + 1);
+    builder.await(kEveryone, chunk + 1);
+    if (sources > 0)
+      builder.reduce_from(sources, request.rank, builder.output(chunk), builder.copied_in(chunk, 0, kSlots),
+                          builder.input(chunk), builder.length(chunk));
+  }
+}
+
 }  // namespace
 
 void schedule_slots(OpKind op, const SlotScheduleRequest& request, Schedule& schedule) {
@@ -167,6 +182,9 @@ void schedule_slots(OpKind op, const SlotScheduleRequest& request, Schedule& sch
       return schedule_broadcast(request, schedule);
     case OpKind::kReduce:
       return schedule_reduce(request, schedule);
+    case OpKind::kScan:
+    case OpKind::kExscan:
+      return schedule_prefix_reduction(op, request, schedule);
     default:
       schedule.clear();
   }

@@ -48,7 +48,9 @@ struct Case {
     return count;
   }
   bool gives(int rank) const { return op != OpKind::kScatter || rank == root; }
-  bool takes(int rank) const { return (op != OpKind::kGather && op != OpKind::kReduce) || rank == root; }
+  bool takes(int rank) const {
+    return op == OpKind::kBroadcast || procgroup::takes(op, rank, root);  // the root of a broadcast copies to itself
+  }
 };
 
 Elements block(const Case& one, int from, int to) {
@@ -57,9 +59,9 @@ Elements block(const Case& one, int from, int to) {
   return elements;
 }
 
-Elements reduced(const Case& one, const Simulation& world, int to) {
+Elements reduced(const Case& one, const Simulation& world, int to, int sources) {
   Elements sum = block(one, 0, to);
-  for (int from = 1; from < one.size(); ++from) {
+  for (int from = 1; from < sources; ++from) {
     const Elements theirs = block(one, from, to);
     for (size_t index = 0; index < sum.size(); ++index) sum[index] = world.combine(sum[index], theirs[index]);
   }
@@ -107,7 +109,7 @@ void check_outputs(const Case& one, Simulation& world, int rank) {
   for (size_t index = 0; one.takes(rank) && index < outputs.size(); ++index) {
     const int from = one.has_outputs() ? static_cast<int>(index) : std::max(one.root, 0);
     if (reduces(one.op))
-      CHECK(outputs[index] == reduced(one, world, reduces_all ? 0 : rank));
+      CHECK(outputs[index] == reduced(one, world, reduces_all ? 0 : rank, sources_of(one.op, rank, one.size())));
     else
       CHECK(outputs[index] == block(one, from, one.has_inputs() ? rank : 0));
   }
@@ -134,7 +136,8 @@ void play(const Case& one) {
 }
 
 constexpr OpKind kOperations[] = {OpKind::kAllReduce, OpKind::kReduce,  OpKind::kBroadcast,     OpKind::kGather,
-                                  OpKind::kAllGather, OpKind::kScatter, OpKind::kReduceScatter, OpKind::kAllToAll};
+                                  OpKind::kAllGather, OpKind::kScatter, OpKind::kReduceScatter, OpKind::kAllToAll,
+                                  OpKind::kScan,      OpKind::kExscan};
 
 bool is_rooted(OpKind op) {
   return op == OpKind::kReduce || op == OpKind::kBroadcast || op == OpKind::kGather || op == OpKind::kScatter;
@@ -144,6 +147,7 @@ void play_all(const std::vector<int>& hosts, const std::vector<size_t>& counts, 
   const int size = static_cast<int>(hosts.size());
   unsigned seed = static_cast<unsigned>(size);
   for (const OpKind op : kOperations) {
+    if (by_host && !has_hierarchical_schedule(op)) continue;
     for (const size_t count : counts) {
       const int step = std::max(1, size / 4);
       for (int root = is_rooted(op) ? 0 : -1; root < (is_rooted(op) ? size : 0); root += step)

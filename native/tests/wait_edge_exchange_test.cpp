@@ -219,8 +219,9 @@ void letters_that_make_no_sense_change_nothing() {
   Pair pair;
   WaitEdgeExchange exchange(pair.first, 0, 2);
   const WaitEdgeBoard* board = exchange.add(1);
-  const Letter good{1, 1, 4, {{1, 0, 10, 0, 6}, {}}};
-  const Letter cycle{3, 2, 0, {{1, 0, 10, 0, 6}, {0, 1, 10, 0, 2}}};
+  constexpr auto kRecv = static_cast<uint64_t>(OpKind::kRecv);
+  const Letter good{1, 1, 4, {{1, 0, kRecv, 0, 6}, {}}};
+  const Letter cycle{3, 2, 0, {{1, 0, kRecv, 0, 6}, {0, 1, kRecv, 0, 2}}};
   const auto post = [&](const Letter& letter, size_t bytes) {
     Bytes message(sizeof letter);
     std::memcpy(message.data(), &letter, sizeof letter);
@@ -242,7 +243,7 @@ void letters_that_make_no_sense_change_nothing() {
   changed([](Letter& letter) { letter.wait[0].next = 1; });
   changed([](Letter& letter) { letter.wait[0].next = 2; });
   changed([](Letter& letter) { letter.wait[0].next = -1; });
-  changed([](Letter& letter) { letter.wait[0].op = 11; });
+  changed([](Letter& letter) { letter.wait[0].op = kOperations; });
   changed([](Letter& letter) { letter.wait[0].op = uint64_t{1} << 40; });
   changed([](Letter& letter) { letter.wait[0].epoch = 7; });
   CHECK(!board->wait(1) && board->verdict().empty());

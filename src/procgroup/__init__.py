@@ -17,7 +17,7 @@ _NAMES_OF_MODULES = {
     "api.backend_names": "Backend BackendConfig",
     "api.batch": "P2POp batch_isend_irecv",
     "api.coalescing": "_CoalescingManager _coalescing_manager all_gather_coalesced all_reduce_coalesced",
-    "api.collectives": "all_reduce barrier broadcast reduce",
+    "api.collectives": "all_reduce barrier broadcast exscan reduce scan",
     "api.debugging": "DebugLevel breakpoint get_debug_level set_debug_level set_debug_level_from_env",
     "api.exchanging": "all_to_all all_to_all_single",
     "api.gathering": "all_gather all_gather_single gather",

@@ -28,7 +28,9 @@ from procgroup.api.coalescing import all_reduce_coalesced as all_reduce_coalesce
 from procgroup.api.collectives import all_reduce as all_reduce
 from procgroup.api.collectives import barrier as barrier
 from procgroup.api.collectives import broadcast as broadcast
+from procgroup.api.collectives import exscan as exscan
 from procgroup.api.collectives import reduce as reduce
+from procgroup.api.collectives import scan as scan
 from procgroup.api.debugging import DebugLevel as DebugLevel
 from procgroup.api.debugging import breakpoint as breakpoint
 from procgroup.api.debugging import get_debug_level as get_debug_level

@@ -28,7 +28,7 @@ FLOATS = [*HALVES, "float32", "float64"]
 DTYPES = ["bool", *INTEGERS, *FLOATS]
 OPS = [op for op in ReduceOp if op != ReduceOp.PREMUL_SUM]  # which takes a factor: a case of its own
 BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
-REDUCING = ["all_reduce", "reduce"]
+REDUCING = ["all_reduce", "reduce", "scan", "exscan"]
 ROOTED = ["reduce", "broadcast"]
 VERBS = [*REDUCING, "broadcast", "all_gather", "ring", "barrier"]
 """Each is a function of the library, but for "ring": every rank sends to the next one and receives from the former."""

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from collectives.cases import HALVES, Array, Case, combined, difference, digest, numpy_dtype, same_bits, values
+from collectives.cases import Array, Case, combined, difference, digest, numpy_dtype, same_bits, values
 
 import procgroup as dist
-from procgroup.types import ReduceOp
 
 Judge = Callable[[], tuple[str, list[Array]]]
 
@@ -60,7 +59,7 @@ def all_right(cases: Sequence[Case], results: Sequence[Sequence[Report]]) -> Non
 
 def issue(case: Case, rank: int, size: int, async_op: bool) -> tuple[Any, Judge]:
     """Start one case; with ``async_op`` the first of the returned pair has ``wait``."""
-    return _ISSUERS[case.verb](case, rank, size, async_op)
+    return ISSUERS[case.verb](case, rank, size, async_op)
 
 
 def _all_reduce(case: Case, rank: int, size: int, async_op: bool) -> tuple[Any, Judge]:
@@ -76,6 +75,16 @@ def _reduce(case: Case, rank: int, size: int, async_op: bool) -> tuple[Any, Judg
     if rank == case.root:
         return work, lambda: (wrong_with(case, array, size), [array])
     return work, lambda: ("" if same_bits(array, before) else "a rank that is not the root lost its values", [array])
+
+
+def _prefix(case: Case, rank: int, size: int, async_op: bool) -> tuple[Any, Judge]:
+    array = reshaped(values(case, rank), rank)
+    before = array.copy()
+    work = getattr(dist, case.verb)(array, case.op, async_op=async_op)
+    sources = rank + 1 if case.verb == "scan" else rank
+    if sources > 0:
+        return work, lambda: (wrong_with(case, array, sources), [array])
+    return work, lambda: ("" if same_bits(array, before) else "rank 0 lost its values", [array])
 
 
 def _broadcast(case: Case, rank: int, size: int, async_op: bool) -> tuple[Any, Judge]:
@@ -125,9 +134,11 @@ def _barrier(case: Case, rank: int, size: int, async_op: bool) -> tuple[Any, Jud
     return dist.barrier(async_op=async_op), lambda: ("", [])
 
 
-_ISSUERS: dict[str, Callable[[Case, int, int, bool], tuple[Any, Judge]]] = {
+ISSUERS: dict[str, Callable[[Case, int, int, bool], tuple[Any, Judge]]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
+    "scan": _prefix,
+    "exscan": _prefix,
     "broadcast": _broadcast,
     "all_gather": _all_gather,
     "ring": _ring,
@@ -158,16 +169,9 @@ def reshaped(array: Array, rank: int) -> Array:
     return array.reshape(shapes[rank % len(shapes)])
 
 
-def wrong_with(case: Case, got: Array, size: int) -> str:
-    """What is wrong with the result of a reduction; "" for nothing."""
-    inputs = [values(case, rank) for rank in range(size)]
-    want = combined(case, inputs)
-    if case.dtype in HALVES and case.op in (ReduceOp.SUM, ReduceOp.AVG) and dist.group.WORLD.transport == "tcp":
-        # Between hosts each hop may round: the bound is one unit in the last place of the largest sum per hop.
-        bound = size * float(ml_epsilon(case.dtype)) * sum(np.abs(array.astype(np.float64)) for array in inputs)
-        close = np.abs(got.reshape(-1).astype(np.float64) - want.astype(np.float64)) <= bound
-        return "" if bool(np.all(close)) else difference(got, want)
-    return unlike(got, want)
+def wrong_with(case: Case, got: Array, sources: int) -> str:
+    """What is wrong with the result of a reduction over the first ``sources`` ranks; "" for nothing."""
+    return unlike(got, combined(case, [values(case, rank) for rank in range(sources)]))
 
 
 def ml_epsilon(dtype: str) -> float:

@@ -39,6 +39,8 @@ def lists(count: int) -> list[Any]:
 
 COLLECTIVES: dict[str, Callable[[int, int], Any]] = {
     "all_reduce": lambda count, rank: dist.all_reduce(ones(count)),
+    "scan": lambda count, rank: dist.scan(ones(count)),
+    "exscan": lambda count, rank: dist.exscan(ones(count)),
     "reduce": lambda count, rank: dist.reduce(ones(count), 0),
     "broadcast": lambda count, rank: dist.broadcast(ones(count), VICTIM),
     "gather": lambda count, rank: dist.gather(ones(count), None if rank else lists(count), 0),

@@ -26,6 +26,8 @@ DTYPES = ["bool", *INTEGERS, *FLOATS, *COMPLEX, *FLOAT8]
 
 OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
 REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single"]
+PREFIX = ["scan", "exscan"]
+"""Reductions that torch has not: random calls play them, the parity tests do not."""
 MOVING = [
     "broadcast",
     "gather",
@@ -74,7 +76,7 @@ class Case:
         return [self.count + ((rank + 2 * target) % 4 if self.uneven else 0) for target in range(size)]
 
     def __str__(self) -> str:
-        op = f" {self.op}" if self.verb in REDUCING else ""
+        op = f" {self.op}" if self.verb in (*REDUCING, *PREFIX) else ""
         extra = (" uneven" if self.uneven else "") + (f" of {self.values}" if self.values != "exact" else "")
         return f"{self.verb}{op} {self.count} {self.dtype} {self.layout}{extra} root {self.root}"
 

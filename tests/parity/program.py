@@ -145,6 +145,18 @@ class Player:
         work = self.dist.reduce(array, case.root, self._op(case), async_op=async_op)
         return [work], [("tensor", array, self._sum(case) if self.rank == case.root else self._values(case, self.rank))]
 
+    def _scan(self, case: Case, async_op: bool) -> Any:
+        return self._prefix(case, self.rank + 1, self.dist.scan, async_op)
+
+    def _exscan(self, case: Case, async_op: bool) -> Any:
+        return self._prefix(case, self.rank, self.dist.exscan, async_op)
+
+    def _prefix(self, case: Case, sources: int, call: Any, async_op: bool) -> Any:
+        array = self._mine(case, written=True)
+        work = call(array, self._op(case), async_op=async_op)
+        below = [self._values(case, rank) for rank in range(sources)]
+        return [work], [("tensor", array, combined(case, below) if below else self._values(case, self.rank))]
+
     def _broadcast(self, case: Case, async_op: bool) -> Any:
         array = self._mine(case, written=self.rank != case.root)
         work = self.dist.broadcast(array, case.root, async_op=async_op)

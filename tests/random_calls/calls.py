@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from parity.cases import DTYPES, OPS, REDUCING, ROOTED, UNEVEN, VERBS, Array, Case, is_defined
+from parity.cases import DTYPES, OPS, PREFIX, REDUCING, ROOTED, UNEVEN, VERBS, Array, Case, is_defined
 from parity.program import NumpyArrays, Player
 
 LAYOUT_KINDS = [
@@ -51,16 +51,17 @@ class Call(Case):
 @st.composite
 def calls(draw: st.DrawFn, size: int) -> Call:
     """One call; it shrinks towards an all_reduce of no elements."""
-    verb = draw(st.sampled_from(["all_reduce", *[verb for verb in VERBS if verb != "all_reduce"], "barrier"]))
+    others = [verb for verb in (*VERBS, *PREFIX) if verb != "all_reduce"]
+    verb = draw(st.sampled_from(["all_reduce", *others, "barrier"]))
     dtype = draw(st.sampled_from(["int64", *DTYPES]))
     ops = [op for op in OPS if is_defined(op, dtype)]
-    if verb in REDUCING and not ops:
+    if verb in (*REDUCING, *PREFIX) and not ops:
         dtype, ops = "float32", ["SUM"]
     return Call(
         verb,
         dtype,
         draw(st.one_of(st.integers(0, 9), st.integers(0, 70), st.sampled_from([257, 4099, 20_011]))),
-        draw(st.sampled_from(ops)) if verb in REDUCING else "SUM",
+        draw(st.sampled_from(ops)) if verb in (*REDUCING, *PREFIX) else "SUM",
         draw(st.integers(0, size - 1)) if verb in ROOTED else 0,
         uneven=draw(st.booleans()) if verb in UNEVEN else False,
         seed=draw(st.integers(0, 5)),

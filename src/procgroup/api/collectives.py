@@ -58,7 +58,8 @@ def all_reduce(
 ) -> Work | None:
     """Combine the arrays of all ranks, element by element, into every rank's ``tensor``; bit-identical on all ranks.
 
-    Elements are combined in rank order whatever the transport and the count, 16-bit floats in float32.
+    Elements are combined in rank order where all ranks share memory or none do; in groups that span hosts, first those
+    of each host, unless the group was made with ``deterministic="order"``. 16-bit floats are combined in float32.
     Raises CollectiveMismatch on every rank, changing nothing, when op, dtype or count differ.
     """
     # The shortest way for the most frequent call: the default group, without another frame.
@@ -68,6 +69,99 @@ def all_reduce(
         if chosen is None:
             return None
     return chosen.all_reduce(tensor, op, async_op, timeout)
+
+
+@overload
+def scan(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def scan(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def scan(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def scan(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Combine the arrays of the ranks up to this one, element by element, into this rank's ``tensor``.
+
+    The inclusive prefix reduction, as MPI_Scan (MPI 4.1, section 6.11.1): rank r gets tensor_0 op ... op tensor_r, in
+    rank order whatever the layout; AVG divides by r + 1. Raises CollectiveMismatch on every rank, changing nothing,
+    when op, dtype or count differ.
+    """
+    chosen = choose(group, "scan")
+    return None if chosen is None else chosen.scan(tensor, op, async_op, timeout)
+
+
+@overload
+def exscan(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[False] = False,
+    timeout: Timeout | None = None,
+) -> None: ...
+
+
+@overload
+def exscan(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = None,
+) -> Work: ...
+
+
+@overload
+def exscan(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = ...,
+    timeout: Timeout | None = None,
+) -> Work | None: ...
+
+
+def exscan(
+    tensor: Array,
+    op: AnyReduceOp = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Work | None:
+    """Combine the arrays of the ranks below this one, element by element, into this rank's ``tensor``.
+
+    The exclusive prefix reduction, as MPI_Exscan (MPI 4.1, section 6.11.2): rank r gets tensor_0 op ... op tensor_r-1,
+    in rank order; AVG divides by r. No rank is below rank 0: its ``tensor`` keeps its values. Raises as ``scan`` does.
+    """
+    chosen = choose(group, "exscan")
+    return None if chosen is None else chosen.exscan(tensor, op, async_op, timeout)
 
 
 @overload

@@ -46,6 +46,8 @@ COLLECTIVES = (
     "broadcast",
     "reduce",
     "all_reduce",
+    "scan",
+    "exscan",
     "gather",
     "all_gather",
     "all_gather_single",
@@ -75,6 +77,10 @@ class Backend(Protocol):
     def reduce(self, array: Any, root: int, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
 
     def all_reduce(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
+
+    def scan(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
+
+    def exscan(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
 
     def all_reduce_coalesced(
         self, arrays: Sequence[Any], ops: Sequence[AnyReduceOp], async_op: bool, timeout: float, /

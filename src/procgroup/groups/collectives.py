@@ -54,6 +54,74 @@ class Collectives(GroupCalls):
         return operation if operation is None else self._work(operation, "all_reduce", (array,))
 
     @overload
+    def scan(
+        self,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def scan(
+        self,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def scan(
+        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = ..., timeout: Timeout | None = None
+    ) -> Work | None: ...
+
+    def scan(
+        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
+        """Combine the arrays of all lower ranks and this one, element by element, into this rank's array."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        operation = self._backend.scan(
+            array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "scan", (array,))
+
+    @overload
+    def exscan(
+        self,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[False] = False,
+        timeout: Timeout | None = None,
+    ) -> None: ...
+
+    @overload
+    def exscan(
+        self,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = None,
+    ) -> Work: ...
+
+    @overload
+    def exscan(
+        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = ..., timeout: Timeout | None = None
+    ) -> Work | None: ...
+
+    def exscan(
+        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Work | None:
+        """Combine the arrays of all lower ranks into this rank's array; that of rank 0 keeps its values."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        operation = self._backend.exscan(
+            array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "exscan", (array,))
+
+    @overload
     def reduce(
         self,
         array: Array,
