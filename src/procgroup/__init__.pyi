@@ -114,8 +114,8 @@ from procgroup.launch.spawning.spawn import spawn as spawn
 from procgroup.launch.spawning.spawn import start_processes as start_processes
 from procgroup.launch.spawning.spawn_errors import ProcessExitedException as ProcessExitedException
 from procgroup.launch.spawning.spawn_errors import ProcessRaisedException as ProcessRaisedException
-from procgroup.parallel.device_mesh import DeviceMesh as DeviceMesh
-from procgroup.parallel.mesh_creation import init_device_mesh as init_device_mesh
+from procgroup.parallel.mesh import DeviceMesh as DeviceMesh
+from procgroup.parallel.mesh import init_device_mesh as init_device_mesh
 from procgroup.rendezvous.handlers import register_rendezvous_handler as register_rendezvous_handler
 from procgroup.rendezvous.handlers import rendezvous as rendezvous
 from procgroup.rendezvous.launcher_stores import MPIStore as MPIStore

@@ -9,7 +9,7 @@ def average_early(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     torch.set_num_threads(1)
-    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", 0)
+    monkeypatch.setattr("procgroup.parallel.ddp.reducer.EARLY_BYTES", 0)
 
 
 @pytest.fixture(params=[0, 1 << 40], ids=["beside the backward", "at its end"])
@@ -18,4 +18,4 @@ def average_early_or_late(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     import torch
 
     torch.set_num_threads(1)
-    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", request.param)
+    monkeypatch.setattr("procgroup.parallel.ddp.reducer.EARLY_BYTES", request.param)

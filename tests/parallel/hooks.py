@@ -11,7 +11,7 @@ from torch import nn
 
 import procgroup as dist
 from procgroup.parallel import DistributedDataParallel, GradBucket
-from procgroup.parallel.place import Place
+from procgroup.parallel.gradient_layout import GradientLayout
 from procgroup.testing import run_ranks
 
 Hook = Callable[[Any, GradBucket], Any]
@@ -21,8 +21,8 @@ def bucket_of(*gradients: torch.Tensor, parameters: Sequence[Any] | None = None,
     """Return a bucket with these gradients, of new parameters unless some are given."""
     if parameters is None:
         parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
-    places = [Place(index, str(index), parameter, parameter.dtype, False) for index, parameter in enumerate(parameters)]
-    return GradBucket(0, torch.cat([gradient.reshape(-1) for gradient in gradients]), places, is_last)
+    layouts = [GradientLayout(parameter) for parameter in parameters]
+    return GradBucket(0, torch.cat([gradient.reshape(-1) for gradient in gradients]), layouts, is_last)
 
 
 def averaged(hook: Hook, state: Any, *gradients: torch.Tensor, parameters: Sequence[Any] | None = None) -> torch.Tensor:

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early_or_late"
 
 @sizes_of_single_gradients
 def test_no_sync_adds_up_and_the_next_step_averages_all(single: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", single)
+    monkeypatch.setattr("procgroup.parallel.ddp.bucket_assignment.SINGLE_BYTES", single)
 
     def play() -> None:
         ours, alone = wrap(models.perceptron)
@@ -90,7 +90,7 @@ def test_no_sync_inside_of_no_sync_ends_with_the_outer_one() -> None:
 @pytest.mark.parametrize("set_to_none", [False, None], ids=["zeroed", "kept"])
 @sizes_of_single_gradients
 def test_gradients_that_stay_add_up(set_to_none: bool | None, single: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", single)
+    monkeypatch.setattr("procgroup.parallel.ddp.bucket_assignment.SINGLE_BYTES", single)
 
     def play() -> None:
         ours, alone = wrap(models.perceptron)

@@ -40,7 +40,7 @@ def test_buckets_are_closed_at_their_caps(options: dict[str, Any], sizes: list[i
 
 
 def test_a_large_gradient_is_a_bucket_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", 300)
+    monkeypatch.setattr("procgroup.parallel.ddp.bucket_assignment.SINGLE_BYTES", 300)
 
     def play() -> int:
         ours, alone = wrap(models.perceptron)
@@ -63,9 +63,9 @@ def test_buckets_follow_the_order_of_arrival_after_the_first_step() -> None:
 
     def play() -> tuple[list[str], list[str]]:
         ours, alone = wrap(Backwards, bucket_cap_mb=0.00001)
-        before = [place.name for bucket in ours._reducer.buckets for place in bucket.places]
+        before = [slot.name for bucket in ours._reducer.buckets for slot in bucket.slots]
         train(ours, alone)
-        return before, [place.name for bucket in ours._reducer.buckets for place in bucket.places]
+        return before, [slot.name for bucket in ours._reducer.buckets for slot in bucket.slots]
 
     before, after = run_ranks(play, 2)[1]
     assert before == ["first.bias", "first.weight", "last.bias", "last.weight"]
@@ -171,7 +171,7 @@ def test_gradients_are_divided_anew_in_the_same_memory() -> None:
 
 def test_extra_memory_is_one_bucket_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of gradients, no more is alive at any moment than the buckets and what one of them holds."""
-    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", 1 << 20)
+    monkeypatch.setattr("procgroup.parallel.ddp.reducer.EARLY_BYTES", 1 << 20)
 
     def play() -> int:
         layers = [nn.Linear(100, 100, bias=False) for _ in range(24)]
@@ -181,8 +181,8 @@ def test_extra_memory_is_one_bucket_at_most(monkeypatch: pytest.MonkeyPatch) -> 
             layer.weight.register_hook(lambda gradient: apart.append(count_apart()))
 
         def count_apart() -> int:
-            places = [place for bucket in ours._reducer.buckets for place in bucket.places]
-            return sum(place.parameter.grad is not None and place.parameter.grad is not place.view for place in places)
+            slots = [slot for bucket in ours._reducer.buckets for slot in bucket.slots]
+            return sum(slot.parameter.grad is not None and slot.parameter.grad is not slot.view for slot in slots)
 
         for _ in range(3):
             ours.zero_grad()

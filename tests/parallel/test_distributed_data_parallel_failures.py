@@ -135,7 +135,7 @@ def test_deprecated_arguments_warn_as_torch_does() -> None:
 def test_a_failed_backward_is_dropped_on_all_ranks_and_the_next_step_is_right(
     early: int, failing: tuple[int, ...], cap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", early)
+    monkeypatch.setattr("procgroup.parallel.ddp.reducer.EARLY_BYTES", early)
 
     def play() -> None:
         ours, alone = wrap(models.Fragile, bucket_cap_mb=cap)
@@ -179,8 +179,8 @@ def test_a_failure_in_a_forward_leaves_everything_as_it_was() -> None:
 def test_second_derivatives_are_refused_in_words_and_the_next_step_is_right(
     single: int, early: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", single)
-    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", early)
+    monkeypatch.setattr("procgroup.parallel.ddp.bucket_assignment.SINGLE_BYTES", single)
+    monkeypatch.setattr("procgroup.parallel.ddp.reducer.EARLY_BYTES", early)
 
     def play() -> None:
         ours, alone = wrap(models.perceptron)

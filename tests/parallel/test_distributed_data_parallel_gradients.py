@@ -62,7 +62,7 @@ def test_every_option_of_torch_gives_these_gradients(options: dict[str, Any]) ->
 def test_parameters_that_some_ranks_do_not_use_need_no_flag(
     size: int, single: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("procgroup.parallel.division.SINGLE_BYTES", single)
+    monkeypatch.setattr("procgroup.parallel.ddp.bucket_assignment.SINGLE_BYTES", single)
 
     def play() -> None:
         ours, alone = wrap(models.Branches, bucket_cap_mb=0.0001)

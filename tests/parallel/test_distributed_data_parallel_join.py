@@ -185,7 +185,7 @@ def test_join_inside_of_join_is_refused() -> None:
 def test_a_rank_whose_last_backward_failed_joins_with_the_others_told(
     early: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("procgroup.parallel.reducer.EARLY_BYTES", early)
+    monkeypatch.setattr("procgroup.parallel.ddp.reducer.EARLY_BYTES", early)
 
     def play() -> list[str]:
         ours, _ = wrap(models.Fragile, bucket_cap_mb=0.00001)

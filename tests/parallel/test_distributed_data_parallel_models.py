@@ -18,7 +18,7 @@ from parallel.models import assert_same_gradients, batch, loss_of, part, wrap  #
 from torch import nn  # noqa: E402
 
 from procgroup.parallel import DistributedDataParallel  # noqa: E402
-from procgroup.parallel.output_tensors import find_tensors  # noqa: E402
+from procgroup.parallel.ddp.autograd_hooks import find_tensors  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early")]
 
@@ -92,7 +92,7 @@ def test_parameters_can_be_frozen_for_a_while() -> None:
             train(ours, alone, 1)
             assert (ours.module[0].weight.grad is None) == frozen
         # Averaged beside the backward as before.
-        hooks = [place.parameter._post_accumulate_grad_hooks for place in ours._reducer._places]
+        hooks = [slot.parameter._post_accumulate_grad_hooks for slot in ours._reducer._slots]
         assert all(len(hook) == 1 for hook in hooks)
 
     run_ranks(play, 2)

@@ -57,7 +57,7 @@ def test_delayed_parameters_come_last() -> None:
                 each.zero_grad()
                 loss_of(each(inputs)).backward()
             assert_same_gradients(ours, alone, step)
-            names = [place.name for bucket in ours._reducer.buckets for place in bucket.places]
+            names = [slot.name for bucket in ours._reducer.buckets for slot in bucket.slots]
             assert sorted(names[-2:]) == ["4.bias", "4.weight"]
 
     run_ranks(play, 2)
@@ -89,7 +89,7 @@ def test_what_no_rank_uses_first_can_be_left_out_and_is_averaged_when_it_is_used
             loss_of(ours(part(whole), uses[dist.get_rank()])).backward()
             mean_of_ranks(alone, [loss_of(alone(part(whole, rank), uses[rank])) for rank in range(3)])
             assert_same_gradients(ours, alone, step)
-        assert all(not place.name.startswith("never") for bucket in ours._reducer.buckets for place in bucket.places)
+        assert all(not slot.name.startswith("never") for bucket in ours._reducer.buckets for slot in bucket.slots)
 
     run_ranks(play, 3)
 

@@ -79,7 +79,8 @@ def test_losses_are_those_of_stock_ddp_on_gloo(size: int) -> None:
 def be_killed_in_a_backward(rank: int, size: int) -> Any:
     import torch
 
-    from procgroup.parallel import DistributedDataParallel, reducer
+    from procgroup.parallel import DistributedDataParallel
+    from procgroup.parallel.ddp import reducer
 
     torch.set_num_threads(1)
     reducer.EARLY_BYTES = 0

@@ -6,14 +6,14 @@ Every public name is bound when it is first used, so that importing the package 
 from procgroup.lazy_names import bound_on_first_use
 
 _MODULE_OF_NAME = {
-    "DistributedDataParallel": "distributed_data_parallel",
-    "DistributedSampler": "distributed_sampler",
-    "GradBucket": "grad_bucket",
-    "Hook": "grad_bucket",
+    "DistributedDataParallel": "ddp",
+    "DistributedSampler": "sampler",
+    "GradBucket": "communication_hooks.interface",
+    "Hook": "communication_hooks.interface",
     "Join": "join",
     "JoinHook": "join",
     "Joinable": "join",
-    "Waitable": "grad_bucket",
+    "Waitable": "communication_hooks.interface",
     "average_gradients": "averaging",
     "broadcast_parameters": "averaging",
 }

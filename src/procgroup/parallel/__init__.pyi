@@ -1,11 +1,11 @@
 from procgroup.parallel import communication_hooks as communication_hooks
 from procgroup.parallel.averaging import average_gradients as average_gradients
 from procgroup.parallel.averaging import broadcast_parameters as broadcast_parameters
-from procgroup.parallel.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
-from procgroup.parallel.distributed_sampler import DistributedSampler as DistributedSampler
-from procgroup.parallel.grad_bucket import GradBucket as GradBucket
-from procgroup.parallel.grad_bucket import Hook as Hook
-from procgroup.parallel.grad_bucket import Waitable as Waitable
+from procgroup.parallel.communication_hooks.interface import GradBucket as GradBucket
+from procgroup.parallel.communication_hooks.interface import Hook as Hook
+from procgroup.parallel.communication_hooks.interface import Waitable as Waitable
+from procgroup.parallel.ddp import DistributedDataParallel as DistributedDataParallel
 from procgroup.parallel.join import Join as Join
 from procgroup.parallel.join import Joinable as Joinable
 from procgroup.parallel.join import JoinHook as JoinHook
+from procgroup.parallel.sampler import DistributedSampler as DistributedSampler

@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import require_floating_point
 from procgroup.parallel.communication_hooks.hook_state import HookState
-from procgroup.parallel.communication_hooks.pending import Pending
+from procgroup.parallel.communication_hooks.interface import GradBucket, Pending
 from procgroup.parallel.communication_hooks.residuals import Residuals, finite, working_dtype
-from procgroup.parallel.grad_bucket import GradBucket
 from procgroup.parallel.pytorch import torch
 
 LARGEST_CODE = 127

@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.communication_hooks.pending import Pending
-from procgroup.parallel.grad_bucket import GradBucket, Hook
+from procgroup.parallel.communication_hooks.interface import GradBucket, Hook, Pending
 from procgroup.parallel.group_choice import group_of
 from procgroup.parallel.pytorch import torch
 from procgroup.types import ReduceOp

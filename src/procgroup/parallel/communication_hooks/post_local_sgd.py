@@ -15,8 +15,7 @@ from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import average
 from procgroup.parallel.communication_hooks.hook_state import HookState
-from procgroup.parallel.communication_hooks.pending import Done, Pending
-from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.communication_hooks.interface import Done, GradBucket, Pending
 from procgroup.parallel.group_choice import group_of
 
 

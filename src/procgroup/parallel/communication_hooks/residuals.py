@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from procgroup.parallel.grad_bucket import GradBucket
+from procgroup.parallel.communication_hooks.interface import GradBucket
 from procgroup.parallel.pytorch import torch
 
 

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel may be given: checked before anything is sent, and refused in words."""
+"""Check the arguments of DistributedDataParallel, before anything is sent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from procgroup.api.membership import is_foreign
 from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.communication_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from procgroup.parallel.communication_hooks.interface import Hook
 from procgroup.parallel.group_choice import default_group, group_of, is_group
 from procgroup.parallel.pytorch import torch
 
@@ -15,9 +17,9 @@ DEFAULT_BUCKET_BYTES = 4 << 20
 
 
 def choose_group(process_group: Any, device_mesh: Any) -> Any:
-    """Return the group that the arguments mean, of procgroup or torch: the default one, unless one or a mesh is given.
+    """Return the given group, the group of a one-dimensional mesh, or the default group; procgroup's or torch's.
 
-    Raises RuntimeError for both and for a mesh of several dimensions.
+    Raises RuntimeError for a group together with a mesh, and for a mesh of several dimensions.
     """
     if process_group is not None and device_mesh is not None:
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
@@ -29,9 +31,9 @@ def choose_group(process_group: Any, device_mesh: Any) -> Any:
 
 
 def require_group(process_group: Any) -> ProcessGroup:
-    """Return procgroup's group that is meant.
+    """Return the group of procgroup for a group of procgroup or torch.
 
-    Raises ValueError for a group that this rank is not in or of another backend, and TypeError for what is no group.
+    Raises ValueError for a group without this rank or of another backend, TypeError for an object that is no group.
     """
     if is_foreign(process_group):
         raise ValueError(
@@ -48,10 +50,10 @@ def require_group(process_group: Any) -> ProcessGroup:
 def require_wrappable(
     module: Any, named_parameters: Sequence[tuple[str, Any]], device_ids: Any, output_device: Any
 ) -> None:
-    """Refuse a module that has nothing to average, or whose gradients cannot be averaged.
+    """Raise for a module without gradients to average, or with gradients that cannot be averaged.
 
-    Raises, as torch does, RuntimeError for lazy parameters and where none requires a gradient, ValueError for devices
-    other than the CPU and for SyncBatchNorm.
+    Raises, as torch does, RuntimeError for lazy parameters and for a module without parameters that require a
+    gradient, ValueError for devices other than the CPU and for SyncBatchNorm.
     """
     lazy = torch.nn.parameter.UninitializedParameter
     if any(isinstance(parameter, lazy) for _, parameter in named_parameters):
@@ -79,10 +81,9 @@ def require_wrappable(
 
 
 def delayed_names(named_parameters: Any, trigger: Any, module: Any) -> frozenset[str]:
-    """Return the names in ``delay_all_reduce_named_params``.
+    """Return the parameter names in ``delay_all_reduce_named_params``.
 
-    Raises ValueError when it is given without ``param_to_hook_all_reduce`` or the other way round, and for parameters
-    that are not the module's.
+    Raises ValueError unless ``param_to_hook_all_reduce`` is given too, and for parameters of another module.
     """
     if (named_parameters is None) != (trigger is None):
         raise ValueError("delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time.")
@@ -96,7 +97,7 @@ def delayed_names(named_parameters: Any, trigger: Any, module: Any) -> frozenset
 
 
 def bucket_limits(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int]:
-    """Return how many bytes close each bucket; the last entry is for all that follow."""
+    """Return the size in bytes that closes each bucket; the last entry is for all further buckets."""
     if bucket_cap_mb_list:
         return [int(cap * (1 << 20)) for cap in bucket_cap_mb_list]
     if bucket_cap_mb is None:
@@ -104,8 +105,8 @@ def bucket_limits(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[floa
     return [int(bucket_cap_mb * (1 << 20))]
 
 
-def buffer_choices(broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
-    """Return whether buffers are copied before each forward, and whether at construction. Warns as torch does."""
+def buffer_options(broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
+    """Return whether to copy buffers before each forward, and whether at construction. Warns as torch does."""
     if broadcast_buffers is not None:
         warnings.warn(
             "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead, which still copies buffers at "
@@ -120,9 +121,18 @@ def buffer_choices(broadcast_buffers: bool | None, forward_sync_buffers: bool | 
 
 
 def warn_of_check_reduction() -> None:
-    """Warn, as torch does, of an argument that means nothing any more."""
+    """Warn, as torch does, that ``check_reduction`` has no effect."""
     warnings.warn(
         "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Please avoid using it.",
         FutureWarning,
         stacklevel=3,
     )
+
+
+def builtin_hook(comm_hook_type: Any) -> Hook:
+    """Return the hook for a member of torch.distributed.BuiltinCommHookType, which is recognized by its name."""
+    hooks: dict[str, Hook] = {"ALLREDUCE": allreduce_hook, "FP16_COMPRESS": fp16_compress_hook}
+    name = str(comm_hook_type).rpartition(".")[2]
+    if name not in hooks:
+        raise ValueError(f"Expected comm_hook_type to be one of {', '.join(hooks)}, got {comm_hook_type!r}.")
+    return hooks[name]

@@ -1,4 +1,4 @@
-"""A module's buffers, such as the running statistics of BatchNorm: copied from one rank to all before each forward."""
+"""A module's buffers, such as the running statistics of BatchNorm: broadcast from one rank before each forward."""
 
 from __future__ import annotations
 
@@ -12,37 +12,35 @@ _ALIGNMENT = 16
 
 
 class ModuleBuffers:
-    """The buffers of a module, packed into one memory that the ranks of one host share: one call moves them all."""
+    """The buffers of a module. One broadcast sends all of them, from memory that the ranks of one host share."""
 
     def __init__(self, module: Any, group: ProcessGroup, ignored: frozenset[str]) -> None:
         self._group = group
         self._module = module
         self._ignored = ignored
-        self.look()
+        self.rescan()
         self._layout: list[tuple[Any, Any]] = []
         self._memory: Any = None
         self._views: list[Any] = []
 
-    def look(self) -> None:
-        """Find the module's parts: they may have changed."""
-        # Where the buffers are, rather than these: a module may put another tensor, or none, in a buffer's place.
+    def rescan(self) -> None:
+        """Find the submodules again after a change."""
+        # The dictionaries of the buffers: a module may replace a buffer by another tensor or by None.
         self._owners: list[tuple[dict[str, Any], frozenset[str], bool]] = []
         for name, part in self._module.named_modules():
-            left_out = frozenset(
-                key for key, _ in part._buffers.items() if f"{name}.{key}".lstrip(".") in self._ignored
-            )
-            self._owners.append((part._buffers, left_out, isinstance(part, torch.nn.modules.batchnorm._NormBase)))
+            ignored = frozenset(key for key, _ in part._buffers.items() if f"{name}.{key}".lstrip(".") in self._ignored)
+            self._owners.append((part._buffers, ignored, isinstance(part, torch.nn.modules.batchnorm._NormBase)))
 
     def __bool__(self) -> bool:
-        return next(self._found(), None) is not None
+        return next(self._find(), None) is not None
 
     def tensors(self) -> list[Any]:
-        """Return the buffers as they are now."""
-        return [buffer for buffer, _ in self._found()]
+        """Return the current buffers."""
+        return [buffer for buffer, _ in self._find()]
 
     def broadcast(self, root: int) -> None:
-        """Copy the buffers of group rank ``root`` to all."""
-        found = list(self._found())
+        """Copy the buffers of group rank ``root`` to all ranks."""
+        found = list(self._find())
         buffers = [buffer for buffer, _ in found]
         layout = [(buffer.shape, buffer.dtype) for buffer in buffers]
         if layout != self._layout:
@@ -54,23 +52,23 @@ class ModuleBuffers:
                 torch._foreach_copy_(self._views, buffers)
             self._group.broadcast(self._memory, root)
             if not is_root:
-                self._take(found)
+                self._copy_out(found)
 
-    def _found(self) -> Iterator[tuple[Any, bool]]:
-        """Yield each buffer that there is now, once, and whether it is a running statistic."""
+    def _find(self) -> Iterator[tuple[Any, bool]]:
+        """Yield each current buffer once, with whether it is a running statistic."""
         seen: set[int] = set()
-        for owner, left_out, is_statistic in self._owners:
+        for owner, ignored, is_statistic in self._owners:
             for key, buffer in owner.items():
-                if buffer is not None and key not in left_out and id(buffer) not in seen:
+                if buffer is not None and key not in ignored and id(buffer) not in seen:
                     seen.add(id(buffer))
                     yield buffer, is_statistic
 
-    def _take(self, found: Sequence[tuple[Any, bool]]) -> None:
-        """Copy what has come into the buffers that differ from it.
+    def _copy_out(self, found: Sequence[tuple[Any, bool]]) -> None:
+        """Copy the received values to the buffers that differ from them.
 
-        Of running statistics autograd keeps the old values only to hand them back, and must not see that they change;
-        other buffers it may need as they were. So two forwards can come before one backward, unless a buffer that the
-        first has used is another in the second.
+        Autograd saves running statistics but does not compute with them, so they are changed without its version
+        counter. It may need the old values of other buffers, so these are changed only if they differ. A program can
+        thus call forward twice before one backward, unless the second forward changes a buffer that the first used.
         """
         pairs = zip(self._views, found, strict=True)
         changed = [
@@ -89,7 +87,7 @@ class ModuleBuffers:
             offsets.append(-(-(offsets[-1] + size) // _ALIGNMENT) * _ALIGNMENT)
         nbytes = max(offsets[-1], 1)
         memory = self._group.allocate(nbytes, copied_by_fork=True) or bytearray(nbytes)
-        with torch.inference_mode(False):  # the memory outlives this forward
+        with torch.inference_mode(False):  # the memory outlives a forward in inference mode
             self._memory = torch.frombuffer(memory, dtype=torch.uint8)
             self._views = [
                 self._memory[offset : offset + size].view(buffer.dtype).view(buffer.shape)

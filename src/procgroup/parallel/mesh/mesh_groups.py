@@ -8,7 +8,7 @@ from typing import Any
 from procgroup.api.groups import new_group
 from procgroup.api.membership import is_foreign, resolve
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.mesh_layout import Axis, MeshLayout
+from procgroup.parallel.mesh.mesh_layout import Axis, MeshLayout
 
 Override = tuple[str | None, Any]
 """A backend's name and its options, both None for the default group's."""

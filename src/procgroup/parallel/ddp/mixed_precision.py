@@ -1,8 +1,8 @@
-"""Computing in a narrower dtype than the parameters are kept in, as torch's ``_MixedPrecision`` asks for it.
+"""Mixed precision: compute in a narrower dtype than that of the parameters, as torch's ``_MixedPrecision`` specifies.
 
-The parameters stay as they are. Each forward computes with narrower copies, made by an operation that autograd knows:
-so gradients come back in the parameters' own dtype. What is checkpointed is computed again inside of the backward: so
-the copies are in the parameters' places during that, too.
+The parameters keep their dtype. Each forward computes with narrower copies made by a differentiable operation, so
+gradients have the parameters' dtype. A checkpointed module computes its forward again inside the backward, so the
+copies replace the parameters during the backward too.
 """
 
 from __future__ import annotations
@@ -13,50 +13,51 @@ from typing import Any, TypeAlias
 
 from procgroup.parallel.pytorch import torch
 
-Slots: TypeAlias = "list[tuple[dict[str, Any], str]]"
+Locations: TypeAlias = "list[tuple[dict[str, Any], str]]"
+"""Where a module stores its parameters: dictionaries and keys."""
 
 
 class NarrowCopies:
-    """The copies that one forward has computed with, to be put in the parameters' places and taken out again."""
+    """The narrow copies that one forward computes with. They replace the module's parameters for a while."""
 
-    def __init__(self, slots: Slots, copies: Sequence[Any]) -> None:
-        self._slots = slots
+    def __init__(self, locations: Locations, copies: Sequence[Any]) -> None:
+        self._locations = locations
         self._copies = copies
-        self._before: list[Any] = []
+        self._replaced: list[Any] = []
 
-    def put_in(self) -> None:
-        """Let the module compute with the copies."""
-        self._before = [owner[key] for owner, key in self._slots]
-        self._put(self._copies)
+    def install(self) -> None:
+        """Replace the module's parameters by the copies."""
+        self._replaced = [owner[key] for owner, key in self._locations]
+        self._store(self._copies)
 
-    def take_out(self) -> None:
-        """Let the module have again what it had before."""
-        before, self._before = self._before, []
-        if before:
-            self._put(before)
+    def remove(self) -> None:
+        """Restore the module's parameters."""
+        replaced, self._replaced = self._replaced, []
+        if replaced:
+            self._store(replaced)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Put the copies in for a while."""
-        self.put_in()
+    def installed(self) -> Iterator[None]:
+        """Replace the parameters within a ``with`` block."""
+        self.install()
         try:
             yield
         finally:
-            self.take_out()
+            self.remove()
 
-    def _put(self, tensors: Sequence[Any]) -> None:
-        for (owner, key), tensor in zip(self._slots, tensors, strict=True):
+    def _store(self, tensors: Sequence[Any]) -> None:
+        for (owner, key), tensor in zip(self._locations, tensors, strict=True):
             owner[key] = tensor
 
 
 class MixedPrecision:
-    """What a configuration with ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype`` means for one module."""
+    """Applies a configuration with ``param_dtype``, ``reduce_dtype`` and ``buffer_dtype`` to one module."""
 
     def __init__(self, configuration: Any, module: Any, ignored: frozenset[str]) -> None:
         self._compute = configuration.param_dtype
         self._reduce = configuration.reduce_dtype or configuration.param_dtype
         self._module = module
-        self._slots: Slots = [
+        self._locations: Locations = [
             (part._parameters, key)
             for name, part in module.named_modules()
             for key, parameter in part._parameters.items()
@@ -71,19 +72,19 @@ class MixedPrecision:
         return self._reduce if self._reduce is not None and parameter.is_floating_point() else parameter.dtype
 
     def call(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, NarrowCopies | None]:
-        """Call the module in the narrower dtype, on inputs of that dtype; return its output, and the copies."""
+        """Call the module with narrow inputs and parameters; return its output and the narrow parameters."""
         if self._compute is None:
             return self._module(*inputs, **kwargs), None
         inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self._narrow, (inputs, kwargs))
         copies = self._copies()
-        with copies.in_place():
+        with copies.installed():
             return self._module(*inputs, **kwargs), copies
 
     def _copies(self) -> NarrowCopies:
-        parameters = [owner[key] for owner, key in self._slots]
-        distinct = {id(parameter): parameter for parameter in parameters}  # one may be in several places
+        parameters = [owner[key] for owner, key in self._locations]
+        distinct = {id(parameter): parameter for parameter in parameters}  # modules may share a parameter
         narrow = {name: self._narrow(parameter) for name, parameter in distinct.items()}
-        return NarrowCopies(self._slots, [narrow[id(parameter)] for parameter in parameters])
+        return NarrowCopies(self._locations, [narrow[id(parameter)] for parameter in parameters])
 
     def _narrow(self, tensor: Any) -> Any:
         return tensor.to(self._compute) if tensor.is_floating_point() else tensor

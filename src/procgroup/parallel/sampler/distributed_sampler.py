@@ -9,9 +9,9 @@ from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.sampler_orders import WeightedOrder, digest_of, is_dataset, order_of, seeded, tell_epoch
-from procgroup.parallel.sampler_pass import MODES, Pass, count_dealt, deal, deal_stream, is_read_by_workers
-from procgroup.parallel.sampler_world import world_of
+from procgroup.parallel.sampler.epoch_pass import MODES, Pass, count_dealt, deal, deal_stream, is_read_by_workers
+from procgroup.parallel.sampler.orders import WeightedOrder, digest_of, is_dataset, order_of, seeded, tell_epoch
+from procgroup.parallel.sampler.rank_agreement import world_of
 
 Index = TypeVar("Index", covariant=True)
 

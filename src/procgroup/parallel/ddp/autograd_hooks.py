@@ -1,0 +1,144 @@
+"""Autograd hooks: on a module's outputs, on accumulated gradients, and at the end of a backward.
+
+The end of a backward is a callback of autograd's engine. It belongs to the backward that registers it, which for a
+checkpointed module may run inside another one. A hook on the module's outputs therefore registers it: these gradients
+are computed before all others of the module. When a backward fails, autograd drops the callback without notice; only
+weak references to the callback are kept, so that its disappearance shows.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from procgroup.parallel.pytorch import torch
+
+_MAX_DEPTH = 20
+
+
+def find_tensors(output: Any) -> Iterator[Any]:
+    """Yield the tensors of a module's output, each once.
+
+    Searches lists, tuples, sets, mappings, dataclasses and the attributes of other objects.
+    """
+    seen: set[int] = set()
+    stack = [(output, _MAX_DEPTH)]
+    while stack:
+        value, depth = stack.pop()
+        if id(value) in seen:
+            continue  # objects may refer to each other
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif depth:
+            stack += [(entry, depth - 1) for entry in _entries(value)]
+
+
+def _entries(value: Any) -> Iterable[Any]:
+    if value is None or isinstance(value, (str, bytes, int, float, type, torch.nn.Module)):
+        return ()
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple, set)):
+        return value
+    return vars(value).values() if hasattr(value, "__dict__") else ()
+
+
+class GradientHooks:
+    """Hooks that autograd calls after it has added to a parameter's gradient."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+
+    def add(self, parameter: Any, hook: Callable[[Any], None]) -> None:
+        """Call ``hook(parameter)`` after each accumulation. A frozen parameter gets the hook for later training."""
+        is_frozen = not parameter.requires_grad
+        parameter.requires_grad_()  # torch accepts no hook on a frozen parameter
+        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        if is_frozen:
+            parameter.requires_grad_(False)
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+class _Callback:
+    """A callable that supports weak references."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
+
+
+class BackwardEnd:
+    """Registers one callback at the end of the running backward."""
+
+    def __init__(self) -> None:
+        self._callback: Callable[[], _Callback | None] = _none
+
+    def is_registered(self) -> bool:
+        """Return whether the callback is registered and still to come; False after a failed backward."""
+        return self._callback() is not None
+
+    def register(self, call: Callable[[], None]) -> None:
+        """Call ``call`` at the end of this backward."""
+        callback = _Callback(partial(self._run, call))
+        self._callback = weakref.ref(callback)
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+    def add_cleanup(self, call: Callable[[], None]) -> None:
+        """Call ``call`` when this backward has ended, also after an error."""
+        weakref.finalize(self._callback(), call).atexit = False
+
+    def _run(self, call: Callable[[], None]) -> None:
+        self._callback = _none
+        call()
+
+
+def accumulates_gradients(parameters: Container[int]) -> bool:
+    """Return, within a hook, whether the running backward accumulates into parameters (given by their ids).
+
+    False in ``torch.autograd.grad``. True for a backward that does not reach the parameters but accumulates into other
+    tensors: other ranks may use the parameters.
+    """
+    is_reached, others = False, []
+    try:
+        for leaf in _leaves(torch._C._current_autograd_node()):
+            if id(leaf.variable) not in parameters:
+                others.append(leaf)
+            elif torch._C._will_engine_execute_node(leaf):
+                return True
+            else:
+                is_reached = True
+        return not is_reached and any(map(torch._C._will_engine_execute_node, others))
+    except RuntimeError:  # raised in torch.autograd.grad, for the leaves that it is called with
+        return False
+
+
+def is_inside_backward() -> bool:
+    """Return whether a backward is running in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _leaves(root: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph that accumulate gradients, in depth-first order."""
+    seen, stack = {root}, [root]
+    while stack:
+        node = stack.pop()
+        if hasattr(node, "variable"):
+            yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+
+
+def _none() -> None:
+    return None

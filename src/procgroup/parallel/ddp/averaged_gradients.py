@@ -1,0 +1,88 @@
+"""Set the parameters' gradients at the end of a round: from buckets, from sparse gradients and from late ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.ddp.bucket_assignment import BucketAssignment
+from procgroup.parallel.ddp.parameter_slot import AT_END, ParameterSlot
+from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
+from procgroup.parallel.pytorch import torch
+from procgroup.types import AnyReduceOp, PremulSum
+
+
+class AveragedGradients:
+    """Sets the gradients of a model's parameters to their averages."""
+
+    def __init__(self, group: ProcessGroup, slots: Sequence[ParameterSlot], assignment: BucketAssignment) -> None:
+        self._group = group
+        self._slots = slots
+        self._assignment = assignment
+
+    def drop(self, flags: SynchronizedFlags) -> None:
+        """Set the gradients of this round to None."""
+        for slot in self._slots:
+            if flags.is_used(slot.index):
+                slot.parameter.grad = None
+
+    def assign(self, flags: SynchronizedFlags, op: AnyReduceOp) -> None:
+        """Set the gradient of each parameter that any rank has used to its average."""
+        all_used = flags.all_used_in_time
+        for bucket in self._assignment.buckets:
+            for slot in bucket.slots:
+                if all_used or flags.is_used(slot.index):
+                    bucket.assign(slot)
+        for slot in self._assignment.unbucketed:
+            if slot.is_sparse and flags.is_used(slot.index):
+                slot.parameter.grad = average_sparse(self._group, slot.parameter, op)
+                slot.mark_synchronized()
+
+    def add_late(self, slot: ParameterSlot, op: AnyReduceOp) -> None:
+        """All-reduce a late or unbucketed gradient and accumulate it."""
+        bucket = self._assignment.bucket_of(slot)
+        late = slot.layout.copy(slot.parameter.grad if bucket is None else slot.new_gradient())
+        self._group.all_reduce(slot.layout.flatten(late), op)
+        if bucket is None:
+            slot.parameter.grad = late
+            slot.mark_synchronized()
+            return
+        bucket.accumulate(slot, late)
+        slot.awaited = AT_END
+
+
+def sparse_parameters(module: Any) -> frozenset[str]:
+    """Return the names of parameters with sparse gradients, such as those of ``Embedding(sparse=True)``."""
+    return frozenset(
+        f"{name}.weight".lstrip(".")
+        for name, part in module.named_modules()
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
+    )
+
+
+def average_sparse(group: ProcessGroup, parameter: Any, op: AnyReduceOp) -> Any:
+    """Return the average of a parameter's sparse gradients over the ranks: sparse, each row once."""
+    gradient = _sparse_gradient(parameter)
+    indices, values = gradient.indices().contiguous(), gradient.values().contiguous()
+    counts = torch.empty(group.size(), dtype=torch.int64)
+    group.all_gather_single(counts, torch.tensor([indices.shape[1]]))
+    # Transposed, so that the indices of each rank are contiguous.
+    rows = [torch.empty((count, indices.shape[0]), dtype=torch.int64) for count in counts.tolist()]
+    group.all_gather(rows, indices.t().contiguous())
+    gathered = [torch.empty((count, *values.shape[1:]), dtype=values.dtype) for count in counts.tolist()]
+    group.all_gather(gathered, values)
+    factor = op.factor if isinstance(op, PremulSum) else 1 / group.size()
+    total = torch.sparse_coo_tensor(torch.cat(rows).t(), torch.cat(gathered), parameter.shape, check_invariants=False)
+    return total.coalesce() * factor
+
+
+def _sparse_gradient(parameter: Any) -> Any:
+    """Return this rank's gradient as a sparse tensor: empty for None, converted if another use made it dense."""
+    gradient = parameter.grad
+    if gradient is None:
+        no_indices = torch.empty((1, 0), dtype=torch.int64)
+        gradient = torch.sparse_coo_tensor(no_indices, parameter.detach()[:0], parameter.shape, check_invariants=False)
+    elif not gradient.is_sparse:
+        gradient = gradient.to_sparse(1)
+    return gradient.coalesce()

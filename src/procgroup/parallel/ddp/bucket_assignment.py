@@ -1,0 +1,135 @@
+"""Bucket assignment: which gradients share a bucket.
+
+Buckets follow the reverse order of the parameters' registration in the first round, and from then on the order in which
+gradients arrive on rank 0. The assignment is pure arithmetic, so all ranks compute the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.ddp.buckets import Bucket, GradientMemory, make_buckets
+from procgroup.parallel.ddp.parameter_slot import ParameterSlot
+from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
+from procgroup.parallel.pytorch import torch
+
+SINGLE_BYTES = 1 << 20
+"""A gradient of this size or more has a bucket of its own: see ``buckets``."""
+
+
+@dataclass(frozen=True)
+class GradientInfo:
+    """Size and kind (such as the dtype) of a gradient. Gradients of different kinds never share a bucket."""
+
+    nbytes: int
+    kind: str
+    is_single: bool = False
+    """Whether the gradient has a bucket of its own."""
+
+
+def assign_to_buckets(
+    gradients: Sequence[GradientInfo], order: Sequence[int], limits: Sequence[int]
+) -> list[list[int]]:
+    """Divide gradients, given as indices in the expected order of arrival, into buckets; return the indices by bucket.
+
+    Bucket ``i`` is closed when it holds ``limits[i]`` bytes or more; the last limit is that of all further buckets.
+    Buckets are sorted by the arrival of their last gradient.
+    """
+    closed: list[list[int]] = []
+    open_by_kind: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    for index in order:
+        gradient = gradients[index]
+        if gradient.is_single:
+            closed.append([index])
+            continue
+        open_by_kind.setdefault(gradient.kind, []).append(index)
+        sizes[gradient.kind] = sizes.get(gradient.kind, 0) + gradient.nbytes
+        if sizes[gradient.kind] >= limits[min(len(closed), len(limits) - 1)]:
+            closed.append(open_by_kind.pop(gradient.kind))
+            del sizes[gradient.kind]
+    arrival = {index: number for number, index in enumerate(order)}
+    closed += open_by_kind.values()
+    return sorted(closed, key=lambda bucket: arrival[bucket[-1]])
+
+
+class BucketAssignment:
+    """The current buckets. ``unbucketed`` are the slots of sparse gradients, and of parameters that were left out."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        slots: Sequence[ParameterSlot],
+        limits: Sequence[int],
+        delayed: frozenset[str],
+        leaves_out_unused: bool,
+    ) -> None:
+        self._group = group
+        self._slots = slots
+        self._limits = limits
+        self._delayed = frozenset(slot.index for slot in slots if slot.name in delayed)
+        self._leaves_out_unused = leaves_out_unused
+        self._memory: GradientMemory | None = None
+        # The order of arrival in the first round; None after that round.
+        self._arrived: list[int] | None = []
+        self._new_order: list[int] | None = None
+        self.buckets: list[Bucket] = []
+        self._bucket_of_slot: dict[int, Bucket] = {}
+        self.unbucketed: list[ParameterSlot] = [slot for slot in slots if slot.is_sparse]
+        self._assign([slot.index for slot in slots if not slot.is_sparse][::-1])
+
+    def bucket_of(self, slot: ParameterSlot) -> Bucket | None:
+        """Return the bucket of a slot; None for an unbucketed one."""
+        return self._bucket_of_slot.get(slot.index)
+
+    def record_arrival(self, slot: ParameterSlot) -> None:
+        """Record the order of arrival of a gradient in the first round."""
+        if self._arrived is not None and not slot.arrivals:
+            self._arrived.append(slot.index)
+
+    @property
+    def is_first_round_over(self) -> bool:
+        """Whether the order of arrival is known."""
+        return self._arrived is None
+
+    def broadcast_order(self, flags: SynchronizedFlags) -> None:
+        """Broadcast, after the first round, the order of arrival on rank 0. All ranks call this."""
+        if self._arrived is None:
+            return
+        # Gradients that did not arrive on rank 0 come last, in an order that is the same on all ranks.
+        count = len(self._slots)
+        positions = torch.full((count,), count, dtype=torch.int64)
+        positions[torch.tensor(self._arrived, dtype=torch.int64)] = torch.arange(len(self._arrived))
+        self._group.broadcast(positions, 0)
+        self._arrived = None
+        if self._leaves_out_unused:
+            for bucket in self.buckets:
+                self.unbucketed += [slot for slot in bucket.slots if not flags.is_used(slot.index)]
+        unbucketed = {slot.index for slot in self.unbucketed}
+        self._new_order = sorted(set(range(count)) - unbucketed, key=positions.tolist().__getitem__)
+
+    def rebuild(self) -> bool:
+        """Rebuild the buckets if there is a new order; return whether there was one."""
+        order, self._new_order = self._new_order, None
+        if order is None:
+            return False
+        for slot in self._slots:
+            if slot.view is not None and slot.parameter.grad is slot.view:
+                slot.parameter.grad = slot.view.clone()
+                slot.mark_synchronized()
+        for slot in self.unbucketed:
+            slot.view = None
+        self._assign(order)
+        return True
+
+    def _assign(self, order: Sequence[int]) -> None:
+        is_single = [slot.nbytes >= SINGLE_BYTES and slot.dtype is slot.parameter.dtype for slot in self._slots]
+        gradients = [
+            GradientInfo(slot.nbytes, f"{slot.dtype}{' delayed' if slot.index in self._delayed else ''}", single)
+            for slot, single in zip(self._slots, is_single, strict=True)
+        ]
+        assignment = assign_to_buckets(gradients, sorted(order, key=self._delayed.__contains__), self._limits)
+        self.buckets, self._memory = make_buckets(self._group, self._slots, assignment, is_single, self._memory)
+        self._bucket_of_slot = {slot.index: bucket for bucket in self.buckets for slot in bucket.slots}

@@ -1,0 +1,124 @@
+"""Checks of a wrapped model: the same on all ranks, the same parameters over time, and the same graph if promised."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Sequence
+from typing import Any
+
+from procgroup.api.objects import all_gather_object
+from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.ddp.parameter_slot import ParameterSlot
+from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
+from procgroup.parallel.pytorch import torch
+from procgroup.parallel.training_errors import GraphChanged, ModelMismatch
+
+_NOTHING = "nothing"
+
+
+def require_same_model(group: ProcessGroup, named_parameters: Sequence[tuple[str, Any]]) -> None:
+    """Raise ModelMismatch on every rank when the parameters differ in number, name, shape, dtype or layout."""
+    mine = [_describe(name, parameter) for name, parameter in named_parameters]
+    digest = hashlib.sha256("\n".join(mine).encode()).digest()
+    digests = bytearray(len(digest) * group.size())
+    group.all_gather_single(digests, bytearray(digest))
+    differing = [
+        rank for rank in range(group.size()) if not digests.startswith(digests[: len(digest)], len(digest) * rank)
+    ]
+    if not differing:
+        return
+    models: list[Any] = [None] * group.size()
+    all_gather_object(models, mine, group, safe=True)
+    expected, got = _first_difference(models[0], models[differing[0]])
+    raise ModelMismatch(expected=expected, got=got, rank=differing[0], ranks=differing)
+
+
+def _describe(name: str, parameter: Any) -> str:
+    grad = "" if parameter.requires_grad else ", without gradient"
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    return f"{name} {tuple(parameter.shape)} {dtype}, strides {tuple(parameter.stride())}{grad}"
+
+
+def _first_difference(expected: Sequence[str], got: Sequence[str]) -> tuple[str, str]:
+    for index in range(max(len(expected), len(got))):
+        pair = tuple(model[index] if index < len(model) else _NOTHING for model in (expected, got))
+        if pair[0] != pair[1]:
+            return pair[0], pair[1]
+    raise AssertionError("the models do not differ")
+
+
+class ParameterCheck:
+    """Finds parameters that were added or replaced after wrapping: no collective would average their gradients."""
+
+    def __init__(self, module: Any, ignored: frozenset[str], averaged: Container[int]) -> None:
+        """``averaged`` are the ids of the parameters with averaged gradients."""
+        self._module = module
+        self._ignored = ignored
+        self._averaged = averaged
+        self._scan()
+
+    def rescan(self) -> bool:
+        """Scan the module again if submodules were added or replaced; return whether that was so."""
+        if not any(self._empty) and all(list(children.values()) == before for children, before in self._children):
+            return False
+        self._scan()
+        return True
+
+    def require_known_parameters(self) -> None:
+        """Raise RuntimeError when a parameter requires a gradient that is not averaged."""
+        averaged = self._averaged
+        for name, owner in self._owners:
+            for key, parameter in owner.items():
+                if parameter is not None and id(parameter) not in averaged and parameter.requires_grad:
+                    self._refuse(f"{name}.{key}".lstrip("."), parameter)
+
+    def _scan(self) -> None:
+        named = list(self._module.named_modules())
+        self._children = [(part._modules, list(part._modules.values())) for _, part in named if len(part._modules)]
+        self._owners = [(name, part._parameters) for name, part in named if len(part._parameters)]
+        containers = [container for _, part in named for container in (part._modules, part._parameters)]
+        # The empty containers: a submodule or parameter may be added to one of them.
+        self._empty = [container for container in containers if not len(container)]
+
+    def _refuse(self, name: str, parameter: Any) -> None:
+        # torch.func.functional_call replaces parameters by other tensors for one call.
+        if name in self._ignored or not isinstance(parameter, torch.nn.Parameter):
+            return
+        raise RuntimeError(
+            f"DistributedDataParallel: {name} {tuple(parameter.shape)} requires a gradient, and was no such parameter "
+            "when the module was wrapped: each rank would train it by itself. Wrap the module again after parameters "
+            "were added, replaced or given requires_grad=True."
+        )
+
+
+class StaticGraph:
+    """Checks ``static_graph=True``: autograd accumulates into each gradient as often as in the first round."""
+
+    def __init__(self, slots: Sequence[ParameterSlot]) -> None:
+        self._slots = slots
+        self._uses: list[int] | None = None
+
+    def learn(self) -> None:
+        """Take the number of accumulations in the first round as the expected number."""
+        if self._uses is not None:
+            return
+        self._uses = [slot.arrivals for slot in self._slots]
+        for slot in self._slots:
+            slot.awaited = slot.arrivals
+
+    def compare(self, flags: SynchronizedFlags) -> None:
+        """Mark the parameters that were not used as often as expected."""
+        for slot, uses in zip(self._slots, self._uses or (), strict=False):
+            if slot.arrivals != uses:
+                flags.mark_changed(slot.index)
+
+    def error(self, group: ProcessGroup) -> GraphChanged:
+        """Return the error with the changes on all ranks; every rank calls this."""
+        changes = [
+            (slot.name, slot.layout.shape, expected, slot.arrivals)
+            for slot, expected in zip(self._slots, self._uses or (), strict=True)
+            if slot.arrivals != expected
+        ]
+        found: list[Any] = [None] * group.size()
+        all_gather_object(found, changes, group, safe=True)
+        return GraphChanged(uses=dict(enumerate(found)))

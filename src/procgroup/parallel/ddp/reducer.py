@@ -1,0 +1,305 @@
+"""The reducer: averages gradients over the ranks while the backward computes others.
+
+A *round* is one backward whose gradients are averaged. In the first round a hook on each parameter records the order in
+which gradients *arrive*; all ranks then use the order of rank 0. In later rounds there are hooks on *probes* only: the
+parameters whose gradients arrive last in their buckets. When all gradients of a bucket have arrived, the bucket is
+packed and *issued* (its collective starts), in the same order of buckets on every rank, whatever the order of arrival.
+Ranks that share memory issue small buckets at the end of the backward: averaging them takes less time than waking the
+thread that would do it during the backward.
+
+At the end of the backward the remaining buckets are issued, with zeros for gradients that did not arrive. Then the
+ranks exchange flags: a parameter that any rank has used gets the average, the others keep their gradients. Parameters
+that some ranks do not use therefore need no option.
+
+A gradient may arrive again after its bucket was packed, for instance in a checkpointed module that is used twice.
+Packing removes the gradients from the parameters, so a *late* gradient is separate: it is averaged at the end and
+added. Afterwards its bucket is packed at the end of the backward.
+
+When a backward fails on one rank, the others wait. At its next forward that rank issues the rest of the round with a
+flag that it failed; all ranks then drop the round's gradients and continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import takewhile
+from operator import attrgetter
+from typing import Any
+
+from procgroup.arrays.untraced import untraced
+from procgroup.errors import GroupBroken
+from procgroup.groups.group import ProcessGroup
+from procgroup.parallel.communication_hooks.interface import GradBucket, Hook, HookCall
+from procgroup.parallel.ddp.autograd_hooks import (
+    BackwardEnd,
+    GradientHooks,
+    accumulates_gradients,
+    is_inside_backward,
+)
+from procgroup.parallel.ddp.averaged_gradients import AveragedGradients
+from procgroup.parallel.ddp.bucket_assignment import BucketAssignment
+from procgroup.parallel.ddp.buckets import Bucket
+from procgroup.parallel.ddp.mixed_precision import NarrowCopies
+from procgroup.parallel.ddp.model_checks import StaticGraph
+from procgroup.parallel.ddp.parameter_slot import AT_END, ParameterSlot
+from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
+from procgroup.parallel.training_errors import BackwardFailed
+from procgroup.types import AnyReduceOp, ReduceOp
+
+EARLY_BYTES = 4 << 20
+"""Minimum bytes ready before ranks that share memory overlap communication with the backward."""
+
+
+@untraced
+class Reducer:
+    """Averages the gradients of some parameters, from hooks on them, until ``remove_hooks``."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        named_parameters: Sequence[tuple[str, Any]],
+        *,
+        limits: Sequence[int],
+        sparse: frozenset[str] = frozenset(),
+        delayed: frozenset[str] = frozenset(),
+        static_graph: bool = False,
+        leaves_out_unused: bool = False,
+        after_round: Callable[[], None] = lambda: None,
+        gradient_dtype: Callable[[Any], Any] = attrgetter("dtype"),
+    ) -> None:
+        """``limits`` are the sizes of buckets in bytes. ``delayed`` parameters are averaged after all others.
+
+        With ``leaves_out_unused``, parameters that no rank uses in the first round get no bucket. ``after_round`` is
+        called when all gradients are averaged. ``gradient_dtype`` maps a parameter to the dtype of its average.
+        """
+        self._group = group
+        self._slots = [
+            ParameterSlot(index, name, parameter, gradient_dtype(parameter), is_sparse=name in sparse)
+            for index, (name, parameter) in enumerate(named_parameters)
+        ]
+        self.parameter_ids: frozenset[int] = frozenset(id(slot.parameter) for slot in self._slots)
+        self._assignment = BucketAssignment(group, self._slots, limits, delayed, leaves_out_unused)
+        self._averages = AveragedGradients(group, self._slots, self._assignment)
+        self._flags, self._end = SynchronizedFlags(group, len(self._slots)), BackwardEnd()
+        self._hook: HookCall | None = None
+        self._after_round = after_round
+        self._static = StaticGraph(self._slots) if static_graph else None
+        self.op: AnyReduceOp = ReduceOp.AVG
+        # Called before the first bucket of a round is issued.
+        self.announce: Callable[[], None] | None = None
+        # Whether a backward without a hook on an output is a round.
+        self.expects_round = False
+        self._is_round = False
+        # From the beginning of a round to its end, also after a failed backward.
+        self._is_open = self._is_announced = False
+        self._next = 0
+        self._watches_all = True
+        self._hooks = GradientHooks()
+        for slot in self._slots:
+            self._hooks.add(slot.parameter, partial(self._on_gradient, slot))
+
+    def set_hook(self, state: Any, hook: Hook) -> None:
+        """Average the buckets with a communication hook from now on."""
+        self._hook = HookCall(state, hook)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The current buckets."""
+        return self._assignment.buckets
+
+    def set_static_graph(self) -> None:
+        """Expect the same graph in every backward. Raises RuntimeError after the first one."""
+        if self._assignment.is_first_round_over:
+            raise RuntimeError(
+                "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
+                "constructed."
+            )
+        self._static = StaticGraph(self._slots)
+
+    def remove_hooks(self) -> None:
+        """Remove the hooks from the parameters."""
+        self._hooks.remove()
+
+    def prepare(self) -> None:
+        """Complete an earlier round, before a forward."""
+        if not self._end.is_registered() and not is_inside_backward():
+            self._recover()
+            self._rebuild()
+
+    def begin(self, is_round: bool, copies: NarrowCopies | None = None) -> None:
+        """Begin a backward, within one of its hooks and before any gradient arrives.
+
+        ``copies`` are the narrow parameters of the forward, with mixed precision.
+        """
+        if self._end.is_registered():
+            return
+        self._recover()
+        self._rebuild()
+        is_frozen = not any(slot.parameter.requires_grad for slot in self._slots)
+        self._is_round = self._is_open = is_round and not is_frozen and accumulates_gradients(self.parameter_ids)
+        self._end.register(self._on_end)
+        if copies is not None:
+            copies.install()
+            self._end.add_cleanup(copies.remove)
+
+    def contribute_zeros(self) -> None:
+        """Take part, with zeros, in a round of the ranks that still have inputs."""
+        self.prepare()
+        for slot in self._slots:
+            slot.parameter.grad = None
+        self._is_announced = True
+        with suppress(BackwardFailed):
+            self._finish(has_backward=False)
+        for slot in self._slots:
+            slot.parameter.grad = None
+
+    def _rebuild(self) -> None:
+        """Rebuild the buckets once the order of arrival is known."""
+        if self._assignment.rebuild() and self._static is None:
+            self._watches_all = False
+            self._watch_probes()
+
+    def _watch_probes(self) -> None:
+        self._hooks.remove()
+        overlaps = self._is_enough(self._assignment.buckets)
+        for bucket in self._assignment.buckets:
+            has_probe = overlaps and not any(slot.awaited == AT_END for slot in bucket.slots)
+            for slot in bucket.slots:
+                is_probe = has_probe and slot is bucket.slots[-1]
+                self._hooks.add(slot.parameter, partial(self._on_probe, bucket) if is_probe else self._on_any)
+        for slot in self._assignment.unbucketed:
+            self._hooks.add(slot.parameter, self._on_any)
+
+    def _on_any(self, parameter: Any) -> None:
+        """Begin a backward that has no hook on an output."""
+        if not self._end.is_registered():
+            self.begin(self.expects_round)
+
+    def _on_gradient(self, slot: ParameterSlot, parameter: Any) -> None:
+        self._on_any(parameter)
+        if not self._is_round:
+            return
+        self._assignment.record_arrival(slot)
+        slot.arrivals += 1
+        bucket = self._assignment.bucket_of(slot)
+        if slot.arrivals == slot.awaited and bucket is not None:
+            bucket.missing -= 1
+            self._issue_complete(bucket)
+
+    def _on_probe(self, bucket: Bucket, parameter: Any) -> None:
+        self._on_any(parameter)
+        if self._is_round and not bucket.is_packed and bucket.is_complete():
+            bucket.missing = 0
+            self._issue_complete(bucket)
+
+    def _issue_complete(self, bucket: Bucket) -> None:
+        """Pack a bucket without missing gradients; issue the ready buckets if they are large enough."""
+        if bucket.missing == 0 and not bucket.is_packed:
+            bucket.pack(self._flags.local, is_early=True)
+        ready = list(takewhile(attrgetter("is_packed"), self._assignment.buckets[self._next :]))
+        if self._is_enough(ready):
+            for each in ready:
+                self._issue(each, waits=False)
+
+    def _is_enough(self, buckets: Sequence[Bucket]) -> bool:
+        return self._group.transport != "shared memory" or sum(bucket.nbytes for bucket in buckets) >= EARLY_BYTES
+
+    def _issue(self, bucket: Bucket, waits: bool) -> None:
+        self._announce_once()
+        self._next += 1
+        if self._hook is not None:
+            layouts = [slot.layout for slot in bucket.slots]
+            is_last = bucket.index == len(self._assignment.buckets) - 1
+            bucket.pending = self._hook.begin(GradBucket(bucket.index, bucket.buffer, layouts, is_last))
+            return
+        try:
+            with bucket.annotate_errors():
+                bucket.pending = self._group.all_reduce(bucket.buffer, self.op, not waits)
+        except GroupBroken:
+            self._wait()  # the call that has broken the group raises an error with more details
+            raise
+
+    def _announce_once(self) -> None:
+        if self.announce is not None and not self._is_announced:
+            self._is_announced = True
+            self.announce()
+
+    def _on_end(self) -> None:
+        if self._is_round:
+            self._finish()
+            self._after_round()
+
+    def _recover(self) -> None:
+        """Finish, for the other ranks, a round whose backward failed on this rank."""
+        if self._is_open:
+            for slot in self._slots:
+                if slot.is_new():
+                    slot.parameter.grad = None
+            self._flags.mark_failed()
+            self._finish()
+
+    def _finish(self, has_backward: bool = True) -> None:
+        self._announce_once()
+        self._pack_all()  # an error in it leaves the round open, as a failed backward does
+        try:
+            for bucket in self._assignment.buckets[self._next :]:
+                self._issue(bucket, waits=True)
+            self._wait()
+            if self._static is not None and has_backward:
+                self._static.compare(self._flags)
+            self._flags.synchronize()
+            self._assign_averages()
+        finally:
+            self._is_open = self._is_announced = False
+            self._next = 0
+            for bucket in self._assignment.buckets:
+                bucket.reset()
+            if self._watches_all:
+                for slot in self._slots:
+                    slot.arrivals = 0
+
+    def _pack_all(self) -> None:
+        used = self._flags.local
+        for bucket in self._assignment.buckets:
+            if not bucket.is_packed:
+                bucket.pack(used, is_early=False)
+            elif bucket.is_early:
+                for slot in bucket.slots:
+                    if slot.new_gradient() is not None:
+                        self._flags.mark_late(slot.index)
+        for slot in self._assignment.unbucketed:
+            if slot.new_gradient() is not None:
+                used[slot.index] = 1
+                if not slot.is_sparse:
+                    self._flags.mark_late(slot.index)
+
+    def _wait(self) -> None:
+        for bucket in self._assignment.buckets:
+            if bucket.pending is None:
+                continue
+            with bucket.annotate_errors():
+                if self._hook is None:
+                    bucket.pending.wait()
+                else:
+                    bucket.set_average(self._hook.finish(bucket.pending, bucket.buffer.numel(), bucket))
+
+    def _assign_averages(self) -> None:
+        flags = self._flags
+        if failed := flags.failed():
+            self._averages.drop(flags)
+            if self._group.rank() not in failed:
+                raise BackwardFailed(ranks=failed)
+            return
+        late = flags.late()
+        for index in late:
+            self._averages.add_late(self._slots[index], self.op)
+        if late and not self._watches_all:
+            self._watch_probes()
+        self._averages.assign(flags, self.op)
+        self._assignment.broadcast_order(flags)
+        if self._static is not None:
+            self._static.learn()
+        if self._static is not None and flags.is_changed():
+            raise self._static.error(self._group)
