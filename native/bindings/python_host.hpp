@@ -45,6 +45,30 @@ class Unlocked {
   PyThreadState* const state_ = PyEval_SaveThread();
 };
 
+// Takes the interpreter's lock until the end of the scope, in a thread that is inside an Unlocked.
+class Relocked {
+ public:
+  Relocked() {
+    try {
+      state_ = PyGILState_Ensure();
+    } catch (...) {
+      for (;;) ::pause();  // see take_lock_back
+    }
+  }
+  Relocked(const Relocked&) = delete;
+  Relocked& operator=(const Relocked&) = delete;
+  ~Relocked() { PyGILState_Release(state_); }
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// Run the handlers of signals that have come, in a thread that is inside an Unlocked; throw what a handler raises.
+inline void check_signals() {
+  const Relocked relocked;
+  if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
+}
+
 // The threads of a world whose ranks are threads: its ranks, and who awaits them. Under the interpreter's lock.
 class RankThreads {
  public:

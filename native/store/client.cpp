@@ -55,11 +55,10 @@ Client::Client(Options options, Deadline deadline, const Check& check)
 
 Client::~Client() = default;
 
-ServerReply Client::request(Op op, std::string_view head, std::string_view tail, Deadline deadline,
-                            const Check& check) {
+Reply Client::request(Op op, std::string_view head, std::string_view tail, Deadline deadline, const Check& check) {
   std::unique_ptr<ClientConnection> connection = acquire(deadline, check);
   try {
-    ServerReply reply = connection->request(op, head, tail, deadline, check);
+    Reply reply = connection->request(op, head, tail, deadline, check);
     release(std::move(connection));
     return reply;
   } catch (const ServerLost& lost) {

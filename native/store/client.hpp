@@ -5,7 +5,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,11 +12,9 @@
 #include "base/clock.hpp"
 #include "base/file_descriptor.hpp"
 #include "store/handshake.hpp"
+#include "store/request.hpp"
 
 namespace procgroup::store {
-
-// Called at least every 0.1 s while a call blocks, and soon after a signal; ends the call by throwing.
-using Check = std::function<void()>;
 
 // No connection could be made before the deadline, or the other side is not this job's store.
 struct ConnectFailure {
@@ -32,11 +29,6 @@ struct ServerLost {
 // The deadline passed.
 struct DeadlinePassed {
   std::string body;  // of the reply kCancelled, when it came
-};
-
-struct ServerReply {
-  Status status = Status::kOk;
-  std::string body;
 };
 
 class ClientConnection;
@@ -77,7 +69,7 @@ class Client {
 
   // Send one request, whose body is `head` followed by `tail`, and wait for its reply. Throws ServerLost,
   // DeadlinePassed (the request is then withdrawn), ConnectFailure, or what `check` throws.
-  ServerReply request(Op op, std::string_view head, std::string_view tail, Deadline deadline, const Check& check);
+  Reply request(Op op, std::string_view head, std::string_view tail, Deadline deadline, const Check& check);
 
   // Close the idle connections, and refuse later requests. Idempotent.
   void close();

@@ -229,8 +229,8 @@ void ClientConnection::prove_key(const Client::Options& options, const Hello& he
   }
 }
 
-ServerReply ClientConnection::request(Op op, std::string_view head, std::string_view tail, Deadline deadline,
-                                      const Check& check) {
+Reply ClientConnection::request(Op op, std::string_view head, std::string_view tail, Deadline deadline,
+                                const Check& check) {
   const uint32_t number = next_request_++;
   const Header header{static_cast<uint32_t>(head.size() + tail.size()), static_cast<uint8_t>(op), {}, number};
   frame_.assign(reinterpret_cast<const char*>(&header), sizeof header);
@@ -244,7 +244,7 @@ ServerReply ClientConnection::request(Op op, std::string_view head, std::string_
   try {
     return receive_reply(number, deadline, check);
   } catch (const DeadlinePassed&) {
-    ServerReply reply = withdraw(number);
+    Reply reply = withdraw(number);
     if (reply.status == Status::kCancelled) throw DeadlinePassed{std::move(reply.body)};
     return reply;  // it was on its way already
   } catch (const ServerLost&) {
@@ -257,7 +257,7 @@ ServerReply ClientConnection::request(Op op, std::string_view head, std::string_
 
 // Takes the request back and returns its one reply: kCancelled, or what had been sent before. Without a
 // reply soon (a stopped server), the connection is not intact, and dropping it takes the request back.
-ServerReply ClientConnection::withdraw(uint32_t request) {
+Reply ClientConnection::withdraw(uint32_t request) {
   const Header header{sizeof request, static_cast<uint8_t>(Op::kCancel), {}, next_request_++};
   char frame[sizeof header + sizeof request];
   std::memcpy(frame, &header, sizeof header);
@@ -274,7 +274,7 @@ ServerReply ClientConnection::withdraw(uint32_t request) {
   }
 }
 
-ServerReply ClientConnection::receive_reply(uint32_t request, Deadline deadline, const Check& check) {
+Reply ClientConnection::receive_reply(uint32_t request, Deadline deadline, const Check& check) {
   // One read takes the header and, of nearly every reply, the body with it.
   char first[4096];
   size_t have = 0;
@@ -289,7 +289,7 @@ ServerReply ClientConnection::receive_reply(uint32_t request, Deadline deadline,
   if (header.request != request || header.length > kMaxFrameBytes || with_header > header.length) {
     throw ServerLost{"it sent what is no reply to the request"};
   }
-  ServerReply reply{static_cast<Status>(header.op), std::string(first + sizeof header, with_header)};
+  Reply reply{static_cast<Status>(header.op), std::string(first + sizeof header, with_header)};
   if (with_header < header.length) {
     reply.body.resize(header.length);
     receive_exactly(reply.body.data() + with_header, header.length - with_header, deadline, check);

@@ -12,7 +12,7 @@ class ClientConnection {
                                                 const Check& check);
 
   // As Client::request. After an exception other than DeadlinePassed with `intact()`, it must be dropped.
-  ServerReply request(Op op, std::string_view head, std::string_view tail, Deadline deadline, const Check& check);
+  Reply request(Op op, std::string_view head, std::string_view tail, Deadline deadline, const Check& check);
   // Whether the stream stands between two frames.
   bool intact() const { return intact_; }
 
@@ -25,8 +25,8 @@ class ClientConnection {
   void send_all(std::string_view bytes, Deadline deadline, const Check& check);
   void receive_exactly(void* data, size_t bytes, Deadline deadline, const Check& check);
   size_t receive_some(void* data, size_t bytes, Deadline deadline, const Check& check);
-  ServerReply receive_reply(uint32_t request, Deadline deadline, const Check& check);
-  ServerReply withdraw(uint32_t request);
+  Reply receive_reply(uint32_t request, Deadline deadline, const Check& check);
+  Reply withdraw(uint32_t request);
 
   FileDescriptor socket_;
   uint32_t next_request_ = 1;

@@ -17,7 +17,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "store/protocol.hpp"
+#include "store/request.hpp"
 
 namespace procgroup::store {
 
@@ -35,6 +35,14 @@ struct Answer {
   std::string text;           // the body, when there are no values
   std::vector<Value> values;  // the body: one value bare, or several as fields when `fields`
   bool fields = false;
+
+  static Answer too_large(size_t size) {
+    Answer answer{Status::kTooLarge, {}, {}};
+    put(answer.text, size);
+    return answer;
+  }
+  // The answer in one piece, for a caller in the same process.
+  Reply to_reply() const;
 };
 
 class Table {
@@ -50,9 +58,11 @@ class Table {
   void cancel(Ticket ticket);
   // Its waiting requests are over, unanswered; then the keys are set that were to be set when it ends.
   void forget(uint64_t connection);
-  // A worker has arrived.
+  // A client joins those that kWorkers counts.
   void join(uint64_t client);
   size_t waits_of(uint64_t connection) const;
+  // How many requests have changed a key, a queue or a barrier; waits for keys do not count.
+  uint64_t changes() const { return changes_; }
 
  private:
   struct Wait {
@@ -99,6 +109,7 @@ class Table {
   void fail(Ticket ticket, std::string text) { deliver_(ticket, Answer{Status::kError, std::move(text), {}}); }
 
   Deliver deliver_;
+  uint64_t changes_ = 0;
   std::unordered_map<std::string, Entry> entries_;
   std::unordered_map<std::string, std::list<Ticket>> lines_;     // by the key that is missing
   std::unordered_map<std::string, std::list<Ticket>> barriers_;  // by the barrier's key

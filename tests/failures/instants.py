@@ -11,7 +11,7 @@ from typing import Any
 
 import procgroup as dist
 from procgroup.stores.file import FileStore
-from procgroup.stores.table import TableStore
+from procgroup.stores.request_store import RequestStore
 from procgroup.stores.tcp import TCPStore
 
 _REQUESTS = ("set", "add", "compare_set", "append", "get_unless")
@@ -31,13 +31,12 @@ CONNECTING = (
 
 def end_at(request: str, key: str, how: str) -> None:
     """Let this process end ("kill", "raise", "exit") or stop ("stop") before its first such request with such a key."""
-    for kind in (TCPStore, TableStore):
-        for name in _REQUESTS:
-            _watch(kind, name, request, f"rendezvous/0/{key}", how)
+    for name in _REQUESTS:
+        _watch(name, request, f"rendezvous/0/{key}", how)
 
 
-def _watch(kind: Any, name: str, request: str, key: str, how: str) -> None:
-    inner = getattr(kind, name)
+def _watch(name: str, request: str, key: str, how: str) -> None:
+    inner = getattr(RequestStore, name)
 
     def call(self: Any, keys: str | Sequence[str], *arguments: Any, **named: Any) -> Any:
         first = keys if isinstance(keys, str) else keys[0]
@@ -47,7 +46,7 @@ def _watch(kind: Any, name: str, request: str, key: str, how: str) -> None:
             _end(how)
         return inner(self, keys, *arguments, **named)
 
-    setattr(kind, name, call)
+    setattr(RequestStore, name, call)
 
 
 def _wait_for_the_others(store: Any) -> None:

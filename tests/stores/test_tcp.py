@@ -494,11 +494,14 @@ def test_the_port_is_free_after_close() -> None:
         again.close()
 
 
-def test_only_a_tcp_store_loads_the_native_module() -> None:
-    text = (
-        "import sys; from procgroup.stores import HashStore, FileStore, PrefixStore, Store; HashStore().set('a', 'b')\n"
+@pytest.mark.parametrize(
+    ("use", "loads_native"), [("EtcdStore, PrefixStore, Store", False), ("HashStore; HashStore().set('a', 'b')", True)]
+)
+def test_a_store_loads_the_native_module_only_when_it_needs_it_and_never_numpy(use: str, loads_native: bool) -> None:
+    check = (
+        f"import sys; from procgroup.stores import {use}\n"
+        f"assert ('procgroup._native' in sys.modules) is {loads_native} and 'numpy' not in sys.modules"
     )
-    check = text + "assert not {'procgroup._native', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=20).returncode == 0
 
 

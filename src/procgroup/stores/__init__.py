@@ -2,8 +2,8 @@
 
 ``HashStore`` (threads of one process), ``FileStore`` (processes that share a file), ``TCPStore`` (any
 processes), ``EtcdStore`` and ``RedisStore`` (any processes, on a server that outlives them), ``PrefixStore``
-(a part of another store). They are imported on first use, so that only TCPStore loads the native module,
-and only RedisStore the client library of Redis.
+(a part of another store). They are imported on first use, so that only the first three load the native module,
+and only RedisStore loads the client library of Redis.
 """
 
 from procgroup.lazy_names import bound_on_first_use

@@ -4,7 +4,7 @@
 
     | magic line | batch | batch | ...            everything is appended under the *mutex*
     batch:   | u32 length | u32 CRC-32 | records: `length` bytes |
-    record:  | u8 kind | u32 key length | key | u32 data length | data |
+    record:  | u8 kind | u64 caller | u32 number | u32 length | data: `length` bytes |
 
 A *member* is one store object that has the file open; it has a *slot*, a number. While it lives it holds a
 lock on one byte, far behind the end of the file, at its slot's place. The kernel drops that lock
@@ -27,17 +27,26 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from procgroup.errors import DistStoreError
 
-MAGIC = b"procgroup FileStore 1\n"
+MAGIC = b"procgroup FileStore 2\n"
 _FRAME = struct.Struct("<II")
+_RECORD = struct.Struct("<BQII")
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _MUTEX = 1 << 62
 _FIRST_SLOT = _MUTEX + 1
 _LONGEST_PAUSE = 0.01
 
-LogRecord = tuple[int, str, bytes]
+
+class LogRecord(NamedTuple):
+    """One record: its kind, the number of its writer, the writer's number for it, and its data."""
+
+    kind: int
+    caller: int
+    number: int
+    data: bytes
 
 
 class LogFile:
@@ -179,20 +188,16 @@ class LogFile:
 
 
 def _pack(record: LogRecord) -> bytes:
-    kind, key, data = record
-    name = key.encode()
-    return struct.pack("<BI", kind, len(name)) + name + struct.pack("<I", len(data)) + data
+    return _RECORD.pack(record.kind, record.caller, record.number, len(record.data)) + record.data
 
 
 def _unpack(body: bytes) -> Iterator[LogRecord]:
     at = 0
     while at < len(body):
-        kind, size = struct.unpack_from("<BI", body, at)
-        key = body[at + 5 : at + 5 + size].decode()
-        at += 5 + size
-        (size,) = struct.unpack_from("<I", body, at)
-        yield kind, key, body[at + 4 : at + 4 + size]
-        at += 4 + size
+        kind, caller, number, length = _RECORD.unpack_from(body, at)
+        at += _RECORD.size
+        yield LogRecord(kind, caller, number, body[at : at + length])
+        at += length
 
 
 def _batch_end(data: bytes, at: int) -> int | None:

@@ -20,14 +20,9 @@ from procgroup import _native, environ
 from procgroup.errors import DistNetworkError, DistStoreError
 from procgroup.process_end import at_process_end, ends_with_an_exception, has_failed_to_start, wait_for_others
 from procgroup.stores.addresses import listen, resolve_until
-from procgroup.stores.store import (
-    OnDisconnect,
-    Store,
-    check_same_length,
-    checked_amount,
-    checked_world_size,
-)
-from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, seconds
+from procgroup.stores.request_store import RequestStore
+from procgroup.stores.store import OnDisconnect
+from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout
 
 LINGER_SECONDS = 30.0
 """How long a process that hosts servers waits for their clients to leave, at a normal exit; see process_end, too."""
@@ -193,7 +188,7 @@ class _Hosting:
         self.release.atexit = False
 
 
-class TCPStore(Store):
+class TCPStore(RequestStore):
     """A store that processes share over TCP.
 
     One process gives ``is_master=True`` and hosts the server at ``port`` (0: any free one; see ``port``) or
@@ -209,6 +204,8 @@ class TCPStore(Store):
     Raises DistNetworkError when the port is taken, nobody answers, or whoever answers is not this job's
     store; DistStoreError when not all workers come. Later calls raise StoreLost once the server is gone.
     """
+
+    _requests: _native.StoreClient
 
     def __init__(
         self,
@@ -229,7 +226,7 @@ class TCPStore(Store):
         self._port = self._hosting.server.port if self._hosting else port
         self._uses_libuv = use_libuv
         flags = _JOINS | (_HOST if self._hosting else 0)
-        self._client = self._connect(flags)
+        self._requests = self._connect(flags)
         if is_master and wait_for_workers and world_size is not None and world_size > 0:
             self._wait_for_workers(world_size)
 
@@ -262,48 +259,12 @@ class TCPStore(Store):
         )
 
     def _wait_for_workers(self, world_size: int) -> None:
-        joined = self._client.wait_for_workers(world_size, self._seconds)
+        joined = self._requests.wait_for_workers(world_size, self._seconds)
         if joined < world_size:
             self.close()
             raise DistStoreError(
                 f"Timed out after {self._seconds:g} seconds waiting for clients. {joined}/{world_size} clients joined."
             )
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._client.set(key, value, self._seconds)
-
-    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
-        return self._client.get(key, self._seconds if timeout is None else seconds(timeout))
-
-    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        self._client.wait(keys, self._timeout_seconds(timeout))
-
-    def add(self, key: str, amount: int) -> int:
-        return self._client.add(key, checked_amount(amount), self._seconds)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._client.check(keys, self._seconds)
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._client.compare_set(key, expected, desired, self._seconds)
-
-    def delete_key(self, key: str) -> bool:
-        return self._client.delete_key(key, self._seconds)
-
-    def num_keys(self) -> int:
-        return self._client.num_keys(self._seconds)
-
-    def list_keys(self, prefix: str = "") -> list[str]:
-        return self._client.list_keys(prefix, self._seconds)
-
-    def append(self, key: str, value: str | bytes) -> None:
-        self._client.append(key, value, self._seconds)
-
-    def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
-        return self._client.multi_get(keys, self._timeout_seconds(timeout))
-
-    def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
-        return self._client.get_unless(keys, unless, self._timeout_seconds(timeout))
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect:
         # A connection of its own: one that carries requests is dropped when the server does not answer in time.
@@ -323,34 +284,18 @@ class TCPStore(Store):
         view.set_timeout(timeout)
         return view
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        check_same_length(keys, values)
-        self._client.multi_set(keys, values, self._seconds)
-
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        self._client.queue_push(key, value, self._seconds)
-
-    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        return self._client.queue_pop(key, block, self._timeout_seconds(timeout))
-
-    def queue_len(self, key: str) -> int:
-        return self._client.queue_len(key, self._seconds)
-
-    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        self._client.barrier(key, checked_world_size(world_size), self._timeout_seconds(timeout))
-
     def clone(self) -> TCPStore:
         clone = TCPStore.__new__(TCPStore)
         clone._seconds = self._seconds
         clone._host, clone._port = self._host, self._port
         clone._hosting = self._hosting
         clone._uses_libuv = self._uses_libuv
-        clone._client = clone._connect(_HOST if self._hosting else 0)
+        clone._requests = clone._connect(_HOST if self._hosting else 0)
         return clone
 
     def close(self) -> None:
         """Close the connections, and stop the server if this process hosts it. Idempotent."""
-        self._client.close()
+        self._requests.close()
         if self._hosting is not None and self._hosting.server._pid == os.getpid():
             self._hosting.server.close()
 

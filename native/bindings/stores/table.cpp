@@ -1,0 +1,85 @@
+// A store's table for Python code that decides which requests it runs, as a store on a file does.
+//
+// ForwardedRequests gives each request of a store's methods to a Python function. That function may run it on a
+// StoreTable, which is deterministic: a table that runs the same requests in the same order has the same keys.
+#include "store/table.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <vector>
+
+#include "bindings/stores/requests.hpp"
+#include "bindings/stores/stores.hpp"
+
+namespace nb = nanobind;
+
+namespace procgroup::store {
+namespace {
+
+class ForwardedRequests final : public StoreRequests {
+ public:
+  // Given an operation, its body and the seconds that it may take, returns the status and the body of the reply.
+  using Run = nb::typed<nb::callable, nb::typed<nb::tuple, nb::int_, nb::bytes>(nb::int_, nb::bytes, nb::float_)>;
+
+  explicit ForwardedRequests(Run run) : run_(std::move(run)) {}
+
+ private:
+  Reply request(Op op, std::string_view head, std::string_view tail, double seconds) override {
+    std::string body;
+    body.reserve(head.size() + tail.size());
+    body.append(head).append(tail);
+    const nb::object answer = run_(static_cast<int>(op), as_bytes(body), seconds);
+    const auto [status, bytes] = nb::cast<std::tuple<int, nb::bytes>>(answer);
+    return {static_cast<Status>(status), std::string(bytes.c_str(), bytes.size())};
+  }
+
+  // Must not refer to this object: such a cycle would never be collected.
+  const Run run_;
+};
+
+class StoreTable {
+ public:
+  // The caller and number of a request, and the status and body of its reply.
+  using Replied = nb::typed<nb::tuple, nb::int_, nb::int_, nb::int_, nb::bytes>;
+
+  // Run a request and return the replies that it leads to: its own, unless it waits, and those of requests that waited.
+  nb::typed<nb::list, Replied> run(uint64_t caller, uint32_t number, int op, nb::bytes body) {
+    answers_.clear();
+    try {
+      table_.run({caller, number}, static_cast<Op>(op), {body.c_str(), body.size()});
+    } catch (const ProtocolError& error) {
+      raise_error("DistStoreError", "a malformed request to a store: " + error.reason);
+    }
+    nb::typed<nb::list, Replied> replies;
+    for (const auto& [ticket, answer] : answers_) {
+      const Reply reply = answer.to_reply();
+      replies.append(
+          nb::make_tuple(ticket.connection, ticket.request, static_cast<int>(reply.status), as_bytes(reply.body)));
+    }
+    return replies;
+  }
+  uint64_t changes() const { return table_.changes(); }
+
+ private:
+  std::vector<std::pair<Ticket, Answer>> answers_;
+  Table table_{[this](Ticket ticket, Answer&& answer) { answers_.emplace_back(ticket, std::move(answer)); }};
+};
+
+}  // namespace
+
+void bind_table(nb::module_& module) {
+  nb::class_<ForwardedRequests, StoreRequests>(module, "ForwardedRequests")
+      .def(nb::init<ForwardedRequests::Run>(), nb::arg("run"));
+
+  nb::class_<StoreTable>(module, "StoreTable")
+      .def(nb::init<>())
+      .def("run", &StoreTable::run, nb::arg("caller"), nb::arg("number"), nb::arg("op"), nb::arg("body"))
+      .def_prop_ro("changes", &StoreTable::changes);
+  module.attr("STORE_CANCEL") = static_cast<int>(Op::kCancel);
+  module.attr("STORE_CANCELLED") = static_cast<int>(Status::kCancelled);
+}
+
+}  // namespace procgroup::store

@@ -1,0 +1,161 @@
+// The TCP store's server and client as Python objects.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "bindings/python_host.hpp"
+#include "bindings/stores/requests.hpp"
+#include "bindings/stores/stores.hpp"
+#include "store/client.hpp"
+#include "store/server.hpp"
+
+namespace nb = nanobind;
+
+namespace procgroup::store {
+namespace {
+
+// The message of a DistNetworkError: why no connection was made, and what to do about it.
+std::string explain(const ConnectFailure& failure, const std::string& host, int port, const std::string& job,
+                    double seconds) {
+  using Kind = ConnectFailure::Kind;
+  const std::string place = host + ":" + std::to_string(port);
+  switch (failure.kind) {
+    case Kind::kTimeout:
+      return "The client socket has timed out after " + std::to_string(std::llround(seconds * 1000)) +
+             "ms while trying to connect to (" + host + ", " + std::to_string(port) +
+             "). Last attempt: " + failure.detail + ". Start the process that hosts the store, or correct the address.";
+    case Kind::kNotAStore:
+      return place + " is not a procgroup store: " + failure.detail +
+             ". Another program listens there; choose another port.";
+    case Kind::kOtherVersion:
+      return "the store at " + place + " speaks version " + failure.detail + " of the protocol, this process version " +
+             std::to_string(kVersion) + ". Use one version of procgroup everywhere.";
+    case Kind::kOtherJob:
+      return place + " belongs to another job, '" + failure.detail + "'; this process is in job '" + job +
+             "'. Choose another port.";
+    case Kind::kKeyNeeded:
+      return place +
+             " belongs to a job with a key, and this process has none. It is another job's port, or "
+             "PROCGROUP_JOB_KEY is missing here.";
+    case Kind::kWrongKey:
+      return place +
+             " belongs to another job: it has another key than this process. Choose another port, or set "
+             "the same PROCGROUP_JOB_KEY everywhere.";
+    case Kind::kServerHasNoKey:
+      return place +
+             " does not prove this job's key. It is another job's port, or its process was started without "
+             "PROCGROUP_JOB_KEY.";
+    case Kind::kFull:
+      return "the store at " + place + " has as many connections as it takes (" + failure.detail + ").";
+  }
+  return place;
+}
+
+class StoreClient final : public StoreRequests {
+ public:
+  // Connects within `seconds`, of which `spent` have passed already.
+  StoreClient(std::vector<std::string> addresses, std::string host, int port, std::string job, nb::bytes job_key,
+              uint32_t flags, double seconds, double spent)
+      : host_(std::move(host)), port_(port), job_(std::move(job)) {
+    Client::Options options{std::move(addresses), port, {job_, {job_key.c_str(), job_key.size()}}, flags};
+    guarded(seconds, [&] {
+      const auto deadline = Deadline::after(std::max(0.0, seconds - spent));
+      client_ = std::make_unique<Client>(std::move(options), deadline, check_signals);
+    });
+  }
+
+  void set_on_disconnect(nb::handle key, nb::handle value, double seconds) {
+    const std::string_view bytes = value_of(value);
+    ask(Op::kSetOnDisconnect, body_before_value(key, bytes), bytes, seconds, "set_on_disconnect", key);
+  }
+  void withdraw_on_disconnect(nb::handle key, double seconds) {
+    ask(Op::kWithdrawOnDisconnect, body_of_key(key), {}, seconds, "withdraw_on_disconnect", key);
+  }
+  // Return the number of workers that have joined, after at least `count` have or `seconds` have passed.
+  uint64_t wait_for_workers(uint64_t count, double seconds) {
+    std::string head;
+    put(head, count);
+    const Reply reply = request(Op::kWorkers, head, {}, seconds);
+    return reply.body.empty() ? 0 : number_in<uint64_t>(reply.body);
+  }
+  void close() { client_->close(); }
+
+ private:
+  Reply request(Op op, std::string_view head, std::string_view tail, double seconds) override {
+    Reply reply;
+    try {
+      guarded(seconds, [&] { reply = client_->request(op, head, tail, Deadline::after(seconds), check_signals); });
+    } catch (DeadlinePassed& passed) {
+      return {Status::kCancelled, std::move(passed.body)};
+    }
+    return reply;
+  }
+
+  // Call the function without the interpreter's lock, and raise what goes wrong with the lock.
+  template <class Function>
+  void guarded(double seconds, Function&& function) {
+    try {
+      const Unlocked unlocked;
+      function();
+    } catch (const ServerLost& lost) {
+      nb::dict arguments;
+      arguments["host"] = host_;
+      arguments["port"] = port_;
+      arguments["reason"] = lost.reason;
+      raise_error("StoreLost", arguments);
+    } catch (const ConnectFailure& failure) {
+      raise_error("DistNetworkError", explain(failure, host_, port_, job_, seconds));
+    }
+  }
+
+  const std::string host_;
+  const int port_;
+  const std::string job_;
+  std::unique_ptr<Client> client_;
+};
+
+// (process id, "address:port", whether its client is of this process) of every connection that counts as a guest.
+nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str, nb::bool_>> list_guests(const Server& server) {
+  nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str, nb::bool_>> guests;
+  for (const Server::Guest& guest : server.list_guests()) {
+    const bool is_own = ClientId::is_of_this_process(guest.client);
+    guests.append(nb::make_tuple(guest.process, guest.address, is_own));
+  }
+  return guests;
+}
+
+void start_server(Server* server, int listener, std::string job, nb::bytes job_key, bool answers_torch) {
+  new (server) Server(listener, {std::move(job), {job_key.c_str(), job_key.size()}}, answers_torch);
+}
+
+}  // namespace
+
+void bind_tcp_store(nb::module_& module) {
+  nb::class_<Server>(module, "StoreServer")
+      .def("__init__", &start_server, nb::arg("listener"), nb::arg("job"), nb::arg("job_key"),
+           nb::arg("answers_torch") = false)
+      .def_prop_ro("port", &Server::port)
+      .def_prop_ro("running", &Server::running)
+      .def_prop_ro("guests", &Server::guests)
+      .def_prop_ro("requests", &Server::requests)
+      .def("list_guests", &list_guests)
+      .def("stop", &Server::stop)
+      .def("drain", &Server::drain)
+      .def("forget_torch", &Server::forget_torch, nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<StoreClient, StoreRequests>(module, "StoreClient")
+      .def(nb::init<std::vector<std::string>, std::string, int, std::string, nb::bytes, uint32_t, double, double>(),
+           nb::arg("addresses"), nb::arg("host"), nb::arg("port"), nb::arg("job"), nb::arg("job_key"), nb::arg("flags"),
+           nb::arg("seconds"), nb::arg("spent") = 0.0)
+      .def("set_on_disconnect", &StoreClient::set_on_disconnect, nb::arg("key").none(), nb::arg("value").none(),
+           nb::arg("seconds"))
+      .def("withdraw_on_disconnect", &StoreClient::withdraw_on_disconnect, nb::arg("key").none(), nb::arg("seconds"))
+      .def("wait_for_workers", &StoreClient::wait_for_workers, nb::arg("count"), nb::arg("seconds"))
+      .def("close", &StoreClient::close);
+}
+
+}  // namespace procgroup::store
