@@ -16,7 +16,7 @@ uint64_t random_id() {
   return id;
 }
 
-// The ids of this process's clients; with fork_mutex() held. A forked child has none of its parent's clients.
+// The ids of this process's clients; requires fork_mutex(). A forked child has none of its parent's clients.
 std::set<uint64_t>& known_ids() {
   static auto* ids = new std::set<uint64_t>;
   static uint64_t generation = fork_generation();
@@ -69,9 +69,9 @@ Reply Client::request(Op op, std::string_view head, std::string_view tail, Deadl
   }
 }
 
-// A forked child has none of its parent's connections left and is a client of its own, which is not the
-// process that hosts the server. Called with fork_mutex() held; what it drops has no descriptor any more.
-void Client::leave_parent_behind() {
+// A forked child is another client, without connections, and not in the process that hosts the server. The dropped
+// connections have no descriptors any more. Requires fork_mutex().
+void Client::reset_after_fork() {
   generation_ = fork_generation();
   options_.flags = 0;
   id_.renew();
@@ -82,7 +82,7 @@ std::unique_ptr<ClientConnection> Client::acquire(Deadline deadline, const Check
   uint64_t id;
   {
     const std::lock_guard lock(fork_mutex());
-    if (generation_ != fork_generation()) leave_parent_behind();
+    if (generation_ != fork_generation()) reset_after_fork();
     if (!lost_.empty()) throw ServerLost{lost_};
     if (!idle_.empty()) {
       std::unique_ptr<ClientConnection> connection = std::move(idle_.back());
@@ -91,14 +91,14 @@ std::unique_ptr<ClientConnection> Client::acquire(Deadline deadline, const Check
     }
     id = id_.value();
   }
-  // The server has answered before: when it no longer does, it is lost rather than late.
-  const Deadline patience{std::min(deadline.at_ns, Deadline::after(kReconnectSeconds).at_ns)};
+  // The server has replied before: if it does not reply within this time, it counts as lost.
+  const Deadline reconnect{std::min(deadline.at_ns, Deadline::after(kReconnectSeconds).at_ns)};
   try {
-    return ClientConnection::open(options_, id, patience, check);
+    return ClientConnection::open(options_, id, reconnect, check);
   } catch (const ConnectFailure& failure) {
-    // A server that is stopped, or long away from its core, lets the kernel accept and then says nothing.
+    // The kernel accepts connections for a server that is stopped or not scheduled; the handshake then times out.
     using Kind = ConnectFailure::Kind;
-    const bool silent = failure.kind == Kind::kTimeout || (failure.kind == Kind::kNotAStore && patience.passed());
+    const bool silent = failure.kind == Kind::kTimeout || (failure.kind == Kind::kNotAStore && reconnect.passed());
     if (!silent) throw;
     if (deadline.passed()) throw DeadlinePassed{};
     lose(failure.detail);

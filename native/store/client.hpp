@@ -1,7 +1,7 @@
-// A client of the store: blocking requests, from any number of threads at once.
+// A client of a store's server: blocking requests, from any number of threads at once.
 //
-// Each request uses a connection of its own for as long as it lasts; idle connections are kept for the
-// next one. So a thread that waits for a key never delays another thread, and a reply needs no sorting.
+// Each request uses one connection exclusively; idle connections are reused. So a thread that waits for a
+// key never delays another thread, and replies need no dispatching.
 #pragma once
 
 #include <atomic>
@@ -16,24 +16,24 @@
 
 namespace procgroup::store {
 
-// No connection could be made before the deadline, or the other side is not this job's store.
+// No connection was made before the deadline, or the server at the address is not this job's store.
 struct ConnectFailure {
   enum class Kind { kTimeout, kNotAStore, kOtherVersion, kOtherJob, kKeyNeeded, kWrongKey, kServerHasNoKey, kFull };
   Kind kind;
   std::string detail;
 };
-// The server is gone, now and for every later request.
+// The connection to the server was lost; every later request throws this as well.
 struct ServerLost {
   std::string reason;
 };
 // The deadline passed.
 struct DeadlinePassed {
-  std::string body;  // of the reply kCancelled, when it came
+  std::string body;  // of the reply kCancelled, if it arrived
 };
 
 class ClientConnection;
 
-// The random id of a client, known in this process for as long as the client lives.
+// The random id of a client, registered in this process while the client exists.
 class ClientId {
  public:
   ClientId();
@@ -41,11 +41,11 @@ class ClientId {
   ClientId(const ClientId&) = delete;
   ClientId& operator=(const ClientId&) = delete;
 
-  // Whether a client of this process has that id.
+  // Whether a client of this process has the id.
   static bool is_of_this_process(uint64_t id);
 
   uint64_t value() const { return value_; }
-  // Become the id of another client; with fork_mutex() held.
+  // Replace the id by a new one, in a forked child. Requires fork_mutex().
   void renew();
 
  private:
@@ -61,14 +61,14 @@ class Client {
     uint32_t flags = 0;  // HelloFlag
   };
 
-  // Connects, trying again until the deadline. Throws ConnectFailure, or what `check` throws.
+  // Connects; repeats failed attempts until the deadline. Throws ConnectFailure, or what `check` throws.
   Client(Options options, Deadline deadline, const Check& check);
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
   // Send one request, whose body is `head` followed by `tail`, and wait for its reply. Throws ServerLost,
-  // DeadlinePassed (the request is then withdrawn), ConnectFailure, or what `check` throws.
+  // DeadlinePassed (the request is then cancelled), ConnectFailure, or what `check` throws.
   Reply request(Op op, std::string_view head, std::string_view tail, Deadline deadline, const Check& check);
 
   // Close the idle connections, and refuse later requests. Idempotent.
@@ -78,15 +78,15 @@ class Client {
  private:
   std::unique_ptr<ClientConnection> acquire(Deadline deadline, const Check& check);
   void release(std::unique_ptr<ClientConnection> connection);
-  void leave_parent_behind();
+  void reset_after_fork();
   [[noreturn]] void lose(const std::string& reason);
 
   Options options_;
-  // All of these are guarded by fork_mutex(), so that a forked child finds them whole.
+  // Guarded by fork_mutex(), so that a forked child never has a half-changed copy.
   ClientId id_;
   uint64_t generation_;
   std::vector<std::unique_ptr<ClientConnection>> idle_;
-  std::string lost_;  // why, once the server is lost or the client closed
+  std::string lost_;  // the reason, once the server is lost or the client is closed
 };
 
 }  // namespace procgroup::store

@@ -17,13 +17,13 @@ namespace procgroup::store {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
-constexpr int64_t kSliceNs = 100 * kMillisecond;     // between two looks at `check` and the deadline
-constexpr int64_t kSilenceNs = 1000 * kMillisecond;  // of an address, when another has refused
+constexpr int64_t kSliceNs = 100 * kMillisecond;     // between two calls of `check`
+constexpr int64_t kSilenceNs = 1000 * kMillisecond;  // how long to wait for an address once another has refused
 constexpr int64_t kLongestPauseNs = 200 * kMillisecond;
-constexpr double kWithdrawSeconds = 0.3;
+constexpr double kCancelSeconds = 0.3;
 constexpr double kAnswerSeconds = 0.8;
 constexpr size_t kCopyBytes = 64 * 1024;  // larger tails are sent from where they lie
-// A server that closes the connection without a word this often is not a store that is being restarted.
+// A server that closes this many connections during the handshake is not a store that is being restarted.
 constexpr int kSilentCloses = 3;
 
 const Check kNoCheck = [] {};
@@ -52,7 +52,7 @@ struct AddressList {
   }
 };
 
-// Starts a connection to one numeric address; no descriptor, and errno, when it cannot even start.
+// Start connecting to one numeric address. Returns no descriptor, and sets errno, when that fails at once.
 FileDescriptor start_connecting(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -80,8 +80,8 @@ int outcome_of(const FileDescriptor& socket) {
   return error;
 }
 
-// A socket whose two ends are one and the same: connecting to a free port of the range from which the
-// kernel picks ports for clients can meet itself.
+// Whether the socket is connected to itself. That can happen when connecting to a free port of the range from which
+// the kernel chooses the ports of clients.
 bool is_self_connected(const FileDescriptor& socket) {
   sockaddr_storage mine{}, theirs{};
   socklen_t size = sizeof mine, other = sizeof theirs;
@@ -90,8 +90,8 @@ bool is_self_connected(const FileDescriptor& socket) {
   return size == other && std::memcmp(&mine, &theirs, size) == 0;
 }
 
-// Tries all addresses at once; the first that accepts wins. No descriptor: `error` says why. When one has refused,
-// the silence of another ends the attempt soon: what refused now may accept in the next.
+// Connect to all addresses at once and return the first connection. Returns no descriptor, and sets `error`, when all
+// fail. Once an address has refused, the others have kSilenceNs left: the next attempt tries all of them again.
 FileDescriptor connect_any(const Client::Options& options, Deadline deadline, const Check& check, std::string& error) {
   const auto hurry = [&] { deadline.at_ns = std::min(deadline.at_ns, now_ns() + kSilenceNs); };
   std::vector<FileDescriptor> sockets;
@@ -140,12 +140,12 @@ void pause(int64_t nanoseconds, Deadline deadline, const Check& check) {
   wait_for(nullptr, 0, end, check);
 }
 
-// A store that is very busy may be late, so silence is told and not yet an error; in a process once of each place.
-void say_silent(const Client::Options& options) {
-  static std::set<std::pair<std::string, int>> told;
+// Warn once for each address that a server accepts connections and does not reply; a busy store may reply later.
+void warn_silent(const Client::Options& options) {
+  static std::set<std::pair<std::string, int>> warned;
   {
     const std::lock_guard lock(fork_mutex());
-    if (!told.emplace(options.addresses.front(), options.port).second) return;
+    if (!warned.emplace(options.addresses.front(), options.port).second) return;
   }
   std::fprintf(stderr,
                "procgroup: port %d of %s accepts connections but has not answered for %.1f s; "
@@ -181,7 +181,7 @@ std::unique_ptr<ClientConnection> ClientConnection::open(const Client::Options& 
       configure(socket.get());
       std::unique_ptr<ClientConnection> connection(new ClientConnection(std::move(socket)));
       try {
-        connection->shake_hands(options, client, deadline, check);
+        connection->handshake(options, client, deadline, check);
         return connection;
       } catch (const ServerLost& lost) {
         error = lost.reason;
@@ -195,14 +195,14 @@ std::unique_ptr<ClientConnection> ClientConnection::open(const Client::Options& 
   }
 }
 
-void ClientConnection::shake_hands(const Client::Options& options, uint64_t client, Deadline deadline,
-                                   const Check& check) {
+void ClientConnection::handshake(const Client::Options& options, uint64_t client, Deadline deadline,
+                                 const Check& check) {
   using Kind = ConnectFailure::Kind;
   const Hello hello = make_hello(options.identity, client, options.flags);
   send_all({reinterpret_cast<const char*>(&hello), sizeof hello}, deadline, check);
   pollfd event{socket_.get(), POLLIN, 0};
   const Deadline expected{std::min(deadline.at_ns, Deadline::after(kAnswerSeconds).at_ns)};
-  if (!wait_for(&event, 1, expected, check) && !deadline.passed()) say_silent(options);
+  if (!wait_for(&event, 1, expected, check) && !deadline.passed()) warn_silent(options);
   Welcome welcome;
   receive_exactly(welcome.magic, sizeof welcome.magic, deadline, check);
   if (std::string_view(welcome.magic, sizeof welcome.magic) != kMagic) {
@@ -237,32 +237,32 @@ Reply ClientConnection::request(Op op, std::string_view head, std::string_view t
   frame_.append(head);
   const bool joined = tail.size() <= kCopyBytes;
   if (joined) frame_.append(tail);
-  // A frame that is only half sent when an exception ends it leaves the stream unusable.
+  // An exception in the middle of a frame leaves the stream unusable.
   intact_ = false;
   send_all(frame_, deadline, check);
   if (!joined) send_all(tail, deadline, check);
   try {
     return receive_reply(number, deadline, check);
   } catch (const DeadlinePassed&) {
-    Reply reply = withdraw(number);
+    Reply reply = cancel(number);
     if (reply.status == Status::kCancelled) throw DeadlinePassed{std::move(reply.body)};
-    return reply;  // it was on its way already
+    return reply;  // it was sent before the cancellation
   } catch (const ServerLost&) {
     throw;
   } catch (...) {
-    withdraw(number);
+    cancel(number);
     throw;
   }
 }
 
-// Takes the request back and returns its one reply: kCancelled, or what had been sent before. Without a
-// reply soon (a stopped server), the connection is not intact, and dropping it takes the request back.
-Reply ClientConnection::withdraw(uint32_t request) {
+// Cancel the request and return its one reply: kCancelled, or a reply that was sent before. Without a reply within
+// kCancelSeconds (a stopped server), the connection is not intact; dropping it cancels the request.
+Reply ClientConnection::cancel(uint32_t request) {
   const Header header{sizeof request, static_cast<uint8_t>(Op::kCancel), {}, next_request_++};
   char frame[sizeof header + sizeof request];
   std::memcpy(frame, &header, sizeof header);
   std::memcpy(frame + sizeof header, &request, sizeof request);
-  const Deadline soon = Deadline::after(kWithdrawSeconds);
+  const Deadline soon = Deadline::after(kCancelSeconds);
   if (received_ > 0) return {Status::kCancelled, {}};
   try {
     send_all({frame, sizeof frame}, soon, kNoCheck);
@@ -275,7 +275,7 @@ Reply ClientConnection::withdraw(uint32_t request) {
 }
 
 Reply ClientConnection::receive_reply(uint32_t request, Deadline deadline, const Check& check) {
-  // One read takes the header and, of nearly every reply, the body with it.
+  // For nearly every reply, one read returns the header and the body.
   char first[4096];
   size_t have = 0;
   received_ = 0;
@@ -298,7 +298,7 @@ Reply ClientConnection::receive_reply(uint32_t request, Deadline deadline, const
   return reply;
 }
 
-// Blocks in the socket itself, which costs one call; its own limit (see configure) makes the slices.
+// Blocks in recv, which needs one system call; the socket's timeout (see configure) limits each call to a slice.
 size_t ClientConnection::receive_some(void* data, size_t bytes, Deadline deadline, const Check& check) {
   while (true) {
     pollfd event{socket_.get(), POLLIN, 0};

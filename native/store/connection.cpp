@@ -9,7 +9,7 @@ namespace procgroup::store {
 namespace {
 
 constexpr size_t kReadBytes = 64 * 1024;
-// Larger values are sent from where they lie; smaller ones are cheaper to copy behind their header.
+// Larger values are sent without a copy; smaller values are cheaper to copy behind their header.
 constexpr size_t kCopyBytes = 16 * 1024;
 
 std::string header(uint32_t request, Status status, size_t length) {
@@ -33,11 +33,11 @@ Connection::Receipt Connection::receive() {
 void Connection::use(size_t bytes) {
   used_ += bytes;
   if (used_ < input_.size()) {
-    // A client that never pauses between two frames must not make this grow for ever.
+    // Bounds the buffer of a client that always sends the next frame before this one is used.
     if (used_ > 2 * kReadBytes && used_ > input_.size() / 2) input_.erase(0, std::exchange(used_, 0));
     return;
   }
-  // Keep a small buffer for the next request, and give a large one back.
+  // Keep a small buffer for the next request, and free a large one.
   if (input_.capacity() > 2 * kReadBytes) input_ = std::string();
   input_.clear();
   used_ = 0;
@@ -84,7 +84,7 @@ bool Connection::send(const TorchReply& reply) {
   return ok && flush();
 }
 
-// Adds a value to the bytes that are about to be sent; a large one follows them instead, without a copy.
+// Append a small value to `bytes`; for a large one, send `bytes` and queue the value behind them without a copy.
 bool Connection::add(std::string& bytes, const Value& value) {
   if (value->size() <= kCopyBytes) {
     bytes.append(*value);

@@ -1,4 +1,4 @@
-// One client's connection, as the server holds it: bytes in, bytes out, and where its handshake stands.
+// One client's connection on the server's side: its input, its queued output and the state of its handshake.
 #pragma once
 
 #include <deque>
@@ -25,27 +25,27 @@ class Connection {
   const std::string peer;  // "address:port", for log lines
   State state = State::kHello;
   TorchParser torch_parser;  // in state kTorch
-  Hello hello{};             // once it has come
-  Welcome welcome{};         // what was answered
-  bool doomed = false;       // closed at the end of this turn of the server's loop
+  Hello hello{};             // once received
+  Welcome welcome{};         // the reply to it
+  bool closing = false;      // to be closed at the end of this iteration of the server's loop
   bool polls_writable = false;
-  size_t counted_bytes = 0;  // queued_bytes(), in state kTorch, when the server last looked
+  size_t counted_bytes = 0;  // queued_bytes(), in state kTorch, at the last count
 
-  // Whether its handshake is done.
+  // Whether the handshake is complete.
   bool is_open() const { return state == State::kOpen || state == State::kTorch; }
   // Read once from the socket.
   Receipt receive();
-  // What has come and is not used yet.
+  // The received bytes that are not used yet.
   std::string_view input() const { return std::string_view(input_).substr(used_); }
   void use(size_t bytes);
 
-  // All three send what goes now and keep the rest; false: the connection is broken.
+  // Each sends without blocking and queues the rest; returns false when the connection is broken.
   bool send(std::string_view bytes);
   bool send(uint32_t request, const Answer& answer);
   bool send(const TorchReply& reply);
   bool flush();
   bool has_output() const { return !output_.empty(); }
-  // Memory that its input and its output take, also what the output shares with the table.
+  // Memory of the input and the output, including values that the output shares with the table.
   size_t queued_bytes() const { return input_.capacity() + unsent_ + torch_parser.memory_bytes(); }
 
  private:

@@ -1,4 +1,4 @@
-// Both sides' parts of the handshake, as pure functions over its messages (see protocol.hpp).
+// The messages of the store's handshake and their verification, as pure functions (see protocol.hpp).
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 namespace procgroup::store {
 
 struct Identity {
-  std::string job;      // name of the job; empty: not told
+  std::string job;      // name of the job; empty: unknown
   std::string job_key;  // the job's secret; empty: none
 };
 

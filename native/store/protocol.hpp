@@ -1,14 +1,14 @@
-// The protocol between a store's clients and its server.
+// The wire protocol between a store's clients and its server.
 //
 // Vocabulary. A *connection* carries one *handshake* and then *frames*. A *request* is a frame from the
-// client; each is answered by exactly one *reply* with the same request number. A request *waits* when
-// its reply has to wait for somebody else's request (get of a missing key, barrier, ...). Deadlines
-// belong to the client: when one passes it sends *cancel*, and the waiting request is then answered
-// with kCancelled, unless its reply is on the way already; so a connection never loses its place.
+// client; it has exactly one *reply*, a frame with the same request number. A request *waits* when its
+// reply depends on a later request of another client (get of a missing key, barrier, ...). Deadlines are
+// the client's: when one passes, the client sends *cancel*, and the reply to the waiting request is
+// kCancelled, unless another reply was sent before. So requests and replies stay in step.
 //
 //   client                                  server
-//     | -- Hello (128 bytes) ----------------> |   who I am, which job, my nonce
-//     | <---------------- Welcome (148 bytes)- |   verdict, its nonce, its proof of the job key
+//     | -- Hello (128 bytes) ----------------> |   client's id, job and nonce
+//     | <---------------- Welcome (148 bytes)- |   admission, server's nonce, its proof of the job key
 //     | -- Proof (32 bytes) -----------------> |   only when the job has a key
 //     | <------------------ Verdict (4 bytes)- |   only when the job has a key
 //     | -- frame: get "a" -------------------> |
@@ -16,17 +16,17 @@
 //
 //   frame:    0        4    5       8         12
 //             | length | op | zeros | request | body: `length` bytes |
-//             (a reply has a Status in the place of op)
+//             (in a reply, op is a Status)
 //   field:    | u32 length | bytes |                 strings inside a body
 //
 // All numbers are little-endian. A proof is HMAC-SHA256(job key, role + Hello + the server's nonce), so
-// neither side's proof serves for the other nor for another connection. The key protects who may
-// speak, not what others on the wire can read. The Hello's magic ends in an empty line, so that an HTTP
-// server on a wrongly given port answers it at once instead of waiting for more.
+// a proof is valid for one side of one connection only. The key authenticates; it does not encrypt.
+// The Hello's magic ends in an empty line, so that an HTTP server on a wrongly given port replies at once
+// instead of waiting for more.
 //
-// Deliberately not here: encryption, a reply in pieces, several replies to one request, resuming a
-// lost connection. A client uses a connection for one request at a time and opens another for a
-// second thread.
+// Not part of the protocol, on purpose: encryption, a reply in several frames, several replies to one
+// request, resuming a lost connection. A client uses a connection for one request at a time and opens
+// another connection for a second thread.
 #pragma once
 
 #include <algorithm>
@@ -51,34 +51,34 @@ inline constexpr size_t kMaxValueBytes = size_t{1} << 30;
 inline constexpr size_t kMaxFrameBytes = kMaxValueBytes + (size_t{1} << 20);
 inline constexpr size_t kMaxKeysPerRequest = 65'536;
 inline constexpr size_t kMaxConnections = 65'536;
-// Requests of one connection that wait at a time; with one reply more, this bounds its output.
+// Waiting requests of one connection; this bounds the replies that are queued for it.
 inline constexpr size_t kMaxWaitsPerConnection = 64;
-// Keys that one connection may have set when it ends.
+// Keys that one connection may register with kSetOnDisconnect.
 inline constexpr size_t kMaxKeysOnDisconnect = 64;
 inline constexpr double kHandshakeSeconds = 10;
 
 enum class Op : uint8_t {
-  kSet = 1,      // key, value                 ->
-  kGet,          // key                        -> the value (waits)
-  kWait,         // keys                       -> (waits)
-  kAdd,          // key, i64                   -> i64
-  kCheck,        // keys                       -> u8
-  kCompareSet,   // key, expected, desired     -> the value
-  kDelete,       // key                        -> u8
-  kNumKeys,      //                            -> u64
-  kListKeys,     // prefix                     -> keys
-  kAppend,       // key, value                 ->
-  kMultiGet,     // keys                       -> values (waits)
-  kMultiSet,     // keys and values in turn    ->
-  kQueuePush,    // key, value                 ->
-  kQueuePop,     // key, u8 block              -> the value (waits when block)
-  kQueueLength,  // key                        -> u64
-  kBarrier,      // key, u64 world size        -> (waits)
-  kWorkers,      // u64 how many               -> u64 joined (waits; its kCancelled says how many, too)
-  kCancel,       // u32 request                   no reply of its own
-  kGetUnless,    // key, keys                  -> values of the keys; or, with kUnless, that of the first key (waits)
-  kSetOnDisconnect,       // key, value        -> (when this connection ends: set the key, unless it has a value)
-  kWithdrawOnDisconnect,  // key               -> (do not)
+  kSet = 1,          // key, value                 ->
+  kGet,              // key                        -> the value (waits)
+  kWait,             // keys                       -> (waits)
+  kAdd,              // key, i64                   -> i64
+  kCheck,            // keys                       -> u8
+  kCompareSet,       // key, expected, desired     -> the value
+  kDelete,           // key                        -> u8
+  kNumKeys,          //                            -> u64
+  kListKeys,         // prefix                     -> keys
+  kAppend,           // key, value                 ->
+  kMultiGet,         // keys                       -> values (waits)
+  kMultiSet,         // keys and values in turn    ->
+  kQueuePush,        // key, value                 ->
+  kQueuePop,         // key, u8 block              -> the value (waits when block)
+  kQueueLength,      // key                        -> u64
+  kBarrier,          // key, u64 world size        -> (waits)
+  kWorkers,          // u64 count                  -> u64 joined (waits; the body of its kCancelled is the same)
+  kCancel,           // u32 request                   no reply of its own
+  kGetUnless,        // key, keys                  -> values of the keys; or, with kUnless, of the first key (waits)
+  kSetOnDisconnect,  // key, value        -> (sets the key when this connection ends, unless it has a value)
+  kWithdrawOnDisconnect,  // key               -> (reverts kSetOnDisconnect)
 };
 
 enum class Status : uint8_t {
@@ -95,7 +95,7 @@ enum class Admission : uint32_t { kWelcome, kOtherVersion, kOtherJob, kKeyNeeded
 enum HelloFlag : uint32_t {
   kHasKey = 1,
   kJoins = 2,  // counts among the workers that kWorkers waits for
-  kHost = 4,   // belongs to the process that hosts the server, which need not outlive it
+  kHost = 4,   // belongs to the process that hosts the server; the server does not wait for its end
 };
 
 struct Hello {
@@ -104,7 +104,7 @@ struct Hello {
   uint32_t flags;
   uint32_t client[2];  // random; the connections of one client share it
   uint8_t nonce[32];
-  char job[64];      // name of the job, or zeros for "not told"
+  char job[64];      // name of the job, padded with zeros; all zeros: unknown
   uint32_t process;  // the client's process id, for messages
 };
 static_assert(sizeof(Hello) == 128);
@@ -127,12 +127,12 @@ struct Header {
 };
 static_assert(sizeof(Header) == 12);
 
-// What a peer sent is not this protocol; the connection is closed.
+// A peer violated the protocol; its connection is closed.
 struct ProtocolError {
   std::string reason;
 };
 
-// The first bytes of something foreign, fit for a log line.
+// The first 24 bytes, with a dot for each byte that is not printable, for log lines.
 inline std::string printable(std::string_view bytes) {
   std::string text(bytes.substr(0, 24));
   std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 32 || c > 126; }, '.');
@@ -149,7 +149,7 @@ inline void put_field(std::string& body, std::string_view bytes) {
   body.append(bytes);
 }
 
-// Takes a body apart; every take throws ProtocolError when the body is shorter than it says.
+// Reads a body from its beginning; every take throws ProtocolError when the body is too short.
 class BodyReader {
  public:
   explicit BodyReader(std::string_view body) : left_(body) {}

@@ -50,28 +50,28 @@ void Server::stop() {
   thread_.reset();
 }
 
-std::vector<Server::Guest> Server::list_guests() const {
+std::vector<Server::ClientInfo> Server::list_clients() const {
   const std::lock_guard lock(shared_->list_mutex);
-  std::vector<Guest> guests;
-  for (const auto& [connection, guest] : shared_->list) guests.push_back(guest);
-  return guests;
+  std::vector<ClientInfo> clients;
+  for (const auto& [connection, client] : shared_->list) clients.push_back(client);
+  return clients;
 }
 
-void Server::Shared::add_guest(uint64_t connection, Guest guest) {
+void Server::Shared::add_client(uint64_t connection, ClientInfo client) {
   const std::lock_guard lock(list_mutex);
-  list.emplace(connection, std::move(guest));
-  guests.fetch_add(1, std::memory_order_release);
+  list.emplace(connection, std::move(client));
+  clients.fetch_add(1, std::memory_order_release);
 }
 
-void Server::Shared::remove_guest(uint64_t connection) {
+void Server::Shared::remove_client(uint64_t connection) {
   const std::lock_guard lock(list_mutex);
-  if (list.erase(connection) > 0) guests.fetch_sub(1, std::memory_order_release);
+  if (list.erase(connection) > 0) clients.fetch_sub(1, std::memory_order_release);
 }
 
-void Server::Shared::remove_guests() {
+void Server::Shared::remove_clients() {
   const std::lock_guard lock(list_mutex);
   list.clear();
-  guests.store(0, std::memory_order_release);
+  clients.store(0, std::memory_order_release);
 }
 
 void Server::Shared::report_forgotten(uint64_t order) {

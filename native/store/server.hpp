@@ -1,11 +1,11 @@
-// The store's server: one thread, one epoll, any number of clients.
+// A key-value store's TCP server: one thread with one epoll set serves all clients.
 //
-// It can answer PyTorch's TCPStore clients at the same socket (see torch_protocol.hpp). Their keys are a table of their
-// own, since their protocol proves no secret.
+// The server can also accept PyTorch's TCPStore clients at the same socket (see torch_protocol.hpp). Their keys are in
+// a separate table, since their protocol has no authentication.
 //
-// Whatever a client sends is bounded by the limits in protocol.hpp, and for PyTorch's clients in torch_protocol.hpp;
-// what is not the protocol closes that connection with one line on stderr and concerns nobody else. A connection whose
-// replies are not read is not read from either, so that its output stays bounded.
+// All input is bounded by the limits in protocol.hpp, and for PyTorch's clients in torch_protocol.hpp. Malformed input
+// closes its connection with one line on stderr and affects no other connection. The server does not read from a
+// connection whose replies are not read, so that the queued output stays bounded.
 #pragma once
 
 #include <atomic>
@@ -29,45 +29,45 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   int port() const { return port_; }
-  // End now: every connection is closed. Idempotent.
+  // Close every connection and end the thread. Idempotent.
   void stop();
-  // End as soon as no client but those of this process is connected.
+  // End the thread as soon as clients() is 0.
   void drain();
-  // Close the connections of PyTorch's clients and forget their keys; returns when that is done.
+  // Close the connections of PyTorch's clients and remove their keys; returns when that is done.
   void forget_torch();
   bool running() const { return shared_->running.load(std::memory_order_acquire); }
-  // Connected clients' connections, without those of this process.
-  int guests() const { return shared_->guests.load(std::memory_order_acquire); }
-  struct Guest {
-    uint32_t process;     // as its client gave it; 0: one of PyTorch's, which gives none
+  // The number of open connections, without those of the store object that hosts this server (HelloFlag kHost).
+  int clients() const { return shared_->clients.load(std::memory_order_acquire); }
+  struct ClientInfo {
+    uint32_t process;     // the process id that the client sent; 0: a client of PyTorch's, which sends none
     std::string address;  // "address:port"
-    uint64_t client;      // the id of its client (see ClientId); 0: one of PyTorch's
+    uint64_t client;      // the client's id (see ClientId); 0: a client of PyTorch's
   };
-  // Those connections.
-  std::vector<Guest> list_guests() const;
+  // The connections that clients() counts.
+  std::vector<ClientInfo> list_clients() const;
   uint64_t requests() const { return shared_->requests.load(std::memory_order_relaxed); }
 
  private:
   class Loop;
-  // Written by the server's thread. `running` and `guests` are released after what they tell of has
-  // happened (the listener is closed; the connection is admitted or closed); `requests` only counts.
-  // `stopping`, `draining` and `forgets_ordered` are requests to the thread; the eventfd's write orders them.
-  // `forgets_done` follows `forgets_ordered`, and has its greatest value when the thread ends.
+  // Shared with the server's thread. The thread stores `running` after it has closed the listener, and `clients` after
+  // it has opened or closed the connection, both with release order; `requests` is only a counter. `stopping`,
+  // `draining` and `forgets_ordered` are commands to the thread; a write to the eventfd follows each. `forgets_done`
+  // is the last `forgets_ordered` that was carried out, and has its greatest value when the thread ends.
   struct Shared {
     std::atomic<bool> running{true};
-    std::atomic<int> guests{0};
+    std::atomic<int> clients{0};
     std::atomic<uint64_t> requests{0};
     std::atomic<bool> stopping{false};
     std::atomic<bool> draining{false};
     std::atomic<uint64_t> forgets_ordered{0};
     std::atomic<uint64_t> forgets_done{0};
 
-    void add_guest(uint64_t connection, Guest guest);
-    void remove_guest(uint64_t connection);
-    void remove_guests();
+    void add_client(uint64_t connection, ClientInfo client);
+    void remove_client(uint64_t connection);
+    void remove_clients();
     void report_forgotten(uint64_t order);
     std::mutex list_mutex;
-    std::map<uint64_t, Guest> list;  // under list_mutex; by connection, as many as `guests`
+    std::map<uint64_t, ClientInfo> list;  // under list_mutex; by connection, as many as `clients`
   };
 
   void wake();

@@ -23,7 +23,7 @@ constexpr uint64_t kWakeId = 1;
 constexpr int kEventsPerTurn = 256;
 constexpr int kAcceptsPerTurn = 256;
 constexpr int kReadsOfRefused = 16;
-// How long to stop accepting when the process has no descriptor left.
+// How long accepting pauses when the process has no descriptor left.
 constexpr int64_t kAcceptPauseNs = 100'000'000;
 
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
@@ -42,7 +42,7 @@ std::string describe(const sockaddr_storage& address) {
 
 void set_option(int socket, int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof value); }
 
-// Small replies go at once; a client whose host died is noticed within about half a minute.
+// Send small replies at once, and detect a client whose host failed within about half a minute.
 void configure(int socket) {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -75,25 +75,25 @@ void Server::Loop::run() {
   epoll_event events[kEventsPerTurn];
   while (!shared_.stopping.load(std::memory_order_acquire)) {
     if (shared_.draining.load(std::memory_order_acquire) && handshakes_.empty() &&
-        shared_.guests.load(std::memory_order_relaxed) == 0) {
+        shared_.clients.load(std::memory_order_relaxed) == 0) {
       break;
     }
     const int count = epoll_wait(epoll_.get(), events, kEventsPerTurn, milliseconds_to_next_deadline());
-    for (int i = 0; i < count; ++i) turn(events[i]);
-    go_on_with_input();
+    for (int i = 0; i < count; ++i) handle_event(events[i]);
+    resume_unfinished();
     if (accept_again_.at_ns != Deadline::never().at_ns && accept_again_.passed()) resume_accepting();
-    if (!doomed_.empty()) bury_the_doomed();
+    if (!closing_.empty()) close_marked();
     if (!handshakes_.empty()) end_late_handshakes();
     forget_torch();
   }
   listener_.reset();
   connections_.clear();
-  shared_.remove_guests();
+  shared_.remove_clients();
   shared_.running.store(false, std::memory_order_release);
   shared_.report_forgotten(std::numeric_limits<uint64_t>::max());
 }
 
-void Server::Loop::turn(const epoll_event& event) {
+void Server::Loop::handle_event(const epoll_event& event) {
   if (event.data.u64 == kListenerId) return accept_some();
   if (event.data.u64 == kWakeId) {
     uint64_t times;
@@ -101,14 +101,14 @@ void Server::Loop::turn(const epoll_event& event) {
     return;
   }
   const auto found = connections_.find(event.data.u64);
-  if (found == connections_.end() || found->second->doomed) return;
+  if (found == connections_.end() || found->second->closing) return;
   Connection& connection = *found->second;
   if (event.events & EPOLLOUT) write_to(connection);
-  if (connection.doomed) return;
+  if (connection.closing) return;
   if (event.events & EPOLLIN) {
     read_from(connection);
   } else if (event.events & (EPOLLERR | EPOLLHUP)) {
-    doom(connection);
+    mark_closing(connection);
   }
 }
 
@@ -157,36 +157,36 @@ void Server::Loop::admit(FileDescriptor socket, const sockaddr_storage& address)
 
 void Server::Loop::refuse(Connection& connection, const std::string& reason) {
   log("closed the connection from " + connection.peer + ": " + reason);
-  // Let a refusal that was sent arrive: a reset would overtake it if unread bytes were left.
+  // Read what has arrived: closing a socket with unread bytes sends a reset, which could discard the refusal.
   shutdown(connection.socket.get(), SHUT_WR);
   for (int i = 0; i < kReadsOfRefused && connection.receive() == Connection::Receipt::kSome; ++i) {
     connection.use(connection.input().size());
   }
-  doom(connection);
+  mark_closing(connection);
 }
 
-void Server::Loop::doom(Connection& connection) {
-  if (connection.doomed) return;
-  connection.doomed = true;
-  doomed_.push_back(connection.id);
+void Server::Loop::mark_closing(Connection& connection) {
+  if (connection.closing) return;
+  connection.closing = true;
+  closing_.push_back(connection.id);
 }
 
-void Server::Loop::bury_the_doomed() {
-  // What is set because a connection has ended is sent to others, of which more may turn out to be broken.
-  for (size_t i = 0; i < doomed_.size(); ++i) {
-    const uint64_t id = doomed_[i];
+void Server::Loop::close_marked() {
+  // Keys that are set on disconnect end waits of other connections, and sending to these can mark more of them.
+  for (size_t i = 0; i < closing_.size(); ++i) {
+    const uint64_t id = closing_[i];
     const auto found = connections_.find(id);
-    shared_.remove_guest(id);
+    shared_.remove_client(id);
     torch_queued_bytes_ -= found->second->counted_bytes;
     connections_.erase(found);
     torch_table_.forget(id);
     try {
       table_.forget(id);
     } catch (const std::bad_alloc&) {
-      log("cannot set what was to be set when a connection ends: there is no memory left");
+      log("cannot set the keys of a connection that has ended: out of memory");
     }
   }
-  doomed_.clear();
+  closing_.clear();
 }
 
 void Server::Loop::end_late_handshakes() {
@@ -198,7 +198,7 @@ void Server::Loop::end_late_handshakes() {
     handshakes_.pop_front();
     if (!over) refuse(*found->second, "no complete handshake within " + std::to_string(int(kHandshakeSeconds)) + " s");
   }
-  bury_the_doomed();
+  close_marked();
 }
 
 int Server::Loop::milliseconds_to_next_deadline() const {
@@ -216,7 +216,7 @@ bool Server::Loop::watch(int operation, int descriptor, uint32_t events, uint64_
   return epoll_ctl(epoll_.get(), operation, descriptor, &event) == 0;
 }
 
-// Never waits: a stderr that nobody reads must not stop the store.
+// Does not block: a full pipe at stderr must not stop the store.
 void Server::Loop::log(const std::string& text) const {
   const std::string line = "procgroup store on port " + std::to_string(port_) + ": " + text + "\n";
   pollfd out{STDERR_FILENO, POLLOUT, 0};

@@ -1,4 +1,4 @@
-// The server's thread: every connection, and the tables that they ask.
+// The work of the server's thread: its connections, and the tables on which it runs their requests.
 #pragma once
 
 #include <sys/socket.h>
@@ -22,8 +22,8 @@ struct epoll_event;
 
 namespace procgroup::store {
 
-// server_loop.cpp accepts, polls and ends connections; server_requests.cpp reads what they ask, and answers;
-// server_torch.cpp does so for PyTorch's clients.
+// server_loop.cpp accepts, polls and closes connections; server_requests.cpp reads requests and sends replies;
+// server_torch.cpp does the same for PyTorch's clients.
 class Server::Loop {
  public:
   Loop(int listener, int port, Identity identity, bool answers_torch, Shared& shared);
@@ -31,34 +31,36 @@ class Server::Loop {
   int waker() const { return wake_.get(); }
 
  private:
-  // The listener and the eventfd have the numbers before it.
+  // The numbers before it are those of the listener and the eventfd in the epoll set.
   static constexpr uint64_t kFirstConnectionId = 2;
 
-  void turn(const epoll_event& event);
+  void handle_event(const epoll_event& event);
   void accept_some();
   void pause_accepting();
   void resume_accepting();
   void admit(FileDescriptor socket, const sockaddr_storage& address);
   void read_from(Connection& connection);
-  void use_input(Connection& connection);
-  size_t use_one(Connection& connection, std::string_view input);
-  size_t use_hello(Connection& connection, std::string_view input);
-  size_t use_proof(Connection& connection, std::string_view input);
-  size_t use_frame(Connection& connection, std::string_view input);
-  size_t use_torch_validation(Connection& connection, std::string_view input);
-  size_t use_torch_request(Connection& connection, std::string_view input);
+  void handle_input(Connection& connection);
+  // Handle what `input` begins with, by the connection's state. Each returns the number of bytes that it used; 0 when
+  // the input is incomplete.
+  size_t handle_one(Connection& connection, std::string_view input);
+  size_t handle_hello(Connection& connection, std::string_view input);
+  size_t handle_proof(Connection& connection, std::string_view input);
+  size_t handle_frame(Connection& connection, std::string_view input);
+  size_t handle_torch_validation(Connection& connection, std::string_view input);
+  size_t handle_torch_request(Connection& connection, std::string_view input);
   void open(Connection& connection);
   void write_to(Connection& connection);
   void after_send(Connection& connection, bool ok);
   void deliver(Ticket ticket, Answer&& answer);
   void deliver_torch(uint64_t id, TorchReply&& reply);
   void count_torch(Connection& connection);
-  void check_torch_room(size_t bytes) const;
-  void go_on_with_input();
+  void check_torch_queued(size_t bytes) const;
+  void resume_unfinished();
   void forget_torch();
   void refuse(Connection& connection, const std::string& reason);
-  void doom(Connection& connection);
-  void bury_the_doomed();
+  void mark_closing(Connection& connection);
+  void close_marked();
   void end_late_handshakes();
   int milliseconds_to_next_deadline() const;
   bool watch(int operation, int descriptor, uint32_t events, uint64_t id);
@@ -74,11 +76,11 @@ class Server::Loop {
   Table table_;
   TorchTable torch_table_;
   size_t torch_queued_bytes_ = 0;     // of all connections' counted_bytes
-  std::vector<uint64_t> unfinished_;  // connections whose input waits for the next turn
+  std::vector<uint64_t> unfinished_;  // connections with unused input, for the next iteration
   uint64_t next_id_ = kFirstConnectionId;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
   std::deque<std::pair<Deadline, uint64_t>> handshakes_;
-  std::vector<uint64_t> doomed_;
+  std::vector<uint64_t> closing_;  // marked; closed at the end of the iteration
   Deadline accept_again_ = Deadline::never();
 };
 

@@ -1,4 +1,4 @@
-// What connections say, from the handshake on, and what they are answered.
+// Reads the input of connections, from the handshake on, runs their requests and sends the replies.
 #include <sys/epoll.h>
 
 #include <cstring>
@@ -9,7 +9,7 @@
 namespace procgroup::store {
 namespace {
 
-// How long one connection's requests are served before the others have their turn.
+// How long the loop serves one connection before it serves the others.
 constexpr double kSliceSeconds = 0.002;
 
 }  // namespace
@@ -17,22 +17,22 @@ constexpr double kSliceSeconds = 0.002;
 void Server::Loop::read_from(Connection& connection) {
   switch (connection.receive()) {
     case Connection::Receipt::kSome:
-      return use_input(connection);
+      return handle_input(connection);
     case Connection::Receipt::kNothing:
       return;
     case Connection::Receipt::kClosed:
-      return doom(connection);
+      return mark_closing(connection);
   }
 }
 
-void Server::Loop::use_input(Connection& connection) {
+void Server::Loop::handle_input(Connection& connection) {
   const Deadline slice = Deadline::after(kSliceSeconds);
   try {
     count_torch(connection);
-    if (connection.state == Connection::State::kTorch) check_torch_room(0);
-    while (!connection.doomed && !connection.has_output()) {
+    if (connection.state == Connection::State::kTorch) check_torch_queued(0);
+    while (!connection.closing && !connection.has_output()) {
       const std::string_view input = connection.input();
-      const size_t used = input.empty() ? 0 : use_one(connection, input);
+      const size_t used = input.empty() ? 0 : handle_one(connection, input);
       if (used == 0) break;
       connection.use(used);
       if (slice.passed() && !connection.input().empty()) {
@@ -48,24 +48,23 @@ void Server::Loop::use_input(Connection& connection) {
   }
 }
 
-// Returns how many bytes were used; 0: more have to come first.
-size_t Server::Loop::use_one(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_one(Connection& connection, std::string_view input) {
   switch (connection.state) {
     case Connection::State::kHello:
-      return use_hello(connection, input);
+      return handle_hello(connection, input);
     case Connection::State::kProof:
-      return use_proof(connection, input);
+      return handle_proof(connection, input);
     case Connection::State::kOpen:
-      return use_frame(connection, input);
+      return handle_frame(connection, input);
     case Connection::State::kTorch:
-      return use_torch_request(connection, input);
+      return handle_torch_request(connection, input);
   }
   return 0;
 }
 
-size_t Server::Loop::use_hello(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_hello(Connection& connection, std::string_view input) {
   if (kTorchValidation.starts_with(input.substr(0, kTorchValidation.size()))) {
-    return use_torch_validation(connection, input);
+    return handle_torch_validation(connection, input);
   }
   if (!kMagic.starts_with(input.substr(0, kMagic.size()))) {
     throw ProtocolError{"it does not speak the store's protocol; its first bytes: '" + printable(input) + "'"};
@@ -75,7 +74,7 @@ size_t Server::Loop::use_hello(Connection& connection, std::string_view input) {
   connection.welcome = make_welcome(identity_, connection.hello);
   const Welcome& welcome = connection.welcome;
   const auto admission = static_cast<Admission>(welcome.admission);
-  // Opened before it is told: a server that stops after its last guest must know of each client that was welcomed.
+  // Counted before the welcome is sent: a draining server must not end while a welcomed client is not yet counted.
   if (admission == Admission::kWelcome) {
     if (identity_.job_key.empty()) {
       open(connection);
@@ -96,7 +95,7 @@ size_t Server::Loop::use_hello(Connection& connection, std::string_view input) {
   }
 }
 
-size_t Server::Loop::use_proof(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_proof(Connection& connection, std::string_view input) {
   Digest proof;
   if (input.size() < proof.size()) return 0;
   std::memcpy(proof.data(), input.data(), proof.size());
@@ -111,12 +110,12 @@ size_t Server::Loop::use_proof(Connection& connection, std::string_view input) {
 void Server::Loop::open(Connection& connection) {
   connection.state = Connection::State::kOpen;
   if (!(connection.hello.flags & kHost)) {
-    shared_.add_guest(connection.id, {connection.hello.process, connection.peer, client_of(connection.hello)});
+    shared_.add_client(connection.id, {connection.hello.process, connection.peer, client_of(connection.hello)});
   }
   if (connection.hello.flags & kJoins) table_.join(client_of(connection.hello));
 }
 
-size_t Server::Loop::use_frame(Connection& connection, std::string_view input) {
+size_t Server::Loop::handle_frame(Connection& connection, std::string_view input) {
   Header header;
   if (input.size() < sizeof header) return 0;
   std::memcpy(&header, input.data(), sizeof header);
@@ -136,30 +135,30 @@ size_t Server::Loop::use_frame(Connection& connection, std::string_view input) {
 
 void Server::Loop::deliver(Ticket ticket, Answer&& answer) {
   const auto found = connections_.find(ticket.connection);
-  if (found == connections_.end() || found->second->doomed) return;
+  if (found == connections_.end() || found->second->closing) return;
   after_send(*found->second, found->second->send(ticket.request, answer));
 }
 
-void Server::Loop::go_on_with_input() {
+void Server::Loop::resume_unfinished() {
   for (const uint64_t id : std::exchange(unfinished_, {})) {
     const auto found = connections_.find(id);
-    if (found != connections_.end() && !found->second->doomed) use_input(*found->second);
+    if (found != connections_.end() && !found->second->closing) handle_input(*found->second);
   }
 }
 
 void Server::Loop::write_to(Connection& connection) {
   after_send(connection, connection.flush());
   count_torch(connection);
-  // What came while its output was stuck has been waiting for this.
-  if (!connection.doomed && !connection.has_output()) use_input(connection);
+  // Input was not handled while output was queued.
+  if (!connection.closing && !connection.has_output()) handle_input(connection);
 }
 
 void Server::Loop::after_send(Connection& connection, bool ok) {
-  if (!ok) return doom(connection);
+  if (!ok) return mark_closing(connection);
   if (connection.has_output() == connection.polls_writable) return;
   connection.polls_writable = connection.has_output();
   const uint32_t events = connection.polls_writable ? EPOLLOUT : EPOLLIN;
-  if (!watch(EPOLL_CTL_MOD, connection.socket.get(), events, connection.id)) doom(connection);
+  if (!watch(EPOLL_CTL_MOD, connection.socket.get(), events, connection.id)) mark_closing(connection);
 }
 
 }  // namespace procgroup::store

@@ -53,7 +53,7 @@ void Table::run(Ticket ticket, Op op, std::string_view bytes) {
       return reply(ticket);
     }
     case Op::kGet: {
-      // The fast path of every start-up: no vector of keys unless it has to wait.
+      // The most frequent request of a start-up: allocate no list of keys unless it waits.
       std::string key(body.take_key());
       body.finish();
       if (Entry* entry = find(key); entry && entry->value) return deliver_(ticket, bare(entry->value));
@@ -228,18 +228,18 @@ void Table::barrier(Ticket ticket, BodyReader& body) {
   std::string key(body.take_key());
   const auto world_size = body.take<uint64_t>();
   body.finish();
-  std::list<Ticket>& line = barriers_[key];
-  if (!line.empty() && waits_.at(line.front()).count != world_size) {
+  std::list<Ticket>& waiters = barriers_[key];
+  if (!waiters.empty() && waits_.at(waiters.front()).count != world_size) {
     return fail(ticket, "barrier " + quoted(key) + ": others wait in it with world size " +
-                            std::to_string(waits_.at(line.front()).count) + ", this call said " +
+                            std::to_string(waits_.at(waiters.front()).count) + ", this call said " +
                             std::to_string(world_size));
   }
   Wait wait{Op::kBarrier, {key}, 0, world_size, {}, {}};
-  wait.place = line.insert(line.end(), ticket);
+  wait.position = waiters.insert(waiters.end(), ticket);
   waits_.emplace(ticket, std::move(wait));
   ++changes_;
-  if (line.size() < world_size) return;
-  const std::list<Ticket> arrived = std::move(line);
+  if (waiters.size() < world_size) return;
+  const std::list<Ticket> arrived = std::move(waiters);
   barriers_.erase(key);
   for (const Ticket each : arrived) {
     waits_.erase(each);
@@ -251,7 +251,7 @@ void Table::workers(Ticket ticket, BodyReader& body) {
   const auto count = body.take<uint64_t>();
   body.finish();
   Wait wait{Op::kWorkers, {}, 0, count, {}, {}};
-  wait.place = workers_line_.insert(workers_line_.end(), ticket);
+  wait.position = worker_waiters_.insert(worker_waiters_.end(), ticket);
   waits_.emplace(ticket, std::move(wait));
   wake_workers();
 }
@@ -263,7 +263,7 @@ void Table::get_unless(Ticket ticket, BodyReader& body) {
   if (const Entry* entry = find(wait.unless); entry && entry->value) {
     return deliver_(ticket, Answer{Status::kUnless, {}, {entry->value}});
   }
-  stand_in_line(waits_.emplace(ticket, std::move(wait)).first);
+  add_waiter(waits_.emplace(ticket, std::move(wait)).first);
 }
 
 void Table::set_on_disconnect(Ticket ticket, BodyReader& body) {
@@ -279,17 +279,17 @@ void Table::set_on_disconnect(Ticket ticket, BodyReader& body) {
 }
 
 void Table::join(uint64_t client) {
-  // Bounded by the connections that there can be, so that reconnecting clients cannot grow it for ever.
+  // Bounded by the number of connections, so that reconnecting clients cannot make it grow without end.
   if (workers_.size() < kMaxConnections) workers_.insert(client);
   wake_workers();
 }
 
 void Table::wake_workers() {
-  for (auto place = workers_line_.begin(); place != workers_line_.end();) {
-    const Ticket ticket = *place++;
+  for (auto position = worker_waiters_.begin(); position != worker_waiters_.end();) {
+    const Ticket ticket = *position++;
     const auto wait = waits_.find(ticket);
     if (wait->second.count > workers_.size()) continue;
-    leave_line(wait);
+    remove_waiter(wait);
     waits_.erase(wait);
     reply(ticket, as_bytes(workers_.size()));
   }

@@ -1,9 +1,14 @@
-// What the server knows: keys, queues, barriers, and the requests that wait for them. No sockets.
+// The state of a key-value store: keys, queues, barriers, and the requests that wait for them. No sockets, no locks.
 //
-// A waiting request stands in exactly one line: that of the first of its keys that is missing. When
-// that key appears, the request moves on to its next missing key, or is answered. Lines are
-// first come, first served, which makes queue_pop fair. A request that another key ends as well
-// (kGetUnless) is also registered under that key; when all of its own keys are there, they count.
+// The server (server.hpp), the store inside a process (in_process_store.hpp) and the store on a file (which replays its
+// log) all run their requests on a Table, so the semantics of a request exist here only.
+//
+// A waiting request is in exactly one list of waiters: that of the first of its keys that is missing. When that key
+// appears, the request moves to the list of its next missing key, or is answered. Lists are served in order of
+// arrival, which makes queue_pop fair. A request that another key ends too (kGetUnless) is also registered under that
+// key; if all of its own keys exist by then, their values are the answer.
+//
+// table.cpp runs requests; table_waits.cpp keeps and ends those that wait.
 #pragma once
 
 #include <deque>
@@ -21,15 +26,17 @@
 
 namespace procgroup::store {
 
-// Shared, so that a reply that is still being sent costs no copy.
+// Shared, so that a value that is still being sent is not copied.
 using Value = std::shared_ptr<const std::string>;
 
+// Identifies a request: its connection, and the connection's number for it.
 struct Ticket {
   uint64_t connection;
   uint32_t request;
   auto operator<=>(const Ticket&) const = default;
 };
 
+// The reply to a request, before its values are copied into one body.
 struct Answer {
   Status status = Status::kOk;
   std::string text;           // the body, when there are no values
@@ -49,16 +56,16 @@ class Table {
  public:
   using Deliver = std::function<void(Ticket, Answer&&)>;
 
-  // `deliver` is given every answer, also those of other requests that this one satisfies.
+  // Every answer is passed to `deliver`, also the answers to waiting requests that another request ends.
   explicit Table(Deliver deliver) : deliver_(std::move(deliver)) {}
 
-  // Run one request. Throws ProtocolError for a body that is not what its op says; the table is then unchanged.
+  // Run one request. Throws ProtocolError, and changes nothing, for a body that does not fit the operation.
   void run(Ticket ticket, Op op, std::string_view body);
-  // Answer kCancelled to that request if it is still waiting.
+  // Answer kCancelled to the request if it still waits.
   void cancel(Ticket ticket);
-  // Its waiting requests are over, unanswered; then the keys are set that were to be set when it ends.
+  // Drop the connection's waiting requests without an answer, and set the keys of its kSetOnDisconnect requests.
   void forget(uint64_t connection);
-  // A client joins those that kWorkers counts.
+  // Count the client among the workers that kWorkers waits for.
   void join(uint64_t client);
   size_t waits_of(uint64_t connection) const;
   // How many requests have changed a key, a queue or a barrier; waits for keys do not count.
@@ -68,9 +75,9 @@ class Table {
   struct Wait {
     Op op;
     std::vector<std::string> keys;  // kWorkers: none
-    size_t next = 0;                // keys before this one have been seen
+    size_t next = 0;                // all keys before this one existed when they were last checked
     uint64_t count = 0;             // kBarrier: world size; kWorkers: how many
-    std::list<Ticket>::iterator place;
+    std::list<Ticket>::iterator position;
     std::string unless;  // kGetUnless: the key that ends it
   };
   using Waits = std::map<Ticket, Wait>;
@@ -98,25 +105,25 @@ class Table {
   bool ready(const Wait& wait, const std::string& key);
   void wait_for_keys(Ticket ticket, Op op, std::vector<std::string> keys);
   bool satisfied(Wait& wait);
-  void stand_in_line(Waits::iterator wait);
-  void leave_line(Waits::iterator wait);
+  void add_waiter(Waits::iterator wait);
+  void remove_waiter(Waits::iterator wait);
   void answer_wait(Ticket ticket, Wait& wait);
   void wake(const std::string& key);
   void end_waits_unless(const std::string& key);
   void wake_workers();
-  std::list<Ticket>& line_of(const Wait& wait);
+  std::list<Ticket>& waiters_of(const Wait& wait);
   void reply(Ticket ticket, std::string text = {}) { deliver_(ticket, Answer{Status::kOk, std::move(text), {}}); }
   void fail(Ticket ticket, std::string text) { deliver_(ticket, Answer{Status::kError, std::move(text), {}}); }
 
   Deliver deliver_;
   uint64_t changes_ = 0;
   std::unordered_map<std::string, Entry> entries_;
-  std::unordered_map<std::string, std::list<Ticket>> lines_;     // by the key that is missing
+  std::unordered_map<std::string, std::list<Ticket>> waiters_;   // by the key that is missing
   std::unordered_map<std::string, std::list<Ticket>> barriers_;  // by the barrier's key
   std::unordered_map<std::string, std::set<Ticket>> unless_;     // waits by the key that ends them
   // By connection: what to set when it ends.
   std::unordered_map<uint64_t, std::map<std::string, Value>> on_disconnect_;
-  std::list<Ticket> workers_line_;
+  std::list<Ticket> worker_waiters_;
   std::unordered_set<uint64_t> workers_;
   Waits waits_;
 };

@@ -1,9 +1,9 @@
-// The requests of a table that wait: for keys, for a key that ends them, for each other in a barrier.
+// The waiting requests of a table: for keys, for the key that ends a kGetUnless, for workers, in barriers.
 #include "store/table.hpp"
 
 namespace procgroup::store {
 
-// Whether this key no longer keeps that request waiting. A queue counts for wait(), a value only for get().
+// Whether the request need not wait for this key. kWait accepts a value or a queue, kQueuePop a queue, others a value.
 bool Table::ready(const Wait& wait, const std::string& key) {
   const Entry* entry = find(key);
   if (!entry) return false;
@@ -11,8 +11,8 @@ bool Table::ready(const Wait& wait, const std::string& key) {
   return wait.op == Op::kWait ? entry->exists() : entry->value != nullptr;
 }
 
-// Moves `next` to the first key that is missing. A key that was deleted again after it had been seen counts
-// as missing, so that values can be read when this says yes.
+// Whether the request need not wait for any of its keys; moves `next` to the first missing key otherwise. A key that
+// was deleted after an earlier check counts as missing, so that all values can be read when the result is true.
 bool Table::satisfied(Wait& wait) {
   while (wait.next < wait.keys.size() && ready(wait, wait.keys[wait.next])) ++wait.next;
   if (wait.next < wait.keys.size()) return false;
@@ -28,34 +28,34 @@ bool Table::satisfied(Wait& wait) {
 void Table::wait_for_keys(Ticket ticket, Op op, std::vector<std::string> keys) {
   Wait wait{op, std::move(keys), 0, 0, {}, {}};
   if (satisfied(wait)) return answer_wait(ticket, wait);
-  stand_in_line(waits_.emplace(ticket, std::move(wait)).first);
+  add_waiter(waits_.emplace(ticket, std::move(wait)).first);
 }
 
-std::list<Ticket>& Table::line_of(const Wait& wait) {
-  if (wait.op == Op::kWorkers) return workers_line_;
+std::list<Ticket>& Table::waiters_of(const Wait& wait) {
+  if (wait.op == Op::kWorkers) return worker_waiters_;
   if (wait.op == Op::kBarrier) return barriers_[wait.keys.front()];
-  return lines_[wait.keys[wait.next]];
+  return waiters_[wait.keys[wait.next]];
 }
 
-void Table::stand_in_line(Waits::iterator wait) {
+void Table::add_waiter(Waits::iterator wait) {
   if (wait->second.op == Op::kGetUnless) unless_[wait->second.unless].insert(wait->first);
-  std::list<Ticket>& line = line_of(wait->second);
-  wait->second.place = line.insert(line.end(), wait->first);
+  std::list<Ticket>& waiters = waiters_of(wait->second);
+  wait->second.position = waiters.insert(waiters.end(), wait->first);
 }
 
-void Table::leave_line(Waits::iterator wait) {
+void Table::remove_waiter(Waits::iterator wait) {
   if (wait->second.op == Op::kGetUnless) {
     const auto ended_by = unless_.find(wait->second.unless);
     ended_by->second.erase(wait->first);
     if (ended_by->second.empty()) unless_.erase(ended_by);
   }
-  std::list<Ticket>& line = line_of(wait->second);
-  line.erase(wait->second.place);
-  if (!line.empty() || wait->second.op == Op::kWorkers) return;
+  std::list<Ticket>& waiters = waiters_of(wait->second);
+  waiters.erase(wait->second.position);
+  if (!waiters.empty() || wait->second.op == Op::kWorkers) return;
   if (wait->second.op == Op::kBarrier) {
     barriers_.erase(wait->second.keys.front());
   } else {
-    lines_.erase(wait->second.keys[wait->second.next]);
+    waiters_.erase(wait->second.keys[wait->second.next]);
   }
 }
 
@@ -81,16 +81,16 @@ void Table::answer_wait(Ticket ticket, Wait& wait) {
 
 void Table::wake(const std::string& key) {
   if (!unless_.empty()) end_waits_unless(key);
-  const auto found = lines_.find(key);
-  if (found == lines_.end()) return;
-  // Requests leave this line and may enter it again, behind those that are still to be looked at.
-  const std::vector<Ticket> line(found->second.begin(), found->second.end());
-  for (const Ticket ticket : line) {
+  const auto found = waiters_.find(key);
+  if (found == waiters_.end()) return;
+  // A copy: the loop removes requests from the list, and may append them to it again.
+  const std::vector<Ticket> waiters(found->second.begin(), found->second.end());
+  for (const Ticket ticket : waiters) {
     const auto wait = waits_.find(ticket);
     if (!ready(wait->second, key)) continue;
-    leave_line(wait);
+    remove_waiter(wait);
     if (!satisfied(wait->second)) {
-      stand_in_line(wait);
+      add_waiter(wait);
       continue;
     }
     Wait done = std::move(wait->second);
@@ -99,7 +99,8 @@ void Table::wake(const std::string& key) {
   }
 }
 
-// A request that also waits for this key, as its last one, is answered with its values instead.
+// End the waits of kGetUnless requests for which this key is the ending one. A request for whose own keys this was
+// the last is answered with their values.
 void Table::end_waits_unless(const std::string& key) {
   const auto found = unless_.find(key);
   const Entry* entry = find(key);
@@ -108,7 +109,7 @@ void Table::end_waits_unless(const std::string& key) {
   const std::vector<Ticket> ended(found->second.begin(), found->second.end());
   for (const Ticket ticket : ended) {
     const auto wait = waits_.find(ticket);
-    leave_line(wait);
+    remove_waiter(wait);
     if (satisfied(wait->second)) {
       Wait done = std::move(wait->second);
       waits_.erase(wait);
@@ -126,7 +127,7 @@ void Table::cancel(Ticket ticket) {
   Answer answer{Status::kCancelled, {}, {}};
   if (wait->second.op == Op::kWorkers) put(answer.text, workers_.size());
   changes_ += wait->second.op == Op::kBarrier;
-  leave_line(wait);
+  remove_waiter(wait);
   waits_.erase(wait);
   deliver_(ticket, std::move(answer));
 }
@@ -134,7 +135,7 @@ void Table::cancel(Ticket ticket) {
 void Table::forget(uint64_t connection) {
   auto wait = waits_.lower_bound({connection, 0});
   while (wait != waits_.end() && wait->first.connection == connection) {
-    leave_line(wait);
+    remove_waiter(wait);
     wait = waits_.erase(wait);
   }
   const auto found = on_disconnect_.find(connection);

@@ -22,7 +22,7 @@
 //
 // All numbers are little-endian. The client puts "/" before its keys, except for "init/", which counts the clients.
 //
-// The protocol knows neither secret nor job nor error reply: a request that cannot be answered closes its connection.
+// The protocol has no secret, no job name and no error reply: a request that has no valid reply closes its connection.
 #pragma once
 
 #include <optional>
@@ -37,14 +37,14 @@ namespace procgroup::store {
 // The validation: the operation kValidate and the magic number 0x3C85F7CE.
 inline constexpr std::string_view kTorchValidation{"\x00\xCE\xF7\x85\x3C", 5};
 
-// Whoever can connect may speak this protocol, so all of its clients together are bounded, too. PyTorch's programs keep
+// Clients are not authenticated, so the memory of all clients together is bounded, too. PyTorch's programs store
 // addresses and small pickles.
 inline constexpr size_t kTorchMaxValueBytes = size_t{16} << 20;
 inline constexpr size_t kTorchMaxRequestBytes = size_t{64} << 20;
 inline constexpr size_t kTorchMaxReplyBytes = size_t{64} << 20;
 // All keys, values and waits.
 inline constexpr size_t kTorchMaxKeptBytes = size_t{128} << 20;
-// What all connections have sent that is not used yet, and what they have not read of their replies.
+// Unused input and unsent replies of all connections.
 inline constexpr size_t kTorchMaxQueuedBytes = size_t{128} << 20;
 
 enum class TorchOp : uint8_t {
@@ -72,31 +72,30 @@ enum class TorchOp : uint8_t {
 enum class TorchCheckReply : char { kReady, kNotReady };
 enum class TorchWaitReply : char { kStopWaiting, kWaitCancelled };
 
-// A whole request: its arguments' bytes in the order above, without lengths and counts, where they lie in the input.
+// A complete request. Its arguments are in the order above, without lengths and counts, and refer to the input.
 struct TorchRequest {
   TorchOp op;
   std::vector<std::string_view> arguments;
-  size_t length;  // of all of it
+  size_t length;  // of the whole request
 };
 
-// Splits a connection's input into requests. An argument is examined once, in however many parts the input arrives.
+// Splits a connection's input into requests. Each argument is examined once, however the input is split into reads.
 class TorchParser {
  public:
-  // Return the request that `input` begins with, or nothing when it is not complete yet; the next call is then given
-  // the same bytes and those that have come since. Throws ProtocolError for an unknown operation and
-  // for sizes beyond the limits.
+  // Return the request at the beginning of `input`, or nothing when it is incomplete; the next call must then pass the
+  // same bytes and more. Throws ProtocolError for an unknown operation and for sizes beyond the limits.
   std::optional<TorchRequest> parse(std::string_view input);
-  // Memory that the request which has begun takes beside its input.
+  // Memory of an incomplete request beside its input.
   size_t memory_bytes() const { return arguments_.capacity() * sizeof arguments_[0]; }
 
  private:
   bool start(std::string_view input);
   bool take_argument(std::string_view input, char kind);
 
-  std::string_view kinds_;  // of the arguments of the request that has begun; see torch_protocol.cpp
-  uint64_t rounds_ = 0;     // how often `kinds_` is still to come
-  size_t kind_ = 0;         // the next in this round
-  size_t position_ = 0;     // of the next argument; 0: no request has begun
+  std::string_view kinds_;  // the kinds of an incomplete request's arguments; see torch_protocol.cpp
+  uint64_t rounds_ = 0;     // how many times `kinds_` is still expected
+  size_t kind_ = 0;         // index of the next kind in this round
+  size_t position_ = 0;     // of the next argument; 0: no incomplete request
   std::vector<std::pair<size_t, size_t>> arguments_;  // position and size
 };
 

@@ -32,7 +32,7 @@ std::string_view without_lead(std::string_view text) {
   return text;
 }
 
-// What the containers take beside the bytes, about.
+// Estimated memory of a container's entry beside its bytes.
 constexpr size_t kEntryBytes = 128;
 
 size_t cost_of(std::string_view key, const Value& value) { return kEntryBytes + key.size() + value->size(); }
@@ -99,18 +99,18 @@ void TorchTable::run(uint64_t connection, const TorchRequest& request) {
 void TorchTable::forget(uint64_t connection) {
   const auto wait = waits_.find(connection);
   if (wait == waits_.end()) return;
-  for (const auto& [key, place] : wait->second) {
+  for (const auto& [key, position] : wait->second) {
     kept_bytes_ -= cost_of_wait(key);
-    const auto line = lines_.find(key);
-    line->second.erase(place);
-    if (line->second.empty()) lines_.erase(line);
+    const auto waiters = waiters_.find(key);
+    waiters->second.erase(position);
+    if (waiters->second.empty()) waiters_.erase(waiters);
   }
   waits_.erase(wait);
 }
 
 void TorchTable::clear() {
   waits_.clear();
-  lines_.clear();
+  waiters_.clear();
   queues_.clear();
   values_.clear();
   kept_bytes_ = 0;
@@ -121,10 +121,10 @@ void TorchTable::set(const std::string& key, Value value) {
   wake_all(key);
 }
 
-// The room for the value that is replaced counts once more until then.
+// The replaced value still counts when the limit is checked.
 void TorchTable::keep(const std::string& key, Value value) {
   const size_t cost = cost_of(key, value);
-  require_room(cost);
+  check_fits(cost);
   erase(key);
   values_.emplace(key, std::move(value));
   kept_bytes_ += cost;
@@ -138,7 +138,7 @@ int64_t TorchTable::erase(const std::string& key) {
   return 1;
 }
 
-void TorchTable::require_room(size_t bytes) const {
+void TorchTable::check_fits(size_t bytes) const {
   if (kept_bytes_ + bytes <= kTorchMaxKeptBytes) return;
   throw ProtocolError{"PyTorch's clients keep " + std::to_string(kept_bytes_) + " bytes already, and " +
                       std::to_string(bytes) + " more exceed the limit of " + std::to_string(kTorchMaxKeptBytes)};
@@ -199,7 +199,7 @@ void TorchTable::multi_get(uint64_t connection, const Arguments& keys) {
 void TorchTable::multi_set(const Arguments& arguments) {
   size_t total = 0;
   for (const std::string_view argument : arguments) total += kEntryBytes + argument.size();
-  require_room(total);
+  check_fits(total);
   for (size_t i = 0; i < arguments.size(); i += 2) set(std::string(arguments[i]), make_value(arguments[i + 1]));
 }
 
@@ -207,7 +207,7 @@ void TorchTable::multi_set(const Arguments& arguments) {
 void TorchTable::queue_push(const std::string& key, std::string_view value) {
   Value pushed = make_value(value);
   const size_t cost = cost_of(key, pushed);
-  require_room(cost);
+  check_fits(cost);
   queues_[key].push_back(std::move(pushed));
   kept_bytes_ += cost;
   wake_one(key);
@@ -269,34 +269,34 @@ void TorchTable::check_may_wait(uint64_t connection) const {
 void TorchTable::begin_wait(uint64_t connection, const std::vector<std::string>& missing) {
   size_t total = 0;
   for (const std::string& key : missing) total += cost_of_wait(key);
-  require_room(total);
+  check_fits(total);
   Wait& wait = waits_[connection];
   for (const std::string& key : missing) {
     if (wait.contains(key)) continue;
-    Line& line = lines_[key];
-    wait.emplace(key, line.insert(line.end(), connection));
+    Waiters& waiters = waiters_[key];
+    wait.emplace(key, waiters.insert(waiters.end(), connection));
     kept_bytes_ += cost_of_wait(key);
   }
 }
 
 void TorchTable::wake_all(const std::string& key) {
-  const auto found = lines_.find(key);
-  if (found == lines_.end()) return;
-  const Line line = std::move(found->second);
-  lines_.erase(found);
-  for (const uint64_t connection : line) end_wait_for(connection, key);
+  const auto found = waiters_.find(key);
+  if (found == waiters_.end()) return;
+  const Waiters waiters = std::move(found->second);
+  waiters_.erase(found);
+  for (const uint64_t connection : waiters) end_wait_for(connection, key);
 }
 
 void TorchTable::wake_one(const std::string& key) {
-  const auto found = lines_.find(key);
-  if (found == lines_.end()) return;
-  Line& line = found->second;
-  for (bool ended = false; !line.empty() && !ended;) {
-    const uint64_t connection = line.front();
-    line.pop_front();
+  const auto found = waiters_.find(key);
+  if (found == waiters_.end()) return;
+  Waiters& waiters = found->second;
+  for (bool ended = false; !waiters.empty() && !ended;) {
+    const uint64_t connection = waiters.front();
+    waiters.pop_front();
     ended = end_wait_for(connection, key);
   }
-  if (line.empty()) lines_.erase(found);
+  if (waiters.empty()) waiters_.erase(found);
 }
 
 // Remove the key from the connection's wait, and end the wait if it was the last one; returns whether it was.

@@ -1,7 +1,7 @@
-// The keys of PyTorch's clients, and the connections that wait for them. No sockets.
+// The keys and queues of PyTorch's TCPStore clients, and the connections that wait for them. No sockets.
 //
-// Answers as torch's own server does, with these exceptions: a sum that does not fit in 64 bits is an error; a queue
-// that is not empty counts as present in a wait for several keys; compare_set ends waits only when it sets the key.
+// Its replies are those of torch's own server, with these exceptions: a sum that does not fit in 64 bits is an error; a
+// queue that is not empty counts as present in a wait for several keys; compare_set ends waits only if it sets the key.
 #pragma once
 
 #include <deque>
@@ -30,29 +30,29 @@ class TorchTable {
  public:
   using Deliver = std::function<void(uint64_t connection, TorchReply&&)>;
 
-  // `deliver` is given every reply, also those that end other connections' waits.
+  // Every reply is passed to `deliver`, also the replies that end other connections' waits.
   explicit TorchTable(Deliver deliver) : deliver_(std::move(deliver)) {}
 
-  // Run one request. Throws ProtocolError, and changes nothing, for an error that the protocol has no reply for.
+  // Run one request. Throws ProtocolError, and changes nothing, for an error to which the protocol has no reply.
   void run(uint64_t connection, const TorchRequest& request);
-  // End the connection's wait, if any, unanswered.
+  // Drop the connection's wait, if any, without a reply.
   void forget(uint64_t connection);
-  // Forget every key, every queue and every wait.
+  // Remove all keys, queues and waits.
   void clear();
-  // Memory that is taken, about.
+  // Estimated memory of all keys, values, queues and waits.
   size_t kept_bytes() const { return kept_bytes_; }
 
  private:
-  using Line = std::list<uint64_t>;  // the connections that wait for a key, in order of arrival
-  // The keys that were missing since the wait began, each with the connection's place in the key's line.
-  using Wait = std::unordered_map<std::string, Line::iterator>;
+  using Waiters = std::list<uint64_t>;  // the connections that wait for a key, in order of arrival
+  // The keys that are still missing, each with the connection's position among the key's waiters.
+  using Wait = std::unordered_map<std::string, Waiters::iterator>;
   using Arguments = std::vector<std::string_view>;
 
   void set(const std::string& key, Value value);
   void keep(const std::string& key, Value value);
   int64_t erase(const std::string& key);
-  // Throws ProtocolError when there is no room for so much more.
-  void require_room(size_t bytes) const;
+  // Throws ProtocolError when this many more bytes would exceed kTorchMaxKeptBytes.
+  void check_fits(size_t bytes) const;
   void compare_set(uint64_t connection, const Arguments& arguments);
   void add(uint64_t connection, const std::string& key, int64_t amount);
   void wait(uint64_t connection, const Arguments& keys);
@@ -68,7 +68,7 @@ class TorchTable {
   bool exists(const std::string& key) const { return values_.contains(key) || queues_.contains(key); }
   int64_t sum_at(const std::string& key, int64_t amount) const;
   void check_may_wait(uint64_t connection) const;
-  // Let the connection wait for these keys, whether or not they are there.
+  // Let the connection wait for these keys, even if they exist.
   void begin_wait(uint64_t connection, const std::vector<std::string>& missing);
   void wake_all(const std::string& key);
   void wake_one(const std::string& key);
@@ -80,7 +80,7 @@ class TorchTable {
   size_t kept_bytes_ = 0;
   std::unordered_map<std::string, Value> values_;
   std::unordered_map<std::string, std::deque<Value>> queues_;  // none is empty
-  std::unordered_map<std::string, Line> lines_;                // none is empty
+  std::unordered_map<std::string, Waiters> waiters_;           // none is empty
   std::unordered_map<uint64_t, Wait> waits_;                   // by connection, which has one at most
 };
 

@@ -1,62 +1,20 @@
 // A server and many clients as threads of one process, for the sanitizers.
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <thread>
 #include <vector>
 
 #include "check.hpp"
-#include "store/client.hpp"
-#include "store/server.hpp"
+#include "store_fixture.hpp"
 
 namespace {
 
-using namespace procgroup;         // NOLINT
-using namespace procgroup::store;  // NOLINT
+using namespace procgroup;           // NOLINT
+using namespace procgroup::store;    // NOLINT
+using namespace procgroup::testing;  // NOLINT
 
 constexpr int kClients = 8;
 constexpr int kTurns = 50;
-const Check kNothing = [] {};
-
-int listen_on_loopback() {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  CHECK(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-  CHECK(listen(listener, 1024) == 0);
-  return listener;
-}
-
 Client::Options options_for(const Server& server, const Identity& identity) {
   return {{"127.0.0.1"}, server.port(), identity, kJoins};
-}
-
-Deadline soon() { return Deadline::after(20); }
-
-std::string key_only(std::string_view key) {
-  std::string body;
-  put_field(body, key);
-  return body;
-}
-
-uint64_t add(Client& client, std::string_view key, uint64_t amount) {
-  std::string body = key_only(key);
-  put(body, amount);
-  return BodyReader(client.request(Op::kAdd, body, {}, soon(), kNothing).body).take<uint64_t>();
-}
-
-void barrier(Client& client, std::string_view key, uint64_t size) {
-  std::string body = key_only(key);
-  put(body, size);
-  CHECK(client.request(Op::kBarrier, body, {}, soon(), kNothing).status == Status::kOk);
-}
-
-void set(Client& client, std::string_view key, std::string_view value) {
-  std::string head = key_only(key);
-  put_length(head, value.size());
-  CHECK(client.request(Op::kSet, head, value, soon(), kNothing).status == Status::kOk);
 }
 
 void work(const Server& server, const Identity& identity, int number) {
@@ -66,7 +24,7 @@ void work(const Server& server, const Identity& identity, int number) {
     const std::string mine = "turn " + std::to_string(turn) + " of " + std::to_string(number);
     const std::string next = "turn " + std::to_string(turn) + " of " + std::to_string((number + 1) % kClients);
     set(client, mine, std::string(turn == 7 ? 200'000 : 10, static_cast<char>('a' + number)));
-    const ServerReply reply = client.request(Op::kGet, key_only(next), {}, soon(), kNothing);
+    const Reply reply = client.request(Op::kGet, key_only(next), {}, soon(), kNothing);
     CHECK(reply.body.front() == 'a' + (number + 1) % kClients);
     barrier(client, "turns", kClients);
   }
@@ -91,16 +49,6 @@ void threads_share_a_client() {
   }
   set(client, "late", "x");
   for (std::thread& thread : threads) thread.join();
-}
-
-template <class Expected, class Function>
-bool throws(Function&& function) {
-  try {
-    function();
-  } catch (const Expected&) {
-    return true;
-  }
-  return false;
 }
 
 void a_deadline_withdraws_the_request() {
@@ -132,7 +80,7 @@ void a_stopped_server_ends_every_wait() {
   CHECK(throws<ServerLost>([&] { add(client, "n", 1); }));
 }
 
-ServerReply get_unless(Client& client, std::string_view unless, std::vector<std::string> keys, Deadline deadline) {
+Reply get_unless(Client& client, std::string_view unless, std::vector<std::string> keys, Deadline deadline) {
   std::string body = key_only(unless);
   for (const std::string& key : keys) put_field(body, key);
   return client.request(Op::kGetUnless, body, {}, deadline, kNothing);
@@ -145,7 +93,7 @@ void a_key_is_set_when_its_connection_ends() {
   for (int i = 0; i < kClients; ++i) {
     waiters.emplace_back([&] {
       Client client(options_for(server, {}), soon(), kNothing);
-      const ServerReply reply = get_unless(client, "lost", {"of a", "of b"}, soon());
+      const Reply reply = get_unless(client, "lost", {"of a", "of b"}, soon());
       CHECK(reply.status == Status::kUnless && (reply.body == "a" || reply.body == "b"));
     });
   }
@@ -188,7 +136,7 @@ void values_come_before_the_key_that_ends_the_wait() {
   set(client, "unless", "u");
   CHECK(get_unless(client, "unless", {"k"}, soon()).status == Status::kUnless);
   set(client, "k", "v");
-  const ServerReply reply = get_unless(client, "unless", {"k"}, soon());
+  const Reply reply = get_unless(client, "unless", {"k"}, soon());
   CHECK(reply.status == Status::kOk && BodyReader(reply.body).take_field() == "v");
   // A wait that was withdrawn, and one whose two keys come one after the other, leave nothing behind.
   CHECK(throws<DeadlinePassed>([&] { get_unless(client, "other", {"a", "b"}, Deadline::after(0.02)); }));

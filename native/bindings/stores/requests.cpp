@@ -20,7 +20,7 @@ namespace {
 
 }  // namespace
 
-Reply StoreRequests::ask(Op op, std::string_view head, std::string_view tail, double seconds, const char* what,
+Reply StoreRequests::run(Op op, std::string_view head, std::string_view tail, double seconds, const char* what,
                          nb::handle keys) {
   if (head.size() + tail.size() > kMaxFrameBytes) raise_limit("a request", head.size() + tail.size(), kMaxFrameBytes);
   Reply reply = request(op, head, tail, seconds);
@@ -44,23 +44,23 @@ Reply StoreRequests::ask(Op op, std::string_view head, std::string_view tail, do
 
 void StoreRequests::set(nb::handle key, nb::handle value, double seconds) {
   const std::string_view bytes = value_of(value);
-  ask(Op::kSet, body_before_value(key, bytes), bytes, seconds, "set", key);
+  run(Op::kSet, body_before_value(key, bytes), bytes, seconds, "set", key);
 }
 
 nb::bytes StoreRequests::get(nb::handle key, double seconds) {
-  return as_bytes(ask(Op::kGet, body_of_key(key), {}, seconds, "wait", key).body);
+  return as_bytes(run(Op::kGet, body_of_key(key), {}, seconds, "wait", key).body);
 }
 
-void StoreRequests::wait(Keys keys, double seconds) { ask(Op::kWait, body_of_keys(keys), {}, seconds, "wait", keys); }
+void StoreRequests::wait(Keys keys, double seconds) { run(Op::kWait, body_of_keys(keys), {}, seconds, "wait", keys); }
 
 int64_t StoreRequests::add(nb::handle key, int64_t amount, double seconds) {
   std::string head = body_of_key(key);
   put(head, static_cast<uint64_t>(amount));
-  return number_in<int64_t>(ask(Op::kAdd, head, {}, seconds, "add", key).body);
+  return number_in<int64_t>(run(Op::kAdd, head, {}, seconds, "add", key).body);
 }
 
 bool StoreRequests::check(Keys keys, double seconds) {
-  return number_in<uint8_t>(ask(Op::kCheck, body_of_keys(keys), {}, seconds, "check", keys).body) != 0;
+  return number_in<uint8_t>(run(Op::kCheck, body_of_keys(keys), {}, seconds, "check", keys).body) != 0;
 }
 
 nb::bytes StoreRequests::compare_set(nb::handle key, nb::handle expected, nb::handle desired, double seconds) {
@@ -68,61 +68,61 @@ nb::bytes StoreRequests::compare_set(nb::handle key, nb::handle expected, nb::ha
   std::string head = body_of_key(key);
   put_field(head, value_of(expected));
   put_length(head, bytes.size());
-  return as_bytes(ask(Op::kCompareSet, head, bytes, seconds, "compare_set", key).body);
+  return as_bytes(run(Op::kCompareSet, head, bytes, seconds, "compare_set", key).body);
 }
 
 bool StoreRequests::delete_key(nb::handle key, double seconds) {
-  return number_in<uint8_t>(ask(Op::kDelete, body_of_key(key), {}, seconds, "delete_key", key).body) != 0;
+  return number_in<uint8_t>(run(Op::kDelete, body_of_key(key), {}, seconds, "delete_key", key).body) != 0;
 }
 
 uint64_t StoreRequests::num_keys(double seconds) {
-  return number_in<uint64_t>(ask(Op::kNumKeys, {}, {}, seconds, "num_keys", nb::tuple()).body);
+  return number_in<uint64_t>(run(Op::kNumKeys, {}, {}, seconds, "num_keys", nb::tuple()).body);
 }
 
 nb::typed<nb::list, nb::str> StoreRequests::list_keys(nb::handle prefix, double seconds) {
-  return keys_in(ask(Op::kListKeys, body_of_key(prefix), {}, seconds, "list_keys", prefix).body);
+  return keys_in(run(Op::kListKeys, body_of_key(prefix), {}, seconds, "list_keys", prefix).body);
 }
 
 void StoreRequests::append(nb::handle key, nb::handle value, double seconds) {
   const std::string_view bytes = value_of(value);
-  ask(Op::kAppend, body_before_value(key, bytes), bytes, seconds, "append", key);
+  run(Op::kAppend, body_before_value(key, bytes), bytes, seconds, "append", key);
 }
 
 nb::typed<nb::list, nb::bytes> StoreRequests::multi_get(Keys keys, double seconds) {
-  return values_in(ask(Op::kMultiGet, body_of_keys(keys), {}, seconds, "wait", keys).body);
+  return values_in(run(Op::kMultiGet, body_of_keys(keys), {}, seconds, "wait", keys).body);
 }
 
 std::variant<nb::typed<nb::list, nb::bytes>, nb::bytes> StoreRequests::get_unless(Keys keys, nb::handle unless,
                                                                                   double seconds) {
   const std::string body = body_of_key(unless) + body_of_keys(keys);
-  const Reply reply = ask(Op::kGetUnless, body, {}, seconds, "wait", keys);
+  const Reply reply = run(Op::kGetUnless, body, {}, seconds, "wait", keys);
   if (reply.status == Status::kUnless) return as_bytes(reply.body);
   return values_in(reply.body);
 }
 
 void StoreRequests::multi_set(Keys keys, Values values, double seconds) {
-  ask(Op::kMultiSet, body_of_pairs(keys, values), {}, seconds, "multi_set", keys);
+  run(Op::kMultiSet, body_of_pairs(keys, values), {}, seconds, "multi_set", keys);
 }
 
 void StoreRequests::queue_push(nb::handle key, nb::handle value, double seconds) {
   const std::string_view bytes = value_of(value);
-  ask(Op::kQueuePush, body_before_value(key, bytes), bytes, seconds, "queue_push", key);
+  run(Op::kQueuePush, body_before_value(key, bytes), bytes, seconds, "queue_push", key);
 }
 
 nb::bytes StoreRequests::queue_pop(nb::handle key, bool block, double seconds) {
   std::string head = body_of_key(key);
   head.push_back(block ? '\1' : '\0');
-  return as_bytes(ask(Op::kQueuePop, head, {}, seconds, "wait", key).body);
+  return as_bytes(run(Op::kQueuePop, head, {}, seconds, "wait", key).body);
 }
 
 uint64_t StoreRequests::queue_len(nb::handle key, double seconds) {
-  return number_in<uint64_t>(ask(Op::kQueueLength, body_of_key(key), {}, seconds, "queue_len", key).body);
+  return number_in<uint64_t>(run(Op::kQueueLength, body_of_key(key), {}, seconds, "queue_len", key).body);
 }
 
 void StoreRequests::barrier(nb::handle key, uint64_t world_size, double seconds) {
   std::string head = body_of_key(key);
   put(head, world_size);
-  ask(Op::kBarrier, head, {}, seconds, "barrier", key);
+  run(Op::kBarrier, head, {}, seconds, "barrier", key);
 }
 
 void bind_requests(nb::module_& module) {

@@ -44,7 +44,7 @@ class StoreRequests {
 
   // Run a request and return its reply, whose status is kOk or kUnless. Raises StoreLimitError, QueueEmptyError,
   // DistStoreError, or StoreTimeout, which says `what` timed out for which `keys`.
-  Reply ask(Op op, std::string_view head, std::string_view tail, double seconds, const char* what,
+  Reply run(Op op, std::string_view head, std::string_view tail, double seconds, const char* what,
             nanobind::handle keys);
 };
 

@@ -70,10 +70,10 @@ class StoreClient final : public StoreRequests {
 
   void set_on_disconnect(nb::handle key, nb::handle value, double seconds) {
     const std::string_view bytes = value_of(value);
-    ask(Op::kSetOnDisconnect, body_before_value(key, bytes), bytes, seconds, "set_on_disconnect", key);
+    run(Op::kSetOnDisconnect, body_before_value(key, bytes), bytes, seconds, "set_on_disconnect", key);
   }
   void withdraw_on_disconnect(nb::handle key, double seconds) {
-    ask(Op::kWithdrawOnDisconnect, body_of_key(key), {}, seconds, "withdraw_on_disconnect", key);
+    run(Op::kWithdrawOnDisconnect, body_of_key(key), {}, seconds, "withdraw_on_disconnect", key);
   }
   // Return the number of workers that have joined, after at least `count` have or `seconds` have passed.
   uint64_t wait_for_workers(uint64_t count, double seconds) {
@@ -118,14 +118,14 @@ class StoreClient final : public StoreRequests {
   std::unique_ptr<Client> client_;
 };
 
-// (process id, "address:port", whether its client is of this process) of every connection that counts as a guest.
-nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str, nb::bool_>> list_guests(const Server& server) {
-  nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str, nb::bool_>> guests;
-  for (const Server::Guest& guest : server.list_guests()) {
-    const bool is_own = ClientId::is_of_this_process(guest.client);
-    guests.append(nb::make_tuple(guest.process, guest.address, is_own));
+// (process id, "address:port", whether its client is of this process) of every connection that counts as a client.
+nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str, nb::bool_>> list_clients(const Server& server) {
+  nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::str, nb::bool_>> clients;
+  for (const Server::ClientInfo& client : server.list_clients()) {
+    const bool is_own = ClientId::is_of_this_process(client.client);
+    clients.append(nb::make_tuple(client.process, client.address, is_own));
   }
-  return guests;
+  return clients;
 }
 
 void start_server(Server* server, int listener, std::string job, nb::bytes job_key, bool answers_torch) {
@@ -140,9 +140,9 @@ void bind_tcp_store(nb::module_& module) {
            nb::arg("answers_torch") = false)
       .def_prop_ro("port", &Server::port)
       .def_prop_ro("running", &Server::running)
-      .def_prop_ro("guests", &Server::guests)
+      .def_prop_ro("clients", &Server::clients)
       .def_prop_ro("requests", &Server::requests)
-      .def("list_guests", &list_guests)
+      .def("list_clients", &list_clients)
       .def("stop", &Server::stop)
       .def("drain", &Server::drain)
       .def("forget_torch", &Server::forget_torch, nb::call_guard<nb::gil_scoped_release>());

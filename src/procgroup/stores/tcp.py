@@ -97,17 +97,17 @@ class StoreServer:
     @property
     def clients(self) -> int:
         """The number of its clients' connections, without those of the store that started it."""
-        return self._native.guests
+        return self._native.clients
 
     @property
     def procgroup_clients(self) -> int:
         """The number of procgroup's clients among them. PyTorch's clients, which prove no secret, are left out."""
-        return sum(process != 0 for process, _, _ in self._native.list_guests())
+        return sum(process != 0 for process, _, _ in self._native.list_clients())
 
     @property
     def has_clients_elsewhere(self) -> bool:
         """Whether any of these connections belongs to another process."""
-        return not all(is_own for _, _, is_own in self._native.list_guests())
+        return not all(is_own for _, _, is_own in self._native.list_clients())
 
     @property
     def requests(self) -> int:
@@ -124,7 +124,7 @@ class StoreServer:
         With ``elsewhere`` this process is left out.
         """
         names = {}
-        for process, address, is_own in self._native.list_guests():
+        for process, address, is_own in self._native.list_clients():
             if is_own and elsewhere:
                 continue
             name = f"process {process}" if process else "a client of PyTorch's TCPStore"
