@@ -1,4 +1,4 @@
-"""Where a store listens and where its clients look for it: host names to sockets and numeric addresses."""
+"""Host names to listening sockets and numeric addresses, for stores and their clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from procgroup.errors import DistNetworkError
 _BACKLOG = 4096
 _LOOPBACK = ("127.0.0.1", "::1")
 _RESOLVE_SECONDS = 5.0
-# An address of the block for documentation (RFC 5737), of no host: the way there is the way to anywhere else.
+# An address of the block for documentation (RFC 5737), which no host has: its route is the default route.
 _OTHER_NETWORK = "192.0.2.1"
 _DISCARD_PORT = 9
 
@@ -33,8 +33,8 @@ def numeric(host: str) -> str | None:
 def resolve(host: str, seconds: float) -> list[str]:
     """Return the numeric addresses of a host; an empty list when it has none, or none in time.
 
-    A literal address and "localhost" ask no resolver. A resolver may block for longer than anybody
-    wants to wait and cannot be interrupted, so it is asked in a thread that is left behind then.
+    A literal address and "localhost" need no resolver. A resolver may block for longer than ``seconds`` and
+    cannot be interrupted, so it runs in a daemon thread, which is then abandoned.
     """
     literal = numeric(host)
     if literal is not None:
@@ -42,7 +42,7 @@ def resolve(host: str, seconds: float) -> list[str]:
     if host.lower() in ("localhost", ""):
         return list(_LOOPBACK)
     found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    threading.Thread(target=_ask_resolver, args=(host, found), daemon=True).start()
+    threading.Thread(target=_call_resolver, args=(host, found), daemon=True).start()
     try:
         return found.get(timeout=min(seconds, threading.TIMEOUT_MAX))
     except queue.Empty:
@@ -54,7 +54,7 @@ def _reachable(address: str) -> str:
     return {"0.0.0.0": _LOOPBACK[0], "::": _LOOPBACK[1]}.get(address, address)
 
 
-def _ask_resolver(host: str, found: queue.SimpleQueue[list[str]]) -> None:
+def _call_resolver(host: str, found: queue.SimpleQueue[list[str]]) -> None:
     try:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -64,7 +64,7 @@ def _ask_resolver(host: str, found: queue.SimpleQueue[list[str]]) -> None:
 
 
 def resolve_until(host: str, seconds: float) -> list[str]:
-    """Resolve, again and again until the host has an address or the time is over."""
+    """Return a host's addresses; repeat until it has one, for at most ``seconds``."""
     deadline = time.monotonic() + seconds
     pause = 0.05
     while True:
@@ -77,10 +77,10 @@ def resolve_until(host: str, seconds: float) -> list[str]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket: on the address alone if ``host`` is a local one, else on every address.
+    """Return a listening socket: on the address alone if ``host`` is an address of this host, else on every address.
 
-    A host's own name may map to 127.0.1.1, and a service address belongs to no host: so another name,
-    or an address of nobody here, listens on the wildcard. "localhost" is the loopback address.
+    A host's own name may map to 127.0.1.1, and the address of a service belongs to no host: so another name,
+    or an address of another host, listens on the wildcard. "localhost" is the loopback address.
     Raises DistNetworkError when the port is taken or not allowed.
     """
     literal = _LOOPBACK[0] if host.lower() == "localhost" else numeric(host)
@@ -98,7 +98,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_if_local(host: str, port: int) -> socket.socket | None:
-    """Return a listening socket, as ``listen`` does, if ``host`` is this host's own address or name; else None.
+    """Return a listening socket, as ``listen`` does, if ``host`` is an address or a name of this host; else None.
 
     Raises DistNetworkError when the port is taken or not allowed.
     """
@@ -106,18 +106,21 @@ def listen_if_local(host: str, port: int) -> socket.socket | None:
 
 
 def is_local(host: str) -> bool:
-    """Tell whether a host is this one: whether one of its addresses can be bound here."""
+    """Return whether ``host`` is this host: whether one of its addresses can be bound here."""
     candidates = [numeric(host) or _LOOPBACK[0]] if is_literal(host) else resolve(host, _RESOLVE_SECONDS)
     return any(map(_is_bindable, candidates))
 
 
 def is_literal(host: str) -> bool:
-    """Tell whether a host is an address, or "localhost", so that no resolver is asked for it."""
+    """Return whether ``host`` is an address or "localhost", for which no resolver is needed."""
     return numeric(host) is not None or host.lower() == "localhost"
 
 
 def source_address(host: str, port: int, seconds: float) -> str | None:
-    """Return this host's address on the way to another, whose name is looked up for so long; None without a way."""
+    """Return this host's source address for packets to ``host``; None without a route.
+
+    The name is resolved for at most ``seconds``.
+    """
     for found in resolve(host, seconds):
         family = socket.AF_INET6 if ":" in found else socket.AF_INET
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -127,7 +130,7 @@ def source_address(host: str, port: int, seconds: float) -> str | None:
 
 
 def outward_address() -> str | None:
-    """Return this host's address on the way to other networks; None without a way."""
+    """Return this host's source address for packets to other networks; None without a route."""
     return source_address(_OTHER_NETWORK, _DISCARD_PORT, 0.0)
 
 

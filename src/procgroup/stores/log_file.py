@@ -1,4 +1,4 @@
-"""A file that many processes append to: locks, batches of records, and who is still there.
+"""A log file to which many processes append batches of records, with locks that show which processes still run.
 
 ::
 
@@ -6,14 +6,14 @@
     batch:   | u32 length | u32 CRC-32 | records: `length` bytes |
     record:  | u8 kind | u64 caller | u32 number | u32 length | data: `length` bytes |
 
-A *member* is one store object that has the file open; it has a *slot*, a number. While it lives it holds a
-lock on one byte, far behind the end of the file, at its slot's place. The kernel drops that lock
-when the process ends, however it ends and on whichever host it ran: so a file whose members are all
-gone is known to be *stale*, and nobody has to remember to delete it. The mutex is another such byte.
-These are open-file-description locks: they belong to the open file, so threads exclude each other too.
+A *member* is one open file of this kind; it has a *slot*, a number. While the file is open, the member holds a lock
+on one byte far behind the end of the file, at an offset given by the slot. The kernel releases that lock when the
+process ends, however it ends and on whichever host: so a file without locked slots is *stale*, and need not be deleted
+by hand. The mutex is another such byte. These are open-file-description locks: they belong to the open file, so they
+also exclude threads of one process from each other.
 
-A batch that its writer did not finish, killed in the middle, has a wrong length or sum and is the last:
-the next to hold the mutex cuts it off. A batch that does not fit on the disk is cut off by its writer.
+A batch whose writer was killed has a wrong length or checksum and is the last batch; the next process that holds the
+mutex truncates it. A batch that does not fit on the disk is truncated by its writer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LogRecord(NamedTuple):
 
 
 class LogFile:
-    """One open file of the kind that is drawn above. Not thread-safe."""
+    """One open log file. Not thread-safe."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class LogFile:
         self.open()
 
     def open(self) -> None:
-        """Open the file, or open it again; nothing of it has then been read."""
+        """Open the file, or open it again, at its beginning."""
         self.close()
         try:
             self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,7 +74,7 @@ class LogFile:
 
     @contextlib.contextmanager
     def mutex(self, limit: float) -> Iterator[None]:
-        """Hold the file for this process and thread alone. Raises DistStoreError when it is not to be had in time."""
+        """Hold the file's mutex. Raises DistStoreError when it is not free within ``limit`` seconds."""
         deadline = time.monotonic() + limit
         pause = 0.0002
         while not self._lock(fcntl.F_WRLCK, _MUTEX):
@@ -91,11 +91,11 @@ class LogFile:
             self._lock(fcntl.F_UNLCK, _MUTEX)
 
     def hold_slot(self, slot: int) -> None:
-        """Show that this slot's member lives, until this file is closed."""
+        """Lock the slot until this file is closed, which shows that its member still runs."""
         self._lock(fcntl.F_WRLCK, _FIRST_SLOT + slot)
 
     def is_held(self, slot: int) -> bool:
-        """Tell whether the member of a slot, other than this file's own, lives."""
+        """Return whether another open file holds the slot's lock: whether that member still runs."""
         answer = self._control(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, _FIRST_SLOT + slot)
         return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
@@ -115,7 +115,7 @@ class LogFile:
         return fcntl.fcntl(self.descriptor, command, _LOCK.pack(kind, os.SEEK_SET, place, 1, 0))
 
     def is_replaced(self) -> bool:
-        """Tell whether the path no longer leads to this file."""
+        """Return whether the path no longer refers to this file."""
         try:
             there = Path(self.path).stat()
         except FileNotFoundError:
@@ -127,7 +127,7 @@ class LogFile:
         return os.fstat(self.descriptor).st_size
 
     def read_new(self) -> list[LogRecord]:
-        """Return what was appended since the last call, and cut off what was not finished. Needs the mutex."""
+        """Return the records appended since the last call, and truncate an unfinished batch. Requires the mutex."""
         data = self._read_from(self.offset)
         records: list[LogRecord] = []
         at = 0
@@ -154,11 +154,11 @@ class LogFile:
         if data.startswith(MAGIC):
             return len(MAGIC)
         if MAGIC.startswith(data):
-            return 0  # its writer was killed in the first line
+            return 0  # the writer of the first line was killed
         raise DistStoreError(f"{self.path!r} is not a procgroup FileStore. Delete it, or choose another path.")
 
     def append(self, records: Iterable[LogRecord]) -> None:
-        """Write a batch, whole or not at all. Needs the mutex, and that everything was read."""
+        """Write a batch, completely or not at all. Requires the mutex, and that all records were read."""
         body = b"".join(map(_pack, records))
         batch = _FRAME.pack(len(body), zlib.crc32(body)) + body
         if self.offset == 0:
@@ -182,7 +182,7 @@ class LogFile:
             view = view[written:]
 
     def clear(self) -> None:
-        """Forget everything in the file. Needs the mutex."""
+        """Delete all records. Requires the mutex."""
         os.ftruncate(self.descriptor, 0)
         self.offset = 0
 
@@ -201,7 +201,7 @@ def _unpack(body: bytes) -> Iterator[LogRecord]:
 
 
 def _batch_end(data: bytes, at: int) -> int | None:
-    """Return where the batch at ``at`` ends; None when it is not whole."""
+    """Return the end of the batch at ``at``; None when the batch is incomplete."""
     if len(data) < at + _FRAME.size:
         return None
     length, checksum = _FRAME.unpack_from(data, at)

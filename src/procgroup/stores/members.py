@@ -1,4 +1,4 @@
-"""Who joined: one line of text for each member, as it lies in the store."""
+"""The members of a group that joined: one line of JSON for each, as stored under a key."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _MAX_HOST = 256
 
 
 class Member(NamedTuple):
-    """One rank that joined: its rank, the world size that it was told, its host and process, a nonce of its own.
+    """One rank that joined: its rank, the world size that it was given, its host and process, and a random nonce.
 
-    ``hosts_store`` says that the store ends with its process.
+    ``hosts_store`` is whether the store ends with its process.
     """
 
     rank: int
@@ -29,12 +29,12 @@ class Member(NamedTuple):
 
 
 def read_members(text: str) -> list[Member]:
-    """Read members' lines. What is no member is left out: the store may hold what others wrote."""
+    """Parse members' lines. Other lines are left out: other programs may have written to the key."""
     return [member for line in text.splitlines() if (member := read_member(line)) is not None]
 
 
 def read_member(line: str) -> Member | None:
-    """Read one member's line; return None where it is none."""
+    """Parse one member's line; return None for another line."""
     try:
         fields = json.loads(line)
         return Member(

@@ -1,4 +1,4 @@
-"""A store inside a store: every key gets a prefix, so that users of one store do not meet."""
+"""A view of a store in which every key has a prefix, so that several users of the store do not share keys."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from procgroup.types import Timeout
 
 
 class PrefixStore(Store):
-    """A view of another store in which ``key`` stands for ``prefix + "/" + key`` there.
+    """A view of another store whose ``key`` is ``prefix + "/" + key`` in that store.
 
-    ``list_keys`` and ``num_keys`` see the keys of this prefix only. Its timeout is its own, initially
+    ``list_keys`` and ``num_keys`` return the keys of this prefix only. Its timeout is its own, initially
     the other store's. ``close`` leaves the other store open.
     """
 
@@ -24,12 +24,12 @@ class PrefixStore(Store):
 
     @property
     def underlying_store(self) -> Store:
-        """The store that keeps the keys."""
+        """The store that contains the keys."""
         return self._store
 
     @property
     def prefix(self) -> str:
-        """What stands before each key, without the slash."""
+        """The prefix of each key, without the slash."""
         return self._prefix[:-1]
 
     def _name(self, key: str) -> str:

@@ -47,7 +47,7 @@ _MAX_SHOWN = 8
 
 
 class StartUp:
-    """One rank's part in the start of a group whose keys are below ``prefix`` in ``store``.
+    """The start of a group on one rank, with the group's keys below a prefix in ``store``.
 
     ``timeout`` is the time in seconds that errors show, ``deadline`` the time.monotonic() at which it ends. ``host`` is
     the member whose process hosts the store (None: not known yet).
@@ -76,7 +76,7 @@ class StartUp:
 
     @property
     def store(self) -> Store:
-        """The store below the prefix; its requests end at most a moment after the deadline."""
+        """The store below the prefix; its requests end at most ``_ANSWER_SECONDS`` after the deadline."""
         return PrefixStore(self._prefix, self._whole_store.with_timeout(max(self.left(), _ANSWER_SECONDS)))
 
     def left(self) -> float:
@@ -84,7 +84,7 @@ class StartUp:
         return self.deadline - time.monotonic()
 
     def enter(self, prefix: str) -> None:
-        """Begin, or begin again below another prefix; from now on the other ranks see the end of this process."""
+        """Begin, or begin again below another prefix; from now on the other ranks detect the end of this process."""
         self.leave()
         self._prefix = prefix
         self._on_disconnect = self._whole_store.set_on_disconnect(f"{prefix}/{_LOST}", self._record(""))

@@ -1,7 +1,7 @@
-"""What every store can do: one contract, whatever keeps the keys.
+"""The interface of every key-value store, and the checks of its arguments.
 
-Keys are str (any text, also empty, also with NUL); values are str or bytes and come back as bytes.
-Where torch's stores differ from each other, the texts and results of its TCPStore are the rule.
+Keys are str (any text, also empty, also with NUL); values are str or bytes and are returned as bytes.
+Where torch's stores differ from each other, error messages and results are those of its TCPStore.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _INT_64_DIGITS = 20
 
 
 class OnDisconnect(Protocol):
-    """A key that a store sets when this process ends."""
+    """A key that a store will set when this process ends."""
 
     def withdraw(self) -> None:
-        """Let the store not set the key. Raises DistStoreError when it does not answer."""
+        """Revert the registration: the key will not be set. Raises DistStoreError when the store does not reply."""
 
     def close(self) -> None:
-        """Let the store set the key now, without waiting for its answer."""
+        """Have the store set the key now, without waiting for its reply."""
 
 
 class Store(ABC):
@@ -47,7 +47,7 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """How long waiting methods wait when they are not told. May be set to a ``timedelta`` or seconds."""
+        """The timeout of methods that are called without one. May be set to a ``timedelta`` or seconds."""
         return timedelta(seconds=min(self._seconds, timedelta.max.total_seconds() - 1))
 
     @timeout.setter
@@ -55,63 +55,63 @@ class Store(ABC):
         self.set_timeout(timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set how long waiting methods wait when they are not told."""
+        """Set the timeout of methods that are called without one."""
         self._seconds = seconds(timeout)
 
     @abstractmethod
     def set(self, key: str, value: str | bytes) -> None:
-        """Store a value, in the place of what the key held before."""
+        """Set the key's value, replacing an earlier one."""
 
     @abstractmethod
     def get(self, key: str, timeout: Timeout | None = None) -> bytes:
-        """Return the key's value; wait until there is one."""
+        """Return the key's value; wait until it has one."""
 
     @abstractmethod
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        """Wait until every key holds a value, or a queue that is not empty."""
+        """Wait until every key has a value, or a queue that is not empty."""
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which is kept as decimal text and starts at 0, and return the sum.
+        """Add to the key's number, which is stored as decimal text and starts at 0, and return the sum.
 
-        Raises DistStoreError when the key holds something else, or when the sum exceeds 64 bits.
+        Raises DistStoreError when the key's value is not a number, or when the sum exceeds 64 bits.
         """
 
     @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether every key holds a value, or a queue that is not empty. Never waits."""
+        """Return whether every key has a value, or a queue that is not empty. Never waits."""
 
     @abstractmethod
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Store ``desired`` if the key holds ``expected``, or is missing and ``expected`` is empty.
+        """Set the key to ``desired`` if its value is ``expected``, or if it is missing and ``expected`` is empty.
 
-        Returns the value that the key then holds; ``expected`` when it is missing and stays so.
+        Returns the key's value after that; ``expected`` if the key is still missing.
         """
 
     @abstractmethod
     def delete_key(self, key: str) -> bool:
-        """Forget a key, its value and its queue; tell whether there was one."""
+        """Delete a key, its value and its queue; return whether it existed."""
 
     @abstractmethod
     def num_keys(self) -> int:
-        """Return how many keys hold a value, or a queue that is not empty."""
+        """Return the number of keys that have a value, or a queue that is not empty."""
 
     @abstractmethod
     def list_keys(self, prefix: str = "") -> list[str]:
-        """Return those keys, in any order, that begin with ``prefix``."""
+        """Return the keys that begin with ``prefix``, in any order."""
 
     @abstractmethod
     def append(self, key: str, value: str | bytes) -> None:
-        """Put bytes behind the key's value; a missing key counts as empty."""
+        """Append bytes to the key's value; a missing key counts as empty."""
 
     @abstractmethod
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
-        """Return the values of several keys in one request; wait until all are there."""
+        """Return the values of several keys in one request; wait until all of them exist."""
 
     def get_unless(self, keys: Sequence[str], unless: str, timeout: Timeout | None = None) -> list[bytes] | bytes:
-        """Return the values of several keys; or the value of the key ``unless``, as bytes, if that comes first.
+        """Return the values of several keys; or the value of the key ``unless``, as bytes, if that is set first.
 
-        Where there are both already, the values of the keys count. Waits as multi_get does.
+        If all of them exist already, the result is the values of the keys. Waits as multi_get does.
         """
         limit = self._timeout_seconds(timeout)
         deadline = time.monotonic() + limit
@@ -126,58 +126,59 @@ class Store(ABC):
                     raise StoreTimeout(keys=keys, seconds=limit) from None
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect | None:
-        """Let the store set a key, unless it has a value, when this process ends; return what can withdraw that.
+        """Have the store set a key when this process ends, unless the key has a value then.
 
-        None where the store does not notice that a process ends: only a TCPStore does.
+        Returns the registration, which can be withdrawn. Returns None from stores that do not detect the end of a
+        process, which is all but TCPStore.
         """
         return None
 
     def is_hosted_here(self) -> bool:
-        """Tell whether this store ends with this process, for all who use it."""
+        """Return whether the store ends, for all of its users, when this process ends."""
         return False
 
     def name_users(self, users: Mapping[int, str]) -> None:
-        """Say who uses the store, by process id, for the message of a host that waits for them at its end."""
+        """Name the users of the store, by process id, for the message of a host process that waits for them."""
         return
 
     def with_timeout(self, timeout: Timeout) -> Store:
-        """Return a view of this store with another timeout, on the same connections; it needs no closing."""
+        """Return a view of this store with another timeout, on the same connections; it need not be closed."""
         return self
 
     @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Store several values in one request. Raises DistStoreError when the lengths differ."""
+        """Set the values of several keys in one request. Raises DistStoreError when the lengths differ."""
 
     @abstractmethod
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put a value at the end of the key's queue."""
+        """Append a value to the key's queue."""
 
     @abstractmethod
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        """Take the first value of the key's queue; wait for one, or raise QueueEmptyError."""
+        """Remove and return the first value of the key's queue; wait for one, or raise QueueEmptyError."""
 
     @abstractmethod
     def queue_len(self, key: str) -> int:
-        """Return how many values the key's queue holds."""
+        """Return the number of values in the key's queue."""
 
     @abstractmethod
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait until ``world_size`` callers are in the barrier of this name; it can then be used again.
+        """Wait until ``world_size`` callers have called the barrier of this name; it can then be used again.
 
-        A caller whose timeout passes leaves the barrier and raises StoreTimeout. Raises DistStoreError
-        when those who wait in it gave another ``world_size``.
+        A caller whose timeout passes no longer counts, and raises StoreTimeout. Raises DistStoreError when the callers
+        that wait gave another ``world_size``.
         """
 
     @abstractmethod
     def clone(self) -> Store:
-        """Return another store on the same keys, with the same timeout, to be closed on its own."""
+        """Return another store with the same keys and the same timeout, to be closed separately."""
 
     def has_extended_api(self) -> bool:
-        """Tell whether append, multi_get, multi_set and the queues work: on every store."""
+        """Return whether append, multi_get, multi_set and the queues are supported: True for every store."""
         return True
 
     def close(self) -> None:
-        """Let go of connections and files. Idempotent; later calls raise."""
+        """Close connections and files. Idempotent; later calls raise."""
 
     def __enter__(self) -> Self:
         return self
@@ -222,7 +223,7 @@ def checked_value(value: str | bytes) -> bytes:
 
 
 def checked_amount(amount: int) -> int:
-    """Return what is to be added. Raises TypeError and ValueError for what is no 64-bit integer."""
+    """Return the amount. Raises TypeError for another type than int, ValueError for more than 64 bits."""
     if not isinstance(amount, int):
         raise TypeError(f"expected amount to be int, got {type(amount).__name__}")
     if not _fits_in_64_bits(amount):
@@ -231,7 +232,7 @@ def checked_amount(amount: int) -> int:
 
 
 def sum_of(key: str, text: bytes, amount: int) -> int:
-    """Return the number that a key holds as decimal text, plus an amount. Raises what ``Store.add`` raises."""
+    """Return the number in a key's decimal text plus an amount. Raises the errors of ``Store.add``."""
     digits = text.removeprefix(b"-")
     significant = digits.lstrip(b"0")
     if not (digits.isdigit() and digits.isascii() and len(significant) < _INT_64_DIGITS):
@@ -261,7 +262,7 @@ def other_world_size(key: str, theirs: int, ours: int) -> DistStoreError:
 
 
 def checked_world_size(world_size: int) -> int:
-    """Return the size of a barrier. Raises ValueError when nobody could pass it."""
+    """Return the size of a barrier. Raises ValueError for less than 1."""
     if world_size < 1:
         raise ValueError(f"expected world_size to be at least 1, got {world_size}")
     return world_size

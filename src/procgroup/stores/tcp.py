@@ -1,8 +1,8 @@
-"""The store that any processes share over TCP: one of them, or the launcher, hosts its server.
+"""A key-value store that processes share over TCP: one of them, or the launcher, hosts its server.
 
-The server is a native thread that waits on its clients' behalf, so a request is one round trip also when
-it waits. Both sides prove the job's key (PROCGROUP_JOB_KEY) before anything else is said; without one the
-store is open to whoever can connect, and says so when that is more than this host.
+The server is a native thread. A request that has to wait, waits in the server, so each request is one round trip.
+Both sides prove the job's key (PROCGROUP_JOB_KEY) before any request; without a key every process that can connect may
+use the store, and a line on stderr warns of it when other hosts can connect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from procgroup.stores.store import OnDisconnect
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout
 
 LINGER_SECONDS = 30.0
-"""How long a process that hosts servers waits for their clients to leave, at a normal exit; see process_end, too."""
+"""The time that a process that hosts servers waits for their clients at a normal exit; see process_end, too."""
 
 _MAX_NAMES = 8
 _WITHDRAW_SECONDS = 5.0
@@ -33,23 +33,24 @@ _JOINS = 2
 _HOST = 4
 
 _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
-"""Every server of this process that is still referred to."""
+"""Every server of this process."""
 
 _draining: set[StoreServer] = set()
-"""Those whose stores are gone while other processes still use them."""
+"""The servers that no store of this process refers to and that other processes still use."""
 
 
 class StoreServer:
-    """A store's server without a client, for whoever hosts a store for others.
+    """A store's server without a client, for a process that hosts a store for others.
 
     Listens on ``host`` and ``port`` (0: any free one; see ``port``), or takes over the listening socket
     ``listen_fd``. ``job_key`` is the job's secret: bytes, hex text as in PROCGROUP_JOB_KEY, "" for none, or
-    None for that variable's; ``job`` its name, by default what TORCHELASTIC_RUN_ID says. Without a secret a line on
-    stderr warns of it when other hosts can connect, unless ``warns_keyless`` is False. Raises DistNetworkError when it
-    cannot listen there.
+    None for the value of that variable; ``job`` is its name, by default TORCHELASTIC_RUN_ID. Without a secret a line
+    on stderr warns when other hosts can connect, unless ``warns_keyless`` is False. Raises DistNetworkError when it
+    cannot listen at the address.
 
-    With ``answers_torch`` clients of ``torch.distributed.TCPStore`` (torch 2.13) connect to the same port. They have
-    keys of their own and reach no others. Their protocol has no secret: whoever can connect reads and changes these.
+    With ``answers_torch`` clients of ``torch.distributed.TCPStore`` (torch 2.13) can connect to the same port. Their
+    keys are separate from procgroup's. Their protocol has no secret: every process that can connect reads and changes
+    these keys.
     """
 
     def __init__(
@@ -86,40 +87,40 @@ class StoreServer:
 
     @property
     def is_open_to_anybody(self) -> bool:
-        """Whether other hosts can connect, and no secret is asked for."""
+        """Whether other hosts can connect without a secret."""
         return self._is_open_to_anybody
 
     @property
     def running(self) -> bool:
-        """Whether it still serves."""
+        """Whether the server is running."""
         return self._native.running
 
     @property
     def clients(self) -> int:
-        """The number of its clients' connections, without those of the store that started it."""
+        """The number of client connections, without those of the store that started the server."""
         return self._native.clients
 
     @property
     def procgroup_clients(self) -> int:
-        """The number of procgroup's clients among them. PyTorch's clients, which prove no secret, are left out."""
+        """The number of connections of procgroup's clients, without those of PyTorch's clients."""
         return sum(process != 0 for process, _, _ in self._native.list_clients())
 
     @property
     def has_clients_elsewhere(self) -> bool:
-        """Whether any of these connections belongs to another process."""
+        """Whether a client of another process is connected."""
         return not all(is_own for _, _, is_own in self._native.list_clients())
 
     @property
     def requests(self) -> int:
-        """The number of requests that it has served."""
+        """The number of requests that the server has run."""
         return self._native.requests
 
     def name_users(self, users: Mapping[int, str]) -> None:
-        """Give the clients names, by process id, for the line that says for which clients this process waits."""
+        """Name the clients, by process id, for the message about the clients for which this process waits."""
         self._users.update(users)
 
     def list_clients(self, *, elsewhere: bool = False) -> list[str]:
-        """Return the names of the processes that have connections: as ``name_users`` set them, else pid and host.
+        """Return the names of the connected processes: those given to ``name_users``, or process id and host.
 
         With ``elsewhere`` this process is left out.
         """
@@ -133,16 +134,16 @@ class StoreServer:
         return sorted(names.values())
 
     def forget_torch(self) -> None:
-        """Close the connections of PyTorch's clients and forget their keys, as before another attempt of a job."""
+        """Close the connections of PyTorch's clients and delete their keys, before another attempt of a job."""
         self._native.forget_torch()
 
     def close(self) -> None:
-        """Stop serving now; its clients' calls raise StoreLost. Idempotent."""
+        """Stop the server now; its clients' calls raise StoreLost. Idempotent."""
         self._native.stop()
         _draining.discard(self)
 
     def release(self) -> None:
-        """Stop serving when the last client of another process has left; at exit at the latest."""
+        """Stop the server when no client of another process is connected any more; at exit at the latest."""
         if self._pid != os.getpid():
             return
         self._native.drain()
@@ -155,10 +156,10 @@ class StoreServer:
 
 
 def _linger() -> None:
-    """Let the clients of this process's servers leave in order.
+    """Wait at the end of the process until the clients of its servers have disconnected.
 
-    A process that ends with an exception does not wait; but when the start of a group has failed, the others are to
-    read why, and which rank it was, before the store ends.
+    A process that ends with an exception does not wait, except when the start of a group has failed: the other ranks
+    need the store to read which rank failed and why.
     """
     if ends_with_an_exception() and not has_failed_to_start():
         return
@@ -193,16 +194,16 @@ class TCPStore(RequestStore):
 
     One process gives ``is_master=True`` and hosts the server at ``port`` (0: any free one; see ``port``) or
     on the listening socket ``master_listen_fd``; a literal local address is bound alone, another name binds
-    every address. The others connect, trying again until ``timeout``. With ``world_size`` and
+    every address. The others connect, and repeat failed attempts until ``timeout``. With ``world_size`` and
     ``wait_for_workers`` the master returns when that many clients, its own included, have connected.
     ``multi_tenant`` joins the store that has the port already. ``use_libuv`` changes nothing.
 
-    When the last store object of the hosting process is gone, the server stays while other processes use
+    After the last store object of the hosting process is deleted, the server runs while other processes use
     it; at a normal exit the process waits up to ``LINGER_SECONDS`` for them. ``close()`` stops it at once.
-    A forked child connects anew by itself.
+    A forked child opens connections of its own.
 
-    Raises DistNetworkError when the port is taken, nobody answers, or whoever answers is not this job's
-    store; DistStoreError when not all workers come. Later calls raise StoreLost once the server is gone.
+    Raises DistNetworkError when the port is taken, no server accepts the connection, or the server is not this job's
+    store; DistStoreError when not all workers connect. Later calls raise StoreLost once the server has ended.
     """
 
     _requests: _native.StoreClient
@@ -242,7 +243,7 @@ class TCPStore(RequestStore):
 
     @property
     def libuvBackend(self) -> bool:  # noqa: N802
-        """What was given as ``use_libuv``; there is one server here."""
+        """The argument ``use_libuv``, which changes nothing."""
         return self._uses_libuv
 
     def _connect(self, flags: int) -> _native.StoreClient:
@@ -267,7 +268,7 @@ class TCPStore(RequestStore):
             )
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect:
-        # A connection of its own: one that carries requests is dropped when the server does not answer in time.
+        # A separate connection: a connection that carries requests is dropped when the server does not reply in time.
         client = self._connect(_HOST if self._hosting else 0)
         client.set_on_disconnect(key, value, self._seconds)
         return _OnDisconnect(client, key)
@@ -333,7 +334,7 @@ def _take_over(listen_fd: int) -> socket.socket:
 
 
 def _addresses_here(bound: str) -> list[str]:
-    """Where this process reaches its own server: a wildcard stands for the loopback addresses."""
+    """Return the addresses at which this process can connect to its own server: for a wildcard, the loopback's."""
     return {"::": ["127.0.0.1", "::1"], "0.0.0.0": ["127.0.0.1"]}.get(bound, [bound])
 
 
