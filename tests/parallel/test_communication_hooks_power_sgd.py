@@ -19,7 +19,7 @@ from parallel.models import batch, loss_of, part, wrap  # noqa: E402
 from torch import nn  # noqa: E402
 
 from procgroup.parallel.communication_hooks import PowerSGDState, powerSGD_hook  # noqa: E402
-from procgroup.parallel.communication_hooks.orthogonal import orthogonalize  # noqa: E402
+from procgroup.parallel.communication_hooks.power_sgd import orthogonalize  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

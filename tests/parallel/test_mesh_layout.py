@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from procgroup.parallel.mesh.mesh_layout import MeshLayout, select
+from procgroup.parallel.mesh.layout import MeshLayout, select
 
 CUBE = MeshLayout.of(np.arange(24).reshape(2, 3, 4))
 

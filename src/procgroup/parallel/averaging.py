@@ -1,23 +1,20 @@
-"""Data-parallel training with any array library: all ranks begin with one rank's parameters, and step with the mean.
+"""Data-parallel training with any array library: broadcast the parameters once, average the gradients in each step.
 
-Both functions take a tree of arrays, as procgroup.functional does, leave it alone and return a new one.
+Both functions take a tree of arrays, as ``procgroup.functional`` does, and return a new tree.
 """
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Any, TypeVar
 
-import numpy as np
-
-from procgroup import types
-from procgroup.errors import ArgumentError, CollectiveMismatch
+from procgroup.errors import ArgumentError
 from procgroup.functional.collectives import combine, copy
-from procgroup.functional.fusing import Leaf, Leaves
+from procgroup.functional.fusing import Leaves
 from procgroup.functional.trees import paths
-from procgroup.groups import checks, objects
+from procgroup.groups import checks
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.group_choice import group_of
+from procgroup.parallel.rank_comparison import gather_if_different, mismatch
 from procgroup.types import ReduceOp
 
 T = TypeVar("T")
@@ -27,8 +24,8 @@ def average_gradients(tree: T, group: ProcessGroup | None = None) -> T:
     """Return the tree with the mean over the ranks of each of its arrays; the same bits on every rank.
 
     Each array keeps its library, shape and dtype. Raises TypeError for a leaf that is neither an array nor a number,
-    ArgumentError for one of integers, bool or float8, and CollectiveMismatch on every rank, before a gradient is sent,
-    when the trees differ.
+    ArgumentError for integers, bool and float8, and CollectiveMismatch on every rank, before a gradient is sent, when
+    the trees differ.
     """
     chosen = group_of(group)
     leaves = _leaves(tree)
@@ -44,10 +41,10 @@ def average_gradients(tree: T, group: ProcessGroup | None = None) -> T:
 
 
 def broadcast_parameters(tree: T, root: int = 0, group: ProcessGroup | None = None) -> T:
-    """Return the tree with the arrays of group rank ``root``; the others' count for their shapes and dtypes only.
+    """Return the tree with the arrays of group rank ``root``. On other ranks only shapes and dtypes of ``tree`` matter.
 
-    Raises TypeError for a leaf that is neither an array nor a number, ValueError for a rank that the group does not
-    have, and CollectiveMismatch on every rank, before a parameter is sent, when the trees or roots differ.
+    Raises TypeError for a leaf that is neither an array nor a number, ValueError for a root outside of the group, and
+    CollectiveMismatch on every rank, before a parameter is sent, when the trees or roots differ.
     """
     chosen = group_of(group)
     root = checks.group_rank(root, chosen.size(), chosen.group_name)
@@ -61,33 +58,15 @@ def _leaves(tree: Any) -> Leaves:
     return Leaves(tree, [path or "tree" for path in paths(tree)])
 
 
-def _require_same_trees(leaves: Leaves, group: ProcessGroup, op: str, how: str = "") -> None:
-    """Compare 64 bits of all ranks and, where these differ, everything: all ranks do so, or none does."""
-    mine = [("call", f"{op}{how}"), *((str(leaf.name), _describe(leaf)) for leaf in leaves.all)]
-    digest = blake2b(repr(mine).encode(), digest_size=8).digest()
-    digests = np.empty(group.size(), np.uint64)
-    group.all_gather_single(digests, np.frombuffer(digest, np.uint64))
-    if (digests == digests[0]).all():
-        return
-    seconds = types.seconds(group.timeout)
-    trees = [dict(tree) for tree in objects.all_gather(group, mine, seconds, safe=True)]
-    raise CollectiveMismatch(
-        calls=_first_difference(trees),
-        op=op,
-        sequence=0,
-        group=group.group_name,
-        rank=group.rank(),
-        size=group.size(),
-        members=group.members,
-    )
-
-
-def _describe(leaf: Leaf) -> str:
-    return f"{leaf.seen.dtype} {leaf.seen.shape}"
+def _require_same_trees(leaves: Leaves, group: ProcessGroup, op: str, arguments: str = "") -> None:
+    described = [(str(leaf.name), f"{leaf.seen.dtype} {leaf.seen.shape}") for leaf in leaves.all]
+    trees = gather_if_different(group, [("call", f"{op}{arguments}"), *described])
+    if trees is not None:
+        raise mismatch(group, op, _first_difference([dict(tree) for tree in trees]))
 
 
 def _first_difference(trees: list[dict[str, str]]) -> dict[int, str]:
-    """Return, by rank, what each has where the ranks differ first."""
+    """Return the first differing entry of each rank."""
     for name in dict.fromkeys(name for tree in trees for name in tree):
         if len({tree.get(name) for tree in trees}) > 1:
             return {rank: f"{name} {tree[name]}" if name in tree else f"no {name}" for rank, tree in enumerate(trees)}

@@ -1,4 +1,4 @@
-"""What goes wrong between the ranks of one training: each error names parameters and ranks, and keeps them."""
+"""Errors of data-parallel training. Each error has the parameters and ranks concerned as attributes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from procgroup.errors import DistError
 
 
 class ModelMismatch(DistError):
-    """The ranks have wrapped different models. ``rank`` is the first that differs from rank 0; nothing was changed.
+    """The ranks have wrapped different models; no parameter was changed.
 
-    ``expected`` is what rank 0 has in that place, ``got`` what that rank has: a parameter's name, shape and dtype,
-    or "nothing". ``ranks`` are all that differ from rank 0.
+    ``ranks`` are the ranks that differ from rank 0, and ``rank`` is the first of them. ``expected`` and ``got`` are the
+    first different parameters of rank 0 and of ``rank``: name, shape and dtype, or "nothing".
     """
 
     def __init__(self, *, expected: str, got: str, rank: int, ranks: Sequence[int]) -> None:
@@ -27,9 +27,9 @@ class ModelMismatch(DistError):
 
 
 class BackwardFailed(DistError):
-    """Ranks left a backward with an error of their own, so its gradients are on no rank. ``ranks`` are these.
+    """A backward failed on ``ranks``, so all ranks dropped its gradients.
 
-    The group is as before: all ranks can go on with the next step.
+    The group remains usable: all ranks can continue with the next step.
     """
 
     def __init__(self, *, ranks: Sequence[int]) -> None:
@@ -41,7 +41,7 @@ class BackwardFailed(DistError):
 
 
 class GraphChanged(DistError):
-    """With static_graph=True, a backward used other parameters than the first one, or another number of times.
+    """With static_graph=True, a backward used other parameters than the first one, or used them more or less often.
 
     ``uses`` maps ranks to lists of (name, shape, times in the first backward, times in this one).
     """
@@ -62,7 +62,7 @@ class GraphChanged(DistError):
 
 
 class InputsExhausted(DistError):
-    """In join(throw_on_early_termination=True), ``ranks`` have no more inputs; all ranks raise it at the same step."""
+    """In join(throw_on_early_termination=True), ``ranks`` have no more inputs. All ranks raise it at the same step."""
 
     def __init__(self, *, ranks: Sequence[int]) -> None:
         self.ranks: tuple[int, ...] = tuple(ranks)
@@ -73,7 +73,7 @@ class InputsExhausted(DistError):
 
 
 class RanksApart(DistError):
-    """In join(), ranks do not call the model in the same way. ``places`` maps ranks to where they are."""
+    """In join(), the ranks call the model differently. ``places`` maps each rank to a description of its call."""
 
     def __init__(self, *, places: Mapping[int, str]) -> None:
         self.places: dict[int, str] = dict(places)

@@ -1,7 +1,7 @@
-"""Communication hooks: other ways to average a bucket of gradients, which send fewer bytes and say what that costs.
+"""Communication hooks: average a bucket of gradients with fewer bytes, at a documented loss of precision.
 
-Each is given to ``DistributedDataParallel.register_comm_hook(state, hook)``. Names that torch has too mean the same
-here.
+Register one with ``DistributedDataParallel.register_comm_hook(state, hook)``. Hooks that PyTorch has too have the same
+names and arguments.
 """
 
 from procgroup.lazy_names import bound_on_first_use

@@ -1,4 +1,4 @@
-"""Hooks without a memory: the average as it is, or in 16 bits per element."""
+"""Stateless hooks: average a bucket in full precision or in 16 bits per element, as PyTorch's default hooks do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from procgroup.types import ReduceOp
 def allreduce_hook(process_group: ProcessGroup | None, bucket: GradBucket) -> Pending:
     """Average the bucket as DistributedDataParallel does without a hook.
 
-    Sent: the elements as they are. Error: that of ``all_reduce`` with AVG, the same bits as without a hook.
+    Bytes sent: those of the elements. Error: that of ``all_reduce`` with AVG; the same bits as without a hook.
     """
     return average(process_group, bucket.buffer())
 
@@ -23,10 +23,10 @@ def allreduce_hook(process_group: ProcessGroup | None, bucket: GradBucket) -> Pe
 def fp16_compress_hook(process_group: ProcessGroup | None, bucket: GradBucket) -> Pending:
     """Average the bucket in float16.
 
-    Sent: 2 bytes per element. Error: each rank's element is rounded, by 2^-11 of itself or, below 6.1e-5, by 2^-25; the
-    sum is made in float32 and rounded once in the same way, and once more per host where there are several. What is
-    above 65519 in magnitude becomes infinite on every rank; NaN and infinities arrive as they are. For gradients of
-    more range there is ``bf16_compress_hook``. Raises TypeError for complex gradients.
+    Bytes sent: 2 per element. Error: each rank's element is rounded with a relative error of 2^-11 or, below 6.1e-5, an
+    absolute error of 2^-25. The sum is computed in float32 and rounded in the same way once, and once more per host in
+    a group that spans hosts. Magnitudes above 65519 become infinite on every rank; NaN and infinities are kept. For
+    gradients with a larger range use ``bf16_compress_hook``. Raises TypeError for complex gradients.
     """
     return _average_in(torch.float16, process_group, bucket, "fp16_compress_hook")
 
@@ -34,37 +34,37 @@ def fp16_compress_hook(process_group: ProcessGroup | None, bucket: GradBucket) -
 def bf16_compress_hook(process_group: ProcessGroup | None, bucket: GradBucket) -> Pending:
     """Average the bucket in bfloat16.
 
-    Sent: 2 bytes per element. Error: as with ``fp16_compress_hook``, but by 2^-8 of the element, in all of float32's
-    range. Raises TypeError for complex gradients.
+    Bytes sent: 2 per element. Error: as with ``fp16_compress_hook``, but with a relative error of 2^-8 in the whole
+    range of float32. Raises TypeError for complex gradients.
     """
     return _average_in(torch.bfloat16, process_group, bucket, "bf16_compress_hook")
 
 
 def fp16_compress_wrapper(hook: Hook) -> Hook:
-    """Return a hook that rounds the bucket to float16 and gives that to ``hook``, whose result is converted back.
+    """Return a hook that calls ``hook`` with the bucket in float16 and converts the result back.
 
-    Error: 2^-11 of each rank's element, as with ``fp16_compress_hook``, before that of ``hook``.
+    Error: a relative error of 2^-11 of each rank's element, as with ``fp16_compress_hook``, plus that of ``hook``.
     """
     return partial(_call_in, torch.float16, hook)
 
 
 def bf16_compress_wrapper(hook: Hook) -> Hook:
-    """Return a hook that rounds the bucket to bfloat16 and gives that to ``hook``, whose result is converted back.
+    """Return a hook that calls ``hook`` with the bucket in bfloat16 and converts the result back.
 
-    Error: 2^-8 of each rank's element before that of ``hook``.
+    Error: a relative error of 2^-8 of each rank's element, plus that of ``hook``.
     """
     return partial(_call_in, torch.bfloat16, hook)
 
 
 def average(process_group: ProcessGroup | None, buffer: Any) -> Pending:
-    """Begin to replace a tensor by its average over the ranks."""
+    """Start an in-place average of a tensor over the ranks."""
     work = group_of(process_group).all_reduce(buffer, ReduceOp.AVG, True)
     assert work is not None
     return Pending(work, lambda _: buffer)
 
 
 def require_floating_point(bucket: GradBucket, hook: str) -> None:
-    """Raise TypeError for gradients that are no real floating-point numbers."""
+    """Raise TypeError unless the gradients are real floating-point numbers."""
     if not bucket.buffer().is_floating_point():
         raise TypeError(
             f"{hook} is for real floating-point gradients, and these are {bucket.buffer().dtype}: bucket "

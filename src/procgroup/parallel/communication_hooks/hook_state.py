@@ -1,16 +1,14 @@
-"""What the states of hooks have in common: a group, settings that all ranks share, copies and pickles."""
+"""The base class of hook states: a process group, settings that must be the same on all ranks, copying and pickling."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, ClassVar, Self
 
-from procgroup import types
 from procgroup.api import default
-from procgroup.errors import CollectiveMismatch
-from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.group_choice import group_of
+from procgroup.parallel.rank_comparison import require_same
 
 
 class HookState:
@@ -18,9 +16,9 @@ class HookState:
 
     # The attributes that must be the same on all ranks.
     SHARED: ClassVar[tuple[str, ...]] = ()
-    # The attributes that are groups, or None.
+    # The attributes that hold groups of the caller, or None.
     GROUPS: ClassVar[tuple[str, ...]] = ("process_group",)
-    # The attributes that are groups it has made by itself, or None: a copy makes its own.
+    # The attributes that hold groups created by the state, or None: a copy creates its own.
     OWN_GROUPS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, process_group: ProcessGroup | None) -> None:
@@ -28,7 +26,7 @@ class HookState:
         self._is_compared = False
 
     def group(self) -> ProcessGroup:
-        """Return the group. Raises CollectiveMismatch, at first, when the ranks' settings differ."""
+        """Return the group. The first call raises CollectiveMismatch when the ranks' settings differ."""
         group = group_of(self.process_group)
         if not self._is_compared:
             shared = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.SHARED)
@@ -37,7 +35,7 @@ class HookState:
         return group
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the groups: what is unpickled is of the default one. Raises RuntimeError for another."""
+        """Return the state without groups; unpickling uses the default group. Raises RuntimeError for another group."""
         groups = dict.fromkeys(self.GROUPS)
         if any(getattr(self, name) not in (None, default.slot().group) for name in groups):
             raise RuntimeError(
@@ -53,18 +51,3 @@ class HookState:
             is_group = name in self.GROUPS or name in self.OWN_GROUPS
             setattr(made, name, value if is_group else copy.deepcopy(value, memo))
         return made
-
-
-def require_same(group: ProcessGroup, op: str, mine: str) -> None:
-    """Raise CollectiveMismatch on every rank when what the ranks have differs."""
-    found = objects.all_gather(group, mine, types.seconds(group.timeout), safe=True)
-    if len(set(found)) > 1:
-        raise CollectiveMismatch(
-            calls=dict(enumerate(found)),
-            op=op,
-            sequence=0,
-            group=group.group_name,
-            rank=group.rank(),
-            size=group.size(),
-            members=group.members,
-        )

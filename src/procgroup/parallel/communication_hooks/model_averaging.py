@@ -1,4 +1,4 @@
-"""Averaging parameters every few steps, for ranks that train on their own in between."""
+"""Periodic model averaging: average parameters every few steps, between which the ranks train alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from procgroup.types import ReduceOp
 class PeriodicModelAverager:
     """Averages parameters over the ranks of a group after every ``period`` steps, from step ``warmup_steps`` on.
 
-    Sent: the parameters, once per period. Error: that of ``all_reduce`` with AVG; afterwards all ranks have the same
-    bits. Both numbers must be the same on all ranks. Raises ValueError for a period below 1 and a negative warm-up.
+    Bytes sent: those of the parameters, once per period. Error: that of ``all_reduce`` with AVG; afterwards all ranks
+    have the same bits. ``period`` and ``warmup_steps`` must be the same on all ranks. Raises ValueError for a period
+    below 1 and a negative warm-up.
     """
 
     def __init__(self, period: int, warmup_steps: int = 0, process_group: ProcessGroup | None = None) -> None:
@@ -36,10 +37,10 @@ class PeriodicModelAverager:
         self.step: int = 0
 
     def average_parameters(self, params: Iterable[Any]) -> None:
-        """Count a step, and average the parameters or parameter groups where it is time.
+        """Count a step, and average the parameters or parameter groups if the period is over.
 
-        Those without a gradient are averaged too, unlike in torch: what ranks average must not depend on what each of
-        them has used.
+        Unlike in torch, parameters without a gradient are averaged too: all ranks must average the same parameters,
+        and ranks may use different ones.
         """
         past = self.step - self.warmup_steps
         self.step += 1
@@ -48,42 +49,42 @@ class PeriodicModelAverager:
 
 
 class PostLocalSGDOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """An optimizer that averages the parameters of the ranks after its own steps, when its averager says so."""
+    """An optimizer that averages the parameters over the ranks after its steps, with the period of its averager."""
 
     def __init__(self, optim: Any, averager: PeriodicModelAverager) -> None:
-        # Everything that torch's own constructor sets up is in the optimizer that does the work.
+        # torch's constructor is not called: its state is that of the wrapped optimizer.
         self.optim = optim
         self.averager = averager
         self.param_groups: Any = optim.param_groups
 
     @property
     def state(self) -> Any:
-        """The state of the optimizer that does the work."""
+        """The state of the wrapped optimizer."""
         return self.optim.state
 
     def __repr__(self) -> str:
         return repr(self.optim)
 
     def step(self, closure: Any = None) -> Any:
-        """Take a step, and average where it is time. Returns what the optimizer returns."""
+        """Step the wrapped optimizer, then average parameters if due. Returns the result of the wrapped optimizer."""
         loss = self.optim.step() if closure is None else self.optim.step(closure)
         self.averager.average_parameters(self.param_groups)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         self.optim.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; on all ranks, as they are averaged too."""
+        """Add parameters. Call it on all ranks, because these parameters are averaged too."""
         self.optim.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, and the averager's number of steps as ``step``."""
+        """Return the state of the wrapped optimizer, and the averager's number of steps as ``step``."""
         return {**self.optim.state_dict(), "step": self.averager.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave. Without ``step`` the averager begins anew, with a warning as in torch."""
+        """Load a ``state_dict``. Without ``step`` the averager counts from 0, with a warning as in torch."""
         self.optim.load_state_dict(state_dict)
         self.param_groups = self.optim.param_groups
         if "step" not in state_dict:
@@ -95,7 +96,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def average_tensors(process_group: ProcessGroup | None, tensors: Sequence[Any]) -> None:
-    """Replace tensors by their averages over the ranks, in one call for each dtype."""
+    """Average tensors in place over the ranks, with one all_reduce per dtype."""
     group = group_of(process_group)
     with torch.no_grad():
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):

@@ -1,7 +1,7 @@
-"""Training on each rank by itself, with a step for all of them together once in a while.
+"""DiLoCo: each rank trains alone for many inner steps; then one outer step combines the ranks.
 
-Every rank takes some *inner* steps with an optimizer of its own. How far it has gone is then averaged over the ranks,
-and counts as the gradient of one *outer* step, by SGD with Nesterov momentum, from where all began.
+Every rank takes *inner* steps with its own optimizer. The change of its parameters is then averaged over the ranks and
+used as the gradient of one *outer* step, SGD with Nesterov momentum, from the parameters before the inner steps.
 
 Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105.
 """
@@ -13,24 +13,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.communication_hooks.hook_state import require_same
 from procgroup.parallel.communication_hooks.model_averaging import average_tensors
 from procgroup.parallel.communication_hooks.residuals import working_dtype
 from procgroup.parallel.group_choice import group_of
 from procgroup.parallel.pytorch import torch
+from procgroup.parallel.rank_comparison import require_same
 
 
 class OuterSteps:
     """Takes an outer step after every ``every`` inner steps. Call ``step`` after each step of the inner optimizer.
 
-    Sent: 4 bytes per parameter (8 of float64), once in ``every`` steps: for ``every`` = 500 a thousandth of what
-    averaging gradients sends. Error: that of ``all_reduce`` with AVG; after an outer step all ranks have the same bits.
-    A NaN of one rank is a NaN on all. Memory: twice the parameters. Buffers, such as running statistics, stay each
-    rank's own. The default numbers are those of the paper; with ``learning_rate`` = 1 and ``momentum`` = 0 an outer
+    Bytes sent: 4 per parameter (8 for float64), once in ``every`` steps: for ``every`` = 500 one thousandth of those of
+    averaging gradients. Error: that of ``all_reduce`` with AVG; after an outer step all ranks have the same bits. A NaN
+    on one rank becomes a NaN on all. Memory: twice the parameters. Buffers, such as running statistics, are not
+    synchronized. The default values are those of the paper; with ``learning_rate`` = 1 and ``momentum`` = 0 an outer
     step averages the parameters.
 
-    All ranks make it together, with the same parameters and arguments; raises CollectiveMismatch otherwise, ValueError
-    for ``every`` below 1, and where there are no parameters.
+    All ranks create it together, with the same parameters and arguments; raises CollectiveMismatch otherwise,
+    ValueError for ``every`` below 1 and without parameters.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OuterSteps:
         require_same(group_of(process_group), "OuterSteps", mine)
 
     def step(self) -> bool:
-        """Count an inner step, and take an outer one where it is time; tell whether it was."""
+        """Count an inner step, and take an outer step if one is due; return whether it was."""
         self.count += 1
         if self.count % self.every:
             return False
@@ -69,14 +69,14 @@ class OuterSteps:
             for parameter, begin, velocity, gradient in zip(
                 self.parameters, self._begin, self._velocity, moved, strict=True
             ):
-                # One operation after the other: rounded once each, so the same on every processor.
+                # Separate operations, each rounded once: the same result on every processor.
                 velocity.mul_(self.momentum).add_(gradient)
                 begin.sub_((velocity * self.momentum).add_(gradient).mul_(self.learning_rate))
                 parameter.copy_(begin)
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept: the number of inner steps, where all began, and the momentum."""
+        """Return the number of inner steps, the parameters of the last outer step, and the momentum."""
         return {
             "count": self.count,
             "begin": [begin.clone() for begin in self._begin],
@@ -84,7 +84,7 @@ class OuterSteps:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` gave; the parameters stay as they are. Raises ValueError for other shapes."""
+        """Load a ``state_dict``; the parameters are not changed. Raises ValueError for other shapes."""
         shapes = [begin.shape for begin in self._begin]
         for name in ("begin", "velocity"):
             found = [tensor.shape for tensor in state[name]]

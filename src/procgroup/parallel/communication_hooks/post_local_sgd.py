@@ -1,7 +1,7 @@
-"""Gradients that are averaged within small groups, or not at all, once training is under way.
+"""Post-local SGD: after the first steps, average gradients within subgroups only, or not at all.
 
-Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", arXiv 1808.07217. What the small groups learn is brought
-together by averaging parameters: see ``model_averaging``.
+Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", arXiv 1808.07217. The subgroups are synchronized by averaging
+parameters: see ``model_averaging``.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 from socket import gethostname
 from typing import ClassVar
 
-from procgroup import types
 from procgroup.api import leaving
-from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import average
 from procgroup.parallel.communication_hooks.hook_state import HookState
 from procgroup.parallel.communication_hooks.interface import Done, GradBucket, Pending
 from procgroup.parallel.group_choice import group_of
+from procgroup.parallel.rank_comparison import gather
 
 
 class PostLocalSGDState(HookState):
-    """What ``post_localSGD_hook`` keeps: the number of steps, and who averages from ``start_localSGD_iter`` on.
+    """The state of ``post_localSGD_hook``: the number of steps, and the group after ``start_localSGD_iter`` steps.
 
-    Then the ranks of ``subgroup`` average or, without ``post_local_gradient_allreduce``, no ranks do. ``subgroup`` is
-    by default the ranks of this host, as host names tell; it is made by all ranks when it is used first, and all ranks
-    or none give one. Both numbers must be the same on all ranks. Raises ValueError for a negative start.
+    From then on gradients are averaged over ``subgroup`` or, without ``post_local_gradient_allreduce``, not at
+    all. The default subgroup is the ranks with the same host name; all ranks create it at its first use, so either all
+    ranks or no rank may pass one. The other arguments must be the same on all ranks. Raises ValueError for a negative
+    start.
     """
 
     SHARED: ClassVar[tuple[str, ...]] = ("start_localSGD_iter", "post_local_gradient_allreduce", "gives_subgroup")
     GROUPS: ClassVar[tuple[str, ...]] = ("process_group", "subgroup")
-    OWN_GROUPS: ClassVar[tuple[str, ...]] = ("_of_host",)
+    OWN_GROUPS: ClassVar[tuple[str, ...]] = ("_host_group",)
 
     def __init__(
         self,
@@ -45,29 +45,29 @@ class PostLocalSGDState(HookState):
         self.start_localSGD_iter = start_localSGD_iter
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iter = 0
-        self._of_host: ProcessGroup | None = None
+        self._host_group: ProcessGroup | None = None
 
     @property
     def gives_subgroup(self) -> bool:
-        """Whether there is a subgroup of the caller's."""
+        """Whether the caller has passed a subgroup."""
         return self.subgroup is not None
 
     def local_group(self) -> ProcessGroup:
-        """Return the subgroup; the first time, where none was given, all ranks make one for each host."""
+        """Return the subgroup. Without one all ranks create, at the first call, a group for each host."""
         if self.subgroup is not None:
             return group_of(self.subgroup)
-        if self._of_host is None:
-            self._of_host = _ranks_of_host(self.group())
-        return self._of_host
+        if self._host_group is None:
+            self._host_group = _group_of_host(self.group())
+        return self._host_group
 
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Pending | Done:  # noqa: N802 - torch's name
-    """Average the bucket over all ranks in the first steps, then over those of the subgroup or over none.
+    """Average the bucket over all ranks in the first steps, then over the subgroup or not at all.
 
-    Sent: the elements as they are, to fewer ranks. Error: that of ``all_reduce`` with AVG at first; then gradients are
-    those of the subgroup, and the parameters of the ranks differ until they are averaged, by PeriodicModelAverager
-    with ``warmup_steps`` = ``start_localSGD_iter`` or by PostLocalSGDOptimizer. Raises CollectiveMismatch for different
-    settings.
+    Bytes sent: those of the elements, to fewer ranks. Error: that of ``all_reduce`` with AVG. After the first steps the
+    average is that of the subgroup, and the parameters differ between subgroups until they are averaged, by
+    PeriodicModelAverager with ``warmup_steps`` = ``start_localSGD_iter`` or by PostLocalSGDOptimizer. Raises
+    CollectiveMismatch for different settings.
     """
     group = state.group()
     is_global = state.iter < state.start_localSGD_iter
@@ -80,9 +80,9 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Pending 
     return Done(bucket.buffer())
 
 
-def _ranks_of_host(group: ProcessGroup) -> ProcessGroup:
-    """Make a group of the ranks that are on this host; it ends with the one that it is made from."""
-    hosts = objects.all_gather(group, gethostname(), types.seconds(group.timeout), safe=True)
+def _group_of_host(group: ProcessGroup) -> ProcessGroup:
+    """Create a group of the ranks on this host. It is destroyed together with its parent group."""
+    hosts = gather(group, gethostname())
     ranks = [rank for rank, host in enumerate(hosts) if host == hosts[group.rank()]]
     if len(ranks) == group.size():
         return group

@@ -1,8 +1,8 @@
-"""Averages of matrices as products of two thin ones, with error feedback.
+"""PowerSGD: average gradient matrices as low-rank products, with error feedback.
 
-A gradient of n rows and m columns is approximated by P Q^T, where P has a few columns, and Q as many: P is the mean of
-M Q with the last step's Q, made orthonormal; the new Q is the mean of M^T P. That is one step of a power iteration: as
-gradients change slowly, it comes near the best approximation of this rank.
+A gradient M of n rows and m columns is approximated by P Q^T, where P and Q have a few columns each. P is the mean of
+M Q with the Q of the last step, orthonormalized; the new Q is the mean of M^T P. This is one step of a power iteration:
+because gradients change slowly, it approaches the best approximation of this rank.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD", arXiv 1905.13727, algorithms 1 and 2.
 """
@@ -16,18 +16,20 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import average, require_floating_point
 from procgroup.parallel.communication_hooks.hook_state import HookState
 from procgroup.parallel.communication_hooks.interface import GradBucket, Pending
-from procgroup.parallel.communication_hooks.orthogonal import orthogonalize
 from procgroup.parallel.communication_hooks.residuals import Residuals, finite, working_dtype
 from procgroup.parallel.pytorch import torch
 from procgroup.types import ReduceOp
 
+DEPENDENT = 1e-7
+"""A unit column counts as dependent if no more than this length is left after subtracting the earlier columns."""
+
 
 class PowerSGDState(HookState):
-    """What ``powerSGD_hook`` keeps on this rank: the number of steps, each matrix's Q, and its error feedback.
+    """The state of ``powerSGD_hook`` on this rank: the number of steps, each matrix's Q, and the error feedback.
 
-    A gradient is compressed when that makes it ``min_compression_rate`` times smaller or more. The first
-    ``start_powerSGD_iter`` steps are averaged as they are. With ``warm_start`` each step begins with the last one's Q,
-    without it with a random one. All arguments but the group must be the same on all ranks.
+    A gradient is compressed if that makes it smaller by a factor of ``min_compression_rate`` or more. The gradients of
+    the first ``start_powerSGD_iter`` steps are averaged without compression. With ``warm_start`` each step starts from
+    the Q of the last one, without it from a random Q. All arguments except the group must be the same on all ranks.
 
     Raises ValueError for a rank below 1, a negative start and a compression rate that is not above 0.
     """
@@ -73,12 +75,12 @@ class PowerSGDState(HookState):
         self._counts = [0, 0]
 
     def compression_stats(self) -> tuple[float, int, int]:
-        """Return how many times fewer elements were sent since compression began, and how many these are and were."""
+        """Return the compression rate since compression began, and the numbers of elements before and after it."""
         before, after = self._counts
         return before / after if after else 0.0, before, after
 
     def state_dict(self, model: Any) -> dict[str, Any]:
-        """Return what is kept, by the parameters' names in ``model``; error feedback is this rank's own."""
+        """Return the state by the parameters' names in ``model``. The error feedback differs between ranks."""
         named = {name: self._factors.get(parameter) for name, parameter in model.named_parameters()}
         return {
             "iter": self.iter,
@@ -88,7 +90,7 @@ class PowerSGDState(HookState):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], model: Any) -> None:
-        """Take over what ``state_dict`` gave, on as many ranks. Raises ValueError where the model does not fit."""
+        """Load a ``state_dict`` of the same number of ranks. Raises ValueError when it does not fit the model."""
         self._residuals.load_state_dict(state["residuals"], model)
         parameters = dict(model.named_parameters())
         if unknown := [name for name in state["factors"] if name not in parameters]:
@@ -97,9 +99,9 @@ class PowerSGDState(HookState):
         self.iter, self._draws = state["iter"], state["draws"]
 
     def _factor(self, parameter: Any, shape: tuple[int, int], dtype: Any) -> Any:
-        """Return the Q to begin with, each column with 1 as its largest magnitude: nothing can vanish by scale."""
+        """Return the initial Q, with columns scaled to a largest magnitude of 1: products then cannot underflow."""
         factor = self._factors.get(parameter) if self.warm_start else None
-        if factor is None or factor.shape != shape:  # it may come from a state with another rank
+        if factor is None or factor.shape != shape:  # loaded from a state with another approximation rank
             return self._draw(shape, dtype)
         largest = factor.abs().amax(0)
         is_usable = (largest > 0) & largest.isfinite()
@@ -109,28 +111,28 @@ class PowerSGDState(HookState):
 
     def _draw(self, shape: tuple[int, int], dtype: Any) -> Any:
         self._draws += 1
-        # The generator takes the lower 32 bits only; the odd factor keeps the draws of neighbouring seeds apart.
+        # The generator uses the lower 32 bits only; the odd factor separates the draws of neighbouring seeds.
         generator = torch.Generator().manual_seed((self.random_seed * 0x9E3779B1 + self._draws) % (1 << 32))
         return torch.randn(shape, generator=generator, dtype=dtype)
 
     def _columns_for(self, rows: int, columns: int) -> int:
-        """Return how many columns P and Q have for a matrix of this shape; 0 where it is not worth it."""
+        """Return the number of columns of P and Q for a matrix of this shape; 0 when compression saves too little."""
         rank = min(self.matrix_approximation_rank, rows, columns)
         is_worth_it = (rows + columns) * rank * self.min_compression_rate < rows * columns
         return rank if is_worth_it else 0
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Pending:  # noqa: N802 - torch's name
-    """Average the matrices of the bucket as products of rank r, and all else as it is.
+    """Average the matrices of the bucket as products of rank r, and the other gradients without compression.
 
-    Sent: r * (n + m) elements of 4 bytes (8 of float64) for a matrix of n rows and m columns, in two calls. Error of
-    one step: the mean M becomes P P^T M, never farther from M than zeros are; it is exact, but for rounding, where M
-    has rank r or less, and the best approximation of rank r in the limit of many steps on one M. With error feedback
-    the rest is added to the next step's gradients. A NaN or infinity, also one that a product of numbers above 1e38
-    gives, makes its matrix NaN on every rank, and is not kept. What was sent in a step that all ranks dropped
-    (BackwardFailed) is lost.
+    Bytes sent: 4 (8 for float64) for each of r * (n + m) elements of a matrix of n rows and m columns, in two
+    collectives. Error of one step: the mean M becomes P P^T M, whose distance from M is at most that of zeros. It is
+    exact except for rounding if M has rank r or less, and the best approximation of rank r in the limit of many steps
+    on one M. With error feedback the error is added to the gradients of the next step. A NaN or infinity, also from a
+    product of numbers above 1e38, makes its matrix NaN on every rank and is not kept. Values sent in a step that all
+    ranks dropped (BackwardFailed) are lost.
 
-    Cost: three products with thin matrices and some five passes over the bucket. Raises TypeError for complex
+    Cost: three products with thin matrices and about five passes over the bucket. Raises TypeError for complex
     gradients, CollectiveMismatch for different settings.
     """
     require_floating_point(bucket, "powerSGD_hook")
@@ -142,7 +144,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Pending:  # noqa:
 
 
 class _Matrix(NamedTuple):
-    """A gradient that is compressed, and, once averaged, its mean: views of the bucket's two flat tensors."""
+    """A compressed gradient and the destination of its mean: views of the bucket's two flat tensors."""
 
     parameter: Any
     exact: Any
@@ -151,7 +153,7 @@ class _Matrix(NamedTuple):
 
 
 class _Exchange:
-    """One bucket of one step."""
+    """The exchange of one bucket in one step."""
 
     def __init__(self, state: PowerSGDState, group: ProcessGroup, bucket: GradBucket) -> None:
         self._state = state
@@ -163,12 +165,12 @@ class _Exchange:
             self._exact += self._residual
         self._mean = torch.empty_like(self._exact)
         self._matrices: list[_Matrix] = []
-        # Views of what is averaged as it is: gradients, and where their means belong.
+        # Views of the gradients without compression, and the destinations of their means.
         self._others: list[tuple[Any, Any]] = []
         self._divide(bucket.parameters())
 
     def begin(self) -> Pending:
-        """Send the gradients that are averaged as they are, and each matrix's P."""
+        """Send the gradients without compression, and each matrix's P."""
         factors = [
             self._state._factor(matrix.parameter, (matrix.exact.shape[1], matrix.columns), matrix.exact.dtype)
             for matrix in self._matrices
@@ -189,12 +191,12 @@ class _Exchange:
             self._multiply([orthogonalize(part) for part in parts[len(self._others) :]])
         if self._residual is not None:
             for exact, _ in self._others:
-                exact.zero_()  # nothing of it is kept
+                exact.zero_()  # sent without an error
             self._residual.copy_(finite(self._exact))
         return self._buffer.copy_(self._mean)
 
     def _multiply(self, lefts: list[Any]) -> None:
-        """Average each Q, and put the product where the mean belongs; leave in the gradient what was not sent of it."""
+        """Average each Q, store the product as the mean, and leave the error in the gradient."""
         products = [matrix.exact.T @ left for matrix, left in zip(self._matrices, lefts, strict=True)]
         sent = _joined(products, self._exact)
         for matrix, left, product in zip(self._matrices, lefts, products, strict=True):
@@ -203,7 +205,7 @@ class _Exchange:
         self._group.all_reduce(sent, ReduceOp.AVG)
         rights = _divided(sent, [product.shape for product in products])
         for matrix, left, right in zip(self._matrices, lefts, rights, strict=True):
-            # Made of additions of whole matrices: a library's product may differ between ranks in its last bits.
+            # Computed by additions of whole matrices: a library's product may differ between ranks in its last bits.
             torch.mul(left[:, :1], right[:, 0], out=matrix.mean)
             for column in range(1, matrix.columns):
                 matrix.mean.add_(left[:, column : column + 1] * right[:, column])
@@ -222,8 +224,49 @@ class _Exchange:
                 self._others.append((exact, mean))
 
 
+def orthogonalize(matrix: Any) -> Any:
+    """Return orthonormal columns that span those of a matrix, in its dtype; dependent columns become zeros.
+
+    Gram-Schmidt in float64, with each projection done twice. A NaN or infinity makes its column NaN. The bits are the
+    same on every processor: a library adds the terms of a product in an order that depends on the processor, the number
+    of threads and the alignment of memory, so every sum here is made of additions of whole vectors, in an order that
+    depends on the length only.
+    """
+    result = matrix.double()
+    done: list[Any] = []
+    for index, given in enumerate(result.unbind(1)):
+        column = _normalized(given / given.abs().max())  # a column of zeros becomes NaN here
+        if (given == 0).all():
+            column = given
+        for _ in range(2 if done else 0):
+            for other in done:
+                column = column - other * _sum(other * column)
+            if bool(_sum(column * column).sqrt() <= DEPENDENT):
+                column = column * 0
+                break
+            column = _normalized(column)
+        result[:, index] = column
+        done.append(column)
+    return result.to(matrix.dtype)
+
+
+def _normalized(column: Any) -> Any:
+    return column / _sum(column * column).sqrt()
+
+
+def _sum(values: Any) -> Any:
+    """Add up a vector by halving it."""
+    while len(values) > 1:
+        half = len(values) // 2
+        folded = values[:half] + values[half : 2 * half]
+        if len(values) % 2:
+            folded[0] += values[-1]
+        values = folded
+    return values[0]
+
+
 def _rows(parameter: Any) -> int:
-    """Return the length of the dimension that comes first in memory."""
+    """Return the length of the dimension with the largest stride."""
     lengths = [pair for pair in zip(parameter.stride(), parameter.shape, strict=True) if pair[1] > 1]
     return int(max(lengths)[1]) if lengths else 1
 

@@ -1,4 +1,4 @@
-"""Averages of the largest elements only, with error feedback for the others.
+"""Top-k sparsification: average the largest elements only, with error feedback for the others.
 
 Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", arXiv 1809.07599.
 """
@@ -16,14 +16,15 @@ from procgroup.parallel.communication_hooks.interface import GradBucket, Pending
 from procgroup.parallel.communication_hooks.residuals import Residuals, finite, working_dtype
 from procgroup.parallel.pytorch import torch
 
-_EVERYWHERE = -1
+_ALL_ELEMENTS = -1
+"""In place of the first index: all elements become NaN."""
 
 
 class TopKState(HookState):
-    """What ``top_k_hook`` keeps on this rank: one number of float32 per gradient element.
+    """The state of ``top_k_hook`` on this rank: one float32 number per gradient element.
 
-    ``ratio`` of the elements of each bucket are sent, at least one. The same on all ranks: ``ratio``,
-    ``use_error_feedback``. Raises ValueError for a ratio that is not in (0, 1].
+    The hook sends a fraction ``ratio`` of each bucket's elements, at least one element. ``ratio`` and
+    ``use_error_feedback`` must be the same on all ranks. Raises ValueError for a ratio that is not in (0, 1].
     """
 
     SHARED: ClassVar[tuple[str, ...]] = ("ratio", "use_error_feedback")
@@ -39,24 +40,25 @@ class TopKState(HookState):
         self._residuals = Residuals()
 
     def state_dict(self, model: Any) -> dict[str, Any]:
-        """Return this rank's error feedback by the parameters' names in ``model``; every rank has its own."""
+        """Return this rank's error feedback by the parameters' names in ``model``. It differs between ranks."""
         return self._residuals.state_dict(model)
 
     def load_state_dict(self, state: Mapping[str, Any], model: Any) -> None:
-        """Take over what ``state_dict`` gave. Raises ValueError where the model does not fit."""
+        """Load a ``state_dict``. Raises ValueError when it does not fit the model."""
         self._residuals.load_state_dict(state, model)
 
 
 def top_k_hook(state: TopKState, bucket: GradBucket) -> Pending:
-    """Average, of each rank, the ``k`` elements of the bucket that are largest in magnitude; the others count as zero.
+    """Average the ``k`` elements of the bucket with the largest magnitude on each rank; other elements count as zero.
 
-    Sent: 8 bytes per chosen element (12 of float64) to every other rank, so 8 * ``ratio`` * ranks per element received:
-    less than with all_reduce for a ratio below 1 / ranks only. Error of one step: what a rank does not send has at most
-    1 - k / n of the sum of squares. With error feedback it stays, and is sent once it is large. NaN and infinities are
-    sent first, and not kept; where a rank has more than ``k`` of them, the whole bucket is NaN on every rank. What was
-    sent in a step that all ranks dropped (BackwardFailed), or of a parameter that no rank has used in it, is lost.
+    Bytes sent: 8 per chosen element (12 for float64) to every other rank. Received are 8 * ``ratio`` * ranks bytes per
+    element of the bucket: less than with all_reduce only for a ratio below 1 / ranks. Error of one step: the elements
+    that a rank does not send have at most 1 - k / n of the sum of squares. With error feedback they are added up, and
+    sent when they are large. NaN and infinities are sent first and not kept; if a rank has more than ``k`` of them, the
+    whole bucket becomes NaN on every rank. Values sent in a step that all ranks dropped (BackwardFailed), or for a
+    parameter that no rank used in the step, are lost.
 
-    Cost: one selection and some five passes over the bucket, and its memory once more. Raises TypeError for complex
+    Cost: one selection and about five passes over the bucket, and its memory once more. Raises TypeError for complex
     gradients, CollectiveMismatch for different settings.
     """
     require_floating_point(bucket, "top_k_hook")
@@ -67,7 +69,7 @@ def top_k_hook(state: TopKState, bucket: GradBucket) -> Pending:
     if residual is not None:
         exact += residual
     count = math.ceil(state.ratio * buffer.numel())
-    indices = exact.abs().topk(count, sorted=False).indices  # NaN counts as larger than everything
+    indices = exact.abs().topk(count, sorted=False).indices  # NaN is larger than every number
     sent = _packed(exact, indices)
     if residual is not None:
         residual.copy_(finite(exact.index_fill_(0, indices, 0.0)))
@@ -78,22 +80,23 @@ def top_k_hook(state: TopKState, bucket: GradBucket) -> Pending:
 
 
 def _packed(exact: Any, indices: Any) -> Any:
-    """Return the chosen values and where they belong, as bytes."""
+    """Return the chosen values and their indices, as bytes."""
     values = exact[indices]
     places = indices.to(torch.int32 if exact.numel() < 1 << 31 else torch.int64)
     if not values.isfinite().any() and len(exact) - int(exact.isfinite().sum()) > len(values):
-        places[0] = _EVERYWHERE
+        places[0] = _ALL_ELEMENTS
     return torch.cat([values.view(torch.uint8), places.view(torch.uint8)])
 
 
 def _mean(received: Any, count: int, buffer: Any) -> Any:
-    """Return the mean of what the ranks have chosen, added in the order of the ranks."""
+    """Return the mean of the chosen values, added in the order of the ranks."""
     total = torch.zeros(buffer.numel(), dtype=working_dtype(buffer))
     value_bytes = count * total.element_size()
     for row in received:
         values, places = row[:value_bytes], row[value_bytes:]
         at = places.clone().view(torch.int32 if buffer.numel() < 1 << 31 else torch.int64).long()
-        if count and at[0] == _EVERYWHERE:
+        if count and at[0] == _ALL_ELEMENTS:
             return total.fill_(torch.nan)
-        total[at] += values.clone().view(total.dtype) / len(received)  # divided first: the sum stays finite
+        # Divide before adding, so that the sum stays finite.
+        total[at] += values.clone().view(total.dtype) / len(received)
     return total

@@ -13,14 +13,14 @@ from procgroup import environ
 from procgroup.api.lifecycle import init_process_group, is_initialized
 from procgroup.api.ranks import get_process_group_ranks, get_rank, get_world_size
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.mesh.mesh_groups import KEPT, Override, make_group, read_override, read_overrides
-from procgroup.parallel.mesh.mesh_layout import Axis, MeshLayout, Ranks, select
+from procgroup.parallel.mesh.groups import NO_OVERRIDE, Override, make_group, read_override, read_overrides
+from procgroup.parallel.mesh.layout import Axis, MeshLayout, Ranks, select
 
 _entered: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("procgroup_meshes", default=())
 
 
 def current_mesh() -> DeviceMesh:
-    """Return the mesh whose ``with`` block this is. Raises RuntimeError outside of any."""
+    """Return the mesh of the innermost ``with`` block. Raises RuntimeError outside of such a block."""
     if not _entered.get():
         raise RuntimeError("No device mesh is currently active!")
     return _entered.get()[-1]
@@ -29,9 +29,9 @@ def current_mesh() -> DeviceMesh:
 class DeviceMesh:
     """The ranks as an n-dimensional array, with a process group of this rank's row along each dimension.
 
-    ``mesh`` is an array of global ranks, each at one place. Every rank of the default group makes it, also one that is
-    not in it. Groups have the order of the mesh: a rank's place along a dimension is its rank in that group, also
-    where the ranks do not ascend (there torch.distributed sorts them).
+    ``mesh`` is an array of distinct global ranks. Every rank of the default group creates it, including ranks outside
+    of the mesh. Groups have the order of the mesh: a rank's coordinate along a dimension is its rank in that group,
+    also when the ranks are not in ascending order (torch.distributed sorts them).
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class DeviceMesh:
         backend_override: Sequence[Override] | None = None,
         _init_backend: bool = True,
     ) -> None:
-        """Make the groups along all dimensions. TypeError without a mesh, ValueError for a rank at two places."""
+        """Create the groups along all dimensions. TypeError without a mesh, ValueError for a rank that occurs twice."""
         if mesh is None:
             raise TypeError("The mesh argument is required: an array of global ranks.")
         layout = MeshLayout.of(mesh)
-        overrides = [KEPT] * len(layout.axes) if backend_override is None else list(backend_override)
+        overrides = [NO_OVERRIDE] * len(layout.axes) if backend_override is None else list(backend_override)
         if len(overrides) != len(layout.axes):
             raise ValueError(
                 "backend_override should have the same length as the number of mesh dimensions, "
                 f"but got {len(overrides)} and {len(layout.axes)}."
             )
-        self._take(device_type, layout, tuple(mesh_dim_names) if mesh_dim_names else None, None)
+        self._initialize(device_type, layout, tuple(mesh_dim_names) if mesh_dim_names else None, None)
         if not _init_backend:
             return
         _require_ranks(layout)
@@ -61,25 +61,25 @@ class DeviceMesh:
             name = self._names[dimension] if self._names else f"dim_{dimension}"
             self._groups[axis] = make_group(layout, axis, name, override)
 
-    def _take(
+    def _initialize(
         self, device_type: str, layout: MeshLayout, names: tuple[str, ...] | None, root: DeviceMesh | None
     ) -> None:
         self._device_type = device_type
         self._layout = layout
         self._names = names
         self._root = self if root is None else root
-        # Of a root alone: its groups by axis, None where this rank is in none, and its flattened meshes by name.
+        # Used in a root only: groups by axis (None on a rank outside of the mesh), and flattened meshes by name.
         self._groups: dict[Axis, ProcessGroup | None] = {}
         self._flattened: dict[str, DeviceMesh] = {}
 
     @property
     def device_type(self) -> str:
-        """What kind of device the mesh is for, such as "cpu"."""
+        """The type of device, such as "cpu"."""
         return self._device_type
 
     @property
     def mesh(self) -> Ranks:
-        """The ranks of the mesh that this rank is in. Raises RuntimeError for a slice that this rank is not in."""
+        """The array of ranks that contains this rank. Raises RuntimeError for a slice without this rank."""
         ranks = self._layout.ranks(_own_rank())
         if ranks is None:
             raise RuntimeError(
@@ -95,16 +95,16 @@ class DeviceMesh:
 
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
+        """The number of dimensions."""
         return len(self._layout.axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many ranks there are along each dimension."""
+        """The number of ranks along each dimension."""
         return self._layout.shape
 
     def size(self, mesh_dim: int | None = None) -> int:
-        """Return how many ranks there are, in all or along a dimension."""
+        """Return the number of ranks, in total or along a dimension."""
         return int(np.prod(self.shape)) if mesh_dim is None else self.shape[mesh_dim]
 
     def get_rank(self) -> int:
@@ -112,21 +112,21 @@ class DeviceMesh:
         return get_rank()
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """Return this rank's place in the mesh; None when it is not in it."""
+        """Return this rank's coordinate in the mesh; None for a rank outside of it."""
         return self._layout.coordinate(_own_rank())
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Return this rank's place along a dimension, which may be left out when there is one only.
+        """Return this rank's coordinate along a dimension, which is optional in a mesh of one dimension.
 
-        Raises RuntimeError when it is left out of several, and when this rank is not in the mesh.
+        Raises RuntimeError without a dimension in a mesh of several, and for a rank outside of the mesh.
         """
         return self.get_group(mesh_dim).rank()
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """Return the group along a dimension, which may be left out when there is one only.
+        """Return the group along a dimension, which is optional in a mesh of one dimension.
 
-        Raises RuntimeError when it is left out of several, when this rank is not in the mesh and when the mesh was made
-        without groups; KeyError for an unknown name.
+        Raises RuntimeError without a dimension in a mesh of several, for a rank outside of the mesh and for a mesh
+        that was created without groups; KeyError for an unknown name.
         """
         groups = self._root._groups
         if not groups:
@@ -150,10 +150,10 @@ class DeviceMesh:
         return [self.get_group(dimension) for dimension in range(self.ndim)]
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """Return the mesh of this rank's slice along the named dimensions, with the groups that are there already.
+        """Return the slice along the named dimensions that contains this rank, with the existing groups.
 
-        The name of a flattened mesh is one of a dimension of its root. Raises RuntimeError for a mesh without names and
-        for dimensions that overlap, KeyError for unknown names and for another order than the mesh's.
+        The name of a flattened mesh is valid as a dimension of its root. Raises RuntimeError for a mesh without names
+        and for overlapping dimensions, KeyError for unknown names and for names in another order than the mesh's.
         """
         if self._names is None:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
@@ -172,10 +172,10 @@ class DeviceMesh:
         return self._derive(select(known, names), names)
 
     def _flatten(self, mesh_dim_name: str | None = None, backend_override: Any = None) -> DeviceMesh:
-        """Return a mesh of one dimension with all ranks of this one, under the names joined by "_" unless one is given.
+        """Return a mesh of one dimension with all ranks of this one. The default name is the names joined by "_".
 
-        Every rank of the default group calls it the first time; later the root gives it by its name. Raises
-        RuntimeError for a mesh without names, ValueError for a name that is taken.
+        The first call is collective: every rank of the default group calls it. Later calls return the same mesh by its
+        name. Raises RuntimeError for a mesh without names, ValueError for a name that is in use.
         """
         if self._names is None:
             raise RuntimeError("Cannot flatten a DeviceMesh without mesh_dim_names!")
@@ -197,7 +197,7 @@ class DeviceMesh:
                 "Please specify another valid mesh_dim_name."
             )
         override = read_override(backend_override)
-        if axis not in root._groups or override != KEPT:
+        if axis not in root._groups or override != NO_OVERRIDE:
             root._groups[axis] = make_group(root._layout, axis, name, override)
         root._flattened[name] = self._derive([axis], (name,))
         return root._flattened[name]
@@ -210,7 +210,7 @@ class DeviceMesh:
         *,
         mesh_dim_names: tuple[str, ...] | None = None,
     ) -> DeviceMesh:
-        """Return a mesh with groups that are there: one, or one per dimension of ``mesh``, which then needs names.
+        """Return a mesh with existing groups: one group, or one per dimension of ``mesh``, with ``mesh_dim_names``.
 
         Raises ValueError when the mesh does not fit the groups.
         """
@@ -238,7 +238,7 @@ class DeviceMesh:
 
     def _derive(self, axes: Sequence[Axis], names: tuple[str, ...]) -> DeviceMesh:
         derived = DeviceMesh.__new__(DeviceMesh)
-        derived._take(self._device_type, self._layout.select(axes), names, self._root)
+        derived._initialize(self._device_type, self._layout.select(axes), names, self._root)
         return derived
 
     def _axis(self, mesh_dim: int | str) -> Axis:
@@ -256,7 +256,7 @@ class DeviceMesh:
         return self._layout.axes[self._names.index(mesh_dim)]
 
     def __enter__(self) -> DeviceMesh:
-        """Make this the current mesh."""
+        """Make this the current mesh within the block."""
         _entered.set((*_entered.get(), self))
         return self
 
@@ -288,11 +288,11 @@ def init_device_mesh(
     mesh_dim_names: tuple[str, ...] | None = None,
     backend_override: Mapping[int | str, Any] | None = None,
 ) -> DeviceMesh:
-    """Arrange ranks 0, 1, ... as an array of this shape, and make a group of this rank's row along each dimension.
+    """Arrange ranks 0, 1, ... as an array of this shape, and create a group of this rank's row along each dimension.
 
-    Every rank calls it; the default group is made when there is none. ``backend_override`` maps dimensions or
-    their names to a backend's name, its options, or both as a tuple. Raises RuntimeError for names that are not one per
-    dimension, for a device with an index and for a mesh of more ranks than there are.
+    Every rank calls it. Creates the default group if there is none. ``backend_override`` maps dimensions or their names
+    to a backend's name, its options, or a tuple of both. Raises RuntimeError unless there is one distinct name per
+    dimension, for a device type with an index and for a mesh larger than the default group.
     """
     if mesh_dim_names is not None:
         if len(set(mesh_dim_names)) != len(mesh_dim_names):
@@ -319,7 +319,7 @@ def _own_rank() -> int:
 
 
 def _require_ranks(layout: MeshLayout) -> None:
-    """Make the default group when there is none; raise RuntimeError when it has too few ranks."""
+    """Create the default group if there is none; raise RuntimeError when it does not have the ranks of the mesh."""
     if not is_initialized():
         init_process_group()
     size = get_world_size()

@@ -1,49 +1,61 @@
-"""One rank's pass over an epoch: the indices that are dealt to it, and how far all ranks have come.
+"""One rank's pass over an epoch: its share of the indices, and the position that all ranks have reached.
 
-An epoch has an order of ``total`` *positions*, the same on every rank. A pass begins at position ``start`` and deals
-what is left out in turn::
+An epoch has an order of ``total`` *positions*, the same on every rank. A pass starts at position ``start``, and the
+remaining positions go to the ranks in turn::
 
     position   start  start + 1  start + 2  ...        three ranks: a round is three positions
     rank           0          1          2  0  1  2
 
-Ranks that train together draw in step, so that after ``n`` draws of each the first ``start + n * replicas``
-positions are visited. Where the last round is not full, "pad" fills it with indices from the beginning of the
-order, "drop" leaves it out, and "exact" ends it early on the higher ranks.
+Ranks that train together draw at the same pace: after ``n`` draws on each rank the first ``start + n * replicas``
+positions are visited. When the last round is incomplete, mode "pad" fills it with indices from the beginning of the
+order, "drop" omits it, and "exact" gives its indices to the lower ranks only.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-MODES = ("pad", "drop", "exact")
+_MODES = ("pad", "drop", "exact")
 
 
-def count_dealt(total: int, rank: int, replicas: int, mode: str) -> int:
-    """Return how many of ``total`` positions a rank visits."""
+def choose_mode(mode: str | None, drop_last: bool) -> str:
+    """Return the mode for the arguments of a sampler. Raises ValueError for an unknown mode and a contradiction."""
+    if mode is None:
+        return "drop" if drop_last else "pad"
+    if mode not in _MODES:
+        raise ValueError(f"expected `mode` to be one of {', '.join(_MODES)}, got {mode!r}")
+    if drop_last and mode != "drop":
+        raise ValueError(f"drop_last=True means mode 'drop', and mode={mode!r} was given too.")
+    return mode
+
+
+def count_share(total: int, rank: int, replicas: int, mode: str) -> int:
+    """Return the number of indices that a rank visits out of ``total`` positions."""
     if mode == "pad":
         return -(-total // replicas)
     return total // replicas if mode == "drop" else len(range(rank, total, replicas))
 
 
-def deal(order: Sequence[Any], start: int, rank: int, replicas: int, mode: str) -> list[Any]:
-    """Return the indices that are a rank's, from position ``start`` on."""
+def share_of(order: Sequence[Any], start: int, rank: int, replicas: int, mode: str) -> list[Any]:
+    """Return the indices of a rank from position ``start`` on."""
     own = order[start + rank :: replicas]
-    dealt: list[Any] = own.tolist() if hasattr(own, "tolist") else list(own)
-    count = count_dealt(len(order) - start, rank, replicas, mode)
-    if count > len(dealt):
-        dealt.append(_plain(order[(start + rank + (count - 1) * replicas) % len(order)]))
-    return dealt[:count]
+    share: list[Any] = own.tolist() if hasattr(own, "tolist") else list(own)
+    count = count_share(len(order) - start, rank, replicas, mode)
+    if count > len(share):
+        share.append(_to_python(order[(start + rank + (count - 1) * replicas) % len(order)]))
+    return share[:count]
 
 
-def deal_stream(
+def share_of_stream(
     stream: Iterator[Any], start: int, rank: int, replicas: int, mode: str, on_round: Callable[[list[Any]], None]
 ) -> Iterator[Any]:
-    """Yield what is a rank's of an order whose length shows only at its end; ``on_round`` sees each round.
+    """Yield the indices of a rank from a stream of unknown length; call ``on_round`` with the indices of each round.
 
-    Up to ``replicas`` indices are kept at a time. Rounds before ``start`` are read, and not shown.
+    Keeps up to ``replicas`` indices in memory. Skips the positions before ``start``.
     """
     beginning = list(islice(stream, replicas))
     rest = _chain_from(beginning, stream, start)
@@ -57,8 +69,17 @@ def deal_stream(
         yield beginning[(rank - len(round_)) % len(beginning)]
 
 
+@dataclass(frozen=True)
+class Start:
+    """The position at which passes of an epoch start, and a hash of the order in which it was counted."""
+
+    epoch: int = 0
+    position: int = 0
+    order: str | None = None
+
+
 class Pass:
-    """Counts what was drawn of a pass, and what was used of it. ``order`` is a hash of the epoch's order, or None."""
+    """Counts the indices of one pass that were drawn, and those that were used. ``order`` is a hash of the order."""
 
     def __init__(self, epoch: int, start: int, replicas: int, order: str | None) -> None:
         self.epoch = epoch
@@ -71,8 +92,8 @@ class Pass:
         self._length: int | None = None
         self._total: int | None = None
 
-    def ends_after(self, length: int, total: int) -> None:
-        """Tell how many indices this rank draws, and how many positions the epoch has."""
+    def set_length(self, length: int, total: int) -> None:
+        """Set the number of indices of this rank, and the number of positions of the epoch."""
         self._length, self._total = length, total
 
     def draw(self, indices: Iterable[Any]) -> Iterator[Any]:
@@ -84,13 +105,14 @@ class Pass:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was drawn."""
+        """Whether all indices were drawn."""
         return self._length is not None and self.drawn >= self._length
 
     def position(self, count: int) -> int:
-        """Return how many positions are visited when every rank is done with ``count`` indices.
+        """Return the number of positions that are visited after ``count`` indices on every rank.
 
-        What "drop" leaves out, and what "exact" gives to other ranks only, counts when this rank has asked for more.
+        The remainder that "drop" omits, and that "exact" gives to other ranks, is included as soon as the caller has
+        asked for an index after this rank's last one.
         """
         reached = self.start + count * self._replicas
         if self._total is None or self._length is None:
@@ -100,9 +122,9 @@ class Pass:
 
 
 def is_read_by_workers() -> bool:
-    """Tell whether a loader with workers, such as torch.utils.data.DataLoader, is calling: it draws ahead of use."""
+    """Return whether the caller is a loader with workers, such as torch's DataLoader, which draws indices ahead."""
     frame = sys._getframe(1)
-    for _ in range(6):  # the sampler, a BatchSampler, and the loader's own frames
+    for _ in range(6):  # the sampler, a BatchSampler, and the frames of the loader
         workers = getattr(frame.f_locals.get("self"), "_num_workers", 0)
         if isinstance(workers, int) and workers > 0:
             return True
@@ -117,6 +139,6 @@ def _chain_from(beginning: list[Any], stream: Iterator[Any], start: int) -> Iter
     yield from islice(stream, max(0, start - len(beginning)), None)
 
 
-def _plain(index: Any) -> Any:
-    """Return an element of an order as lists have it: NumPy's integers become int."""
+def _to_python(index: Any) -> Any:
+    """Return an index with NumPy's integers converted to int."""
     return index.item() if type(index).__module__ == "numpy" else index

@@ -1,6 +1,6 @@
-"""In which order an epoch visits its indices, the same on every rank: what a DistributedSampler deals out.
+"""The order of the indices in an epoch of a DistributedSampler: sequential, shuffled, weighted or of another sampler.
 
-An *order* is made anew for each epoch, of the seed and the epoch alone.
+The order depends on the seed and the epoch only, so it is the same on every rank.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Indices: TypeAlias = Any
 
 
 class Order(ABC):
-    """A source of indices of known length. ``is_shuffled`` says whether each epoch has an order of its own."""
+    """A source of indices of known length. ``is_shuffled``: whether the order differs between epochs."""
 
     is_shuffled: bool
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many indices an epoch visits on all ranks together."""
+        """Return the number of indices of an epoch on all ranks together."""
 
     @abstractmethod
     def indices(self, epoch: int) -> Indices:
         """Return the indices of an epoch."""
 
     def digest(self, indices: Indices) -> str | None:
-        """Return a hash of the indices; None where they follow from the length and the seed, or cannot be compared."""
+        """Return a hash of the indices; None if length and seed determine them, or if they cannot be hashed."""
         return digest_of(indices)
 
 
@@ -64,7 +64,7 @@ class WeightedOrder(Order):
     is_shuffled = True
 
     def __init__(self, weights: Any, seed: int, draws: int | None, replacement: bool) -> None:
-        """``draws`` is how many an epoch has, by default as many as there are weights."""
+        """``draws`` is the number of indices in an epoch, by default the number of weights."""
         self._weights = np.asarray(weights, np.float64)
         self._seed = seed
         self._draws = len(self._weights) if draws is None else draws
@@ -84,7 +84,7 @@ class WeightedOrder(Order):
             )
 
     def check(self, length: int, shuffle: bool) -> None:
-        """Raise ValueError unless there is a weight for each of ``length`` indices, and the order may be random."""
+        """Raise ValueError unless there are ``length`` weights and ``shuffle`` is true."""
         if len(self._weights) != length:
             raise ValueError(f"expected one weight per index, {length}; got {len(self._weights)} `weights`")
         if not shuffle:
@@ -94,13 +94,13 @@ class WeightedOrder(Order):
         return self._draws
 
     def indices(self, epoch: int) -> Indices:
-        # RandomState is the generator whose numbers NumPy promises never to change.
+        # RandomState is the generator whose results NumPy guarantees to be the same in all versions.
         random = np.random.RandomState(_as_32_bits(self._seed + epoch))
         if self._replacement:
-            upto = np.cumsum(self._weights)
-            drawn = np.searchsorted(upto, random.random_sample(self._draws) * upto[-1], side="right")
+            sums = np.cumsum(self._weights)
+            drawn = np.searchsorted(sums, random.random_sample(self._draws) * sums[-1], side="right")
             return np.minimum(drawn, np.flatnonzero(self._weights)[-1])
-        # Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006: the smallest waiting times.
+        # Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006: sort by exponential waiting times.
         waits = -np.log1p(-random.random_sample(len(self._weights)))
         with np.errstate(divide="ignore", invalid="ignore"):
             waits = np.where(self._weights > 0, waits / self._weights, np.inf)
@@ -108,10 +108,10 @@ class WeightedOrder(Order):
 
 
 class SamplerOrder(Order):
-    """What another sampler yields, in its order or, with ``shuffle``, shuffled once more.
+    """The indices of another sampler, in its order or, with ``shuffle``, shuffled once more.
 
-    The samplers of PyTorch draw from their ``generator``; for each epoch they are lent one that is seeded for it. One
-    with a ``set_epoch`` is told the epoch.
+    For each epoch PyTorch's samplers get a ``generator`` with the epoch's seed, and ``set_epoch`` is called if the
+    sampler has it.
     """
 
     def __init__(self, sampler: Any, seed: int, shuffle: bool) -> None:
@@ -126,16 +126,16 @@ class SamplerOrder(Order):
         return len(self._sampler)
 
     def indices(self, epoch: int) -> Indices:
-        tell_epoch(self._sampler, epoch)
+        set_epoch(self._sampler, epoch)
         with seeded(self._sampler, self._seed + epoch):
             found = list(self._sampler)
-        return [found[place] for place in _permutation(len(found), self._seed + epoch)] if self._shuffle else found
+        return [found[index] for index in _permutation(len(found), self._seed + epoch)] if self._shuffle else found
 
 
 def order_of(dataset: Any, seed: int, shuffle: bool, weighted: WeightedOrder | None) -> Order | None:
-    """Return the order of what was given to be dealt out; None for a stream, whose length nobody knows.
+    """Return the order of a dataset or of another sampler; None for a stream without a length.
 
-    Raises ValueError for weights that are not one per index of a dataset, and for what cannot be shuffled.
+    Raises ValueError unless ``weighted`` has one weight per index of a dataset, and for a stream with ``shuffle``.
     """
     if is_dataset(dataset):
         if weighted is None:
@@ -152,18 +152,18 @@ def order_of(dataset: Any, seed: int, shuffle: bool, weighted: WeightedOrder | N
 
 
 def is_dataset(dataset: Any) -> bool:
-    """Tell whether indices are to be dealt out, rather than what ``dataset`` yields."""
+    """Return whether to sample indices of ``dataset``, and not the values that it yields."""
     return hasattr(dataset, "__getitem__") or not hasattr(dataset, "__iter__")
 
 
-def tell_epoch(sampler: Any, epoch: int) -> None:
-    """Pass the epoch on to a sampler that wants to know it."""
+def set_epoch(sampler: Any, epoch: int) -> None:
+    """Call the sampler's ``set_epoch`` if it has one."""
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
 
 
 def digest_of(indices: Indices) -> str | None:
-    """Return a hash of indices or keys; None when they are more than numbers, strings and lists of such."""
+    """Return a hash of indices or keys; None for values other than numbers, strings and lists of these."""
     if isinstance(indices, np.ndarray):
         indices = indices.tolist()
     try:
@@ -175,7 +175,7 @@ def digest_of(indices: Indices) -> str | None:
 
 @contextmanager
 def seeded(sampler: Any, seed: int) -> Iterator[None]:
-    """Lend a sampler of PyTorch, or what it wraps, a generator that is seeded by ``seed``; others are left alone."""
+    """Replace the generator of PyTorch's samplers, also of a wrapped one, by one with this seed within a block."""
     holder = _torch_generator_holder(sampler)
     if holder is None:
         yield
@@ -190,12 +190,12 @@ def seeded(sampler: Any, seed: int) -> Iterator[None]:
 
 
 def _torch_generator_holder(sampler: Any) -> Any | None:
-    """Return the sampler of PyTorch that draws from a generator: this one, or one inside of it."""
+    """Return the sampler of PyTorch with a generator: this one, or one that it wraps."""
     torch = sys.modules.get("torch")
     while torch is not None and isinstance(sampler, torch.utils.data.Sampler):
         if hasattr(sampler, "generator") and isinstance(sampler.generator, (torch.Generator, type(None))):
             return sampler
-        sampler = getattr(sampler, "sampler", None)  # that of a BatchSampler
+        sampler = getattr(sampler, "sampler", None)  # the sampler of a BatchSampler
     return None
 
 
@@ -206,5 +206,5 @@ def _permutation(count: int, seed: int) -> Any:
 
 
 def _as_32_bits(seed: int) -> int:
-    """Return what PyTorch's CPU generator takes of a seed."""
+    """Return the bits of a seed that PyTorch's CPU generator uses."""
     return seed & 0xFFFFFFFF

@@ -1,7 +1,7 @@
-"""The ranks that a sampler deals its indices out to, and whether they deal from the same order.
+"""The ranks of a DistributedSampler, and the comparison of what they visit.
 
-Nobody waits for anybody here: a rank may look at its data alone. Of each pass, the first rank leaves in the group's
-store what it is about to visit; a rank that comes with something else finds it there and raises.
+The comparison never waits, because a rank may read its data alone. The first rank that starts a pass stores a
+description of it in the group's store; a rank with another description reads the first one and raises.
 """
 
 from __future__ import annotations
@@ -12,47 +12,41 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from procgroup.api import default
-from procgroup.errors import CollectiveMismatch, DistStoreError
+from procgroup.errors import DistStoreError
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.group_choice import group_of
+from procgroup.parallel.rank_comparison import mismatch
 from procgroup.stores.prefix import PrefixStore
 
 
 class Comparison:
-    """Compares the samplers of a group's ranks: the first that each rank makes, the second, and so on."""
+    """Compares the samplers of a group's ranks in the order of their creation: the first of each rank, and so on."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._number = 0
-        with _unless_the_store_is_gone():
+        with _ignore_lost_store():
             self._number = group.get_group_store().add(f"samplers/of_rank/{group.rank()}", 1)
 
-    def compare(self, moment: str, text: str) -> None:
-        """Raise CollectiveMismatch when another rank was here, at this moment, with another text."""
+    def compare(self, key: str, description: str) -> None:
+        """Raise CollectiveMismatch when another rank has stored a different description under this key."""
         if self._number == 0 or not self._group.is_usable():
             return
         group, first = self._group, ""
-        with _unless_the_store_is_gone():
+        with _ignore_lost_store():
             store = PrefixStore(f"samplers/{self._number}", group.get_group_store())
-            first = store.compare_set(moment, "", f"{group.rank()} {text}").decode()
-        other, _, other_text = first.partition(" ")
-        if first and other_text != text:
-            raise CollectiveMismatch(
-                calls={int(other): other_text, group.rank(): text},
-                op="DistributedSampler",
-                sequence=self._number,
-                group=group.group_name,
-                rank=group.rank(),
-                size=group.size(),
-                members=group.members,
-            )
+            first = store.compare_set(key, "", f"{group.rank()} {description}").decode()
+        other_rank, _, other = first.partition(" ")
+        if first and other != description:
+            calls = {int(other_rank): other, group.rank(): description}
+            raise mismatch(group, "DistributedSampler", calls, self._number)
 
 
 def world_of(num_replicas: int | None, rank: int | None, group: Any) -> tuple[int, int, Comparison | None]:
-    """Return how many ranks there are, which of them this is and, where a group says so, what compares them.
+    """Return the number of ranks, this rank, and the comparison of the ranks if both numbers are those of a group.
 
-    What is not given is that of ``group``, by default of the default group or else of torch.distributed's. Raises
-    ValueError where there is none, for a rank that the world does not have, and for a group beside these numbers.
+    Numbers that are None are those of ``group``, by default of the default group or else of torch.distributed's. Raises
+    ValueError without any group, for a rank out of range, and for a group together with one of the numbers.
     """
     if group is not None and not (num_replicas is None and rank is None):
         raise ValueError("Pass `group`, or `num_replicas` and `rank`, not both.")
@@ -83,7 +77,7 @@ def _world_of_torch() -> tuple[int, int]:
 
 
 @contextmanager
-def _unless_the_store_is_gone() -> Iterator[None]:
-    """Give up comparing when the store's host has ended: data can be read without it."""
+def _ignore_lost_store() -> Iterator[None]:
+    """Skip the comparison when the store's host has ended: data can be read without it."""
     with suppress(DistStoreError):
         yield
