@@ -284,7 +284,7 @@ def test_the_names_are_there_and_no_others() -> None:
         _ = hooks.nothing
 
 
-def test_without_torch_the_room_can_be_imported_and_its_use_says_what_to_install() -> None:
+def test_without_torch_the_package_can_be_imported_and_its_use_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from procgroup.parallel import communication_hooks as hooks\n"

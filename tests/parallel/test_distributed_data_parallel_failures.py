@@ -342,7 +342,7 @@ def test_a_hook_that_answers_with_no_average_is_refused_in_words(hook: Any, word
     run_ranks(play, 2)
 
 
-def test_without_torch_the_room_can_be_imported_and_its_use_says_what_to_install() -> None:
+def test_without_torch_the_package_can_be_imported_and_its_use_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "import procgroup.parallel\n"
