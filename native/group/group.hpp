@@ -157,6 +157,7 @@ class Group final : public Source {
   void make_relay();
   GroupView view() const { return {options_.id, options_.rank, options_.members, global_ranks_}; }
   Failure left_before(int member) const;
+  std::vector<int> explained_peers(const Failure& failure, bool has_world_ranks) const;
   void explain(Failure& failure, bool has_world_ranks = false) const;
   void break_with(Failure failure, const Descriptor& call);
   void end_with(const GroupOperation& call, const Failure& failure);

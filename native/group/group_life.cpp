@@ -18,6 +18,9 @@ constexpr const char* kLeftBefore = "it left the group before this call";
 
 size_t index(int rank) { return static_cast<size_t>(rank); }
 
+// The number of missing ranks whose calls an error describes.
+constexpr size_t kExplained = 8;
+
 // Whether a failure in the call `failed` is one of the running call, too: it ends the group, and with it all later
 // calls. An earlier call was made well by the member that posted the failure, and may still complete.
 bool concerns_call(const Descriptor& failed, const Descriptor& running) {
@@ -138,6 +141,8 @@ void Group::make_relay() {
   state_->messages.emplace(
       engine_.messages(), engine_.messages_mutex(), [this] { return engine_.pump(); }, view(), options_.limits);
   state_->on_failure = [this](const Failure& failure, const Descriptor& call) {
+    // Ask before the failure is posted: it ends the calls of the ranks that receive it.
+    if (failure.kind == Failure::Kind::kTimeout) engine_.ask_calls(explained_peers(failure, false), options_.id);
     break_with(own_view(cause_of(failure)), call);
   };
   if (!state_->topology.is_leader()) return;
@@ -309,16 +314,20 @@ Failure Group::cause_of(Failure failure) const {
   return *std::move(best);
 }
 
-// At a deadline: what the first of the missing ranks are doing.
-void Group::explain(Failure& failure, bool has_world_ranks) const {
-  constexpr size_t kExplained = 8;
-  if (failure.kind != Failure::Kind::kTimeout) return;
+// The world ranks of the first missing ranks, whose calls the error describes.
+std::vector<int> Group::explained_peers(const Failure& failure, bool has_world_ranks) const {
   std::vector<int> peers;
   for (const int missing : failure.missing) {
     if (peers.size() == kExplained) break;
     peers.push_back(has_world_ranks ? missing : options_.members[index(missing)]);
   }
-  failure.calls = engine_.calls_of(peers, options_.id);
+  return peers;
+}
+
+// At a deadline: what the first of the missing ranks are doing.
+void Group::explain(Failure& failure, bool has_world_ranks) const {
+  if (failure.kind != Failure::Kind::kTimeout) return;
+  failure.calls = engine_.calls_of(explained_peers(failure, has_world_ranks), options_.id);
 }
 
 // Once this rank has aborted, the others leave because of that.

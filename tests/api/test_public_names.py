@@ -83,6 +83,7 @@ _NAMES = """
     default_pg_timeout
     destroy_process_group
     empty
+    exscan
     full
     gather
     gather_object
@@ -128,6 +129,7 @@ _NAMES = """
     register_rendezvous_handler
     rendezvous
     report
+    scan
     scatter
     scatter_object_list
     send
