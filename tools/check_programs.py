@@ -17,8 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TYPED = ROOT / "build" / "typed"
-# Not named by programs: torch's classes filled in, the backend whose methods are one method under many names, programs.
-NOT_COMPLETE = ("procgroup.torch_plugin.", "procgroup.groups.ended.", "procgroup.diagnostics.bench.peers.")
+# Not named by programs: torch's classes filled in, programs.
+NOT_COMPLETE = ("procgroup.torch_plugin.", "procgroup.diagnostics.bench.peers.")
 # What pyright says of a class that derives from one of torch.
 OF_TORCH = re.compile("Type of metaclass unknown|Type of base class unknown")
 PROGRAMS = ["build/typed", "examples", "tests/annotations/idioms.py"]

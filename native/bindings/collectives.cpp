@@ -285,13 +285,13 @@ nb::object PythonGroup::all_to_all_single(nb::handle output, nb::handle array, n
   return issue(std::move(request), async_op, seconds, arguments.issued());
 }
 
-void PythonGroup::broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds) {
+nb::object PythonGroup::broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds) {
   Request request = make(OpKind::kBroadcast, Dtype::kUint8, bytes, group_->rank());
-  run_iovecs(request, InputIovecs(buffers, offsets, bytes), seconds);
+  return run_iovecs(request, InputIovecs(buffers, offsets, bytes), seconds);
 }
 
-void PythonGroup::all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes,
-                                    double seconds) {
+nb::object PythonGroup::all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes,
+                                          double seconds) {
   const CallSite site = this->site("all_gather");
   Arguments arguments(site, static_cast<size_t>(site.size()));
   Request request = make(OpKind::kAllGather, Dtype::kUint8, bytes);
@@ -302,7 +302,7 @@ void PythonGroup::all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::
   describe_blocks(request.descriptor, request.outputs);
   arguments.require_disjoint({}, request.outputs);
   move_through_scratch(request, arguments.issued()->arrays);
-  run_iovecs(request, InputIovecs(buffers, offsets, bytes), seconds);
+  return run_iovecs(request, InputIovecs(buffers, offsets, bytes), seconds);
 }
 
 nb::object PythonGroup::barrier(bool async_op, double seconds) {

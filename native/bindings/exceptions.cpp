@@ -47,6 +47,13 @@ void raise(nb::handle exception) {
   throw nb::python_error();
 }
 
+nb::object with_cause(nb::object exception, nb::handle cause) {
+  if (!cause.is_valid()) return exception;
+  if (PyObject_IsInstance(cause.ptr(), PyExc_Exception) == 0) return nb::borrow(cause);
+  exception.attr("__cause__") = cause;
+  return exception;
+}
+
 nb::object build_exception(const Failure& failure, const Descriptor& call, const Group& group) {
   nb::dict data;
   data["op"] = op_name(call.op);

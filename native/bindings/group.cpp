@@ -19,16 +19,27 @@ bool PythonGroup::was_forked() const {
   return false;
 }
 
+// Without the interpreter's lock: see make_group.
 void PythonGroup::leave() {
-  if (!was_forked()) group_->leave();
+  if (was_forked()) return;
+  const Unlocked unlocked;
+  group_->leave();
 }
 
 void PythonGroup::abort() {
-  if (!was_forked()) group_->abort();
+  if (was_forked()) return;
+  const Unlocked unlocked;
+  group_->abort();
+}
+
+PythonGroup PythonGroup::direct() const {
+  PythonGroup same = *this;
+  same.intercept_.reset();
+  return same;
 }
 
 PythonGroup PythonGroup::checks() const {
-  PythonGroup same = *this;
+  PythonGroup same = direct();
   same.only_checks_ = true;
   return same;
 }
@@ -46,40 +57,47 @@ void PythonGroup::handshake(const std::string& call, const nb::dict& data, doubl
 
 nb::object PythonGroup::issue(Request request, bool async_op, double seconds, ArrayView& view) {
   if (only_checks_) return nb::none();
-  if (!async_op) {
+  if (!async_op && !prepare_.is_valid()) {
     if (view.is_strided()) move_through_scratch(request, {&view, 1});
     return run(request, seconds);
   }
   auto issued = std::make_shared<Issued>();
   issued->arrays.push_back(std::move(view));
-  return issue(std::move(request), true, seconds, std::move(issued));
+  return issue(std::move(request), async_op, seconds, std::move(issued));
 }
 
 nb::object PythonGroup::issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued) {
   if (only_checks_) return nb::none();
   move_through_scratch(request, issued->arrays);
-  if (!async_op) return run(request, seconds);
+  if (prepare_.is_valid() && !issued->arrays.empty()) move_by_backend(request, *issued);
+  if (!async_op) return run(request, seconds, issued.get());
   for (ArrayView& view : issued->arrays) view.hold_memory();
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
   return adopt(std::move(issued), [&] { return group_->start(std::move(request), seconds, language); });
 }
 
-nb::object PythonGroup::run(Request& request, double seconds) {
+void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
+  issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
+  request.descriptor.external = true;
+  request.transfer = [transfer = issued.transfer] { return transfer->advance(); };
+}
+
+nb::object PythonGroup::run(Request& request, double seconds, const Issued* issued) {
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
   try {
     group_->run(request, seconds, language);
   } catch (const OperationFailed& failed) {
     language.rethrow();
-    raise(build_exception(failed.failure, failed.call, *group_));
+    raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued ? issued->error() : nb::handle()));
   }
   return nb::none();
 }
 
-// Where the call cannot take parts, they are packed first.
-void PythonGroup::run_iovecs(Request& request, const InputIovecs& input, double seconds) {
-  if (only_checks_) return;
+// Where the call cannot take iovecs, they are packed first.
+nb::object PythonGroup::run_iovecs(Request& request, const InputIovecs& input, double seconds) {
+  if (only_checks_) return nb::none();
   std::unique_ptr<std::byte[]> packed;
   if (group_->takes_iovecs(request.descriptor)) {
     request.iovecs = input.iovecs();
@@ -88,7 +106,7 @@ void PythonGroup::run_iovecs(Request& request, const InputIovecs& input, double 
     request.input = packed.get();
     if (request.outputs.empty()) request.output = packed.get();
   }
-  run(request, seconds);
+  return run(request, seconds);
 }
 
 template <class Start>
@@ -127,11 +145,18 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   Request copies;
   if (view.is_strided()) move_through_scratch(copies, {&view, 1});
   if (copies.before) copies.before();
-  const MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag, std::move(copies.after)};
-  if (async_op) {
-    auto issued = std::make_shared<Issued>();
+  MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag, std::move(copies.after)};
+  std::shared_ptr<Issued> issued;
+  if (async_op || prepare_.is_valid()) {
+    issued = std::make_shared<Issued>();
     issued->arrays.push_back(std::move(view));
-    issued->arrays.back().hold_memory();
+  }
+  if (prepare_.is_valid()) {
+    issued->transfer = prepare_transfer(prepare_, request, std::move(issued->arrays));
+    request.transfer = [transfer = issued->transfer] { return transfer->advance(); };
+  }
+  if (async_op) {
+    for (ArrayView& kept : issued->arrays) kept.hold_memory();
     return adopt(std::move(issued), [&] { return group_->start_message(request, seconds); });
   }
   PythonRuntime language(engine_->rank_threads());
@@ -140,7 +165,7 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
     return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();
   } catch (const OperationFailed& failed) {
     language.rethrow();
-    raise(build_exception(failed.failure, failed.call, *group_));
+    raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued ? issued->error() : nb::handle()));
   }
 }
 
@@ -149,8 +174,8 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
 using namespace procgroup;
 
 // Signatures are given as text for the types in them; None as an array reaches the door, which has the words.
-#define PROCGROUP_VERB(NAME, PARAMETERS, RESULT, ...)                    \
-  def(#NAME, &PythonGroup::NAME, __VA_ARGS__, "async_op"_a, "timeout"_a, \
+#define PROCGROUP_VERB(NAME, PARAMETERS, RESULT, ...)                                        \
+  def(#NAME, Verb<&PythonGroup::NAME>::method(#NAME), __VA_ARGS__, "async_op"_a, "timeout"_a, \
       nb::sig("def " #NAME "(self, " PARAMETERS "async_op: bool, timeout: float) -> " RESULT))
 #define PROCGROUP_COLLECTIVE(NAME, PARAMETERS, ...) PROCGROUP_VERB(NAME, PARAMETERS, "Operation | None", __VA_ARGS__)
 #define PROCGROUP_ARRAYS "collections.abc.Sequence[object]"
@@ -158,6 +183,19 @@ using namespace procgroup;
 #define PROCGROUP_SPLITS PROCGROUP_INTEGERS " | None"
 
 namespace {
+
+// A verb as a method: the place where every call of every group enters.
+template <auto kVerb>
+struct Verb;
+template <class... Arguments, nb::object (PythonGroup::*kVerb)(Arguments...)>
+struct Verb<kVerb> {
+  static auto method(const char* name) {
+    return [name](PythonGroup& self, Arguments... arguments) {
+      if (self.is_intercepted()) return self.hand_over(name, arguments...);
+      return (self.*kVerb)(arguments...);
+    };
+  }
+};
 
 // One method for each such operation of the table.
 template <OpKind kKind>
@@ -170,6 +208,7 @@ void bind_reduction_in_place(nb::class_<PythonGroup>& group) {
     group.def(
         row.name,
         [](PythonGroup& self, nb::handle array, nb::handle op, bool async_op, double seconds) {
+          if (self.is_intercepted()) return self.hand_over(row.name, array, op, async_op, seconds);
           return self.reduce_in_place(kKind, array, op, async_op, seconds);
         },
         "array"_a.none(), "op"_a, "async_op"_a, "timeout"_a, nb::sig(signature.c_str()));
@@ -221,6 +260,12 @@ void bind_group(nb::module_& module) {
       .def_prop_ro("is_idle", &PythonGroup::is_idle)
       .def("leave", &PythonGroup::leave)
       .def("checks", &PythonGroup::checks)
+      .def("direct", &PythonGroup::direct)
+      .def("intercept", &PythonGroup::intercept, "issue"_a.none(),
+           nb::sig("def intercept(self, issue: collections.abc.Callable[..., typing.Any] | None) -> None"))
+      .def("set_backend", &PythonGroup::set_backend, "prepare"_a,
+           nb::sig("def set_backend(self, prepare: "
+                   "collections.abc.Callable[..., collections.abc.Callable[[], bool]]) -> None"))
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, ", "array"_a.none(), "root"_a, "op"_a)
       .PROCGROUP_VERB(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", ",
@@ -242,14 +287,14 @@ void bind_group(nb::module_& module) {
                             "output: object, array: object, output_splits: " PROCGROUP_SPLITS
                             ", input_splits: " PROCGROUP_SPLITS ", ",
                             "output"_a.none(), "array"_a.none(), "output_splits"_a.none(), "input_splits"_a.none())
-      .def("barrier", &PythonGroup::barrier, "async_op"_a, "timeout"_a,
+      .def("barrier", Verb<&PythonGroup::barrier>::method("barrier"), "async_op"_a, "timeout"_a,
            nb::sig("def barrier(self, async_op: bool, timeout: float) -> Operation | None"))
       .PROCGROUP_VERB(send, "array: object, destination: int, tag: int, ", "Operation | None", "array"_a.none(),
                       "destination"_a, "tag"_a)
-      .def("broadcast_iovecs", &PythonGroup::broadcast_iovecs, "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
+      .def("broadcast_iovecs", Verb<&PythonGroup::broadcast_iovecs>::method("broadcast_iovecs"), "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
            nb::sig("def broadcast_iovecs(self, buffers: " PROCGROUP_ARRAYS ", offsets: " PROCGROUP_INTEGERS
                    ", nbytes: int, timeout: float) -> None"))
-      .def("all_gather_iovecs", &PythonGroup::all_gather_iovecs, "outputs"_a, "buffers"_a, "offsets"_a, "nbytes"_a,
+      .def("all_gather_iovecs", Verb<&PythonGroup::all_gather_iovecs>::method("all_gather_iovecs"), "outputs"_a, "buffers"_a, "offsets"_a, "nbytes"_a,
            "timeout"_a,
            nb::sig("def all_gather_iovecs(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
                    ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: float) -> None"))

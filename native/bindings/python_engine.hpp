@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "array_view.hpp"
+#include "backend_transfer.hpp"
 #include "exceptions.hpp"
 #include "group/engine.hpp"
 #include "group/group.hpp"
@@ -29,9 +30,14 @@ inline std::shared_ptr<Engine> make_engine(const EngineOptions& options, bool sh
           }};
 }
 
+// Without the interpreter's lock: the progress thread may wait for it while it advances a backend's transfer, and the
+// group waits for the progress thread.
 inline std::shared_ptr<Group> make_group(const std::shared_ptr<Engine>& engine, GroupOptions options) {
+  const Unlocked unlocked;
   return {new Group(*engine, std::move(options)), [engine](Group* group) {
-            if (!engine->forked()) delete group;
+            if (engine->forked()) return;
+            const Unlocked unlocked;
+            delete group;
           }};
 }
 
@@ -42,6 +48,9 @@ struct Issued {
   std::vector<ArrayView> arrays;
   std::shared_ptr<GroupOperation> operation;
   nb::object callback;
+  std::shared_ptr<BackendTransfer> transfer;  // of a call whose bytes another backend moves
+
+  nb::handle error() const { return transfer ? transfer->error() : nb::handle(); }
 };
 
 class PythonEngine {
@@ -180,7 +189,7 @@ class PythonOperation {
     const GroupOperation& operation = *issued_->operation;
     if (!operation.is_completed() && engine_->forked()) return PythonEngine::forked_error();
     if (!operation.is_completed() || operation.failure() == nullptr) return nb::none();
-    return build_exception(*operation.failure(), operation.call(), *issued_->group);
+    return with_cause(build_exception(*operation.failure(), operation.call(), *issued_->group), issued_->error());
   }
   int source() const { return issued_->operation->is_completed() ? issued_->operation->source() : -1; }
   void on_completion(nb::object callback) {

@@ -1,6 +1,8 @@
-// One process group as Python holds it: the verbs of procgroup.groups.backend.Backend.
+// One process group as Python holds it. Every call of the group, on whatever backend, enters here:
 //
-// collectives.cpp turns arguments into requests; group.cpp runs them, and adds the class to the module.
+//     a verb      where the group is in another state than the ordinary one: hand the call over to Python (`intercept`)
+//                 read and check the arguments                                        collectives.cpp
+//     issue       number, record and agree, then move the bytes: by the engine, or by the group's backend   group.cpp
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -40,6 +42,18 @@ class PythonGroup {
 
   // The same group once more, whose verbs check their arguments, return None and do nothing else.
   PythonGroup checks() const;
+  // The same group once more, whose verbs are not intercepted.
+  PythonGroup direct() const;
+  // Call `issue`, with a verb's name and its arguments, in place of every verb; None: no longer.
+  void intercept(nb::object issue) { intercept_ = std::move(issue); }
+  bool is_intercepted() const { return intercept_.is_valid() && !intercept_.is_none(); }
+  template <class... Arguments>
+  nb::object hand_over(const char* verb, Arguments... arguments) const {
+    return intercept_(verb, arguments...);
+  }
+  // Let another backend move the bytes of calls: `prepare` takes the call's facts and returns the function that
+  // advances its transfer (procgroup.groups.backend.prepare). Before the first call, on all ranks.
+  void set_backend(nb::object prepare) { prepare_ = std::move(prepare); }
 
   // The parameters are those of the protocol, in its order.
   nb::object broadcast(nb::handle array, int root, bool async_op, double seconds);
@@ -63,8 +77,8 @@ class PythonGroup {
 
   // Broadcast from this rank, and all_gather, of an array of bytes that lies in several buffers: see InputIovecs. The
   // other ranks make the ordinary calls.
-  void broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
-  void all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
+  nb::object broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
+  nb::object all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
 
  private:
   bool was_forked() const;
@@ -73,8 +87,9 @@ class PythonGroup {
   // Run it here, or, with `async_op`, start it and keep what it works on until it is over.
   nb::object issue(Request request, bool async_op, double seconds, ArrayView& view);
   nb::object issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued);
-  nb::object run(Request& request, double seconds);
-  void run_iovecs(Request& request, const InputIovecs& input, double seconds);
+  nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
+  void move_by_backend(Request& request, Issued& issued) const;
+  nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);
   nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds);
   template <class Start>
   nb::object adopt(std::shared_ptr<Issued> issued, Start start);
@@ -82,6 +97,8 @@ class PythonGroup {
   std::shared_ptr<PythonEngine> engine_;
   std::shared_ptr<Group> group_;
   bool only_checks_ = false;
+  nb::object intercept_;
+  nb::object prepare_;
 };
 
 }  // namespace procgroup

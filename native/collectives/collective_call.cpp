@@ -47,6 +47,10 @@ Progress CollectiveCall::advance_phase() {
     case Phase::kAgree:
       if (const bool moved = relay(); !is_completed() && !agree()) return moved ? Progress::kMoved : Progress::kWaiting;
       if (is_completed()) return Progress::kDone;
+      if (request_.descriptor.external) {
+        phase_ = Phase::kExecute;
+        return transfer();
+      }
       if (is_small_call()) {
         finish_at_once();
         return Progress::kDone;
@@ -58,7 +62,7 @@ Progress CollectiveCall::advance_phase() {
       phase_ = Phase::kExecute;
       [[fallthrough]];
     case Phase::kExecute:
-      return execute();
+      return request_.descriptor.external ? transfer() : execute();
   }
   return Progress::kDone;
 }
@@ -76,6 +80,17 @@ Progress CollectiveCall::execute() {
   state_.chunks += state_.schedule.chunks;
   conclude();
   return Progress::kDone;
+}
+
+Progress CollectiveCall::transfer() {
+  if (!request_.transfer()) return Progress::kWaiting;
+  conclude();
+  return Progress::kDone;
+}
+
+// Nothing wakes a rank when another backend has moved something.
+int64_t CollectiveCall::longest_sleep_ns() const {
+  return phase_ == Phase::kExecute && request_.descriptor.external ? kExternalSleepNs : kAnySleepNs;
 }
 
 // A message that its receive refused is none that a correct peer sends.
@@ -105,6 +120,7 @@ void CollectiveCall::cancel_relay() {
 
 // Which calls are small must be known from what all ranks agree upon.
 bool is_small(const CollectiveState& state, const Descriptor& call) {
+  if (call.external) return false;
   const size_t given = largest_contribution(call, state.size());
   if (given > state.layout.small_bytes) return false;
   if (!state.topology.spans_hosts()) return true;
@@ -125,7 +141,9 @@ void CollectiveCall::announce() {
   // Large calls have a buffer table there.
   state_.staging->begin(call.sequence, given > kInlinePayload || call.op == OpKind::kAllToAll);
   state_.copied_in = {.before = state_.copied_in.now};
-  if (call.op == OpKind::kAllToAll)
+  if (call.external)
+    announce_external();
+  else if (call.op == OpKind::kAllToAll)
     copy_in_all_to_all(state_, request_);
   else if (is_small(state_, call))
     copy_in_small(state_, request_);
@@ -157,6 +175,11 @@ bool CollectiveCall::relay() {
   }
   if (state_.relay->failure()) give_up(translated(*state_.relay->failure()));
   return moved;
+}
+
+// The sizes alone: the arrays may be on a device.
+void CollectiveCall::announce_external() {
+  if (request_.descriptor.op == OpKind::kAllToAll) show_arrays(state_, request_, false);
 }
 
 void CollectiveCall::expose_and_copy_in() {
@@ -238,7 +261,7 @@ std::vector<int> CollectiveCall::missing() const {
   const bool knows_all = state_.has_announced(leader, sequence);
   for (int rank = 0; rank < state_.size(); ++rank) {
     const bool awaited = phase_ == Phase::kExecute
-                             ? executor_.awaits(rank)
+                             ? !request_.descriptor.external && executor_.awaits(rank)
                              : !state_.has_announced(rank, sequence) && (knows_all || state_.topology.is_local(rank));
     if (awaited) ranks.push_back(rank);
   }

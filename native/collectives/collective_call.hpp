@@ -6,7 +6,8 @@
 //     agree      all announcements of this sequence number are there, and their fingerprints are equal; all_to_all:
 //                every block is as long as its receiver expects, for all pairs of ranks, so that all ranks come to one
 //                verdict
-//     finish     small: combine what lies beside the announcements; large: run a schedule
+//     finish     small: combine what lies beside the announcements; large: run a schedule; external: advance the
+//                transfer of another backend
 //
 // In a group that spans hosts the leader of each host relays announcements (collectives/relay.hpp); all else is the
 // same. Nothing is written into an output before all ranks are known to agree.
@@ -34,12 +35,14 @@ class CollectiveCall final : public Operation {
   Progress advance() override;
   std::vector<int> missing() const override;
   void give_up(Failure failure) override;
+  int64_t longest_sleep_ns() const override;
 
  private:
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
 
   Progress advance_phase();
   void announce();
+  void announce_external();
   void expose_and_copy_in();
   void take_slots();
   bool relay();  // whether anything moved
@@ -49,6 +52,7 @@ class CollectiveCall final : public Operation {
   bool is_small_call() const;
   void finish_at_once();
   Progress execute();
+  Progress transfer();
   void conclude();
   void cancel_relay();
   Failure translated(Failure failure) const;

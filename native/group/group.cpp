@@ -99,7 +99,7 @@ void Group::run_along(const GroupOperation& operation) {
 }
 
 std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& request, double seconds) {
-  auto operation = std::make_shared<MessageOperation>(*this, request, seconds);
+  const std::shared_ptr<GroupOperation> operation = make_message(request, seconds);
   require_usable(operation->call());
   // Messages of one thread are numbered by their receiver in the order in which they start.
   if (operation->advance() == Progress::kDone) return operation;
@@ -111,6 +111,19 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
   engine_.progress().notify();
   engine_.kick();
   return operation;
+}
+
+std::shared_ptr<GroupOperation> Group::make_message(const MessageRequest& request, double seconds) {
+  if (request.transfer) return std::make_shared<ExternalMessage>(*this, request, seconds);
+  return std::make_shared<MessageOperation>(*this, request, seconds);
+}
+
+int64_t Group::longest_sleep_ns() {
+  const std::lock_guard lock(queue_mutex_);
+  int64_t longest = queue_.empty() ? kAnySleepNs : queue_.front()->longest_sleep_ns();
+  for (const std::shared_ptr<GroupOperation>& message : messages_)
+    longest = std::min(longest, message->longest_sleep_ns());
+  return longest;
 }
 
 Progress Group::advance_pending() {

@@ -53,7 +53,8 @@ struct MessageRequest {
   Dtype dtype;
   int peer;  // group rank, or kAnySource
   uint64_t tag;
-  std::function<void()> after = {};  // as in Request: run when a receive went well, before it is over
+  std::function<void()> after = {};     // as in Request: run when a receive went well, before it is over
+  std::function<bool()> transfer = {};  // as in Request
 };
 
 class GroupOperation;
@@ -110,9 +111,11 @@ class Group final : public Source {
   void abort();
   Progress advance_pending() override;
   void examine_pending() override;
+  int64_t longest_sleep_ns() override;
 
  private:
   friend class QueuedCall;
+  friend class ExternalMessage;
   friend class MessageOperation;
 
   // The right to run a call in the caller's thread; given back at the end of the scope.
@@ -128,7 +131,9 @@ class Group final : public Source {
   };
 
   void retire();
+  int run_external_message(const MessageRequest& request, double seconds, LanguageRuntime& language);
   bool message_at_once(const MessageRequest& request);
+  std::shared_ptr<GroupOperation> make_message(const MessageRequest& request, double seconds);
   AtOnce try_message(const MessageRequest& request);
   void run_queued(const Request& request, double seconds, LanguageRuntime& language);
   void mark_left();

@@ -39,6 +39,33 @@ void QueuedCall::give_up(Failure failure) {
   end(&failure);
 }
 
+ExternalMessage::ExternalMessage(Group& group, const MessageRequest& request, double seconds)
+    : GroupOperation(group, seconds), request_(request), call_(group.describe(request)) {}
+
+Progress ExternalMessage::advance() {
+  if (is_completed()) return Progress::kDone;
+  if (!recording_) recording_.emplace(group_.engine_.recorder(), call_);
+  try {
+    if (!request_.transfer()) return Progress::kWaiting;
+    if (request_.after) request_.after();
+    end(std::nullopt);
+  } catch (const std::exception& error) {
+    end(Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()});
+  }
+  return Progress::kDone;
+}
+
+void ExternalMessage::give_up(Failure failure) {
+  if (is_completed()) return;
+  failure.wrote = request_.op == OpKind::kRecv && !request_.after;
+  end(std::move(failure));
+}
+
+void ExternalMessage::end(std::optional<Failure> failure) {
+  if (recording_) recording_->end(failure ? &*failure : nullptr);
+  failure ? fail(*std::move(failure)) : finish();
+}
+
 MessageOperation::MessageOperation(Group& group, const MessageRequest& request, double seconds)
     : GroupOperation(group, seconds), request_(request), call_(group.describe(request)) {
   if (request.peer != kAnySource) return;

@@ -1,4 +1,5 @@
-// The two kinds of operations that a group queues: a collective that waits for its turn, and a message.
+// The kinds of operations that a group queues: a collective that waits for its turn, a message, and a message that
+// another backend moves.
 #pragma once
 
 #include <memory>
@@ -18,6 +19,7 @@ class QueuedCall final : public GroupOperation {
   std::vector<int> missing() const override;
   Descriptor call() const override { return request_.descriptor; }
   void give_up(Failure failure) override;
+  int64_t longest_sleep_ns() const override { return running_ ? running_->longest_sleep_ns() : kAnySleepNs; }
 
  private:
   void end(const Failure* failure);
@@ -56,6 +58,27 @@ class MessageOperation final : public GroupOperation {
   std::vector<int> sources_;  // world ranks that kAnySource may match
   std::optional<Recording> recording_;
   std::shared_ptr<Transfer> transfer_;
+};
+
+// A message that another backend moves. Only the engine's own messages compare sizes and dtypes.
+class ExternalMessage final : public GroupOperation {
+ public:
+  ExternalMessage(Group& group, const MessageRequest& request, double seconds);
+
+  Progress advance() override;
+  std::vector<int> missing() const override { return {request_.peer}; }
+  Descriptor call() const override { return call_; }
+  int source() const override { return request_.op == OpKind::kRecv ? request_.peer : -1; }
+  bool depends_on_all() const override { return false; }
+  void give_up(Failure failure) override;
+  int64_t longest_sleep_ns() const override { return kExternalSleepNs; }
+
+ private:
+  void end(std::optional<Failure> failure);
+
+  const MessageRequest request_;
+  const Descriptor call_;
+  std::optional<Recording> recording_;
 };
 
 }  // namespace procgroup

@@ -22,7 +22,10 @@ struct Descriptor {
   ReduceOp reduce_op = ReduceOp::kSum;
   // Combine in rank order whatever the layout of the ranks: deterministic="order". A schedule that does not must not be
   // chosen for such a call.
-  bool ordered = false;
+  bool ordered : 1 = false;
+  // Another backend than the engine moves the bytes, once all ranks agree.
+  bool external : 1 = false;
+  uint8_t unused : 6 = 0;  // every bit has a value: descriptors are compared as bytes
   int32_t root = -1;
   // Elements of the array, or of one block; of all blocks together where they differ by rank (`splits`); zero where
   // they differ by pair, because they are compared by pair.

@@ -52,6 +52,9 @@ struct Request {
   // read, `after` when it went well. Empty for nothing: arrays that lie whole in memory, ops that need no factor.
   std::function<void()> before;
   std::function<void()> after;
+  // Where another backend moves the bytes (`descriptor.external`): do what can be done now, once all ranks are known to
+  // agree; true when this rank's part is over. Throws what makes the call fail.
+  std::function<bool()> transfer;
 };
 
 }  // namespace procgroup

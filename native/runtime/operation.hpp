@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -15,6 +16,11 @@ enum class Progress {
   kWaiting,  // nothing can be done before another rank acts
 };
 
+// For how long a waiter may sleep between two looks: where the other ranks wake it, and where nothing does, because
+// another backend moves the bytes.
+inline constexpr int64_t kAnySleepNs = INT64_MAX;
+inline constexpr int64_t kExternalSleepNs = 200'000;
+
 class Operation {
  public:
   virtual ~Operation() = default;
@@ -27,6 +33,8 @@ class Operation {
 
   // Group ranks that this operation is waiting for now (for error texts; may be approximate).
   virtual std::vector<int> missing() const = 0;
+
+  virtual int64_t longest_sleep_ns() const { return kAnySleepNs; }
 
   // Whether any member's end ends this; a message depends on its peer alone.
   virtual bool depends_on_all() const { return true; }

@@ -63,6 +63,13 @@ void ProgressThread::examine_all() {
   for (Source* source : sources_) source->examine_pending();
 }
 
+int64_t ProgressThread::longest_sleep_ns() {
+  const std::lock_guard pass(pass_);
+  int64_t longest = kSliceNs;
+  for (Source* source : sources_) longest = std::min(longest, source->longest_sleep_ns());
+  return longest;
+}
+
 void ProgressThread::run() {
   Backoff backoff(policy_, policy_.background_spin_ns);
   int64_t examined_ns = now_ns();
@@ -89,7 +96,7 @@ void ProgressThread::run() {
       examine_all();
       examined_ns = now_ns();
       bool moved = false;
-      waiter_.sleep(kSliceNs, [&] { return moved = advance_all() != Progress::kWaiting; });
+      waiter_.sleep(longest_sleep_ns(), [&] { return moved = advance_all() != Progress::kWaiting; });
       if (moved) backoff.renew();
     }
   }

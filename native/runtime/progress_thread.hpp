@@ -26,6 +26,8 @@ class Source {
   virtual void examine_pending() = 0;
   // Whether nothing is pending.
   virtual bool is_idle() = 0;
+  // See Operation::longest_sleep_ns.
+  virtual int64_t longest_sleep_ns() = 0;
 };
 
 class ProgressThread {
@@ -46,6 +48,7 @@ class ProgressThread {
  private:
   void run();
   Progress advance_all();
+  int64_t longest_sleep_ns();
   void examine_all();
 
   Waiter& waiter_;

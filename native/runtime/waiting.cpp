@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <algorithm>
+
 #include "base/pause.hpp"
 
 namespace procgroup {
@@ -93,7 +95,7 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waite
     if (failure) {
       if (last_looks.are_over() || !ready()) operation.give_up(std::move(*failure));
     } else {
-      waiter.sleep(deadline.remaining_ns(kSliceNs), ready);
+      waiter.sleep(deadline.remaining_ns(std::min(kSliceNs, operation.longest_sleep_ns())), ready);
     }
     if (operation.is_completed()) return;
   }

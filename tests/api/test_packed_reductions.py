@@ -59,7 +59,7 @@ def reduce_in_manager(arrays: list[Any], ops: list[AnyReduceOp], async_op: bool 
 
 
 def calls_made() -> int:
-    return int(dist.group.WORLD._backend.records()[-1]["sequence"])  # type: ignore[union-attr]
+    return int(dist.group.WORLD.records()[-1]["sequence"])  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "shm"), (3, "tcp"), (4, "shm")])

@@ -78,7 +78,7 @@ def test_parts_are_the_memory_of_arrays() -> None:
     arrays = [np.full(1000 + index, index, np.uint8) for index in range(5)]
     parcel = Parcel([arrays], together=True)
     assert len(parcel.segments) == 1
-    parts = parcel.parts(0)
+    parts = parcel.iovecs(0)
     assert all(np.shares_memory(array, buffer) for array, buffer in zip(arrays, parts.buffers[1:], strict=True))
     assert parts.nbytes == parcel.payload_size
     assert all((left == right).all() for left, right in zip(arrays, move(parcel, True).item(0, True), strict=True))

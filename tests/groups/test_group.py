@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from procgroup.backends import native
 from procgroup.errors import ForkedProcessError, GroupDestroyed
-from procgroup.groups.backend import VERBS, Backend
-from procgroup.groups.ended import EndedBackend
+from procgroup.groups.calls import Iovecs
+from procgroup.groups.engine import VERBS
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.hash import HashStore
 from procgroup.testing import connected_groups
@@ -19,7 +19,7 @@ from procgroup.testing import connected_groups
 
 def group_of(*members: int) -> ProcessGroup:
     return ProcessGroup(
-        cast(Backend, native.alone(name="gloo", group_name="7")),
+        native.alone(name="gloo", group_name="7"),
         HashStore(),
         rank=0,
         members=members,
@@ -76,11 +76,34 @@ def test_a_forked_copy_says_what_happened() -> None:
         group.barrier()
 
 
+ARRAY = np.ones(1)
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "broadcast": (ARRAY, 0),
+    "reduce": (ARRAY, 0),
+    "gather": (ARRAY, [ARRAY, ARRAY], 0),
+    "all_gather": ([ARRAY, ARRAY], ARRAY),
+    "all_gather_single": (ARRAY, ARRAY),
+    "scatter": (ARRAY, [ARRAY, ARRAY], 0),
+    "reduce_scatter": (ARRAY, [ARRAY, ARRAY]),
+    "reduce_scatter_single": (ARRAY, ARRAY),
+    "all_to_all": ([ARRAY, ARRAY], [ARRAY, ARRAY]),
+    "all_to_all_single": (ARRAY, ARRAY),
+    "barrier": (),
+    "all_reduce_coalesced": ([ARRAY],),
+    "broadcast_iovecs": (Iovecs([], [], 0), 1.0),
+    "all_gather_iovecs": ([ARRAY], Iovecs([], [], 0), 1.0),
+}
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_of_a_group_that_has_ended_raises(verb: str) -> None:
-    ended = EndedBackend(cast(Backend, native.alone(name="gloo", group_name="7")), GroupDestroyed, "7")
+    group = group_of(0, 1)
+    group.shutdown()
     with pytest.raises(GroupDestroyed):
-        getattr(ended, verb)()
+        if verb in ("send", "recv"):
+            getattr(group, verb)(ARRAY, 1)
+        else:
+            getattr(group, verb)(*ARGUMENTS.get(verb, (ARRAY,)))
 
 
 def test_aborting_ends_a_receive() -> None:

@@ -11,7 +11,7 @@ from parity.cases import PREFIX, VERBS
 
 import procgroup as dist
 from procgroup import _native
-from procgroup.groups.backend import COLLECTIVES, Backend
+from procgroup.groups.engine import COLLECTIVES
 
 OPERATIONS = [row for row in _native.operations() if not row["is_message"]]
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "operations"
@@ -19,9 +19,9 @@ names = pytest.mark.parametrize("name", [row["name"] for row in OPERATIONS])
 
 
 @names
-def test_an_operation_is_a_method_of_backends_and_groups_and_a_public_function(name: str) -> None:
+def test_an_operation_is_a_method_of_groups_and_a_public_function(name: str) -> None:
     assert name in COLLECTIVES
-    for owner in (Backend, _native.Group, dist.ProcessGroup, dist):
+    for owner in (_native.Group, dist.ProcessGroup, dist):
         assert callable(getattr(owner, name, None)), f"{owner} lacks {name}"
 
 

@@ -83,7 +83,7 @@ def coalesced_calls_are_one(rank: int, size: int) -> None:
         for tensor in tensors:
             dist.all_reduce(tensor)
     assert tensors[1].tolist() == [18.0] * 4
-    made = [record["call"] for record in dist.group.WORLD.group._backend.records()]
+    made = [record["call"] for record in dist.group.WORLD.group.records()]
     assert made[-2:] == ["all_reduce(SUM) of 5 float32"] * 2
     outputs = [torch.zeros(size), torch.zeros(2 * size)]
     with dist._coalescing_manager(async_ops=True) as manager:
@@ -121,7 +121,7 @@ def objects_move_through_torch_s_own_functions(rank: int, size: int) -> None:
 def groups_of_some_ranks_share_the_connections(rank: int, size: int) -> None:
     pair = dist.new_group([0, 2])
     if rank in (0, 2):
-        assert pair.group._backend.__class__.__name__ == "NativeSubgroup"
+        assert pair.group.engine.__class__.__name__ == "NativeSubgroup"
         tensor = torch.full((2,), float(rank))
         dist.all_reduce(tensor, group=pair)
         assert tensor.tolist() == [2.0, 2.0]
@@ -185,7 +185,7 @@ def set_timeout_counts_from_the_next_call(rank: int, size: int) -> None:
 @call
 def the_recorder_sees_torch_s_calls(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(7))
-    assert "all_reduce" in str(dist.group.WORLD.group._backend.records()[-1])
+    assert "all_reduce" in str(dist.group.WORLD.group.records()[-1])
 
 
 @call

@@ -158,12 +158,12 @@ def _coalescing_manager(
     """
     chosen = resolve(group)
     manager = _CoalescingManager()
-    coalescing = chosen.start_coalescing()
+    queue = chosen.start_coalescing()
     try:
         yield manager
     finally:
-        chosen.stop_coalescing(coalescing)
-    manager.append(chosen.issue_queued(coalescing, async_ops))
+        chosen.stop_coalescing()
+    manager.append(chosen.issue_queued(queue, async_ops))
 
 
 def _future(work: Work | None, async_op: bool) -> Future | None:

@@ -26,6 +26,7 @@ from procgroup.api.splitting import check_splits
 from procgroup.backends import registry
 from procgroup.cluster.accelerators import visible_gpus
 from procgroup.groups import checks
+from procgroup.groups.backend import MakeBackends
 from procgroup.groups.group import ProcessGroup
 from procgroup.types import Timeout
 
@@ -205,11 +206,11 @@ def _read_timeout(timeout: Timeout | None, pg_options: Any, parent: ProcessGroup
     return read_timeouts(timeout, pg_options, parent.timeout).calls
 
 
-def _read_backend(backend: str | None) -> tuple[str, str] | None:
+def _read_backend(backend: str | None) -> tuple[str, str, MakeBackends] | None:
     if not backend:
         return None
     config = registry.parse(backend)
-    return config.name, str(config)
+    return config.name, str(config), config.make_backends
 
 
 def _take_number(world: ProcessGroup, *, hashed: bool) -> int:

@@ -15,7 +15,7 @@ import sys
 from procgroup import exit_reason, process_end
 from procgroup.api import excepthook
 from procgroup.errors import DistError
-from procgroup.groups.backend import FLUSH_SECONDS
+from procgroup.groups.engine import FLUSH_SECONDS
 from procgroup.groups.group import ProcessGroup
 from procgroup.process_end import at_process_end
 from procgroup.rendezvous import hosting

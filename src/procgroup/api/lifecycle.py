@@ -13,7 +13,7 @@ from procgroup.api import default, excepthook, leaving
 from procgroup.api.membership import is_foreign, resolve
 from procgroup.api.options import Timeouts, read_deterministic, read_timeouts
 from procgroup.backends import registry
-from procgroup.groups.backend import Backend
+from procgroup.groups.engine import GroupEngine
 from procgroup.groups.group import ProcessGroup
 from procgroup.rendezvous import hosting, place
 from procgroup.rendezvous.handlers import rendezvous
@@ -158,9 +158,9 @@ def _make_group(
 
     group_store = PrefixStore(f"default_pg/{world.round if world else 0}", store)
     group_store.set_timeout(timeouts.calls)
-    backend = _make_backend(config, timeouts.calls.total_seconds(), world, group_name, members)
+    engine = _make_engine(config, timeouts.calls.total_seconds(), world, group_name, members)
     return ProcessGroup(
-        backend,
+        engine,
         group_store,
         rank=rank,
         members=members,
@@ -168,16 +168,17 @@ def _make_group(
         timeout=timeouts.calls,
         backend_config=str(config),
         group_desc="default_pg",
+        make_backends=config.make_backends,
     )
 
 
-def _make_backend(
+def _make_engine(
     config: registry.BackendConfig, timeout: float, world: World | None, group_name: str, members: Sequence[int]
-) -> Backend:
+) -> GroupEngine:
     if world is None:
         return registry.create_alone(config, group_name=group_name)
     try:
-        backend = registry.create(
+        engine = registry.create(
             config,
             world.start_up,
             group_name=group_name,
@@ -189,7 +190,7 @@ def _make_backend(
         world.start_up.report_failure(error)
         raise
     world.start_up.leave()
-    return backend
+    return engine
 
 
 def _data_key(world: World) -> bytes:

@@ -17,7 +17,6 @@ from procgroup.backends.connecting import Details
 from procgroup.backends.mesh import Links, Mesh
 from procgroup.backends.native_subgroup import (
     Subgroups,
-    bind_verbs,
     calls_in_progress,
     transport_between,
     world_identity,
@@ -25,7 +24,7 @@ from procgroup.backends.native_subgroup import (
 from procgroup.backends.route import route_to
 from procgroup.cluster.cores import cores_by_affinity, usable_cores
 from procgroup.errors import DistBackendError, DistNetworkError
-from procgroup.groups.backend import FLUSH_SECONDS, Backend
+from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.process_end import note_failure, wait_for_others
 from procgroup.stores.start_up import StartUp
 
@@ -83,19 +82,19 @@ class NativeBackend:
         self.transport: str = transport_between(hosts)
         self._completions: threading.Thread | None = None
         self._engine = engine
-        self._group = group
+        self.calls: _native.Group = group
         engine.on_first_watch(self._start_completions)
-        # The verbs of the Backend protocol, without a Python frame in between.
-        bind_verbs(self, group)
         self._subgroups = Subgroups(engine, hosts, group_name, global_ranks)
 
-    def make_subgroup(self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float) -> Backend:
+    def make_subgroup(
+        self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
+    ) -> GroupEngine:
         return self._subgroups.make(
             self.identity, list(ranks), op=op, name=name, group_name=group_name, timeout=timeout
         )
 
     def reduce_in_rank_order(self) -> None:
-        self._group.reduce_in_rank_order()
+        self.calls.reduce_in_rank_order()
         self._subgroups.in_rank_order = True
 
     def records(self) -> list[dict[str, Any]]:
@@ -117,9 +116,9 @@ class NativeBackend:
         self._flush(flush)
         if reason:
             self._engine.fail(reason, False)
-        if self._group.is_broken:
+        if self.calls.is_broken:
             note_failure()
-        self._group.leave()
+        self.calls.leave()
         self._engine.shutdown()
         if self._completions is not None and self._completions is not threading.current_thread():
             self._completions.join(_CALLBACK_SECONDS)
@@ -127,7 +126,7 @@ class NativeBackend:
     def abort(self) -> None:
         note_failure()
         self._engine.fail("its default group was aborted", True)  # what is in progress, here and on the others
-        self._group.abort()  # what comes later
+        self.calls.abort()  # what comes later
 
     def fail(self, reason: str, at_once: bool) -> None:
         self._engine.fail(reason, at_once)
@@ -135,7 +134,7 @@ class NativeBackend:
     def _flush(self, seconds: float) -> None:
         """Let issued calls end and hand over what was sent; in short slices, so that Ctrl-C is heard."""
         wait_for_others(
-            lambda: self._group.is_broken or (self._engine.flush(_FLUSH_SLICE_SECONDS) and self._group.is_idle),
+            lambda: self.calls.is_broken or (self._engine.flush(_FLUSH_SLICE_SECONDS) and self.calls.is_idle),
             seconds,
             lambda: f"rank {self._engine.rank} leaves its groups and waits for {calls_in_progress(self._engine)}",
             pause=_FLUSH_SLICE_SECONDS,

@@ -9,11 +9,11 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from procgroup import _native
 from procgroup.errors import CollectiveMismatch, OperationError
-from procgroup.groups.backend import FLUSH_SECONDS, VERBS, Backend
+from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.process_end import note_failure, wait_for_others
 
 _IDLE_SLICE_SECONDS = 0.01
@@ -36,18 +36,6 @@ def transport_between(hosts: Sequence[int]) -> str:
     """Return what moves bytes between ranks, given the host of each."""
     count = len(set(hosts))
     return "shared memory" if count == 1 else "tcp" if count == len(hosts) else "shared memory, tcp"
-
-
-def bind_verbs(backend: Any, group: _native.Group) -> None:
-    """Give a backend the native group's methods as its own, without a Python frame in between."""
-    for verb in (*VERBS, "broadcast_iovecs", "all_gather_iovecs"):
-        setattr(backend, verb, getattr(group, verb))
-    checks = group.checks()
-
-    def check(verb: str, *arguments: Any) -> None:
-        getattr(checks, verb)(*arguments, False, 0.0)
-
-    vars(backend)["check"] = check
 
 
 def calls_in_progress(engine: _native.Engine) -> str:
@@ -77,7 +65,7 @@ class Subgroups:
 
     def make(
         self, parent: int, members: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
-    ) -> Backend:
+    ) -> GroupEngine:
         """Make the group of these global ranks, with this one among them, and wait until every member does.
 
         The count of groups with the same members is part of what they agree upon. Raises CollectiveTimeout that
@@ -100,10 +88,7 @@ class Subgroups:
         if self.in_rank_order:
             group.reduce_in_rank_order()
         self._keep(group)
-        # The verbs are the native engine's own methods, whose stub names no parameters.
-        return cast(
-            Backend, NativeSubgroup(self, self._engine, group, identity, members, name, transport_between(hosts))
-        )
+        return NativeSubgroup(self, self._engine, group, identity, members, name, transport_between(hosts))
 
     def forget(self, group: _native.Group) -> None:
         """Let go of a group that was left."""
@@ -159,37 +144,42 @@ class NativeSubgroup:
         self.identity = identity
         self._subgroups = subgroups
         self._engine = engine
-        self._group = group
+        self.calls: _native.Group = group
         self._members = tuple(members)
-        bind_verbs(self, group)
 
-    def make_subgroup(self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float) -> Backend:
+    def make_subgroup(
+        self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
+    ) -> GroupEngine:
         members = [self._members[rank] for rank in ranks]
         return self._subgroups.make(self.identity, members, op=op, name=name, group_name=group_name, timeout=timeout)
 
     def reduce_in_rank_order(self) -> None:
-        self._group.reduce_in_rank_order()
+        self.calls.reduce_in_rank_order()
 
     def records(self) -> list[dict[str, Any]]:
         """Return the last calls of this rank, in whatever group; see NativeBackend.records."""
         return self._engine.records()
 
+    def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
+        """Return writable memory that the other ranks of this host read in place; see NativeBackend.allocate."""
+        return _native.allocate(self._engine, nbytes, copied_by_fork)
+
     def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
         """Let what was issued end, for at most ``flush`` seconds, and leave this group; the others go on."""
         wait_for_others(
-            lambda: self._group.is_broken or self._group.is_idle,
+            lambda: self.calls.is_broken or self.calls.is_idle,
             flush,
             lambda: f"rank {self._engine.rank} leaves a group and waits for {calls_in_progress(self._engine)}",
             pause=_IDLE_SLICE_SECONDS,
         )
-        if self._group.is_broken:
+        if self.calls.is_broken:
             note_failure()
-        self._group.leave()
-        self._subgroups.forget(self._group)
+        self.calls.leave()
+        self._subgroups.forget(self.calls)
 
     def abort(self) -> None:
         note_failure()
-        self._group.abort()
+        self.calls.abort()
 
     def fail(self, reason: str, at_once: bool) -> None:
         self._engine.fail(reason, at_once)

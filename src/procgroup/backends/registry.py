@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
 
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import Backend
+from procgroup.groups.engine import GroupEngine
+from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.start_up import StartUp
+from procgroup.stores.store import Store
 
 DEFAULT = "gloo"
 """What None means. Programs that ask for Gloo get procgroup's own CPU transport under that name."""
 
+BackendFactory = Callable[[Store, int, int, timedelta], Backend]
+"""Makes a registered backend for one group from the group's store, rank, size and timeout."""
+
 _OURS = ("gloo", "procgroup")
 _KNOWN = ("gloo", "procgroup", "nccl", "mpi", "ucc", "xccl")
+_registered: dict[str, tuple[BackendFactory, tuple[str, ...]]] = {}
 _DEFAULT_FOR_DEVICE = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -26,10 +34,29 @@ class BackendConfig(NamedTuple):
     def __str__(self) -> str:
         return ",".join(f"{device}:{name}" for device, name in self.by_device.items())
 
+    def make_backends(self, store: Store, rank: int, size: int, timeout: timedelta) -> Mapping[str, Backend]:
+        """Make the backends of a group, by kind of device: none for what the engine's own transport moves."""
+        foreign = {device: name for device, name in self.by_device.items() if name in _registered}
+        return {
+            device: _registered[name][0](PrefixStore(f"backend/{name}/{device}", store), rank, size, timeout)
+            for device, name in foreign.items()
+        }
+
 
 def is_backend_available(backend: str) -> bool:
     """Tell whether a backend's name can be used here, on CPU arrays."""
-    return backend.lower() in _OURS
+    return backend.lower() in (*_OURS, *_registered)
+
+
+def register_backend(name: str, make: BackendFactory, devices: Sequence[str]) -> None:
+    """Let ``name`` be a backend for these kinds of devices, in groups that are made from now on.
+
+    Raises ValueError for a name that a backend has already.
+    """
+    name = name.lower()
+    if name in (*_KNOWN, *_registered):
+        raise ValueError(f"Backend {name!r} exists already; expected another name than {', '.join(_names())}.")
+    _registered[name] = (make, tuple(devices))
 
 
 def default_backend_for_device(device: object) -> str:
@@ -57,7 +84,7 @@ def parse(backend: str | None) -> BackendConfig:
     name = backend.lower()
     _check_known(name, backend)
     _check_available(name, backend)
-    return BackendConfig(name, {"cpu": name, "cuda": name})
+    return BackendConfig(name, dict.fromkeys(_devices_of(name), name))
 
 
 def _parse_devices(backend: str) -> BackendConfig:
@@ -71,6 +98,9 @@ def _parse_devices(backend: str) -> BackendConfig:
             )
         _check_known(name, backend)
         by_device[device] = name
+    for device, name in by_device.items():
+        if name in _registered and device not in _devices_of(name):
+            raise ValueError(f"Backend {name!r} in {backend!r} is for {' and '.join(_devices_of(name))}, not {device}.")
     if "cpu" not in by_device:
         raise DistBackendError(f"Backend {backend!r} names none for the CPU, and this version moves CPU arrays only.")
     _check_available(by_device["cpu"], backend)
@@ -78,12 +108,20 @@ def _parse_devices(backend: str) -> BackendConfig:
 
 
 def _check_known(name: str, backend: str) -> None:
-    if name not in _KNOWN:
-        raise ValueError(f"Unknown backend type {name!r} in {backend!r}; expected one of {', '.join(_KNOWN)}.")
+    if name not in _names():
+        raise ValueError(f"Unknown backend type {name!r} in {backend!r}; expected one of {', '.join(_names())}.")
+
+
+def _names() -> tuple[str, ...]:
+    return (*_KNOWN, *_registered)
+
+
+def _devices_of(name: str) -> tuple[str, ...]:
+    return _registered[name][1] if name in _registered else ("cpu", "cuda")
 
 
 def _check_available(name: str, backend: str) -> None:
-    if name not in _OURS:
+    if not is_backend_available(name):
         raise DistBackendError(
             f"Backend {name!r} (from {backend!r}) is not in this version of procgroup, which moves CPU arrays only. "
             "Use 'gloo' or 'procgroup', which both name its own transport."
@@ -109,26 +147,22 @@ def create(
     timeout: float,
     data_key: bytes,
     global_ranks: Sequence[int] | None = None,
-) -> Backend:
-    """Make the backend of a group of several ranks, which have joined."""
+) -> GroupEngine:
+    """Make the engine of a group of several ranks, which have joined."""
     from procgroup.backends import native
 
-    # The verbs are the native engine's own methods, whose stub names no parameters.
-    return cast(
-        Backend,
-        native.connect(
-            start_up,
-            name=config.name,
-            group_name=group_name,
-            timeout=timeout,
-            data_key=data_key,
-            global_ranks=global_ranks,
-        ),
+    return native.connect(
+        start_up,
+        name=config.name,
+        group_name=group_name,
+        timeout=timeout,
+        data_key=data_key,
+        global_ranks=global_ranks,
     )
 
 
-def create_alone(config: BackendConfig, *, group_name: str) -> Backend:
-    """Make the backend of a group of one rank."""
+def create_alone(config: BackendConfig, *, group_name: str) -> GroupEngine:
+    """Make the engine of a group of one rank."""
     from procgroup.backends import native
 
-    return cast(Backend, native.alone(name=config.name, group_name=group_name))
+    return native.alone(name=config.name, group_name=group_name)

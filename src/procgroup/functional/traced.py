@@ -37,6 +37,7 @@ from procgroup.functional.fusing import Leaf, LeafName, Leaves
 from procgroup.functional.operations import Operation
 from procgroup.functional.trees import flatten
 from procgroup.groups.group import ProcessGroup
+from procgroup.groups.issue import inside_awaited_call
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def _run_as_callback(*arrays: Any, call: TracedCall) -> list[Any]:
 
 def _callback(call: TracedCall, *arrays: Any) -> list[Any]:
     try:
-        with call.group.inside_awaited_call():
+        with inside_awaited_call():
             return call.run([np.asarray(array) for array in arrays])
     except BaseException as error:
         _raised.append(error)

@@ -1,184 +1,96 @@
-"""What a process group asks of a backend.
+"""The contract of a backend: what moves the bytes of a group's calls in place of the engine's own transport.
 
-A backend moves bytes between the ranks of one group. Ranks here are group ranks, the reduce op is
-data, arrays are whatever the backend's door takes, timeouts are seconds.
-Arguments go by position, which is the fastest way into native code. Every verb returns None when the
-call is over, or, with ``async_op``, an ``Operation``.
+The engine numbers and records each call, and compares it with the other ranks' calls, before the backend sees it::
+
+    group.all_reduce(x)   engine: check, number, record, agree   backend: move   engine: deadline, deaths, Ctrl-C
+
+So a backend checks nothing, waits for nothing and knows no deadline. It says which operations it has (``supports``),
+and moves the bytes of one call in a generator that yields wherever it would wait for another rank. ``barrier`` is the
+engine's: to agree on it is to meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from procgroup.types import AnyReduceOp
+from procgroup.errors import DistBackendError
+from procgroup.stores.store import Store
 
-FLUSH_SECONDS = 30.0
-"""How long a rank that leaves in order lets what it has issued end. Ranks that are gone are not waited for."""
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-
-class Operation(Protocol):
-    """One call that was issued and may still be running."""
-
-    @property
-    def source(self) -> int:
-        """For a receive that is over: the group rank that the message came from; otherwise -1."""
-        ...
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait until the call is over; raise what made it fail. False when ``timeout`` seconds passed first."""
-        ...
-
-    def is_completed(self) -> bool:
-        """Tell whether the call is over, well or badly, without waiting."""
-        ...
-
-    def exception(self) -> BaseException | None:
-        """Return what made the call fail; None while it runs and when it went well."""
-        ...
-
-    def on_completion(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, from a thread of the backend, when the call is over."""
-        ...
+_OVER = object()
 
 
-COLLECTIVES = (
-    "broadcast",
-    "reduce",
-    "all_reduce",
-    "scan",
-    "exscan",
-    "gather",
-    "all_gather",
-    "all_gather_single",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-)
-VERBS = (*COLLECTIVES, "all_reduce_coalesced", "send", "recv")
-"""The methods of a Backend that move data."""
+class Call(NamedTuple):
+    """One call that all ranks of the group have agreed on, as this rank takes part in it.
+
+    A block is one-dimensional and of bytes (uint8), in the call's memory: ``block.view(dtype)`` has the elements.
+    Input blocks are not to be written. Blocks keep their memory; after the call, what is in it is the caller's.
+    """
+
+    op: str
+    """A name of ``_native.operations()``: "all_reduce", "all_gather", ... The list and the single forms are one."""
+    inputs: list[NDArray[np.uint8]]
+    """What this rank gives: one block, or one for each rank; none where it gives nothing."""
+    outputs: list[NDArray[np.uint8]]
+    """What it gets, likewise. An output may be the same memory as the rank's own input."""
+    dtype: str
+    """NumPy's name: "float32", "bfloat16"."""
+    reduce_op: str | None
+    """"SUM", "MAX", ...; None where nothing is reduced. PREMUL_SUM: the inputs are multiplied already."""
+    root: int
+    """The group rank of the root; of a message, that of the other rank, -1 for any; otherwise -1."""
+    tag: int
+    """Of a message."""
 
 
 class Backend(Protocol):
-    """The verbs that a process group needs."""
+    """Moves the bytes of one group's calls on arrays of one kind of device."""
 
-    name: str
-    """The name that get_backend returns."""
-    transport: str
-    """What moves the bytes: "shared memory", "tcp" or "shared memory, tcp"."""
-    identity: int
-    """What names the group on all its members, and no other group of theirs; 0 for the world."""
+    supports: Collection[str]
+    """The operations that it has, the same on all ranks; others raise before anything is sent."""
 
-    def broadcast(self, array: Any, root: int, async_op: bool, timeout: float, /) -> Operation | None: ...
+    def move(self, call: Call) -> Iterator[object]:
+        """Move the bytes of a call; a generator that yields wherever it would wait for another rank.
 
-    def reduce(self, array: Any, root: int, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
-
-    def all_reduce(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
-
-    def scan(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
-
-    def exscan(self, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /) -> Operation | None: ...
-
-    def all_reduce_coalesced(
-        self, arrays: Sequence[Any], ops: Sequence[AnyReduceOp], async_op: bool, timeout: float, /
-    ) -> list[Operation] | None:
-        """Reduce each of the arrays with its op, in as few calls as is fast, once all are found good."""
-        ...
-
-    def gather(
-        self, array: Any, outputs: Sequence[Any] | None, root: int, async_op: bool, timeout: float, /
-    ) -> Operation | None:
-        """``outputs``: one array per rank on the root, None elsewhere."""
-        ...
-
-    def all_gather(self, outputs: Sequence[Any], array: Any, async_op: bool, timeout: float, /) -> Operation | None:
-        """The outputs may have different sizes, the same on all ranks: output r is as large as the array of rank r."""
-        ...
-
-    def all_gather_single(self, output: Any, array: Any, async_op: bool, timeout: float, /) -> Operation | None:
-        """``output`` holds the arrays of all ranks one after the other."""
-        ...
-
-    def scatter(
-        self, array: Any, inputs: Sequence[Any] | None, root: int, async_op: bool, timeout: float, /
-    ) -> Operation | None:
-        """``inputs``: one array per rank on the root, None elsewhere."""
-        ...
-
-    def reduce_scatter(
-        self, output: Any, inputs: Sequence[Any], op: AnyReduceOp, async_op: bool, timeout: float, /
-    ) -> Operation | None:
-        """The inputs may have different sizes, the same on all ranks: input r is as large as the output of rank r."""
-        ...
-
-    def reduce_scatter_single(
-        self, output: Any, array: Any, op: AnyReduceOp, async_op: bool, timeout: float, /
-    ) -> Operation | None:
-        """``array`` holds what each rank gets one after the other."""
-        ...
-
-    def all_to_all(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool, timeout: float, /
-    ) -> Operation | None:
-        """Input s goes to rank s, output r comes from rank r. Sizes are compared by pair before a byte is written."""
-        ...
-
-    def all_to_all_single(
-        self,
-        output: Any,
-        array: Any,
-        output_splits: Sequence[int] | None,
-        input_splits: Sequence[int] | None,
-        async_op: bool,
-        timeout: float,
-        /,
-    ) -> Operation | None:
-        """Splits count rows, along the first dimension; None: equal parts."""
-        ...
-
-    def barrier(self, async_op: bool, timeout: float, /) -> Operation | None: ...
-
-    def send(self, array: Any, destination: int, tag: int, async_op: bool, timeout: float, /) -> Operation | None: ...
-
-    def recv(self, array: Any, source: int, tag: int, async_op: bool, timeout: float, /) -> Operation | int:
-        """Receive from group rank ``source``, or from any rank with -1. Blocking: return the sender's group rank."""
-        ...
-
-    def check(self, verb: str, /, *arguments: Any) -> None:
-        """Raise what a verb would raise for these arguments, those up to ``async_op``; do nothing else.
-
-        So that of several calls all are checked before the first is issued.
+        It runs on any thread, a step at a time. Collectives of a group move one after the other, in the same order on
+        all ranks; messages move beside them. What it raises ends the group: this rank's call raises GroupBroken from
+        it, and the other ranks' calls raise PeerFailed.
         """
         ...
 
-    def reduce_in_rank_order(self) -> None:
-        """Promise that reductions combine in the order of the ranks; the default group: in groups made later too.
-
-        Called before the first call, on all ranks; where one did not, calls do not match.
-        """
+    def close(self) -> None:
+        """Free what the backend holds. Called once, when this rank leaves the group; no call runs any more."""
         ...
 
-    def make_subgroup(self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float) -> Backend:
-        """Make a group of some of these ranks, this one among them, in this order; return when every member does.
 
-        ``op`` names the public function for errors, whose ranks are global ones. ``timeout`` is for the making.
-        """
-        ...
+MakeBackends = Callable[[Store, int, int, timedelta], Mapping[str, Backend]]
+"""From a group's store, rank, size and timeout to its backends by kind of device: "cpu", "cuda"."""
 
-    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
-        """Leave: let what was issued end for at most ``flush`` seconds, free everything. Idempotent, never raises.
 
-        With a ``reason``, the exception for which this rank leaves, ranks that wait for it raise PeerFailed with that.
-        """
-        ...
+def no_backends(store: Store, rank: int, size: int, timeout: timedelta) -> Mapping[str, Backend]:
+    """Leave all kinds of devices to the engine's own transport."""
+    return {}
 
-    def fail(self, reason: str, at_once: bool) -> None:
-        """Give the other ranks the exception for which this rank ends; with ``at_once`` their calls fail now."""
-        ...
 
-    def abort(self) -> None:
-        """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
-        ...
+def prepare(backend: Backend, where: str) -> Callable[..., Callable[[], bool]]:
+    """Return what the engine calls with the facts of a call, to get the function that advances its transfer.
+
+    It raises DistBackendError for an operation that the backend does not support.
+    """
+
+    def prepare_call(*facts: Any) -> Callable[[], bool]:
+        call = Call(*facts)
+        if call.op not in backend.supports:
+            raise DistBackendError(
+                f"{call.op} on {where}: its backend {type(backend).__name__} does not support it, but "
+                f"{', '.join(sorted(backend.supports))}."
+            )
+        moving = iter(backend.move(call))
+        return lambda: next(moving, _OVER) is _OVER
+
+    return prepare_call

@@ -1,26 +1,279 @@
-"""What the calls of a group have in common."""
+"""The further calls of a process group: messages between two ranks, arrays of iovecs, and lists of arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, overload
 
-from procgroup.groups.backend import Backend, Operation
-from procgroup.groups.work import Work
+from procgroup import types
+from procgroup.errors import GroupBroken
+from procgroup.groups import checks
+from procgroup.groups.collectives import Collectives, Issued, Limit, No, Yes
+from procgroup.groups.engine import Operation
+from procgroup.groups.issue import Issue, QueuedCall
+from procgroup.groups.work import JoinedOperation, Work
+from procgroup.types import AnyReduceOp, Array, ReduceOp
 
 
-class GroupCalls:
-    """The state of a group that its calls need."""
+class Iovecs(NamedTuple):
+    """An array of ``nbytes`` bytes: ``buffers[i]`` at ``offsets[i]``, in order, and anything in between."""
 
-    _backend: Backend
-    _rank: int
-    _size: int
-    _seconds: float
+    buffers: Sequence[memoryview]
+    offsets: Sequence[int]
+    nbytes: int
+
+
+class GroupCalls(Collectives):
+    """All calls of a group. Messages between two ranks with one tag arrive in the order in which they were sent."""
+
+    _issue: Issue
+    _has_backends: bool
     members: tuple[int, ...]
-    group_name: str
 
-    def _where(self) -> str:
-        return f"group {self.group_name} (rank {self._rank} of {self._size})"
+    @overload
+    def send(
+        self, array: Array, destination: int, tag: int = ..., async_op: No = ..., timeout: Limit = ...
+    ) -> None: ...
+    @overload
+    def send(
+        self, array: Array, destination: int, tag: int = ..., async_op: Yes = ..., timeout: Limit = ...
+    ) -> Work: ...
+    @overload
+    def send(
+        self, array: Array, destination: int, tag: int = ..., async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
+    def send(
+        self, array: Array, destination: int, tag: int = 0, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
+        """Send an array to group rank ``destination``, which receives it with the same ``tag``."""
+        # The checks stand here too, in short: a small message takes less time than a call of a Python function or two.
+        if destination.__class__ is not int or not 0 <= destination < self._size:
+            destination = checks.group_rank(destination, self._size, self.group_name)
+        if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
+            tag = checks.tag(tag)
+        if destination == self._rank and not async_op:
+            raise ValueError(
+                "Invalid destination rank: destination rank should not be the same as the rank of the current process."
+            )
+        operation = self._calls.send(
+            array, destination, tag, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return operation if operation is None else self._work(operation, "send", (array,))
 
-    def _work(self, operation: Operation, op: str, arrays: Sequence[Any]) -> Work:
-        return Work(operation, op, arrays, where=self._where())
+    def recv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> int:
+        """Receive an array from group rank ``source``, or from any rank with None; return the sender's group rank."""
+        if source.__class__ is not int or not 0 <= source < self._size:
+            source = self._source(source)
+        if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
+            tag = checks.tag(tag)
+        return self._calls.recv(  # type: ignore[return-value]
+            array, source, tag, False, self._seconds if timeout is None else types.seconds(timeout)
+        )
+
+    def irecv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> Work:
+        """Start to receive an array from group rank ``source``, or from any rank with None."""
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        operation = self._calls.recv(array, self._source(source), checks.tag(tag), True, seconds)
+        assert not isinstance(operation, int)
+        return Work(operation, "recv", (array,), where=self._where(), members=self.members)
+
+    def check_message(self, verb: str, array: Array, peer: int, tag: int) -> None:
+        """Raise what a ``send`` or a ``recv`` would raise for these arguments; nothing is issued."""
+        self._check(verb, array, self._source(peer), checks.tag(tag))
+
+    def check_collective(self, verb: str, *arguments: Any) -> None:
+        """Raise what such a call would raise for these arguments, those up to ``async_op``; nothing is issued."""
+        self._check(verb, *arguments)
+
+    @property
+    def takes_iovecs(self) -> bool:
+        """Whether the group has the calls of iovecs, in which many small buffers move straight from where they lie.
+
+        Only this rank's side of them is special: the others make the ordinary calls. The same on all ranks.
+        """
+        return not self._has_backends
+
+    def broadcast_iovecs(self, iovecs: Iovecs, timeout: float) -> None:
+        """Copy the array of bytes that the iovecs make up into every other rank's array."""
+        self._calls.broadcast_iovecs(*iovecs, timeout)
+
+    def all_gather_iovecs(self, outputs: Sequence[Any], iovecs: Iovecs, timeout: float) -> None:
+        """Copy the array of bytes of each rank ``r``, this one's from its iovecs, into ``outputs[r]`` on every rank."""
+        self._calls.all_gather_iovecs(outputs, *iovecs, timeout)
+
+    # --- several arrays: all ranks give as many, in the same order ---
+
+    @overload
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Array], op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
+    ) -> None: ...
+    @overload
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Array], op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
+    ) -> Work: ...
+    @overload
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Array], op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Array], op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
+        """Combine each of the arrays with those of all ranks at the same place in the list."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        return self._reduce_all(arrays, [op] * len(arrays), seconds, async_op)
+
+    @overload
+    def all_gather_coalesced(
+        self, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], async_op: No = ..., timeout: Limit = ...
+    ) -> None: ...
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Array]],
+        arrays: Sequence[Array],
+        async_op: Yes = ...,
+        timeout: Limit = ...,
+    ) -> Work: ...
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Array]],
+        arrays: Sequence[Array],
+        async_op: bool = ...,
+        timeout: Limit = ...,
+    ) -> Issued: ...
+    def all_gather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Array]],
+        arrays: Sequence[Array],
+        async_op: bool = False,
+        timeout: Limit = None,
+    ) -> Issued:
+        """Copy array ``i`` of each rank ``r`` into ``output_lists[r][i]`` on every rank."""
+        call = "output_tensor_lists", "all_gather_coalesced", self._rank
+        output_lists = checks.array_list(output_lists, self._size, *call)
+        for outputs in output_lists:
+            checks.array_list(outputs, len(arrays), *call, "input")
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        calls = [
+            QueuedCall("all_gather", ([outputs[place] for outputs in output_lists], array), seconds)
+            for place, array in enumerate(arrays)
+        ]
+        return self._issue_all(calls, [array for outputs in output_lists for array in outputs], async_op)
+
+    @overload
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Array], arrays: Sequence[Array], async_op: No = ..., timeout: Limit = ...
+    ) -> None: ...
+    @overload
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Array], arrays: Sequence[Array], async_op: Yes = ..., timeout: Limit = ...
+    ) -> Work: ...
+    @overload
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Array], arrays: Sequence[Array], async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Array], arrays: Sequence[Array], async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
+        """Copy array ``i`` of all ranks, one after the other, into every rank's ``outputs[i]``."""
+        checks.array_list(outputs, len(arrays), "outputs", "all_gather_single_coalesced", self._rank, "input")
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        pairs = zip(outputs, arrays, strict=True)
+        return self._issue_all([QueuedCall("all_gather_single", pair, seconds) for pair in pairs], outputs, async_op)
+
+    @overload
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ...,
+        async_op: No = ...,
+        timeout: Limit = ...,
+    ) -> None: ...
+    @overload
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ...,
+        async_op: Yes = ...,
+        timeout: Limit = ...,
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Limit = ...,
+    ) -> Issued: ...
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[Array],
+        arrays: Sequence[Array],
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Limit = None,
+    ) -> Issued:
+        """Combine array ``i`` of all ranks; block ``r`` of the result goes to ``outputs[i]`` of rank ``r``."""
+        if op.__class__ is not ReduceOp:
+            op = checks.reduce_op(op)
+        checks.array_list(outputs, len(arrays), "outputs", "reduce_scatter_single_coalesced", self._rank, "input")
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        calls = [
+            QueuedCall("reduce_scatter_single", (output, array, op), seconds)
+            for output, array in zip(outputs, arrays, strict=True)
+        ]
+        return self._issue_all(calls, outputs, async_op)
+
+    def issue_queued(self, queue: Sequence[QueuedCall], async_op: bool = False) -> Issued:
+        """Issue what was queued. Raises RuntimeError when the calls are of different kinds."""
+        kinds = {call.verb for call in queue}
+        if len(kinds) > 1:
+            raise RuntimeError(
+                "Coalescing manager requires all collectives to be the same type, "
+                f"but got mixed types: {', '.join(sorted(kinds))}"
+            )
+        results = [call.arguments[0] for call in queue]
+        if kinds == {"all_reduce"}:
+            ops = [call.arguments[1] for call in queue]
+            return self._reduce_all(results, ops, max(call.timeout for call in queue), async_op)
+        return self._issue_all(queue, results, async_op)
+
+    def _reduce_all(
+        self, arrays: Sequence[Array], ops: Sequence[AnyReduceOp], seconds: float, async_op: bool
+    ) -> Issued:
+        if not ops:
+            return None
+        operations = self._calls.all_reduce_coalesced(arrays, ops, async_op, seconds)
+        return None if operations is None else self._join(operations, "all_reduce", arrays)
+
+    def _issue_all(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Issued:
+        """Issue the calls once all are found good: where one is bad, no other rank has seen any of them."""
+        for call in calls if len(calls) > 1 else ():
+            self._check(call.verb, *call.arguments)
+        operations: list[Any] = []
+        for call in calls:
+            try:
+                operations.append(getattr(self._calls, call.verb)(*call.arguments, async_op, call.timeout))
+            except GroupBroken:
+                first = JoinedOperation([operation for operation in operations if operation is not None]).exception()
+                if first is None:
+                    raise
+                raise first from None  # what ended the group
+        return self._join(operations, calls[0].verb, results) if async_op and calls else None
+
+    def _check(self, verb: str, *arguments: Any) -> None:
+        """Raise what a verb would raise for these arguments, those up to ``async_op``; do nothing else."""
+        self._issue.require_open()
+        getattr(self._calls.checks(), verb)(*arguments, False, 0.0)
+
+    def _join(self, operations: Sequence[Operation], verb: str, results: Sequence[Any]) -> Work:
+        return self._work(JoinedOperation(operations), f"{verb}_coalesced", results)
+
+    def _source(self, source: int | None) -> int:
+        return -1 if source is None else checks.group_rank(source, self._size, self.group_name)

@@ -1,460 +1,280 @@
-"""The calls that every rank of a group makes, as methods of a group."""
+"""The collectives of a process group, as methods.
+
+Ranks in their arguments are group ranks; ``timeout`` is a timedelta or seconds, None: the group's own. Each returns
+None when the call is over or, with ``async_op=True``, a Work.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
-from procgroup import types
+from procgroup import _native, types
 from procgroup.groups import checks
-from procgroup.groups.calls import GroupCalls
+from procgroup.groups.engine import Operation
 from procgroup.groups.work import Work
 from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
 
+Limit: TypeAlias = Timeout | None
+Issued: TypeAlias = Work | None
+No: TypeAlias = Literal[False]
+Yes: TypeAlias = Literal[True]
 
-class Collectives(GroupCalls):
+
+class Collectives:
     """Calls that are matched across the ranks by their order.
 
-    Each returns None when the call is over or, with ``async_op=True``, a Work. ``timeout`` is a timedelta
-    or seconds; None: the group's own. ``root`` is a group rank.
+    Each crosses into the native group once, which does all that a call needs: see groups/engine.py.
     """
 
-    @overload
-    def all_reduce(
-        self,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
-    ) -> None: ...
+    _calls: _native.Group
+    _rank: int
+    _size: int
+    _seconds: float
+    members: tuple[int, ...]
+    group_name: str
+
+    def _where(self) -> str:
+        return f"group {self.group_name} (rank {self._rank} of {self._size})"
+
+    def _work(self, operation: Operation, op: str, arrays: Sequence[Any]) -> Work:
+        return Work(operation, op, arrays, where=self._where())
 
     @overload
-    def all_reduce(
-        self,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
-    ) -> Work: ...
-
+    def all_reduce(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
     @overload
+    def all_reduce(self, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
+    @overload
+    def all_reduce(self, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def all_reduce(
-        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = ..., timeout: Timeout | None = None
-    ) -> Work | None: ...
-
-    def all_reduce(
-        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
+        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
         """Combine the arrays of all ranks, element by element, into every rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        operation = self._backend.all_reduce(
+        operation = self._calls.all_reduce(
             array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "all_reduce", (array,))
 
     @overload
-    def scan(
-        self,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
-    ) -> None: ...
-
+    def scan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
     @overload
-    def scan(
-        self,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
-    ) -> Work: ...
-
+    def scan(self, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
     @overload
+    def scan(self, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def scan(
-        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = ..., timeout: Timeout | None = None
-    ) -> Work | None: ...
-
-    def scan(
-        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
+        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
         """Combine the arrays of all lower ranks and this one, element by element, into this rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        operation = self._backend.scan(
-            array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        operation = self._calls.scan(array, op, async_op, self._seconds if timeout is None else types.seconds(timeout))
         return operation if operation is None else self._work(operation, "scan", (array,))
 
     @overload
-    def exscan(
-        self,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
-    ) -> None: ...
-
+    def exscan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
     @overload
-    def exscan(
-        self,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
-    ) -> Work: ...
-
+    def exscan(self, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
     @overload
+    def exscan(self, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def exscan(
-        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = ..., timeout: Timeout | None = None
-    ) -> Work | None: ...
-
-    def exscan(
-        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
+        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
         """Combine the arrays of all lower ranks into this rank's array; that of rank 0 keeps its values."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        operation = self._backend.exscan(
+        operation = self._calls.exscan(
             array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "exscan", (array,))
 
     @overload
     def reduce(
-        self,
-        array: Array,
-        root: int,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
+        self, array: Array, root: int, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
-
     @overload
     def reduce(
-        self,
-        array: Array,
-        root: int,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
+        self, array: Array, root: int, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
-
     @overload
     def reduce(
-        self,
-        array: Array,
-        root: int,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: bool = ...,
-        timeout: Timeout | None = None,
-    ) -> Work | None: ...
-
+        self, array: Array, root: int, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
     def reduce(
-        self,
-        array: Array,
-        root: int,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: bool = False,
-        timeout: Timeout | None = None,
-    ) -> Work | None:
+        self, array: Array, root: int, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
         """Combine the arrays of all ranks into that of ``root``; the others' arrays keep their values."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         root = checks.group_rank(root, self._size, self.group_name)
-        operation = self._backend.reduce(
+        operation = self._calls.reduce(
             array, root, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "reduce", (array,))
 
     @overload
-    def broadcast(
-        self, array: Array, root: int, async_op: Literal[False] = False, timeout: Timeout | None = None
-    ) -> None: ...
-
+    def broadcast(self, array: Array, root: int, async_op: No = ..., timeout: Limit = ...) -> None: ...
     @overload
-    def broadcast(
-        self, array: Array, root: int, async_op: Literal[True] = ..., timeout: Timeout | None = None
-    ) -> Work: ...
-
+    def broadcast(self, array: Array, root: int, async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
     @overload
-    def broadcast(
-        self, array: Array, root: int, async_op: bool = ..., timeout: Timeout | None = None
-    ) -> Work | None: ...
-
-    def broadcast(self, array: Array, root: int, async_op: bool = False, timeout: Timeout | None = None) -> Work | None:
+    def broadcast(self, array: Array, root: int, async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
+    def broadcast(self, array: Array, root: int, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the array of ``root`` into every rank's array."""
         root = checks.group_rank(root, self._size, self.group_name)
-        operation = self._backend.broadcast(
+        operation = self._calls.broadcast(
             array, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "broadcast", (array,))
 
     @overload
     def gather(
-        self,
-        array: Array,
-        outputs: Sequence[Array] | None,
-        root: int,
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
+        self, array: Array, outputs: Sequence[Array] | None, root: int, async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
-
     @overload
     def gather(
-        self,
-        array: Array,
-        outputs: Sequence[Array] | None,
-        root: int,
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
+        self, array: Array, outputs: Sequence[Array] | None, root: int, async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
-
     @overload
     def gather(
-        self,
-        array: Array,
-        outputs: Sequence[Array] | None,
-        root: int,
-        async_op: bool = ...,
-        timeout: Timeout | None = None,
-    ) -> Work | None: ...
-
+        self, array: Array, outputs: Sequence[Array] | None, root: int, async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
     def gather(
-        self,
-        array: Array,
-        outputs: Sequence[Array] | None,
-        root: int,
-        async_op: bool = False,
-        timeout: Timeout | None = None,
-    ) -> Work | None:
+        self, array: Array, outputs: Sequence[Array] | None, root: int, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on ``root``; the others give no outputs."""
         root = checks.group_rank(root, self._size, self.group_name)
         outputs = checks.gather_list(outputs, self._size, root, self._rank)
-        operation = self._backend.gather(
+        operation = self._calls.gather(
             array, outputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "gather", outputs or ())
 
     @overload
-    def all_gather(
-        self, outputs: Sequence[Array], array: Array, async_op: Literal[False] = False, timeout: Timeout | None = None
-    ) -> None: ...
-
+    def all_gather(self, outputs: Sequence[Array], array: Array, async_op: No = ..., timeout: Limit = ...) -> None: ...
+    @overload
+    def all_gather(self, outputs: Sequence[Array], array: Array, async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
     @overload
     def all_gather(
-        self, outputs: Sequence[Array], array: Array, async_op: Literal[True] = ..., timeout: Timeout | None = None
-    ) -> Work: ...
-
-    @overload
+        self, outputs: Sequence[Array], array: Array, async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
     def all_gather(
-        self, outputs: Sequence[Array], array: Array, async_op: bool = ..., timeout: Timeout | None = None
-    ) -> Work | None: ...
-
-    def all_gather(
-        self, outputs: Sequence[Array], array: Array, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
+        self, outputs: Sequence[Array], array: Array, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on every rank."""
         outputs = checks.array_list(outputs, self._size, "tensor_list", "all_gather", self._rank)
-        operation = self._backend.all_gather(
+        operation = self._calls.all_gather(
             outputs, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "all_gather", outputs)
 
     @overload
-    def all_gather_single(
-        self, output: Array, array: Array, async_op: Literal[False] = False, timeout: Timeout | None = None
-    ) -> None: ...
-
+    def all_gather_single(self, output: Array, array: Array, async_op: No = ..., timeout: Limit = ...) -> None: ...
     @overload
-    def all_gather_single(
-        self, output: Array, array: Array, async_op: Literal[True] = ..., timeout: Timeout | None = None
-    ) -> Work: ...
-
+    def all_gather_single(self, output: Array, array: Array, async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
     @overload
-    def all_gather_single(
-        self, output: Array, array: Array, async_op: bool = ..., timeout: Timeout | None = None
-    ) -> Work | None: ...
-
-    def all_gather_single(
-        self, output: Array, array: Array, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
+    def all_gather_single(self, output: Array, array: Array, async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
+    def all_gather_single(self, output: Array, array: Array, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the arrays of all ranks, one after the other, into every rank's ``output``."""
-        operation = self._backend.all_gather_single(
+        operation = self._calls.all_gather_single(
             output, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "all_gather_single", (output,))
 
     @overload
     def scatter(
-        self,
-        array: Array,
-        inputs: Sequence[Array] | None,
-        root: int,
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
+        self, array: Array, inputs: Sequence[Array] | None, root: int, async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
-
     @overload
     def scatter(
-        self,
-        array: Array,
-        inputs: Sequence[Array] | None,
-        root: int,
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
+        self, array: Array, inputs: Sequence[Array] | None, root: int, async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
-
     @overload
     def scatter(
-        self,
-        array: Array,
-        inputs: Sequence[Array] | None,
-        root: int,
-        async_op: bool = ...,
-        timeout: Timeout | None = None,
-    ) -> Work | None: ...
-
+        self, array: Array, inputs: Sequence[Array] | None, root: int, async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
     def scatter(
-        self,
-        array: Array,
-        inputs: Sequence[Array] | None,
-        root: int,
-        async_op: bool = False,
-        timeout: Timeout | None = None,
-    ) -> Work | None:
+        self, array: Array, inputs: Sequence[Array] | None, root: int, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
         """Copy ``inputs[r]`` of ``root`` into the array of each rank ``r``; the others give no inputs."""
         root = checks.group_rank(root, self._size, self.group_name)
         inputs = checks.scatter_list(inputs, self._size, root, self._rank)
-        operation = self._backend.scatter(
+        operation = self._calls.scatter(
             array, inputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "scatter", (array,))
 
     @overload
     def reduce_scatter(
-        self,
-        output: Array,
-        inputs: Sequence[Array],
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
+        self, output: Array, inputs: Sequence[Array], op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
-
     @overload
     def reduce_scatter(
-        self,
-        output: Array,
-        inputs: Sequence[Array],
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
+        self, output: Array, inputs: Sequence[Array], op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
-
     @overload
     def reduce_scatter(
-        self,
-        output: Array,
-        inputs: Sequence[Array],
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: bool = ...,
-        timeout: Timeout | None = None,
-    ) -> Work | None: ...
-
+        self, output: Array, inputs: Sequence[Array], op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
     def reduce_scatter(
         self,
         output: Array,
         inputs: Sequence[Array],
         op: AnyReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout | None = None,
-    ) -> Work | None:
+        timeout: Limit = None,
+    ) -> Issued:
         """Combine ``inputs[r]`` of all ranks into the output of each rank ``r``."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         inputs = checks.array_list(inputs, self._size, "input_list", "reduce_scatter", self._rank)
-        operation = self._backend.reduce_scatter(
+        operation = self._calls.reduce_scatter(
             output, inputs, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "reduce_scatter", (output,))
 
     @overload
     def reduce_scatter_single(
-        self,
-        output: Array,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
+        self, output: Array, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
-
     @overload
     def reduce_scatter_single(
-        self,
-        output: Array,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
+        self, output: Array, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
-
     @overload
     def reduce_scatter_single(
-        self,
-        output: Array,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: bool = ...,
-        timeout: Timeout | None = None,
-    ) -> Work | None: ...
-
+        self, output: Array, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
     def reduce_scatter_single(
-        self,
-        output: Array,
-        array: Array,
-        op: AnyReduceOp = ReduceOp.SUM,
-        async_op: bool = False,
-        timeout: Timeout | None = None,
-    ) -> Work | None:
-        """Combine the arrays of all ranks; part ``r`` of the result goes to the output of rank ``r``."""
+        self, output: Array, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
+        """Combine the arrays of all ranks; block ``r`` of the result goes to the output of rank ``r``."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        operation = self._backend.reduce_scatter_single(
+        operation = self._calls.reduce_scatter_single(
             output, array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "reduce_scatter_single", (output,))
 
     @overload
     def all_to_all(
-        self,
-        outputs: Sequence[Array],
-        inputs: Sequence[Array],
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
+        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
-
     @overload
     def all_to_all(
-        self,
-        outputs: Sequence[Array],
-        inputs: Sequence[Array],
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
+        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
-
     @overload
     def all_to_all(
-        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = ..., timeout: Timeout | None = None
-    ) -> Work | None: ...
-
+        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = ..., timeout: Limit = ...
+    ) -> Issued: ...
     def all_to_all(
-        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = False, timeout: Timeout | None = None
-    ) -> Work | None:
+        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = False, timeout: Limit = None
+    ) -> Issued:
         """Send ``inputs[r]`` to each rank ``r``, and receive into ``outputs[r]`` what rank ``r`` sends here."""
         outputs = checks.array_list(outputs, self._size, "output_tensor_list", "all_to_all", self._rank)
         inputs = checks.array_list(inputs, self._size, "input_tensor_list", "all_to_all", self._rank)
-        operation = self._backend.all_to_all(
+        operation = self._calls.all_to_all(
             outputs, inputs, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "all_to_all", outputs)
@@ -464,34 +284,31 @@ class Collectives(GroupCalls):
         self,
         output: Array,
         array: Array,
-        output_splits: Sequence[int] | None = None,
-        input_splits: Sequence[int] | None = None,
-        async_op: Literal[False] = False,
-        timeout: Timeout | None = None,
+        output_splits: Sequence[int] | None = ...,
+        input_splits: Sequence[int] | None = ...,
+        async_op: No = ...,
+        timeout: Limit = ...,
     ) -> None: ...
-
     @overload
     def all_to_all_single(
         self,
         output: Array,
         array: Array,
-        output_splits: Sequence[int] | None = None,
-        input_splits: Sequence[int] | None = None,
-        async_op: Literal[True] = ...,
-        timeout: Timeout | None = None,
+        output_splits: Sequence[int] | None = ...,
+        input_splits: Sequence[int] | None = ...,
+        async_op: Yes = ...,
+        timeout: Limit = ...,
     ) -> Work: ...
-
     @overload
     def all_to_all_single(
         self,
         output: Array,
         array: Array,
-        output_splits: Sequence[int] | None = None,
-        input_splits: Sequence[int] | None = None,
+        output_splits: Sequence[int] | None = ...,
+        input_splits: Sequence[int] | None = ...,
         async_op: bool = ...,
-        timeout: Timeout | None = None,
-    ) -> Work | None: ...
-
+        timeout: Limit = ...,
+    ) -> Issued: ...
     def all_to_all_single(
         self,
         output: Array,
@@ -499,36 +316,26 @@ class Collectives(GroupCalls):
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
         async_op: bool = False,
-        timeout: Timeout | None = None,
-    ) -> Work | None:
-        """Send part ``r`` of the array to each rank ``r``, and receive part ``r`` of ``output`` from it.
+        timeout: Limit = None,
+    ) -> Issued:
+        """Send block ``r`` of the array to each rank ``r``, and receive block ``r`` of ``output`` from it.
 
-        Splits count rows, along the first dimension; None: equal parts.
+        Splits count rows, along the first dimension; None: equal blocks.
         """
-        operation = self._backend.all_to_all_single(
-            output,
-            array,
-            checks.splits(output_splits, self._size, "output_split_sizes", "all_to_all_single", self._rank),
-            checks.splits(input_splits, self._size, "input_split_sizes", "all_to_all_single", self._rank),
-            async_op,
-            self._seconds if timeout is None else types.seconds(timeout),
+        sends = checks.splits(input_splits, self._size, "input_split_sizes", "all_to_all_single", self._rank)
+        receives = checks.splits(output_splits, self._size, "output_split_sizes", "all_to_all_single", self._rank)
+        operation = self._calls.all_to_all_single(
+            output, array, receives, sends, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
         return operation if operation is None else self._work(operation, "all_to_all_single", (output,))
 
     @overload
-    def barrier(self, async_op: Literal[False] = False, timeout: Timeout | None = None) -> None: ...
-
+    def barrier(self, async_op: No = ..., timeout: Limit = ...) -> None: ...
     @overload
-    def barrier(self, async_op: Literal[True] = ..., timeout: Timeout | None = None) -> Work: ...
-
+    def barrier(self, async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
     @overload
-    def barrier(self, async_op: bool = ..., timeout: Timeout | None = None) -> Work | None: ...
-
-    def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Work | None:
+    def barrier(self, async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
+    def barrier(self, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Wait until every rank has come here."""
-        operation = self._backend.barrier(async_op, self._seconds if timeout is None else types.seconds(timeout))
+        operation = self._calls.barrier(async_op, self._seconds if timeout is None else types.seconds(timeout))
         return operation if operation is None else self._work(operation, "barrier", ())
-
-    def check_collective(self, verb: str, *arguments: Any) -> None:
-        """Raise what such a call would raise for these arguments, those up to ``async_op``; nothing is issued."""
-        self._backend.check(verb, *arguments)

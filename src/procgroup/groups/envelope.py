@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from procgroup.groups.parts import Parts
+from procgroup.groups.calls import Iovecs
 from procgroup.groups.pickling import Pickled, pickle_object, unpickle_object
 from procgroup.groups.slabs import make_room
 
@@ -98,10 +98,10 @@ class Parcel:
         self.payload_size: int = sum(segment.size for segment in self.segments)
         self._staging: Bytes = np.empty(0, np.uint8)
 
-    def parts(self, index: int) -> Parts:
+    def iovecs(self, index: int) -> Iovecs:
         """Return a segment as it lies."""
         segment = self.segments[index]
-        return Parts(self._buffers[segment.first : segment.last], segment.offsets, segment.size)
+        return Iovecs(self._buffers[segment.first : segment.last], segment.offsets, segment.size)
 
     def piece(self, index: int) -> Bytes:
         """Return the bytes of a segment, valid until the next call; none beyond the last one."""

@@ -1,39 +1,34 @@
-"""ProcessGroup: the ranks that talk to each other, and one of them: this one."""
+"""ProcessGroup: a group of ranks, its life, and the states in which its calls wait or are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from procgroup import types
-from procgroup.errors import ForkedProcessError, GroupDestroyed
+from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
 from procgroup.groups import checks, slabs
-from procgroup.groups.awaiting import AwaitingCalls
-from procgroup.groups.backend import FLUSH_SECONDS, Backend
-from procgroup.groups.coalescing import CoalescedCalls
-from procgroup.groups.collectives import Collectives
-from procgroup.groups.deferring import DeferredCalls
-from procgroup.groups.ended import EndedBackend
-from procgroup.groups.messages import Messages
-from procgroup.groups.parts import CallsOfParts
+from procgroup.groups.backend import MakeBackends, no_backends, prepare
+from procgroup.groups.calls import GroupCalls
+from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
+from procgroup.groups.issue import Deferral, Hook, Issue, QueuedCall
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
 
-class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Messages, CallsOfParts):
-    """The ranks that talk to each other. Ranks in its methods are group ranks; ``members`` maps them to global ranks,
-    ``group_ranks`` back.
+class ProcessGroup(GroupCalls):
+    """A process group, as seen from one rank.
 
-    Its calls are those of Collectives, CoalescedCalls, Messages and, for objects, CallsOfParts. The former return None
-    when the call is over or, with ``async_op=True``, a Work. ``timeout`` is a timedelta or seconds; None: the group's
-    own.
+    Ranks in its methods are group ranks; ``members`` maps them to global ranks, ``group_ranks`` back. Its calls are
+    those of GroupCalls.
     """
 
     def __init__(
         self,
-        backend: Backend,
+        engine: GroupEngine,
         store: Store,
         *,
         rank: int,
@@ -42,8 +37,10 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
         timeout: timedelta,
         backend_config: str,
         group_desc: str = "",
+        make_backends: MakeBackends = no_backends,
     ) -> None:
-        self._backend = backend
+        self.engine = engine
+        self._calls = engine.calls
         self._rank = rank
         self._size = len(members)
         self._seconds = timeout.total_seconds()
@@ -53,6 +50,12 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
         self.store = store
         self.group_desc = group_desc
         self.backend_config = backend_config
+        self._issue = Issue(engine.calls.direct(), self._where())
+        self._make_backends = make_backends
+        self.backends = make_backends(store, rank, self._size, timeout)
+        self._has_backends = bool(self.backends)
+        if "cpu" in self.backends:
+            engine.calls.set_backend(prepare(self.backends["cpu"], self._where()))
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
@@ -64,7 +67,7 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
 
     def name(self) -> str:
         """Return the backend's name, as it was asked for."""
-        return self._backend.name
+        return self.engine.name
 
     def get_group_store(self) -> Store:
         """Return the store that the group's ranks share; its keys are the group's own."""
@@ -73,16 +76,23 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
     @property
     def transport(self) -> str:
         """What moves the bytes: "shared memory", "tcp" or "shared memory, tcp"."""
-        return self._backend.transport
+        return self.engine.transport
 
     def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
         """Return writable memory that the ranks of this host read in place; None where the backend has none.
 
-        It stays valid for its owner when the group is destroyed. A forked child shares it, or, with
+        None, too, once the group has ended. It stays valid for its owner then. A forked child shares it, or, with
         ``copied_by_fork``, writes into copies of its own. Raises MemoryError when the system refuses it.
         """
-        allocate = getattr(self._backend, "allocate", None)
-        return None if allocate is None else allocate(nbytes, copied_by_fork=copied_by_fork)
+        return self.engine.allocate(nbytes, copied_by_fork=copied_by_fork) if self.is_usable() else None
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the last calls of this rank, in whatever group, oldest first.
+
+        Each has op, sequence, call, state, started_ns and ended_ns: on the monotonic clock, 0 while the call runs.
+        Raises ForkedProcessError in a forked child.
+        """
+        return self.engine.records()
 
     @property
     def timeout(self) -> timedelta:
@@ -106,7 +116,7 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
 
     def reduce_in_rank_order(self) -> None:
         """Promise that reductions combine in the order of the ranks; before the first call, on all ranks."""
-        self._backend.reduce_in_rank_order()
+        self.engine.reduce_in_rank_order()
 
     def make_subgroup(
         self,
@@ -116,15 +126,18 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
         group_name: str,
         timeout: timedelta,
         group_desc: str,
-        backend: tuple[str, str] | None = None,
+        backend: tuple[str, str, MakeBackends] | None = None,
     ) -> ProcessGroup:
         """Make a group of some of this group's ranks, this one among them; return when every member has called it.
 
-        ``op`` names the public function for errors, ``backend`` the new group's backend and its configuration.
+        ``op`` names the public function for errors; ``backend`` is the new group's name of backends, configuration and
+        what makes its backends, by default this group's.
         """
-        name, config = backend or (self._backend.name, self.backend_config)
+        self._issue.require_open()
+        self._issue.wait_for_turn("make_subgroup")
+        name, config, make_backends = backend or (self.engine.name, self.backend_config, self._make_backends)
         seconds = timeout.total_seconds()
-        made = self._backend.make_subgroup(ranks, op=op, name=name, group_name=group_name, timeout=seconds)
+        made = self.engine.make_subgroup(ranks, op=op, name=name, group_name=group_name, timeout=seconds)
         store = PrefixStore(f"group/{made.identity:x}", self.store)
         store.set_timeout(timeout)
         return ProcessGroup(
@@ -136,6 +149,7 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
             timeout=timeout,
             backend_config=config,
             group_desc=group_desc,
+            make_backends=make_backends,
         )
 
     def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
@@ -144,10 +158,19 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
         What was issued is given ``flush`` seconds to end. With a ``reason``, the exception for which this rank leaves,
         ranks that wait for it raise PeerFailed with that.
         """
-        self._backend.shutdown(reason, flush)
+        if not self.is_usable():
+            return
+        if self._issue.deferral is not None:
+            if flush > 0:
+                self._issue.deferral.wait_until_issued()
+            else:
+                self._issue.deferral.is_aborted = True
+        self.engine.shutdown(reason, flush)
+        for backend in self.backends.values():
+            backend.close()
         slabs.let_go()
-        if not isinstance(self._backend, EndedBackend):
-            self._backend = cast(Backend, EndedBackend(self._backend, GroupDestroyed, self.group_name))
+        name = self.group_name
+        self._close(lambda: GroupDestroyed(name))
 
     def abort(self) -> None:
         """Make every call in progress fail at once on this rank, and tell the others. Idempotent.
@@ -155,20 +178,88 @@ class ProcessGroup(Collectives, CoalescedCalls, DeferredCalls, AwaitingCalls, Me
         Calls of this group raise GroupBroken on this rank, and PeerFailed on the others that take part. The default
         group ends all groups of its world on this rank.
         """
-        self._backend.abort()
+        if not self.is_usable():
+            return
+        if self._issue.deferral is not None:
+            self._issue.deferral.is_aborted = True
+        self.engine.abort()
 
     def fail(self, reason: str, at_once: bool) -> None:
         """Give the other ranks the exception for which this rank ends; with ``at_once`` their calls fail now."""
-        self._backend.fail(reason, at_once)
+        if self.is_usable():
+            self.engine.fail(reason, at_once)
 
     def mark_forked(self) -> None:
         """Turn this copy of the group, in a forked child, into one whose calls raise."""
-        what = f"process group {self.group_name}"
-        self._backend = cast(Backend, EndedBackend(self._backend, ForkedProcessError, what, keep=True))
+        name = self.group_name
+        self._close(lambda: ForkedProcessError(f"process group {name}"))
 
     def is_usable(self) -> bool:
         """Tell whether the group was neither destroyed nor carried over a fork."""
-        return not isinstance(self._backend, EndedBackend)
+        return self._issue.closed is None
+
+    # --- states in which calls are intercepted: see groups/issue.py ---
+
+    def start_coalescing(self) -> list[QueuedCall]:
+        """Queue what can be coalesced from now on. Raises ValueError when the group coalesces already."""
+        if self._issue.queue is not None:
+            raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
+        self._issue.require_open()
+        queue: list[QueuedCall] = []
+        self._issue.queue = queue
+        self._intercept()
+        return queue
+
+    def stop_coalescing(self) -> None:
+        """Issue calls at once again; what is queued stays queued."""
+        self._issue.queue = None
+        self._intercept()
+
+    def deferring(self) -> Deferral:
+        """Return what defers calls of this group. Raises what any call raises where the group has ended."""
+        self._issue.require_open()
+        if self._issue.queue is not None:
+            raise ValueError(f"a call on {self._where()} cannot be deferred while the group coalesces calls")
+        if self._issue.deferral is None:
+            self._issue.deferral = Deferral()
+            self._intercept()
+        return self._issue.deferral
+
+    def await_before_calls(self, await_others: Callable[[], object]) -> None:
+        """Call ``await_others`` before each call, except in ``inside_awaited_call``. Does nothing the second time."""
+        if self._issue.await_others is None:
+            self._issue.await_others = await_others
+            self._intercept()
+
+    def await_others(self) -> None:
+        """Wait until all that ``await_before_calls`` speaks of is over, well or badly."""
+        if self._issue.await_others is not None and self.is_usable():
+            with suppress(Exception):  # whoever started it sees the exception
+                self._issue.await_others()
+
+    def add_hook(self, hook: Hook) -> Callable[[], None]:
+        """Call ``hook`` before each call with the verb and its arguments; return the function that removes it.
+
+        What it returns, if anything, is called when the call has been issued, with the exception that it raised, if
+        any. A hook sees the calls of this rank alone, and may not make calls of the group.
+        """
+        self._issue.hooks.append(hook)
+        self._intercept()
+
+        def remove() -> None:
+            if hook in self._issue.hooks:
+                self._issue.hooks.remove(hook)
+                self._intercept()
+
+        return remove
+
+    def _intercept(self) -> None:
+        self._calls.intercept(self._issue if self._issue.is_needed else None)
+
+    def _close(self, error: Callable[[], DistError]) -> None:
+        """Let every call raise ``error()``, which must not refer to the group: the engine would keep it alive."""
+        self._issue.closed = error
+        self._intercept()
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name}: rank {self._rank} of {self._size}, {self.transport}>"

@@ -56,7 +56,7 @@ class ObjectCall:
         self.root = root
         self.safe = safe
         # What every rank gets moves in the group's collectives, and so from where it lies.
-        self.together: bool = group.takes_parts and kind in (Kind.ALL_GATHER, Kind.BROADCAST)
+        self.together: bool = group.takes_iovecs and kind in (Kind.ALL_GATHER, Kind.BROADCAST)
         self._deadline = time.monotonic() + seconds
 
     @property

@@ -49,7 +49,7 @@ def broadcast(group: ProcessGroup, objects: Sequence[Any], root: int, seconds: f
     call.make_room(blocks, [] if parcel else [arrival])
     for index in range(arrival.pieces):
         if parcel and parcel.segments[index].is_joined and call.together:
-            group.broadcast_iovecs(parcel.parts(index), call.left)
+            group.broadcast_iovecs(parcel.iovecs(index), call.left)
         else:
             group.broadcast(parcel.piece(index) if parcel else arrival.place(index), root, timeout=call.left)
     return objects if parcel else call.open(root, arrival)
@@ -156,7 +156,7 @@ def _gather_letters(call: ObjectCall, blocks: Sequence[Block], parcel: Parcel) -
 def _gather_segment(call: ObjectCall, places: Sequence[Bytes], parcel: Parcel, index: int) -> None:
     moves = places[call.group.rank()].size > 0
     if call.together and moves and parcel.segments[index].is_joined:
-        call.group.all_gather_iovecs(places, parcel.parts(index), call.left)
+        call.group.all_gather_iovecs(places, parcel.iovecs(index), call.left)
     else:
         _gather_pieces(call, places, parcel.piece(index))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from procgroup import types
 from procgroup.errors import WaitTimeout
-from procgroup.groups.backend import Operation
+from procgroup.groups.engine import Operation
 from procgroup.groups.future import Future
 
 
@@ -109,3 +111,41 @@ class Work:
     def __repr__(self) -> str:
         state = "running" if not self.is_completed() else "complete" if self.is_success() else "failed"
         return f"<Work {self.op} on {self._where}: {state}>"
+
+
+class JoinedOperation:
+    """Several operations as one: over when all are, failed when one is."""
+
+    source = -1
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self._operations = operations
+        self._lock = threading.Lock()
+        self._running = len(operations)
+
+    def wait(self, timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return all(
+            operation.wait(None if deadline is None else max(deadline - time.monotonic(), 1e-6))
+            for operation in self._operations
+        )
+
+    def is_completed(self) -> bool:
+        return all(operation.is_completed() for operation in self._operations)
+
+    def exception(self) -> BaseException | None:
+        errors = (operation.exception() for operation in self._operations)
+        return next((error for error in errors if error is not None), None)
+
+    def on_completion(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the last operation is over. One callback at most."""
+
+        def one_is_over() -> None:
+            with self._lock:
+                self._running -= 1
+                is_last = self._running == 0
+            if is_last:
+                callback()
+
+        for operation in self._operations:
+            operation.on_completion(one_is_over)

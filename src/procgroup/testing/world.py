@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import cast
 
 from procgroup import types
 from procgroup.api import leaving
 from procgroup.api.lifecycle import GROUP_NAME
 from procgroup.backends import registry
 from procgroup.backends.threads import ThreadBackend, connect_threads
-from procgroup.groups.backend import Backend
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.hash import HashStore
 from procgroup.stores.prefix import PrefixStore
@@ -26,15 +24,16 @@ def connected_groups(
     timeout: Timeout = types.DEFAULT_TIMEOUT,
     transport: str | None = None,
     hosts: Sequence[int] | None = None,
+    backend: str | None = None,
 ) -> Iterator[list[ProcessGroup]]:
     """Give one process group per rank, connected with each other, for threads or for asynchronous calls of one thread.
 
     ``timeout`` is what each call may take. ``transport`` is "shm", "tcp" or "auto", by default what
     PROCGROUP_TRANSPORT says. ``hosts`` has a number for each rank: ranks with different numbers share no memory, as if
-    they ran on different hosts. Leaving the context ends the groups. Raises ValueError for a size below 1, and unless
-    ``hosts`` has ``size`` numbers.
+    they ran on different hosts. ``backend`` is that of init_process_group. Leaving the context ends the groups. Raises
+    ValueError for a size below 1, and unless ``hosts`` has ``size`` numbers.
     """
-    groups = make_groups(size, types.seconds(timeout), transport, hosts)
+    groups = make_groups(size, types.seconds(timeout), transport, hosts, backend)
     try:
         yield groups
     finally:
@@ -43,21 +42,26 @@ def connected_groups(
 
 
 def make_groups(
-    size: int, seconds: float, transport: str | None, hosts: Sequence[int] | None = None
+    size: int,
+    seconds: float,
+    transport: str | None,
+    hosts: Sequence[int] | None = None,
+    backend: str | None = None,
 ) -> list[ProcessGroup]:
     """Make the default groups of all ranks; their owner ends each with ``leaving.leave``."""
     if size < 1:
         raise ValueError(f"Expected parameter `size` to be at least 1, got {size}.")
     if hosts is not None and len(hosts) != size:
         raise ValueError(f"Expected parameter `hosts` to have a number for each of {size} ranks, got {hosts!r}.")
-    config = registry.parse(None)
+    config = registry.parse(backend)
     store = HashStore()
+    engines = connect_threads(size, name=config.name, group_name=GROUP_NAME, transport=transport, hosts=hosts)
     groups = []
-    for rank, backend in enumerate(_make_backends(size, config.name, transport, hosts)):
+    for rank, engine in enumerate(engines):
         group_store = PrefixStore("default_pg/0", store.clone())
         group_store.set_timeout(timedelta(seconds=seconds))
         group = ProcessGroup(
-            backend,
+            engine,
             group_store,
             rank=rank,
             members=range(size),
@@ -65,6 +69,7 @@ def make_groups(
             timeout=timedelta(seconds=seconds),
             backend_config=str(config),
             group_desc="default_pg",
+            make_backends=config.make_backends,
         )
         leaving.watch(group, None)
         groups.append(group)
@@ -73,18 +78,12 @@ def make_groups(
 
 def admit_this_thread(group: ProcessGroup) -> None:
     """Say that this thread is a rank of the group's world, or only awaits the ranks: see ThreadBackend."""
-    backend: object = group._backend
-    if isinstance(backend, ThreadBackend):
-        backend.admit_this_thread()
+    engine: object = group.engine
+    if isinstance(engine, ThreadBackend):
+        engine.admit_this_thread()
 
 
 def leave_at_once(group: ProcessGroup, error: BaseException) -> None:
     """End a group whose rank has failed, so that the others learn of it now."""
     leaving.fail(group, error)
     leaving.leave(group)
-
-
-def _make_backends(size: int, name: str, transport: str | None, hosts: Sequence[int] | None) -> list[Backend]:
-    # The verbs are the native engine's own methods, whose stub names no parameters.
-    backends = connect_threads(size, name=name, group_name=GROUP_NAME, transport=transport, hosts=hosts)
-    return cast(list[Backend], backends)

@@ -152,7 +152,7 @@ class StagedCall:
         try:
             is_copied = wait_on_host(part.copied, self._deadline, self._what, lambda: self._deferring.is_aborted)
         except BaseException:
-            self._deferring.abort()
+            self._group.abort()
             raise
         if not is_copied:
             group = self._group

@@ -13,8 +13,8 @@ from groups.sameness import same
 import procgroup as dist
 from procgroup.api.default import SLOT
 from procgroup.groups import envelope, slabs
+from procgroup.groups.calls import GroupCalls, Iovecs
 from procgroup.groups.group import ProcessGroup
-from procgroup.groups.parts import CallsOfParts, Parts
 from procgroup.testing import RanksFailed, connected_groups, run_ranks
 from world import placed
 
@@ -35,17 +35,17 @@ def default_group() -> ProcessGroup:
     return group
 
 
-def parts_of(rank: int, length: int) -> tuple[Parts, Any]:
+def iovecs_of(rank: int, length: int) -> tuple[Iovecs, Any]:
     """Return an array in five parts, one of them empty, with gaps, and the same array whole."""
     memory = [bytes([rank + index]) * (length * (index % 3)) for index in range(5)]
     offsets = [index * (2 * length + 64) for index in range(5)]
     whole = np.zeros(offsets[-1] + len(memory[-1]), np.uint8)
     for offset, part in zip(offsets, memory, strict=True):
         whole[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
-    return Parts([memoryview(part) for part in memory], offsets, whole.size), whole
+    return Iovecs([memoryview(part) for part in memory], offsets, whole.size), whole
 
 
-def same_parts(received: Any, parts: Parts) -> bool:
+def same_bytes(received: Any, parts: Iovecs) -> bool:
     pairs = zip(parts.offsets, parts.buffers, strict=True)
     return all(received[offset : offset + part.nbytes].tobytes() == part for offset, part in pairs)
 
@@ -56,18 +56,18 @@ def same_parts(received: Any, parts: Parts) -> bool:
 def test_parts_arrive_as_one_array(transport: str, size: int, length: int) -> None:
     def play() -> None:
         group, rank = default_group(), dist.get_rank()
-        assert group.takes_parts
+        assert group.takes_iovecs
         for root in range(size):
-            parts, whole = parts_of(root, length)
+            parts, whole = iovecs_of(root, length)
             received = np.zeros_like(whole)
             if rank == root:
                 group.broadcast_iovecs(parts, 20.0)
             else:
                 group.broadcast(received, root)
-                assert same_parts(received, parts)
-        outputs = [np.zeros_like(parts_of(rank, length + rank)[1]) for rank in range(size)]
-        group.all_gather_iovecs(outputs, parts_of(rank, length + rank)[0], 20.0)
-        assert all(same_parts(outputs[rank], parts_of(rank, length + rank)[0]) for rank in range(size))
+                assert same_bytes(received, parts)
+        outputs = [np.zeros_like(iovecs_of(rank, length + rank)[1]) for rank in range(size)]
+        group.all_gather_iovecs(outputs, iovecs_of(rank, length + rank)[0], 20.0)
+        assert all(same_bytes(outputs[rank], iovecs_of(rank, length + rank)[0]) for rank in range(size))
 
     run_ranks(play, size, **placed(transport, size))
 
@@ -88,7 +88,7 @@ def test_parts_arrive_as_one_array(transport: str, size: int, length: int) -> No
 def test_parts_that_make_no_array_are_refused(buffers: Any, offsets: Any, nbytes: int, error: Any) -> None:
     def play() -> None:
         with pytest.raises(error):
-            default_group().broadcast_iovecs(Parts(buffers, offsets, nbytes), 5.0)
+            default_group().broadcast_iovecs(Iovecs(buffers, offsets, nbytes), 5.0)
         dist.barrier()
 
     run_ranks(play, 2, transport="shm")
@@ -96,7 +96,7 @@ def test_parts_that_make_no_array_are_refused(buffers: Any, offsets: Any, nbytes
 
 def test_outputs_that_do_not_fit_are_refused() -> None:
     def play() -> None:
-        parts, whole = parts_of(0, 1000)
+        parts, whole = iovecs_of(0, 1000)
         for outputs in ([whole.copy(), whole[:-1].copy()], [whole.copy().view(np.int8)] * 2, [whole] * 2, [whole]):
             wrong = outputs if dist.get_rank() else outputs[::-1]
             with pytest.raises((ValueError, TypeError)):
@@ -106,11 +106,11 @@ def test_outputs_that_do_not_fit_are_refused() -> None:
     run_ranks(play, 2, transport="shm")
 
 
-def test_an_ended_group_refuses_parts() -> None:
+def test_an_ended_group_refuses_iovecs() -> None:
     with connected_groups(2, transport="shm") as groups:
         groups[0].shutdown()
         with pytest.raises(dist.GroupDestroyed):
-            groups[0].broadcast_iovecs(parts_of(0, 10)[0], 5.0)
+            groups[0].broadcast_iovecs(iovecs_of(0, 10)[0], 5.0)
 
 
 def mixture(rank: int) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_objects_of_many_segments_arrive(size: int, transport: str) -> None:
 @pytest.mark.parametrize("op", ["all_gather_object", "broadcast_object_list"])
 def test_an_interrupt_between_two_segments_ends_the_others(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     verb = "all_gather_iovecs" if op == "all_gather_object" else "broadcast_iovecs"
-    ordinary = getattr(CallsOfParts, verb)
+    ordinary = getattr(GroupCalls, verb)
     calls: list[int] = []
 
     def interrupted(group: ProcessGroup, *arguments: Any) -> None:
@@ -161,7 +161,7 @@ def test_an_interrupt_between_two_segments_ends_the_others(op: str, monkeypatch:
         calls.append(group.rank())
         ordinary(group, *arguments)
 
-    monkeypatch.setattr(CallsOfParts, verb, interrupted)
+    monkeypatch.setattr(GroupCalls, verb, interrupted)
     arrays = [np.ones(9_000, np.uint8) for _ in range(100)]
 
     def play() -> None:
@@ -179,14 +179,14 @@ def test_an_interrupt_between_two_segments_ends_the_others(op: str, monkeypatch:
 
 
 def test_a_peer_that_fails_between_two_segments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    ordinary = CallsOfParts.all_gather_iovecs
+    ordinary = GroupCalls.all_gather_iovecs
 
-    def failing(group: ProcessGroup, outputs: Any, parts: Parts, timeout: float) -> None:
+    def failing(group: ProcessGroup, outputs: Any, parts: Iovecs, timeout: float) -> None:
         if group.rank() == 1:
             raise OSError("broken")
         ordinary(group, outputs, parts, timeout)
 
-    monkeypatch.setattr(CallsOfParts, "all_gather_iovecs", failing)
+    monkeypatch.setattr(GroupCalls, "all_gather_iovecs", failing)
     with pytest.raises(RanksFailed) as caught:
         run_ranks(lambda: dist.all_gather_object([None] * 2, [np.ones(9_000)] * 3), 2, transport="shm")
     assert isinstance(caught.value.errors[1], OSError)

@@ -1,0 +1,100 @@
+#include "backend_transfer.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "collectives/block_counts.hpp"
+#include "python_host.hpp"
+
+namespace nb = nanobind;
+
+namespace procgroup {
+namespace {
+
+using Kept = std::shared_ptr<const KeptMemory>;
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+// The bytes of a block, which keep the call's memory alive.
+nb::object bytes_of(void* data, size_t bytes, const Kept& memory) {
+  const nb::capsule owner(new Kept(memory), [](void* kept) noexcept { delete static_cast<Kept*>(kept); });
+  return nb::cast(Bytes(data, {bytes}, owner));
+}
+
+nb::list blocks_of(const std::vector<Block>& blocks, Dtype dtype, const Kept& memory) {
+  nb::list list;
+  for (const Block& block : blocks) list.append(bytes_of(block.data, block.count * dtype_size(dtype), memory));
+  return list;
+}
+
+std::vector<Block> inputs_of(const Request& request, int rank) {
+  const Descriptor& call = request.descriptor;
+  if (!gives(call.op, rank, call.root)) return {};
+  if (has_input_blocks(call.op)) return request.inputs;
+  return {{const_cast<void*>(request.input), input_count(request, rank)}};
+}
+
+std::vector<Block> outputs_of(const Request& request, int rank) {
+  const Descriptor& call = request.descriptor;
+  if (!takes(call.op, rank, call.root)) return {};
+  if (has_output_blocks(call.op)) return request.outputs;
+  const bool by_rank = call.splits != 0 && row_of(call.op).sizes == Sizes::kPerRank;
+  return {{request.output, by_rank ? request.inputs[static_cast<size_t>(rank)].count : call.count}};
+}
+
+// Ends with the interpreter's lock, on whatever thread; never after the interpreter.
+std::shared_ptr<BackendTransfer> make_transfer(nb::object advance, Kept memory) {
+  return {new BackendTransfer(std::move(advance), std::move(memory)), [](BackendTransfer* transfer) {
+            if (Py_IsInitialized() == 0) return;
+            const Relocked relocked;
+            delete transfer;
+          }};
+}
+
+Kept keep(std::vector<ArrayView> arrays, std::function<void()> scratch) {
+  for (ArrayView& view : arrays) view.hold_memory();
+  return std::make_shared<const KeptMemory>(std::move(arrays), std::move(scratch));
+}
+
+}  // namespace
+
+bool BackendTransfer::advance() {
+  const Relocked relocked;
+  try {
+    const bool over = nb::cast<bool>(advance_());
+    if (over) advance_.reset();
+    return over;
+  } catch (nb::python_error& raised) {
+    error_ = nb::borrow(raised.value());
+    advance_.reset();
+    const nb::object name = error_.type().attr("__name__");
+    throw std::runtime_error("its backend raised " + nb::cast<std::string>(name) + ": " +
+                             nb::cast<std::string>(nb::str(error_)));
+  }
+}
+
+std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, const Request& request,
+                                                  std::vector<ArrayView> arrays, int rank) {
+  const Kept kept = keep(std::move(arrays), request.before);
+  const Descriptor& call = request.descriptor;
+  const nb::object reduce_op = reduces(call.op) ? nb::cast(reduce_op_name(call.reduce_op)) : nb::none();
+  nb::object advance = prepare(op_name(call.op), blocks_of(inputs_of(request, rank), call.dtype, kept),
+                               blocks_of(outputs_of(request, rank), call.dtype, kept), dtype_name(call.dtype),
+                               reduce_op, call.root, 0);
+  return make_transfer(std::move(advance), kept);
+}
+
+std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, const MessageRequest& request,
+                                                  std::vector<ArrayView> arrays) {
+  const Kept kept = keep(std::move(arrays), {});
+  const nb::list blocks = blocks_of({{request.data, request.count}}, request.dtype, kept);
+  const bool sends = request.op == OpKind::kSend;
+  nb::object advance = prepare(op_name(request.op), sends ? blocks : nb::list(), sends ? nb::list() : blocks,
+                               dtype_name(request.dtype), nb::none(), request.peer, request.tag);
+  return make_transfer(std::move(advance), kept);
+}
+
+}  // namespace procgroup

@@ -1,0 +1,46 @@
+// Calls whose bytes another backend moves: a request of the engine becomes a Python function that advances the transfer.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "array_view.hpp"
+#include "group/group.hpp"
+
+namespace procgroup {
+
+// What a call's blocks lie in: its arrays, and the scratch memory that the function `before` of its request owns.
+struct KeptMemory {
+  std::vector<ArrayView> arrays;
+  std::function<void()> scratch;
+};
+
+// The transfer of one call. It keeps the call's memory for as long as the backend has it.
+class BackendTransfer {
+ public:
+  BackendTransfer(nanobind::object advance, std::shared_ptr<const KeptMemory> memory)
+      : advance_(std::move(advance)), memory_(std::move(memory)) {}
+
+  // Do what can be done now; true when this rank's part is over. Throws std::runtime_error for what Python raises. From
+  // any thread, one at a time, with or without the interpreter's lock.
+  bool advance();
+  // What the backend raised, if anything.
+  nanobind::handle error() const { return error_; }
+
+ private:
+  nanobind::object advance_;
+  std::shared_ptr<const KeptMemory> memory_;
+  nanobind::object error_;
+};
+
+// `prepare` is procgroup.groups.backend.prepare of a backend. It raises where the backend does not support the call.
+std::shared_ptr<BackendTransfer> prepare_transfer(const nanobind::object& prepare, const Request& request,
+                                                  std::vector<ArrayView> arrays, int rank);
+std::shared_ptr<BackendTransfer> prepare_transfer(const nanobind::object& prepare, const MessageRequest& request,
+                                                  std::vector<ArrayView> arrays);
+
+}  // namespace procgroup
