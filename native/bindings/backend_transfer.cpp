@@ -61,10 +61,10 @@ Kept keep(std::vector<ArrayView> arrays, std::function<void()> scratch) {
 
 }  // namespace
 
-bool BackendTransfer::advance() {
+bool BackendTransfer::advance(int root) {
   const Relocked relocked;
   try {
-    const bool over = nb::cast<bool>(advance_());
+    const bool over = nb::cast<bool>(advance_(root));
     if (over) advance_.reset();
     return over;
   } catch (nb::python_error& raised) {
@@ -81,9 +81,9 @@ std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, con
   const Kept kept = keep(std::move(arrays), request.before);
   const Descriptor& call = request.descriptor;
   const nb::object reduce_op = reduces(call.op) ? nb::cast(reduce_op_name(call.reduce_op)) : nb::none();
-  nb::object advance = prepare(op_name(call.op), blocks_of(inputs_of(request, rank), call.dtype, kept),
-                               blocks_of(outputs_of(request, rank), call.dtype, kept), dtype_name(call.dtype),
-                               reduce_op, call.root, 0);
+  nb::object advance =
+      prepare(op_name(call.op), blocks_of(inputs_of(request, rank), call.dtype, kept),
+              blocks_of(outputs_of(request, rank), call.dtype, kept), dtype_name(call.dtype), reduce_op, call.root, 0);
   return make_transfer(std::move(advance), kept);
 }
 

@@ -1,4 +1,5 @@
-// Calls whose bytes another backend moves: a request of the engine becomes a Python function that advances the transfer.
+// Calls whose bytes another backend moves: a request of the engine becomes a Python function that advances the
+// transfer.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,7 +28,7 @@ class BackendTransfer {
 
   // Do what can be done now; true when this rank's part is over. Throws std::runtime_error for what Python raises. From
   // any thread, one at a time, with or without the interpreter's lock.
-  bool advance();
+  bool advance(int root);
   // What the backend raised, if anything.
   nanobind::handle error() const { return error_; }
 

@@ -80,7 +80,7 @@ nb::object PythonGroup::issue(Request request, bool async_op, double seconds, st
 void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
   issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
   request.descriptor.external = true;
-  request.transfer = [transfer = issued.transfer] { return transfer->advance(); };
+  request.transfer = [transfer = issued.transfer](int root) { return transfer->advance(root); };
 }
 
 nb::object PythonGroup::run(Request& request, double seconds, const Issued* issued) {
@@ -153,7 +153,7 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   }
   if (prepare_.is_valid()) {
     issued->transfer = prepare_transfer(prepare_, request, std::move(issued->arrays));
-    request.transfer = [transfer = issued->transfer] { return transfer->advance(); };
+    request.transfer = [transfer = issued->transfer](int root) { return transfer->advance(root); };
   }
   if (async_op) {
     for (ArrayView& kept : issued->arrays) kept.hold_memory();
@@ -174,7 +174,7 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
 using namespace procgroup;
 
 // Signatures are given as text for the types in them; None as an array reaches the door, which has the words.
-#define PROCGROUP_VERB(NAME, PARAMETERS, RESULT, ...)                                        \
+#define PROCGROUP_VERB(NAME, PARAMETERS, RESULT, ...)                                         \
   def(#NAME, Verb<&PythonGroup::NAME>::method(#NAME), __VA_ARGS__, "async_op"_a, "timeout"_a, \
       nb::sig("def " #NAME "(self, " PARAMETERS "async_op: bool, timeout: float) -> " RESULT))
 #define PROCGROUP_COLLECTIVE(NAME, PARAMETERS, ...) PROCGROUP_VERB(NAME, PARAMETERS, "Operation | None", __VA_ARGS__)
@@ -265,7 +265,7 @@ void bind_group(nb::module_& module) {
            nb::sig("def intercept(self, issue: collections.abc.Callable[..., typing.Any] | None) -> None"))
       .def("set_backend", &PythonGroup::set_backend, "prepare"_a,
            nb::sig("def set_backend(self, prepare: "
-                   "collections.abc.Callable[..., collections.abc.Callable[[], bool]]) -> None"))
+                   "collections.abc.Callable[..., collections.abc.Callable[[int], bool]]) -> None"))
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, ", "array"_a.none(), "root"_a, "op"_a)
       .PROCGROUP_VERB(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", ",
@@ -291,11 +291,12 @@ void bind_group(nb::module_& module) {
            nb::sig("def barrier(self, async_op: bool, timeout: float) -> Operation | None"))
       .PROCGROUP_VERB(send, "array: object, destination: int, tag: int, ", "Operation | None", "array"_a.none(),
                       "destination"_a, "tag"_a)
-      .def("broadcast_iovecs", Verb<&PythonGroup::broadcast_iovecs>::method("broadcast_iovecs"), "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
+      .def("broadcast_iovecs", Verb<&PythonGroup::broadcast_iovecs>::method("broadcast_iovecs"), "buffers"_a,
+           "offsets"_a, "nbytes"_a, "timeout"_a,
            nb::sig("def broadcast_iovecs(self, buffers: " PROCGROUP_ARRAYS ", offsets: " PROCGROUP_INTEGERS
                    ", nbytes: int, timeout: float) -> None"))
-      .def("all_gather_iovecs", Verb<&PythonGroup::all_gather_iovecs>::method("all_gather_iovecs"), "outputs"_a, "buffers"_a, "offsets"_a, "nbytes"_a,
-           "timeout"_a,
+      .def("all_gather_iovecs", Verb<&PythonGroup::all_gather_iovecs>::method("all_gather_iovecs"), "outputs"_a,
+           "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
            nb::sig("def all_gather_iovecs(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
                    ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: float) -> None"))
       .PROCGROUP_VERB(recv, "array: object, source: int, tag: int, ", "Operation | int", "array"_a.none(), "source"_a,

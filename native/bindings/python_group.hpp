@@ -78,7 +78,8 @@ class PythonGroup {
   // Broadcast from this rank, and all_gather, of an array of bytes that lies in several buffers: see InputIovecs. The
   // other ranks make the ordinary calls.
   nb::object broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
-  nb::object all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
+  nb::object all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes,
+                               double seconds);
 
  private:
   bool was_forked() const;

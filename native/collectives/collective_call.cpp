@@ -82,8 +82,13 @@ Progress CollectiveCall::execute() {
   return Progress::kDone;
 }
 
+// The connections are still advanced: other ranks' failures come by them.
 Progress CollectiveCall::transfer() {
-  if (!request_.transfer()) return Progress::kWaiting;
+  if (state_.messages) {
+    const std::lock_guard lock(state_.messages->mutex);
+    state_.messages->pump();
+  }
+  if (!request_.transfer(request_.descriptor.root)) return Progress::kWaiting;
   conclude();
   return Progress::kDone;
 }

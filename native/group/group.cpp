@@ -99,7 +99,7 @@ void Group::run_along(const GroupOperation& operation) {
 }
 
 std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& request, double seconds) {
-  const std::shared_ptr<GroupOperation> operation = make_message(request, seconds);
+  auto operation = std::make_shared<MessageOperation>(*this, request, seconds);
   require_usable(operation->call());
   // Messages of one thread are numbered by their receiver in the order in which they start.
   if (operation->advance() == Progress::kDone) return operation;
@@ -111,11 +111,6 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
   engine_.progress().notify();
   engine_.kick();
   return operation;
-}
-
-std::shared_ptr<GroupOperation> Group::make_message(const MessageRequest& request, double seconds) {
-  if (request.transfer) return std::make_shared<ExternalMessage>(*this, request, seconds);
-  return std::make_shared<MessageOperation>(*this, request, seconds);
 }
 
 int64_t Group::longest_sleep_ns() {
@@ -264,6 +259,7 @@ Descriptor Group::describe(const MessageRequest& request) {
   call.dtype = request.dtype;
   call.count = request.count;
   call.root = request.peer;
+  call.external = request.transfer != nullptr;
   return call;
 }
 

@@ -53,8 +53,8 @@ struct MessageRequest {
   Dtype dtype;
   int peer;  // group rank, or kAnySource
   uint64_t tag;
-  std::function<void()> after = {};     // as in Request: run when a receive went well, before it is over
-  std::function<bool()> transfer = {};  // as in Request
+  std::function<void()> after = {};        // as in Request: run when a receive went well, before it is over
+  std::function<bool(int)> transfer = {};  // as in Request
 };
 
 class GroupOperation;
@@ -115,7 +115,6 @@ class Group final : public Source {
 
  private:
   friend class QueuedCall;
-  friend class ExternalMessage;
   friend class MessageOperation;
 
   // The right to run a call in the caller's thread; given back at the end of the scope.
@@ -131,9 +130,7 @@ class Group final : public Source {
   };
 
   void retire();
-  int run_external_message(const MessageRequest& request, double seconds, LanguageRuntime& language);
   bool message_at_once(const MessageRequest& request);
-  std::shared_ptr<GroupOperation> make_message(const MessageRequest& request, double seconds);
   AtOnce try_message(const MessageRequest& request);
   void run_queued(const Request& request, double seconds, LanguageRuntime& language);
   void mark_left();

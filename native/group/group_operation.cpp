@@ -1,6 +1,15 @@
 #include "group/group_operation.hpp"
 
+#include <algorithm>
+#include <exception>
+
 namespace procgroup {
+namespace {
+
+// Tags of the headers of messages that another backend moves; those of programs end below.
+constexpr uint64_t kHeaderTag = uint64_t{1} << 63;
+
+}  // namespace
 
 QueuedCall::QueuedCall(Group& group, Request request, double seconds)
     : GroupOperation(group, seconds), request_(std::move(request)) {}
@@ -39,35 +48,11 @@ void QueuedCall::give_up(Failure failure) {
   end(&failure);
 }
 
-ExternalMessage::ExternalMessage(Group& group, const MessageRequest& request, double seconds)
-    : GroupOperation(group, seconds), request_(request), call_(group.describe(request)) {}
-
-Progress ExternalMessage::advance() {
-  if (is_completed()) return Progress::kDone;
-  if (!recording_) recording_.emplace(group_.engine_.recorder(), call_);
-  try {
-    if (!request_.transfer()) return Progress::kWaiting;
-    if (request_.after) request_.after();
-    end(std::nullopt);
-  } catch (const std::exception& error) {
-    end(Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()});
-  }
-  return Progress::kDone;
-}
-
-void ExternalMessage::give_up(Failure failure) {
-  if (is_completed()) return;
-  failure.wrote = request_.op == OpKind::kRecv && !request_.after;
-  end(std::move(failure));
-}
-
-void ExternalMessage::end(std::optional<Failure> failure) {
-  if (recording_) recording_->end(failure ? &*failure : nullptr);
-  failure ? fail(*std::move(failure)) : finish();
-}
-
 MessageOperation::MessageOperation(Group& group, const MessageRequest& request, double seconds)
-    : GroupOperation(group, seconds), request_(request), call_(group.describe(request)) {
+    : GroupOperation(group, seconds),
+      request_(request),
+      call_(group.describe(request)),
+      header_{request.count, static_cast<uint64_t>(request.dtype)} {
   if (request.peer != kAnySource) return;
   for (const int member : group.options_.members)
     if (member != group.engine_.rank()) sources_.push_back(member);
@@ -79,32 +64,58 @@ MessageOperation::~MessageOperation() {
 
 Progress MessageOperation::advance() {
   if (is_completed()) return Progress::kDone;
+  return header_moved_.load(std::memory_order_acquire) ? advance_external() : advance_transfer();
+}
+
+Progress MessageOperation::advance_transfer() {
   const std::lock_guard lock(group_.engine_.messages_mutex());
   if (is_completed()) return Progress::kDone;
   if (!transfer_) start();
   const bool moved = transfer_->is_completed() ? true : group_.engine_.pump();
   if (transfer_->is_completed()) {
     conclude();
-    return Progress::kDone;
+    return is_completed() ? Progress::kDone : Progress::kMoved;
   }
   return moved ? Progress::kMoved : Progress::kWaiting;
+}
+
+Progress MessageOperation::advance_external() {
+  const std::unique_lock lock(external_, std::try_to_lock);
+  if (!lock) return Progress::kWaiting;
+  if (is_completed()) return Progress::kDone;
+  {
+    const std::lock_guard messages(group_.engine_.messages_mutex());
+    group_.engine_.pump();
+  }
+  std::optional<Failure> failure;
+  try {
+    if (!request_.transfer(request_.op == OpKind::kSend ? request_.peer : source())) return Progress::kWaiting;
+    if (request_.after) request_.after();
+  } catch (const std::exception& error) {
+    failure = Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
+  }
+  recording_->end(failure ? &*failure : nullptr);
+  failure ? fail(*std::move(failure)) : finish();
+  return Progress::kDone;
 }
 
 void MessageOperation::start() {
   recording_.emplace(group_.engine_.recorder(), call_);
   Messages& messages = group_.engine_.messages();
-  const MessageKey key{group_.options_.id, request_.tag};
-  const size_t bytes = request_.count * dtype_size(request_.dtype);
+  const MessageKey key{group_.options_.id, is_external() ? request_.tag | kHeaderTag : request_.tag};
+  void* const data = is_external() ? &header_ : request_.data;
+  const size_t bytes = is_external() ? sizeof header_ : request_.count * dtype_size(request_.dtype);
+  const ElementType type = element_type(is_external() ? Dtype::kUint64 : request_.dtype);
   const int peer =
       request_.peer == kAnySource ? kAnySource : group_.options_.members[static_cast<size_t>(request_.peer)];
   transfer_ = request_.op == OpKind::kSend
-                  ? messages.send(peer, key, request_.data, bytes, element_type(request_.dtype))
-                  : messages.receive(peer, key, request_.data, bytes, sources_.empty() ? nullptr : &sources_,
-                                     element_type(request_.dtype));
+                  ? messages.send(peer, key, data, bytes, type)
+                  : messages.receive(peer, key, data, bytes, sources_.empty() ? nullptr : &sources_, type);
 }
 
 void MessageOperation::conclude() {
   const Failure* failure = transfer_->failure();
+  if (failure == nullptr && is_external()) return compare_header();
   recording_->end(failure);
   if (failure == nullptr) {
     if (request_.after) request_.after();
@@ -117,13 +128,32 @@ void MessageOperation::conclude() {
     mine.peer = group_.group_rank(mine.peer);
   }
   mine.wrote = may_have_written();
-  if (mine.kind == Failure::Kind::kMismatch && mine.peer >= 0) {
-    mine.calls.resize(static_cast<size_t>(group_.size()));
-    mine.calls[static_cast<size_t>(group_.rank())] = call_.describe(&group_.global_ranks());
-    mine.calls[static_cast<size_t>(mine.peer)] =
-        mine.reason + " to " + rank_name(group_.rank(), &group_.global_ranks());
-  }
+  if (mine.kind == Failure::Kind::kMismatch && mine.peer >= 0)
+    return fail_by_mismatch(mine, mine.reason + " to " + rank_name(group_.rank(), &group_.global_ranks()));
   fail(group_.own_view(std::move(mine)));
+}
+
+void MessageOperation::compare_header() {
+  const bool equal = header_.count == request_.count && header_.dtype == static_cast<uint64_t>(request_.dtype);
+  if (request_.op == OpKind::kSend || equal) {
+    header_moved_.store(true, std::memory_order_release);
+    return;
+  }
+  Descriptor theirs = call_;
+  theirs.op = OpKind::kSend;
+  theirs.root = group_.rank();
+  theirs.count = header_.count;
+  theirs.dtype = static_cast<Dtype>(std::min(header_.dtype, uint64_t{kDtypes}));  // one that does not exist stays so
+  const Failure failure{.kind = Failure::Kind::kMismatch, .peer = source()};
+  recording_->end(&failure);
+  fail_by_mismatch(failure, theirs.describe(&group_.global_ranks()));
+}
+
+void MessageOperation::fail_by_mismatch(Failure failure, std::string theirs) {
+  failure.calls.resize(static_cast<size_t>(group_.size()));
+  failure.calls[static_cast<size_t>(group_.rank())] = call_.describe(&group_.global_ranks());
+  failure.calls[static_cast<size_t>(failure.peer)] = std::move(theirs);
+  fail(group_.own_view(std::move(failure)));
 }
 
 std::vector<int> MessageOperation::missing() const {
@@ -143,6 +173,7 @@ std::optional<Awaited> MessageOperation::awaited() const {
 }
 
 void MessageOperation::give_up(Failure failure) {
+  const std::unique_lock external = is_external() ? std::unique_lock(external_) : std::unique_lock<std::mutex>();
   const std::lock_guard lock(group_.engine_.messages_mutex());
   if (transfer_ && !transfer_->is_completed()) group_.engine_.messages().cancel(*transfer_, failure);
   if (is_completed()) return;

@@ -1,8 +1,10 @@
-// The kinds of operations that a group queues: a collective that waits for its turn, a message, and a message that
-// another backend moves.
+// The two kinds of operations that a group queues: a collective that waits for its turn, and a message.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
+#include <string>
 
 #include "group/group.hpp"
 #include "liveness/deadlock.hpp"
@@ -29,7 +31,8 @@ class QueuedCall final : public GroupOperation {
   std::unique_ptr<Operation> running_;
 };
 
-// A message. Whoever waits for it may advance it, beside the progress thread.
+// A message. Whoever waits for it may advance it, beside the progress thread. Where another backend moves its bytes,
+// the engine moves a header in their place, by which the receiver finds the sender and compares size and dtype.
 class MessageOperation final : public GroupOperation {
  public:
   MessageOperation(Group& group, const MessageRequest& request, double seconds);
@@ -44,10 +47,21 @@ class MessageOperation final : public GroupOperation {
   std::optional<Awaited> awaited() const;
   bool depends_on_all() const override { return request_.peer == kAnySource; }
   void give_up(Failure failure) override;
+  int64_t longest_sleep_ns() const override { return header_moved_ ? kExternalSleepNs : kAnySleepNs; }
 
  private:
+  struct Header {
+    uint64_t count;
+    uint64_t dtype;
+  };
+
   void start();
+  Progress advance_transfer();  // by the engine
+  Progress advance_external();  // by the backend
+  bool is_external() const { return request_.transfer != nullptr; }
   void conclude();
+  void compare_header();
+  void fail_by_mismatch(Failure failure, std::string theirs);
   // Whether a message has been matched to this receive, which writes to the caller's array itself.
   bool may_have_written() const {
     return request_.op == OpKind::kRecv && !request_.after && transfer_ && transfer_->source >= 0;
@@ -58,27 +72,9 @@ class MessageOperation final : public GroupOperation {
   std::vector<int> sources_;  // world ranks that kAnySource may match
   std::optional<Recording> recording_;
   std::shared_ptr<Transfer> transfer_;
-};
-
-// A message that another backend moves. Only the engine's own messages compare sizes and dtypes.
-class ExternalMessage final : public GroupOperation {
- public:
-  ExternalMessage(Group& group, const MessageRequest& request, double seconds);
-
-  Progress advance() override;
-  std::vector<int> missing() const override { return {request_.peer}; }
-  Descriptor call() const override { return call_; }
-  int source() const override { return request_.op == OpKind::kRecv ? request_.peer : -1; }
-  bool depends_on_all() const override { return false; }
-  void give_up(Failure failure) override;
-  int64_t longest_sleep_ns() const override { return kExternalSleepNs; }
-
- private:
-  void end(std::optional<Failure> failure);
-
-  const MessageRequest request_;
-  const Descriptor call_;
-  std::optional<Recording> recording_;
+  Header header_;
+  std::atomic<bool> header_moved_{false};
+  std::mutex external_;  // of whoever advances the backend's transfer; taken before the mutex of messages
 };
 
 }  // namespace procgroup

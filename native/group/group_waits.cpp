@@ -37,22 +37,12 @@ AtOnce Group::try_message(const MessageRequest& request) {
 
 int Group::run_message(const MessageRequest& request, double seconds, LanguageRuntime& language) {
   if (message_at_once(request)) return request.op == OpKind::kRecv ? request.peer : -1;
-  if (request.transfer) return run_external_message(request, seconds, language);
   MessageOperation operation(*this, request, seconds);
   require_usable(operation.call());
   const auto failure =
       drive_watched(operation, operation.call(), [&] { return operation.awaited(); }, seconds, language);
   if (failure) throw OperationFailed{*failure, operation.call()};
   return operation.source();
-}
-
-int Group::run_external_message(const MessageRequest& request, double seconds, LanguageRuntime& language) {
-  ExternalMessage message(*this, request, seconds);
-  require_usable(message.call());
-  const auto failure =
-      drive_watched(message, message.call(), [] { return std::optional<Awaited>(); }, seconds, language);
-  if (failure) throw OperationFailed{*failure, message.call()};
-  return message.source();
 }
 
 std::optional<Failure> Group::supervise(Operation& operation, const Descriptor& call,

@@ -30,7 +30,7 @@ struct Entry {
   Field queued;
   Field started;
   Field ended;
-  Field kind;  // op, dtype, reduce op, state: 8 bits each; root: 32 bits
+  Field kind;  // op: 7 bits, external: 1 bit; dtype, reduce op, state: 8 bits each; root: 32 bits
 };
 static_assert(sizeof(Entry) == 64 && sizeof(Header) == 64 && Field::is_always_lock_free);
 
@@ -38,9 +38,9 @@ Entry* entries(void* memory) { return reinterpret_cast<Entry*>(static_cast<std::
 const Entry* entries(const void* memory) { return entries(const_cast<void*>(memory)); }
 
 uint64_t pack(const Descriptor& call, CallState state) {
-  return uint64_t{static_cast<uint8_t>(call.op)} | uint64_t{static_cast<uint8_t>(call.dtype)} << 8 |
-         uint64_t{static_cast<uint8_t>(call.reduce_op)} << 16 | uint64_t{static_cast<uint8_t>(state)} << 24 |
-         uint64_t{static_cast<uint32_t>(call.root)} << 32;
+  return uint64_t{static_cast<uint8_t>(call.op)} | uint64_t{call.external} << 7 |
+         uint64_t{static_cast<uint8_t>(call.dtype)} << 8 | uint64_t{static_cast<uint8_t>(call.reduce_op)} << 16 |
+         uint64_t{static_cast<uint8_t>(state)} << 24 | uint64_t{static_cast<uint32_t>(call.root)} << 32;
 }
 
 uint64_t with_state(uint64_t kind, CallState state) {
@@ -49,12 +49,14 @@ uint64_t with_state(uint64_t kind, CallState state) {
 
 std::optional<Record> unpack(uint64_t index, uint64_t kind) {
   const auto byte = [kind](int position) { return static_cast<uint8_t>(kind >> (8 * position)); };
-  if (byte(0) >= kOperations || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
+  const uint8_t op = byte(0) & 0x7f;
+  if (op >= kOperations || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
       byte(3) > static_cast<uint8_t>(CallState::kFailed))
     return std::nullopt;
   Record record{};
   record.index = index;
-  record.call.op = static_cast<OpKind>(byte(0));
+  record.call.op = static_cast<OpKind>(op);
+  record.call.external = byte(0) >> 7 != 0;
   record.call.dtype = static_cast<Dtype>(byte(1));
   record.call.reduce_op = static_cast<ReduceOp>(byte(2));
   record.call.root = static_cast<int32_t>(kind >> 32);

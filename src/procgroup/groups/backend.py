@@ -43,7 +43,7 @@ class Call(NamedTuple):
     reduce_op: str | None
     """"SUM", "MAX", ...; None where nothing is reduced. PREMUL_SUM: the inputs are multiplied already."""
     root: int
-    """The group rank of the root; of a message, that of the other rank, -1 for any; otherwise -1."""
+    """The group rank of the root; of a message, that of the other rank; otherwise -1."""
     tag: int
     """Of a message."""
 
@@ -77,20 +77,27 @@ def no_backends(store: Store, rank: int, size: int, timeout: timedelta) -> Mappi
     return {}
 
 
-def prepare(backend: Backend, where: str) -> Callable[..., Callable[[], bool]]:
+def prepare(backend: Backend, where: str) -> Callable[..., Callable[[int], bool]]:
     """Return what the engine calls with the facts of a call, to get the function that advances its transfer.
 
     It raises DistBackendError for an operation that the backend does not support.
     """
 
-    def prepare_call(*facts: Any) -> Callable[[], bool]:
+    def prepare_call(*facts: Any) -> Callable[[int], bool]:
         call = Call(*facts)
         if call.op not in backend.supports:
             raise DistBackendError(
                 f"{call.op} on {where}: its backend {type(backend).__name__} does not support it, but "
                 f"{', '.join(sorted(backend.supports))}."
             )
-        moving = iter(backend.move(call))
-        return lambda: next(moving, _OVER) is _OVER
+        moving: Iterator[object] | None = None
+
+        def advance(root: int) -> bool:
+            nonlocal moving
+            if moving is None:
+                moving = iter(backend.move(call._replace(root=root)))
+            return next(moving, _OVER) is _OVER
+
+        return advance
 
     return prepare_call

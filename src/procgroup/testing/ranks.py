@@ -70,6 +70,7 @@ def run_ranks(
     timeout: Timeout = 30.0,
     transport: str | None = None,
     hosts: Sequence[int] | None = None,
+    backend: str | None = None,
 ) -> list[T]:
     """Call ``function(*arguments)`` on ``size`` ranks, which are threads of this process; return what each returned.
 
@@ -77,6 +78,7 @@ def run_ranks(
     and the function neither calls init_process_group nor needs to destroy anything. ``timeout`` (a timedelta or
     seconds) is for all of it. ``transport`` is "shm", "tcp" or "auto", by default what PROCGROUP_TRANSPORT says.
     ``hosts`` has a number for each rank: ranks with different numbers share no memory, as if on different hosts.
+    ``backend`` is that of init_process_group.
 
     Raises RanksFailed with the errors of all ranks; RanksTimeout, which says where each rank was, at the
     deadline. KeyboardInterrupt, SystemExit and pytest's skip of any rank are raised as they are.
@@ -84,7 +86,7 @@ def run_ranks(
     seconds = types.seconds(timeout)
     over = threading.Semaphore(0)
     # The deadline of a call must not come before that of the world, which says more.
-    groups = make_groups(size, types.seconds(types.DEFAULT_TIMEOUT), transport, hosts)
+    groups = make_groups(size, types.seconds(types.DEFAULT_TIMEOUT), transport, hosts, backend)
     admit_this_thread(groups[0])
     ranks = [_Rank(group, lambda: function(*arguments), over) for group in groups]
     for rank in ranks:

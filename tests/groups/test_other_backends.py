@@ -1,0 +1,394 @@
+"""A backend of another author inherits mismatch errors, deadlines, records, coalescing and group life."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from groups.toy_backend import StoreBackend
+
+import procgroup as dist
+from procgroup.api.default import current
+from procgroup.backends import registry
+from procgroup.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DistBackendError,
+    GroupBroken,
+    GroupDestroyed,
+    PeerFailed,
+    PeerLost,
+)
+from procgroup.groups.backend import Call
+from procgroup.stores.store import Store
+from procgroup.testing import RanksFailed, run_ranks
+from world import attempt, run
+
+pytestmark = pytest.mark.timeout(60)
+
+HOSTS = pytest.mark.parametrize("hosts", [None, [0, 0, 1]], ids=["one host", "two hosts"])
+
+
+class FewOperations(StoreBackend):
+    supports = frozenset(["all_reduce"])
+
+
+class Faulty(StoreBackend):
+    """Goes wrong on rank 1, in the way that the dtype of the call says."""
+
+    def move(self, call: Call) -> Iterator[object]:
+        yield
+        if self.rank == 1 and call.dtype == "float64":
+            raise ValueError("no route to the moon")
+        if self.rank == 1 and call.dtype == "int8":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.rank == 1 and call.dtype == "int16":
+            raise KeyboardInterrupt
+        while call.dtype != "int64":
+            yield
+        yield from super().move(call)
+
+
+def register() -> None:
+    for name, make in (("toy", StoreBackend), ("few", FewOperations), ("faulty", Faulty)):
+        if not registry.is_backend_available(name):
+            registry.register_backend(name, make, ["cpu"])
+
+
+register()
+
+
+def toy() -> StoreBackend:
+    backend = current().backends.get("cpu")
+    assert isinstance(backend, StoreBackend)
+    return backend
+
+
+def play() -> list[Any]:
+    """Make every call once; return all that this rank has then."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    array = np.arange(6, dtype=np.float32) + rank
+    kept: list[Any] = []
+
+    def blocks(count: int = 6) -> list[Any]:
+        return [np.zeros(count, np.float32) for _ in range(size)]
+
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT):
+        for call in (dist.all_reduce, dist.scan, dist.exscan):
+            kept.append(array.copy())
+            call(kept[-1], op)
+    kept.append(array.copy()[::-1])  # which does not lie in order
+    dist.all_reduce(kept[-1])
+    kept.append(array.copy())
+    dist.reduce(kept[-1], size - 1)
+    kept.append(array.copy())
+    dist.broadcast(kept[-1], size - 1)
+    kept.append(blocks())
+    dist.all_gather(kept[-1], array)
+    uneven = [np.zeros(one + 1, np.float32) for one in range(size)]
+    dist.all_gather(uneven, np.full(rank + 1, rank, np.float32))
+    kept.append(uneven)
+    kept.append(blocks() if rank == 0 else None)
+    dist.gather(array, kept[-1])
+    kept.append(np.zeros(6, np.float32))
+    dist.scatter(kept[-1], [array + one for one in range(size)] if rank == 0 else None)
+    kept.append(np.zeros(6, np.float32))
+    dist.reduce_scatter(kept[-1], [array + one for one in range(size)])
+    kept.append(blocks())
+    dist.all_to_all(kept[-1], [array + one for one in range(size)])
+    kept.append(np.zeros(2 * size, np.float32))
+    dist.all_to_all_single(kept[-1], np.arange(2 * size, dtype=np.float32) + rank)
+    kept.append([array.copy(), array.copy() * 2])
+    dist.barrier()
+    works = [dist.all_reduce(one, async_op=True) for one in kept[-1]]
+    assert all(work.wait() for work in works)
+    assert works[0].get_future().done() or works[0].get_future().result()
+    return kept
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return (left is None and right is None) or np.array_equal(left, right)
+
+
+@pytest.mark.parametrize(("size", "hosts"), [(1, None), (2, None), (3, None), (3, [0, 0, 1])])
+def test_every_operation_ends_with_what_the_engine_s_own_transport_gives(size: int, hosts: Any) -> None:
+    mine = run_ranks(play, size, hosts=hosts, backend="toy")
+    assert all(map(same, mine, run_ranks(play, size, hosts=hosts)))
+
+
+def exchange_messages() -> None:
+    rank = dist.get_rank()
+    for tag in (0, 7):
+        received = np.zeros(3)
+        if rank == 0:
+            dist.send(np.full(3, float(tag)), 1, tag=tag)
+            dist.recv(received, 1, tag=tag)
+        else:
+            work = dist.irecv(received, 0, tag=tag)
+            dist.isend(np.full(3, float(tag)), 0, tag=tag).wait()
+            assert work.wait() and work.source_rank() == 0
+        assert received.tolist() == [tag] * 3
+
+
+def receive_another_size_or_dtype(dtype: str, count: int, source: int | None) -> str:
+    if dist.get_rank() == 0:
+        dist.send(np.ones(3), 1)
+        return ""
+    received = np.zeros(count, dtype)
+    with pytest.raises(CollectiveMismatch, match="send of 3 float64 by another backend to rank 1") as raised:
+        dist.recv(received, source)
+    assert not received.any()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("source", [0, None])
+@pytest.mark.parametrize(("dtype", "count"), [("int64", 3), ("float64", 4)])
+def test_a_message_of_another_size_or_dtype_is_refused(dtype: str, count: int, source: int | None) -> None:
+    run_ranks(receive_another_size_or_dtype, 2, dtype, count, source, backend="toy")
+
+
+def receive_from_any() -> None:
+    if dist.get_rank() == 0:
+        received = np.zeros(2)
+        sources = [dist.recv(received) for _ in range(2)]
+        assert sorted(sources) == [1, 2]
+    else:
+        dist.send(np.ones(2), 0)
+
+
+def test_a_receive_from_any_rank_finds_its_sender() -> None:
+    run_ranks(receive_from_any, 3, backend="toy")
+
+
+def test_messages_arrive_by_tag_in_both_directions_at_once() -> None:
+    run_ranks(exchange_messages, 2, backend="toy")
+
+
+def differ(kind: str) -> None:
+    rank = dist.get_rank()
+    array = np.ones(8 + (kind == "count" and rank), np.float64 if kind == "dtype" and rank else np.float32)
+    with pytest.raises(CollectiveMismatch, match="by another backend") as raised:
+        if kind == "operation" and rank:
+            dist.broadcast(array, 0)
+        else:
+            dist.all_reduce(array, dist.ReduceOp.MAX if kind == "op" and rank else dist.ReduceOp.SUM)
+    assert raised.value.calls[0] != raised.value.calls[1]
+    assert array.tolist() == [1.0] * len(array)
+    assert next(toy().numbers) == 0, "the backend has seen the call"
+
+
+@HOSTS
+@pytest.mark.parametrize("kind", ["count", "dtype", "op", "operation"])
+def test_ranks_that_make_different_calls_are_told_before_the_backend_sees_them(kind: str, hosts: Any) -> None:
+    run_ranks(differ, 3, kind, hosts=hosts, backend="toy")
+
+
+def on_two_backends(rank: int, size: int) -> str:
+    register()
+    dist.init_process_group("toy" if rank else "gloo")
+    with pytest.raises(CollectiveMismatch) as raised:
+        dist.all_reduce(np.ones(4))
+    return str(raised.value)
+
+
+def test_ranks_on_different_backends_do_not_exchange_data() -> None:
+    for text in run(on_two_backends, 2):
+        assert "by another backend" in text
+
+
+def end_at_the_deadline(missing: tuple[int, ...], is_async: bool) -> str:
+    """Make a call that cannot end; the rank whose deadline comes first tells the others."""
+    if dist.get_rank() in missing:
+        return time.sleep(2) or ""
+    started = time.monotonic()
+    with pytest.raises((CollectiveTimeout, PeerFailed), match="all_reduce #1") as raised:
+        work = dist.all_reduce(np.ones(4, np.float32), async_op=is_async, timeout=0.5)
+        assert work is not None
+        work.wait()
+    assert time.monotonic() - started < 5
+    if isinstance(raised.value, CollectiveTimeout):
+        assert raised.value.missing == missing
+    return type(raised.value).__name__
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("missing", [(1,), ()], ids=["a rank does not come", "the transfer does not end"])
+def test_a_call_that_cannot_end_is_ended_at_the_deadline(missing: tuple[int, ...], is_async: bool) -> None:
+    names = run_ranks(end_at_the_deadline, 3, missing, is_async, backend="faulty")
+    assert "CollectiveTimeout" in names
+
+
+def go_wrong(is_async: bool) -> None:
+    with pytest.raises(GroupBroken if dist.get_rank() == 1 else PeerFailed) as raised:
+        work = dist.all_reduce(np.ones(4), async_op=is_async)
+        assert work is not None
+        work.wait()
+    assert "its backend raised ValueError: no route to the moon" in str(raised.value)
+    if dist.get_rank() == 1:
+        assert isinstance(raised.value.__cause__, ValueError)
+    with pytest.raises(GroupBroken):
+        dist.barrier()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_what_a_backend_raises_reaches_every_rank(is_async: bool, transport: str) -> None:
+    run_ranks(go_wrong, 2, is_async, transport=transport, backend="faulty")
+
+
+def be_interrupted(rank: int, size: int) -> None:
+    register()
+    dist.init_process_group("faulty")
+    with pytest.raises(KeyboardInterrupt if rank == 1 else PeerFailed):
+        dist.all_reduce(np.ones(4, np.int16))
+
+
+def test_ctrl_c_in_a_backend_ends_the_call() -> None:
+    run(be_interrupted, 2)
+
+
+def lose_a_rank(rank: int, size: int, is_async: bool) -> tuple[str, float]:
+    register()
+    dist.init_process_group("faulty", timeout=30)
+    started = time.monotonic()
+    with pytest.raises(PeerLost) as raised:
+        work = dist.all_reduce(np.ones(4, np.int8), async_op=is_async)
+        assert work is not None
+        work.wait()
+    return str(raised.value), time.monotonic() - started
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_rank_that_dies_in_the_backend_is_named_on_the_others(is_async: bool) -> None:
+    outcomes = attempt(lose_a_rank, 3, args=(is_async,))
+    for rank in (0, 2):
+        text, seconds = outcomes[rank].value
+        assert "rank 1" in text
+        assert seconds < 10
+
+
+def leave_records() -> list[tuple[str, str]]:
+    for _ in range(2):
+        dist.all_reduce(np.ones(4, np.int64))
+    dist.broadcast(np.ones(3), 1)
+    return [(record["call"], record["state"]) for record in current().records()]
+
+
+def test_calls_are_recorded() -> None:
+    for records in run_ranks(leave_records, 2, backend="toy"):
+        assert records == [
+            ("all_reduce(SUM) of 4 int64 by another backend", "completed"),
+            ("all_reduce(SUM) of 4 int64 by another backend", "completed"),
+            ("broadcast of 3 float64 by another backend from rank 1", "completed"),
+        ]
+
+
+def coalesce() -> None:
+    size = dist.get_world_size()
+    arrays = [np.full(length, 1.0) for length in (1, 5, 3)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for array in arrays:
+            dist.all_reduce(array)
+        assert next(toy().numbers) == 0, "nothing is issued before the end"
+    manager.wait()
+    assert [array.tolist() for array in arrays] == [[size] * len(array) for array in arrays]
+    assert next(toy().numbers) == 2, "the three arrays were one call"
+
+
+def test_coalesced_reductions_are_one_call_of_the_backend() -> None:
+    run_ranks(coalesce, 2, backend="toy")
+
+
+def live(store: Store | None = None) -> None:
+    world = toy()
+    pair = dist.new_group([0, 2])
+    array = np.ones(2)
+    if dist.get_rank() != 1:
+        assert pair is not None
+        dist.all_reduce(array, group=pair)
+        assert array.tolist() == [2.0, 2.0]
+        of_pair = pair.backends["cpu"]
+        assert isinstance(of_pair, StoreBackend)
+        assert (of_pair.rank, of_pair.size) == (dist.get_rank() // 2, 2)
+        dist.destroy_process_group(pair)
+        assert of_pair.is_closed and not world.is_closed
+        with pytest.raises(GroupDestroyed):
+            dist.all_reduce(array, group=pair)
+    theirs = dist.new_group(backend="gloo")
+    assert theirs is not None and theirs.backends == {}
+    dist.all_reduce(array, group=theirs)
+    dist.barrier()
+    dist.destroy_process_group()
+    assert world.is_closed
+
+
+def test_subgroups_have_a_backend_of_their_own_which_is_closed_with_them() -> None:
+    run_ranks(live, 3, backend="toy")
+
+
+def ask_for_too_much() -> None:
+    with pytest.raises(
+        DistBackendError, match=r"broadcast on group .*FewOperations does not support it, but all_reduce"
+    ):
+        dist.broadcast(np.ones(2), 0)
+    array = np.ones(2)
+    dist.all_reduce(array)  # the group goes on
+    assert array.tolist() == [2.0, 2.0]
+    assert dist.barrier() is None
+
+
+def test_an_operation_that_a_backend_lacks_is_refused_before_anything_is_sent() -> None:
+    run_ranks(ask_for_too_much, 2, backend="few")
+
+
+def watch() -> list[str]:
+    seen: list[str] = []
+    lock = threading.Lock()
+
+    def hook(verb: str, arguments: tuple[Any, ...]) -> Any:
+        with lock:
+            seen.append(verb)
+        return lambda error: seen.append(f"{verb} {type(error).__name__}")
+
+    remove = current().add_hook(hook)
+    dist.all_reduce(np.ones(2))
+    with pytest.raises(TypeError):
+        dist.all_reduce("x")  # type: ignore[arg-type]
+    remove()
+    dist.barrier()
+    return seen
+
+
+@pytest.mark.parametrize("backend", [None, "toy"])
+def test_hooks_see_every_call(backend: str | None) -> None:
+    for seen in run_ranks(watch, 2, backend=backend):
+        assert seen == ["all_reduce", "all_reduce NoneType", "all_reduce", "all_reduce TypeError"]
+
+
+def test_names_and_devices_of_backends_are_checked() -> None:
+    with pytest.raises(ValueError, match="Backend 'gloo' exists already"):
+        registry.register_backend("gloo", StoreBackend, ["cpu"])
+    with pytest.raises(ValueError, match="Backend 'toy' in 'cpu:gloo,cuda:toy' is for cpu, not cuda"):
+        registry.parse("cpu:gloo,cuda:toy")
+    assert str(registry.parse("toy")) == "cpu:toy"
+    backends = registry.parse("cpu:toy").make_backends(dist.HashStore(), 0, 1, timedelta(seconds=1))
+    assert list(backends) == ["cpu"]
+
+
+def test_a_rank_that_raises_outside_of_calls_is_named() -> None:
+    def leave() -> None:
+        if dist.get_rank() == 1:
+            raise LookupError("gone fishing")
+        dist.all_reduce(np.ones(2))
+
+    with pytest.raises((LookupError, RanksFailed), match="gone fishing"):
+        run_ranks(leave, 2, backend="toy")
