@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import cast
 
 from procgroup import types
-from procgroup.api import leaving
+from procgroup.api import exit_hooks
 from procgroup.api.lifecycle import GROUP_NAME
 from procgroup.backends import registry
 from procgroup.backends.threads import ThreadBackend, connect_threads
@@ -39,13 +39,13 @@ def connected_groups(
         yield groups
     finally:
         for group in groups:
-            leaving.leave(group)
+            exit_hooks.leave(group)
 
 
 def make_groups(
     size: int, seconds: float, transport: str | None, hosts: Sequence[int] | None = None
 ) -> list[ProcessGroup]:
-    """Make the default groups of all ranks; their owner ends each with ``leaving.leave``."""
+    """Make the default groups of all ranks; their owner ends each with ``exit_hooks.leave``."""
     if size < 1:
         raise ValueError(f"Expected parameter `size` to be at least 1, got {size}.")
     if hosts is not None and len(hosts) != size:
@@ -66,7 +66,7 @@ def make_groups(
             backend_config=str(config),
             group_desc="default_pg",
         )
-        leaving.watch(group, None)
+        exit_hooks.watch(group, None)
         groups.append(group)
     return groups
 
@@ -80,8 +80,8 @@ def admit_this_thread(group: ProcessGroup) -> None:
 
 def leave_at_once(group: ProcessGroup, error: BaseException) -> None:
     """End a group whose rank has failed, so that the others learn of it now."""
-    leaving.fail(group, error)
-    leaving.leave(group)
+    exit_hooks.fail(group, error)
+    exit_hooks.leave(group)
 
 
 def _make_backends(size: int, name: str, transport: str | None, hosts: Sequence[int] | None) -> list[Backend]:

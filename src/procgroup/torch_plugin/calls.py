@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from procgroup.api import monitoring
+from procgroup.api import collectives
 from procgroup.arrays.untraced import untraced
 from procgroup.torch_plugin import sparse
 from procgroup.torch_plugin.forms import limit_of, listed, nested, only, options
@@ -281,7 +281,7 @@ class TorchCalls(TorchMessages):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; otherwise raise what names those who did not."""
         limit = limit_of(timeout) if isinstance(timeout, BarrierOptions) else timeout
-        monitoring.monitored_barrier(self.group, limit, wait_all_ranks)
+        collectives.monitored_barrier(self.group, limit, wait_all_ranks)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
