@@ -15,7 +15,7 @@ from procgroup.api.options import Timeouts, read_deterministic, read_timeouts
 from procgroup.backends import registry
 from procgroup.groups.backend import Backend
 from procgroup.groups.group import ProcessGroup
-from procgroup.rendezvous import hosting, place
+from procgroup.rendezvous import hosting, urls
 from procgroup.rendezvous.handlers import rendezvous
 from procgroup.rendezvous.join import World, join
 from procgroup.stores.store import Store
@@ -125,7 +125,7 @@ def _find_store(
             raise AssertionError("world_size must be positive if using store")
         if not rank >= 0:
             raise AssertionError("rank must be non-negative if using store")
-        place.check(rank, world_size)
+        urls.check(rank, world_size)
         return store, False, rank, world_size
     url = init_method if init_method is not None else _default_init_method()
     found, rank, world_size = next(rendezvous(url, rank, world_size, timeout=timeouts.rendezvous))
