@@ -10,29 +10,26 @@ __version__ = "0.1.0"
 _NAMES_OF_MODULES = {
     "api.allocation": "empty full zeros",
     "api.availability": (
-        "get_backend get_backend_config get_default_backend_for_device is_available is_backend_available "
-        "is_gloo_available is_mpi_available is_nccl_available is_torchelastic_launched is_ucc_available "
-        "is_xccl_available supports_complex"
+        "Backend BackendConfig get_backend get_backend_config get_default_backend_for_device is_available "
+        "is_backend_available is_gloo_available is_mpi_available is_nccl_available is_torchelastic_launched "
+        "is_ucc_available is_xccl_available supports_complex"
     ),
-    "api.backend_names": "Backend BackendConfig",
-    "api.batch": "P2POp batch_isend_irecv",
     "api.coalescing": "_CoalescingManager _coalescing_manager all_gather_coalesced all_reduce_coalesced",
-    "api.collectives": "all_reduce barrier broadcast exscan reduce scan",
+    "api.collectives": (
+        "all_gather all_gather_single all_to_all all_to_all_single barrier broadcast gather monitored_barrier scatter"
+    ),
     "api.debugging": "DebugLevel breakpoint get_debug_level set_debug_level set_debug_level_from_env",
-    "api.exchanging": "all_to_all all_to_all_single",
-    "api.gathering": "all_gather all_gather_single gather",
+    "api.default_group": "GroupMember group",
+    "api.deprecated": "_all_gather_base _reduce_scatter_base all_gather_into_tensor reduce_op reduce_scatter_tensor",
     "api.groups": "get_pg_count new_group new_subgroups new_subgroups_by_enumeration split_group",
     "api.lifecycle": "destroy_process_group init_process_group is_initialized",
-    "api.membership": "GroupMember group",
-    "api.monitoring": "monitored_barrier",
     "api.objects": (
         "all_gather_object broadcast_object_list gather_object recv_object_list scatter_object_list send_object_list"
     ),
-    "api.old_names": "_all_gather_base _reduce_scatter_base all_gather_into_tensor reduce_op reduce_scatter_tensor",
     "api.options": "default_pg_timeout",
-    "api.point_to_point": "irecv isend recv send",
+    "api.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
     "api.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
-    "api.scattering": "reduce_scatter reduce_scatter_single scatter",
+    "api.reductions": "all_reduce exscan reduce reduce_scatter reduce_scatter_single scan",
     "errors": (
         "ArgumentError CollectiveMismatch CollectiveTimeout Deadlock DistBackendError DistError DistNetworkError "
         "DistStoreError ForkedProcessError GroupBroken GroupDestroyed IncompleteEnvironment ObjectError "

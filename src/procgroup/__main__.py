@@ -23,7 +23,7 @@ COMMANDS = {
     "bench": Command(
         "procgroup.diagnostics.bench.command", "measure procgroup here, beside Gloo and MPI where installed"
     ),
-    "launch": Command("procgroup.launch.launch", "as run, by the older contract: each rank gets --local-rank=N"),
+    "launch": Command("procgroup.launch.__main__", "as run, by the older contract: each rank gets --local-rank=N"),
     "submit": Command("procgroup.launch.submit.command", "write a job for Slurm, Kubernetes or Ray, and submit it"),
     "completion": Command("procgroup.completion", "print a script with which bash, zsh or fish complete commands"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import IntEnum
 from numbers import Complex, Real
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 else:
     Array = Any
 """An array of any library: an object with DLPack or the buffer protocol."""
+
+Arrays = Sequence[Array]
+"""One array for each rank, or for each place of a list."""
 
 
 class ReduceOp(IntEnum):

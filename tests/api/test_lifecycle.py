@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import procgroup as dist
-from procgroup.api import default
+from procgroup.api import default_group
 from procgroup.stores.hash import HashStore
 from world import run_command
 
@@ -276,7 +276,7 @@ def test_a_thread_can_be_a_rank_of_its_own() -> None:
 
     def be_a_rank() -> None:
         seen.append(dist.is_initialized())
-        default.use_own_slot()
+        default_group.use_own_slot()
         seen.append(dist.is_initialized())
         dist.init_process_group(**ALONE)
         seen.append(dist.group.WORLD is not world)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from procgroup.cluster.host_lists import expand_hosts
+from procgroup.cluster.slurm import expand_hosts
 
 LISTS = {
     "login": ["login"],

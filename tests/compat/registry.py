@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import procgroup
-from procgroup.api import default
+from procgroup.api import default_group
 from procgroup.testing import run_ranks
 
 Program = Callable[[], None]
@@ -55,13 +55,13 @@ def run_in_thread(program: Program) -> None:
     raised: list[BaseException] = []
 
     def target() -> None:
-        default.use_own_slot()
+        default_group.use_own_slot()
         try:
             program()
         except BaseException as error:
             raised.append(error)
         finally:
-            if default.slot().group is not None:
+            if default_group.slot().group is not None:
                 procgroup.destroy_process_group()
 
     thread = threading.Thread(target=target)

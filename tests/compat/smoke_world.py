@@ -150,6 +150,13 @@ def backend_names() -> None:
         assert getattr(dist.Backend, name) == name.lower()
 
 
+@shows("Backend.register_backend", ranks=0)
+def register_backend() -> None:
+    dist.Backend.register_backend("another", lambda store, rank, size, timeout: None)  # type: ignore[arg-type, return-value]
+    assert dist.is_backend_available("another")
+    assert dist.BackendConfig("another").get_device_backend_map() == {"cpu": "another"}
+
+
 @shows("BackendConfig", "BackendConfig.get_device_backend_map", ranks=0)
 def backend_config() -> None:
     config = dist.BackendConfig("cpu:gloo,cuda:nccl")

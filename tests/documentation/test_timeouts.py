@@ -69,7 +69,7 @@ ELSEWHERE = {
     "launcher, silence of another node": lambda: Lease().seconds,
 }
 NO_DEADLINES_OF_USERS = {
-    "api.leaving._FAILED_SECONDS": "calls that were issued, when an exception ends the group",
+    "api.exit_hooks._FAILED_SECONDS": "calls that were issued, when an exception ends the group",
     "process_end._THREAD_SECONDS": "whether a thread's exception ended the program",
     "cluster.pmi._ANSWER_SECONDS": "an mpiexec that hangs",
     "cluster.pmix._LONGEST_WAIT_SECONDS": "bounds what poll() is given",

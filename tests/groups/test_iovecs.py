@@ -11,7 +11,7 @@ import pytest
 from groups.sameness import same
 
 import procgroup as dist
-from procgroup.api.default import SLOT
+from procgroup.api.default_group import SLOT
 from procgroup.groups import envelope, slabs
 from procgroup.groups.calls import GroupCalls, Iovecs
 from procgroup.groups.group import ProcessGroup

@@ -15,7 +15,7 @@ import pytest
 from groups.toy_backend import StoreBackend
 
 import procgroup as dist
-from procgroup.api.default import current
+from procgroup.api.default_group import current
 from procgroup.backends import registry
 from procgroup.errors import (
     CollectiveMismatch,
@@ -59,7 +59,7 @@ class Faulty(StoreBackend):
 def register() -> None:
     for name, make in (("toy", StoreBackend), ("few", FewOperations), ("faulty", Faulty)):
         if not registry.is_backend_available(name):
-            registry.register_backend(name, make, ["cpu"])
+            dist.Backend.register_backend(name, make)
 
 
 register()
@@ -376,9 +376,11 @@ def test_hooks_see_every_call(backend: str | None) -> None:
 
 def test_names_and_devices_of_backends_are_checked() -> None:
     with pytest.raises(ValueError, match="Backend 'gloo' exists already"):
-        registry.register_backend("gloo", StoreBackend, ["cpu"])
+        dist.Backend.register_backend("gloo", StoreBackend)
     with pytest.raises(ValueError, match="Backend 'toy' in 'cpu:gloo,cuda:toy' is for cpu, not cuda"):
         registry.parse("cpu:gloo,cuda:toy")
+    with pytest.raises(ValueError, match="`extended_api` to be False"):
+        dist.Backend.register_backend("new", StoreBackend, extended_api=True)
     assert str(registry.parse("toy")) == "cpu:toy"
     backends = registry.parse("cpu:toy").make_backends(dist.HashStore(), 0, 1, timedelta(seconds=1))
     assert list(backends) == ["cpu"]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from procgroup.api.default import SLOT
+from procgroup.api.default_group import SLOT
 from procgroup.arrays import making
 
 if TYPE_CHECKING:

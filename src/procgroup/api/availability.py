@@ -1,14 +1,66 @@
-"""What this installation can do, and what started this process."""
+"""The backends: their names as torch.distributed spells them, which can be used here, and that of a group."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from procgroup import environ
-from procgroup.api.membership import is_foreign, resolve
+from procgroup.api.default_group import Group, is_foreign, resolve
 from procgroup.backends import registry
-from procgroup.groups.group import ProcessGroup
 from procgroup.types import AnyReduceOp, ReduceOp
 
 _NOT_FOR_COMPLEX = (ReduceOp.MAX, ReduceOp.MIN, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+
+
+class Backend(str):
+    """A backend's name in small letters: ``Backend("GLOO") == Backend.GLOO == "gloo"``."""
+
+    __slots__ = ()
+
+    UNDEFINED = "undefined"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    UCC = "ucc"
+    MPI = "mpi"
+    XCCL = "xccl"
+
+    def __new__(cls, name: Any) -> Backend:
+        """Raises ValueError unless ``name`` is a str."""
+        if not isinstance(name, str):
+            raise ValueError(f"Backend constructor parameter must be string-ish, got {name!r}")
+        return super().__new__(cls, name.lower())
+
+    @classmethod
+    def register_backend(
+        cls,
+        name: str,
+        func: registry.BackendFactory,
+        extended_api: bool = False,
+        devices: str | list[str] | None = None,
+    ) -> None:
+        """Let ``init_process_group(name)`` use a backend of another author, on these kinds of devices (None: "cpu").
+
+        ``func(store, rank, world_size, timeout)`` makes it, for each group: see procgroup.groups.backend.Backend.
+        Raises ValueError for a name that is taken, and for ``extended_api``, whose argument is a class of torch.
+        """
+        if extended_api:
+            raise ValueError("Expected parameter `extended_api` to be False: func takes (store, rank, size, timeout).")
+        registry.register_backend(name, func, [devices] if isinstance(devices, str) else devices or ["cpu"])
+
+
+class BackendConfig:
+    """Which backend moves the arrays of which device: ``str`` of it is "cpu:gloo,cuda:nccl"."""
+
+    def __init__(self, backend: str) -> None:
+        """Read a backend's name or device:name pairs. Raises what init_process_group raises for them."""
+        self._config = registry.parse(backend)
+
+    def get_device_backend_map(self) -> dict[str, Backend]:
+        """Return the backend's name for each kind of device."""
+        return {device: Backend(name) for device, name in self._config.by_device.items()}
+
+    def __repr__(self) -> str:
+        return str(self._config)
 
 
 def is_available() -> bool:
@@ -56,7 +108,7 @@ def supports_complex(reduceOp: AnyReduceOp) -> bool:  # noqa: N803 - torch.distr
     return reduceOp not in _NOT_FOR_COMPLEX
 
 
-def get_backend(group: ProcessGroup | None = None) -> str:
+def get_backend(group: Group = None) -> str:
     """Return the backend's name as it was asked for; ``group.transport`` says what moves the bytes.
 
     Raises ValueError when this rank is not in the group.
@@ -66,7 +118,7 @@ def get_backend(group: ProcessGroup | None = None) -> str:
     return resolve(group).name()
 
 
-def get_backend_config(group: ProcessGroup | None = None) -> str:
+def get_backend_config(group: Group = None) -> str:
     """Return the backend's name for each kind of device, such as "cpu:gloo,cuda:gloo"."""
     if is_foreign(group):
         raise ValueError("Invalid process group specified")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, overload
+from typing import Any, overload
 
-from procgroup.api.membership import choose, resolve
+from procgroup.api.default_group import Async, Group, GroupTimeout, Sync, choose, resolve
+from procgroup.api.reductions import SUM
 from procgroup.groups import checks
 from procgroup.groups.future import Future
-from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
+from procgroup.types import AnyReduceOp, Array, Arrays
 
 _WILL_BE_DEPRECATED = (
     "`torch.distributed.{}` will be deprecated. If you must use it, please revisit our documentation later at "
@@ -26,40 +26,34 @@ _WILL_BE_DEPRECATED = (
 
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[Array] | Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[False] = False,
-    timeout: Timeout | None = None,
+    tensors: Arrays | Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: Sync = False,
+    timeout: GroupTimeout = None,
 ) -> None: ...
-
-
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[Array] | Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[True] = ...,
-    timeout: Timeout | None = None,
+    tensors: Arrays | Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: Async = ...,
+    timeout: GroupTimeout = None,
 ) -> Future: ...
-
-
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[Array] | Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
+    tensors: Arrays | Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
     async_op: bool = ...,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> Future | None: ...
-
-
 def all_reduce_coalesced(
-    tensors: Sequence[Array] | Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
+    tensors: Arrays | Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
     async_op: bool = False,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> Future | None:
     """Combine each array of the list, element by element, with those of all ranks at the same place.
 
@@ -77,40 +71,34 @@ def all_reduce_coalesced(
 
 @overload
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Array]],
-    input_tensor_list: Sequence[Array],
-    group: ProcessGroup | None = None,
-    async_op: Literal[False] = False,
-    timeout: Timeout | None = None,
+    output_tensor_lists: Sequence[Arrays],
+    input_tensor_list: Arrays,
+    group: Group = None,
+    async_op: Sync = False,
+    timeout: GroupTimeout = None,
 ) -> None: ...
-
-
 @overload
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Array]],
-    input_tensor_list: Sequence[Array],
-    group: ProcessGroup | None = None,
-    async_op: Literal[True] = ...,
-    timeout: Timeout | None = None,
+    output_tensor_lists: Sequence[Arrays],
+    input_tensor_list: Arrays,
+    group: Group = None,
+    async_op: Async = ...,
+    timeout: GroupTimeout = None,
 ) -> Future: ...
-
-
 @overload
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Array]],
-    input_tensor_list: Sequence[Array],
-    group: ProcessGroup | None = None,
+    output_tensor_lists: Sequence[Arrays],
+    input_tensor_list: Arrays,
+    group: Group = None,
     async_op: bool = ...,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> Future | None: ...
-
-
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Array]],
-    input_tensor_list: Sequence[Array],
-    group: ProcessGroup | None = None,
+    output_tensor_lists: Sequence[Arrays],
+    input_tensor_list: Arrays,
+    group: Group = None,
     async_op: bool = False,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> Future | None:
     """Copy array ``i`` of each group rank ``r`` into ``output_tensor_lists[r][i]`` on every rank.
 
@@ -149,7 +137,7 @@ class _CoalescingManager:
 
 @contextmanager
 def _coalescing_manager(
-    group: ProcessGroup | None = None, device: Any = None, async_ops: bool = False
+    group: Group = None, device: Any = None, async_ops: bool = False
 ) -> Iterator[_CoalescingManager]:
     """Queue each all_reduce, all_gather_single and reduce_scatter_single; issue them together at the end.
 

@@ -1,4 +1,4 @@
-"""Calls that every rank of a group makes.
+"""Collectives that copy arrays from rank to rank, and barriers.
 
 ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks.
 
@@ -9,253 +9,94 @@ seconds; None means the group's own. A rank that is not in the group is warned, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import overload
 
-from procgroup.api.default import SLOT
-from procgroup.api.membership import choose
-from procgroup.api.roots import group_rank_of
-from procgroup.groups.group import ProcessGroup
+from procgroup.api.default_group import Async, Group, GroupTimeout, Sync, choose
+from procgroup.api.ranks import group_rank_of, root_or_first
+from procgroup.errors import CollectiveTimeout, OperationError, PeerFailed
 from procgroup.groups.work import Work
-from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
+from procgroup.types import Array, Arrays
 
 
 @overload
-def all_reduce(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[False] = False,
-    timeout: Timeout | None = None,
+def barrier(
+    group: Group = None, async_op: Sync = False, device_ids: Sequence[int] | None = None, timeout: GroupTimeout = None
 ) -> None: ...
-
-
 @overload
-def all_reduce(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[True] = ...,
-    timeout: Timeout | None = None,
+def barrier(
+    group: Group = None, async_op: Async = ..., device_ids: Sequence[int] | None = None, timeout: GroupTimeout = None
 ) -> Work: ...
-
-
 @overload
-def all_reduce(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = ...,
-    timeout: Timeout | None = None,
+def barrier(
+    group: Group = None, async_op: bool = ..., device_ids: Sequence[int] | None = None, timeout: GroupTimeout = None
 ) -> Work | None: ...
-
-
-def all_reduce(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
+def barrier(
+    group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None, timeout: GroupTimeout = None
 ) -> Work | None:
-    """Combine the arrays of all ranks, element by element, into every rank's ``tensor``; bit-identical on all ranks.
-
-    Elements are combined in rank order where all ranks share memory or none do; in groups that span hosts, first those
-    of each host, unless the group was made with ``deterministic="order"``. 16-bit floats are combined in float32.
-    Raises CollectiveMismatch on every rank, changing nothing, when op, dtype or count differ.
-    """
-    # The shortest way for the most frequent call: the default group, without another frame.
-    chosen = SLOT.get().group if group is None else None
-    if chosen is None:
-        chosen = choose(group, "all_reduce")
-        if chosen is None:
-            return None
-    return chosen.all_reduce(tensor, op, async_op, timeout)
-
-
-@overload
-def scan(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[False] = False,
-    timeout: Timeout | None = None,
-) -> None: ...
-
-
-@overload
-def scan(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[True] = ...,
-    timeout: Timeout | None = None,
-) -> Work: ...
-
-
-@overload
-def scan(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = ...,
-    timeout: Timeout | None = None,
-) -> Work | None: ...
-
-
-def scan(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Work | None:
-    """Combine the arrays of the ranks up to this one, element by element, into this rank's ``tensor``.
-
-    The inclusive prefix reduction, as MPI_Scan (MPI 4.1, section 6.11.1): rank r gets tensor_0 op ... op tensor_r, in
-    rank order whatever the layout; AVG divides by r + 1. Raises CollectiveMismatch on every rank, changing nothing,
-    when op, dtype or count differ.
-    """
-    chosen = choose(group, "scan")
-    return None if chosen is None else chosen.scan(tensor, op, async_op, timeout)
-
-
-@overload
-def exscan(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[False] = False,
-    timeout: Timeout | None = None,
-) -> None: ...
-
-
-@overload
-def exscan(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[True] = ...,
-    timeout: Timeout | None = None,
-) -> Work: ...
-
-
-@overload
-def exscan(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = ...,
-    timeout: Timeout | None = None,
-) -> Work | None: ...
-
-
-def exscan(
-    tensor: Array,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Work | None:
-    """Combine the arrays of the ranks below this one, element by element, into this rank's ``tensor``.
-
-    The exclusive prefix reduction, as MPI_Exscan (MPI 4.1, section 6.11.2): rank r gets tensor_0 op ... op tensor_r-1,
-    in rank order; AVG divides by r. No rank is below rank 0: its ``tensor`` keeps its values. Raises as ``scan`` does.
-    """
-    chosen = choose(group, "exscan")
-    return None if chosen is None else chosen.exscan(tensor, op, async_op, timeout)
-
-
-@overload
-def reduce(
-    tensor: Array,
-    dst: int | None = None,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[False] = False,
-    group_dst: int | None = None,
-    timeout: Timeout | None = None,
-) -> None: ...
-
-
-@overload
-def reduce(
-    tensor: Array,
-    dst: int | None = None,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: Literal[True] = ...,
-    group_dst: int | None = None,
-    timeout: Timeout | None = None,
-) -> Work: ...
-
-
-@overload
-def reduce(
-    tensor: Array,
-    dst: int | None = None,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = ...,
-    group_dst: int | None = None,
-    timeout: Timeout | None = None,
-) -> Work | None: ...
-
-
-def reduce(
-    tensor: Array,
-    dst: int | None = None,
-    op: AnyReduceOp = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-    timeout: Timeout | None = None,
-) -> Work | None:
-    """Combine the arrays of all ranks into that of ``dst``; the other ranks' arrays keep their values."""
-    chosen = choose(group, "reduce")
+    """Wait until every rank has come here. ``device_ids`` means nothing on CPUs."""
+    chosen = choose(group, "barrier")
     if chosen is None:
         return None
-    return chosen.reduce(tensor, group_rank_of(chosen, dst, group_dst), op, async_op, timeout)
+    if device_ids is not None and not isinstance(device_ids, (list, tuple)):
+        raise TypeError("Invalid function argument: device_ids type should be List[int]")
+    return chosen.barrier(async_op, timeout)
+
+
+def monitored_barrier(group: Group = None, timeout: GroupTimeout = None, wait_all_ranks: bool = False) -> None:
+    """Wait until every rank has come here; otherwise raise CollectiveTimeout, whose ``missing`` names who did not.
+
+    Every rank that waits raises it with all missing ranks, whichever rank's deadline passes first, so
+    ``wait_all_ranks`` changes nothing. A rank that comes too late
+    learns of it in its next call at the latest. Raises PeerLost at once when a rank's process ended. ``timeout`` is a
+    timedelta or seconds; None means the group's own.
+    """
+    chosen = choose(group, "monitored_barrier")
+    if chosen is None:
+        return
+    try:
+        chosen.barrier(False, chosen.timeout if timeout is None else timeout)
+    except CollectiveTimeout as error:
+        raise _timed_out(error, error.missing, error.seconds) from None
+    except PeerFailed as error:
+        if error.cause != "timeout":
+            raise
+        raise _timed_out(error, error.missing, error.seconds) from None
 
 
 @overload
 def broadcast(
     tensor: Array,
     src: int | None = None,
-    group: ProcessGroup | None = None,
-    async_op: Literal[False] = False,
+    group: Group = None,
+    async_op: Sync = False,
     group_src: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> None: ...
-
-
 @overload
 def broadcast(
     tensor: Array,
     src: int | None = None,
-    group: ProcessGroup | None = None,
-    async_op: Literal[True] = ...,
+    group: Group = None,
+    async_op: Async = ...,
     group_src: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> Work: ...
-
-
 @overload
 def broadcast(
     tensor: Array,
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = ...,
     group_src: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> Work | None: ...
-
-
 def broadcast(
     tensor: Array,
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> Work | None:
     """Copy the array of ``src`` into every rank's ``tensor``."""
     chosen = choose(group, "broadcast")
@@ -265,42 +106,265 @@ def broadcast(
 
 
 @overload
-def barrier(
-    group: ProcessGroup | None = None,
-    async_op: Literal[False] = False,
-    device_ids: Sequence[int] | None = None,
-    timeout: Timeout | None = None,
+def gather(
+    tensor: Array,
+    gather_list: Arrays | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: Sync = False,
+    group_dst: int | None = None,
+    timeout: GroupTimeout = None,
 ) -> None: ...
-
-
 @overload
-def barrier(
-    group: ProcessGroup | None = None,
-    async_op: Literal[True] = ...,
-    device_ids: Sequence[int] | None = None,
-    timeout: Timeout | None = None,
+def gather(
+    tensor: Array,
+    gather_list: Arrays | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: Async = ...,
+    group_dst: int | None = None,
+    timeout: GroupTimeout = None,
 ) -> Work: ...
-
-
 @overload
-def barrier(
-    group: ProcessGroup | None = None,
+def gather(
+    tensor: Array,
+    gather_list: Arrays | None = None,
+    dst: int | None = None,
+    group: Group = None,
     async_op: bool = ...,
-    device_ids: Sequence[int] | None = None,
-    timeout: Timeout | None = None,
+    group_dst: int | None = None,
+    timeout: GroupTimeout = None,
 ) -> Work | None: ...
-
-
-def barrier(
-    group: ProcessGroup | None = None,
+def gather(
+    tensor: Array,
+    gather_list: Arrays | None = None,
+    dst: int | None = None,
+    group: Group = None,
     async_op: bool = False,
-    device_ids: Sequence[int] | None = None,
-    timeout: Timeout | None = None,
+    group_dst: int | None = None,
+    timeout: GroupTimeout = None,
 ) -> Work | None:
-    """Wait until every rank has come here. ``device_ids`` means nothing on CPUs."""
-    chosen = choose(group, "barrier")
+    """Copy the array of each group rank ``r`` into ``gather_list[r]`` on ``dst``, global rank 0 by default.
+
+    All arrays have the dtype and size of ``tensor``. Raises ValueError when ``gather_list`` is missing on
+    ``dst``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
+    dtype, size or ``dst`` differ between the ranks.
+    """
+    chosen = choose(group, "gather")
     if chosen is None:
         return None
-    if device_ids is not None and not isinstance(device_ids, (list, tuple)):
-        raise TypeError("Invalid function argument: device_ids type should be List[int]")
-    return chosen.barrier(async_op, timeout)
+    return chosen.gather(tensor, gather_list, root_or_first(chosen, dst, group_dst), async_op, timeout)
+
+
+@overload
+def scatter(
+    tensor: Array,
+    scatter_list: Arrays | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: Sync = False,
+    group_src: int | None = None,
+    timeout: GroupTimeout = None,
+) -> None: ...
+@overload
+def scatter(
+    tensor: Array,
+    scatter_list: Arrays | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: Async = ...,
+    group_src: int | None = None,
+    timeout: GroupTimeout = None,
+) -> Work: ...
+@overload
+def scatter(
+    tensor: Array,
+    scatter_list: Arrays | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = ...,
+    group_src: int | None = None,
+    timeout: GroupTimeout = None,
+) -> Work | None: ...
+def scatter(
+    tensor: Array,
+    scatter_list: Arrays | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    timeout: GroupTimeout = None,
+) -> Work | None:
+    """Copy ``scatter_list[r]`` of ``src``, global rank 0 by default, into ``tensor`` of each group rank ``r``.
+
+    All arrays have the dtype and size of ``tensor``. Raises ValueError when ``scatter_list`` is missing on
+    ``src``, given elsewhere or not one array per rank; on every rank CollectiveMismatch, changing nothing, when
+    dtype, size or ``src`` differ between the ranks.
+    """
+    chosen = choose(group, "scatter")
+    if chosen is None:
+        return None
+    return chosen.scatter(tensor, scatter_list, root_or_first(chosen, src, group_src), async_op, timeout)
+
+
+@overload
+def all_gather(
+    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: Sync = False, timeout: GroupTimeout = None
+) -> None: ...
+@overload
+def all_gather(
+    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: Async = ..., timeout: GroupTimeout = None
+) -> Work: ...
+@overload
+def all_gather(
+    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: bool = ..., timeout: GroupTimeout = None
+) -> Work | None: ...
+def all_gather(
+    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: bool = False, timeout: GroupTimeout = None
+) -> Work | None:
+    """Copy the array of each group rank ``r`` into ``tensor_list[r]`` on every rank.
+
+    The ranks' arrays have one dtype and may have different sizes: ``tensor_list[r]`` is as large as the array of
+    rank ``r``. Raises ValueError unless there is one array per rank; on every rank CollectiveMismatch, changing
+    nothing, when the sizes or dtypes do not fit.
+    """
+    chosen = choose(group, "all_gather")
+    if chosen is None:
+        return None
+    return chosen.all_gather(tensor_list, tensor, async_op, timeout)
+
+
+@overload
+def all_gather_single(
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: Sync = False, timeout: GroupTimeout = None
+) -> None: ...
+@overload
+def all_gather_single(
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: Async = ..., timeout: GroupTimeout = None
+) -> Work: ...
+@overload
+def all_gather_single(
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = ..., timeout: GroupTimeout = None
+) -> Work | None: ...
+def all_gather_single(
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = False, timeout: GroupTimeout = None
+) -> Work | None:
+    """Copy the arrays of all ranks, one after the other in group order, into every rank's ``output_tensor``.
+
+    The output has as many elements as all inputs together: for inputs of shape (n, ...) and world size w its shape
+    is (w * n, ...), which concatenates them, or (w, n, ...), which stacks them. Raises ArgumentError for another
+    size; on every rank CollectiveMismatch, changing nothing, when dtype or size differ between the ranks.
+    """
+    chosen = choose(group, "all_gather_single")
+    if chosen is None:
+        return None
+    return chosen.all_gather_single(output_tensor, input_tensor, async_op, timeout)
+
+
+@overload
+def all_to_all(
+    output_tensor_list: Arrays,
+    input_tensor_list: Arrays,
+    group: Group = None,
+    async_op: Sync = False,
+    timeout: GroupTimeout = None,
+) -> None: ...
+@overload
+def all_to_all(
+    output_tensor_list: Arrays,
+    input_tensor_list: Arrays,
+    group: Group = None,
+    async_op: Async = ...,
+    timeout: GroupTimeout = None,
+) -> Work: ...
+@overload
+def all_to_all(
+    output_tensor_list: Arrays,
+    input_tensor_list: Arrays,
+    group: Group = None,
+    async_op: bool = ...,
+    timeout: GroupTimeout = None,
+) -> Work | None: ...
+def all_to_all(
+    output_tensor_list: Arrays,
+    input_tensor_list: Arrays,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: GroupTimeout = None,
+) -> Work | None:
+    """Send ``input_tensor_list[r]`` to each group rank ``r``; ``output_tensor_list[r]`` gets what that rank sends.
+
+    All arrays have one dtype; the sizes may all differ, where what rank a sends to rank b is as large as what b expects
+    from a. Raises ValueError unless there is one array per rank; CollectiveMismatch, changing nothing, when two ranks
+    expect different sizes.
+    """
+    chosen = choose(group, "all_to_all")
+    if chosen is None:
+        return None
+    return chosen.all_to_all(output_tensor_list, input_tensor_list, async_op, timeout)
+
+
+@overload
+def all_to_all_single(
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: Sync = False,
+    timeout: GroupTimeout = None,
+) -> None: ...
+@overload
+def all_to_all_single(
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: Async = ...,
+    timeout: GroupTimeout = None,
+) -> Work: ...
+@overload
+def all_to_all_single(
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = ...,
+    timeout: GroupTimeout = None,
+) -> Work | None: ...
+def all_to_all_single(
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: GroupTimeout = None,
+) -> Work | None:
+    """Send part ``r`` of ``input`` to each group rank ``r``; receive what it sends here into part ``r`` of ``output``.
+
+    Split sizes count rows, along the first dimension; without them (None or an empty list) the parts are equal. Raises
+    ArgumentError when the splits do not add up to the first dimension or are not one per rank, and without splits when
+    the first dimension does not divide by the world size; CollectiveMismatch, changing nothing, when two ranks expect
+    different sizes.
+    """
+    chosen = choose(group, "all_to_all_single")
+    if chosen is None:
+        return None
+    return chosen.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op, timeout)
+
+
+def _timed_out(error: OperationError, missing: tuple[int, ...], seconds: float) -> CollectiveTimeout:
+    return CollectiveTimeout(
+        missing=missing,
+        seconds=seconds,
+        op="monitored_barrier",
+        sequence=error.sequence,
+        group=error.group,
+        rank=error.rank,
+        size=error.size,
+        members=error.members,
+        calls=getattr(error, "calls", None),
+    )

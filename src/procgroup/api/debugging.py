@@ -9,7 +9,7 @@ from collections import Counter
 from enum import IntEnum
 
 from procgroup import environ
-from procgroup.api import default
+from procgroup.api import default_group
 from procgroup.api.collectives import barrier
 from procgroup.types import Timeout
 
@@ -66,7 +66,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600) -
         _breakpoints[place] += 1
         if _breakpoints[place] <= skip:
             return
-    group = default.current()
+    group = default_group.current()
     if timeout_s is not None:
         group.set_timeout(timeout_s)
     if group.rank() == rank:

@@ -18,11 +18,10 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from procgroup.api import default, leaving
-from procgroup.api.membership import GroupMember, is_foreign
+from procgroup.api import default_group, exit_hooks
+from procgroup.api.default_group import GroupMember, is_foreign
 from procgroup.api.options import read_deterministic, read_timeouts
 from procgroup.api.ranks import get_process_group_ranks, get_world_size
-from procgroup.api.splitting import check_splits
 from procgroup.backends import registry
 from procgroup.cluster.accelerators import visible_gpus
 from procgroup.groups import checks
@@ -54,7 +53,7 @@ def new_group(
     Raises ValueError for ranks that are doubled or not there, CollectiveTimeout that names members who did not come,
     CollectiveMismatch when members make different groups.
     """
-    world = default.current()
+    world = default_group.current()
     limit = _read_timeout(timeout, pg_options, world)
     chosen = _read_backend(backend)
     in_rank_order = read_deterministic(deterministic, pg_options)
@@ -145,11 +144,11 @@ def split_group(
     Raises ValueError for lists that are empty, overlap or name ranks that are not there, for a parent that this rank
     is not in, and for a ``backend`` other than the parent's.
     """
-    world = default.current()
+    world = default_group.current()
     parent = world if parent_pg is None else parent_pg
     if not isinstance(parent, ProcessGroup):
         raise ValueError(f"Group {parent} is not registered")
-    splits = check_splits(split_ranks, parent.size())
+    splits = _checked_splits(split_ranks, parent.size())
     if backend is not None and registry.parse(backend).name != parent.name():
         raise ValueError(f"Backend mismatch: parent has '{parent.name()}', requested '{backend}'.")
     limit = _read_timeout(timeout, pg_options, parent)
@@ -169,7 +168,7 @@ def split_group(
 
 def get_pg_count() -> int:
     """Return how many groups were numbered: 0 before init_process_group, then the default one and each new_group's."""
-    world = default.slot().group
+    world = default_group.slot().group
     if world is None:
         return 0
     numbers = _numbers.get(world, itertools.count(1))
@@ -178,7 +177,7 @@ def get_pg_count() -> int:
 
 def _make(parent: ProcessGroup, ranks: Sequence[int], **how: Any) -> ProcessGroup:
     made = parent.make_subgroup(ranks, **how)
-    leaving.adopt(made, default.current())
+    exit_hooks.adopt(made, default_group.current())
     return made
 
 
@@ -200,6 +199,30 @@ def _checked_ranks(ranks: Sequence[int], world_size: int, sort: bool) -> list[in
                 f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} (world_size={world_size})"
             )
     return checked
+
+
+def _checked_splits(split_ranks: Sequence[Sequence[int]] | None, size: int) -> list[list[int]]:
+    """Return the lists, each sorted. Raises ValueError unless they are disjoint lists of ranks below ``size``."""
+    if split_ranks is None or len(split_ranks) == 0:
+        raise ValueError("split_ranks cannot be None or empty")
+    splits = [sorted(checks.as_index(rank, "rank") for rank in ranks) for ranks in split_ranks]
+    seen: dict[int, list[int]] = {}
+    for ranks in splits:
+        if not ranks:
+            raise ValueError("the split group cannot be empty")
+        if len(ranks) > size:
+            raise ValueError(
+                "the split group's size should be less or equal to the world_size set by init_process_group"
+            )
+        if len(ranks) != len(set(ranks)):
+            raise ValueError("the split group cannot have duplicate ranks")
+        for rank in ranks:
+            if not 0 <= rank < size:
+                raise ValueError(f"Rank {rank} is out of range. The parent group has ranks 0 to {size - 1}")
+            if rank in seen:
+                raise ValueError(f"Rank {rank} has appeared in both split {seen[rank]} and {ranks}")
+            seen[rank] = ranks
+    return splits
 
 
 def _read_timeout(timeout: Timeout | None, pg_options: Any, parent: ProcessGroup) -> timedelta:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from procgroup import environ, process_end
-from procgroup.api import default, excepthook, leaving
-from procgroup.api.membership import is_foreign, resolve
+from procgroup.api import default_group, exit_hooks
+from procgroup.api.default_group import is_foreign, resolve
 from procgroup.api.options import Timeouts, read_deterministic, read_timeouts
 from procgroup.backends import registry
 from procgroup.groups.engine import GroupEngine
 from procgroup.groups.group import ProcessGroup
-from procgroup.rendezvous import hosting, place
+from procgroup.rendezvous import hosting, urls
 from procgroup.rendezvous.handlers import rendezvous
 from procgroup.rendezvous.join import World, join
 from procgroup.stores.store import Store
@@ -50,7 +50,7 @@ def init_process_group(
     together. After a failure there is no group, and it can be called again: a store that this process hosts
     stays until it exits, so that ranks that try again meet there.
     """
-    slot = default.slot()
+    slot = default_group.slot()
     if slot.group is not None and slot.group.is_usable():
         raise ValueError("trying to initialize the default process group twice!")
     timeouts = read_timeouts(timeout, pg_options)
@@ -69,9 +69,9 @@ def init_process_group(
         raise
     process_end.forget_failure()
     slot.was_used = True
-    leaving.watch(slot.group, found if own else None)
-    if slot is default.PROCESS_SLOT:
-        excepthook.install(rank, leaving.fail_all)
+    exit_hooks.watch(slot.group, found if own else None)
+    if slot is default_group.PROCESS_SLOT:
+        exit_hooks.install_excepthook(rank)
 
 
 def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: str, timeout: Timeout) -> ProcessGroup:
@@ -84,7 +84,7 @@ def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: s
     size = len(members)
     world = _join(store, rank, size, timeouts, time.monotonic(), group_name)
     made = _make_group(registry.parse("procgroup"), store, rank, members, timeouts, world, group_name)
-    leaving.watch(made, None)
+    exit_hooks.watch(made, None)
     return made
 
 
@@ -95,23 +95,23 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """
     if is_foreign(group):
         return
-    slot = default.slot()
+    slot = default_group.slot()
     if group is None and slot.group is None:
         if not slot.was_used:
             raise AssertionError("Process group cannot be None")
         return
     chosen = resolve(group)
     chosen.await_others()
-    leaving.leave(chosen)
+    exit_hooks.leave(chosen)
     if chosen is slot.group:
         slot.group = None
-        if slot is default.PROCESS_SLOT:
-            excepthook.remove()
+        if slot is default_group.PROCESS_SLOT:
+            exit_hooks.remove_excepthook()
 
 
 def is_initialized() -> bool:
     """Tell whether there is a default group."""
-    return default.slot().group is not None
+    return default_group.slot().group is not None
 
 
 def _find_store(
@@ -125,7 +125,7 @@ def _find_store(
             raise AssertionError("world_size must be positive if using store")
         if not rank >= 0:
             raise AssertionError("rank must be non-negative if using store")
-        place.check(rank, world_size)
+        urls.check(rank, world_size)
         return store, False, rank, world_size
     url = init_method if init_method is not None else _default_init_method()
     found, rank, world_size = next(rendezvous(url, rank, world_size, timeout=timeouts.rendezvous))

@@ -15,19 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 from procgroup import types
-from procgroup.api.membership import choose
-from procgroup.api.roots import group_rank_of, root_or_first
+from procgroup.api.default_group import Group, GroupTimeout, choose
+from procgroup.api.ranks import group_rank_of, root_or_first
 from procgroup.groups import checks, objects
 from procgroup.groups.group import ProcessGroup
-from procgroup.types import Timeout
 
 
 def all_gather_object(
-    object_list: list[Any],
-    obj: Any,
-    group: ProcessGroup | None = None,
-    timeout: Timeout | None = None,
-    safe: bool = False,
+    object_list: list[Any], obj: Any, group: Group = None, timeout: GroupTimeout = None, safe: bool = False
 ) -> None:
     """Put the object of each group rank ``r`` into ``object_list[r]`` on every rank.
 
@@ -43,10 +38,10 @@ def all_gather_object(
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     device: Any = None,
     group_src: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
     safe: bool = False,
 ) -> None:
     """Replace the objects in every rank's list by those of ``src``.
@@ -65,9 +60,9 @@ def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
     dst: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     group_dst: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
     safe: bool = False,
 ) -> None:
     """Put the object of each group rank ``r`` into ``object_gather_list[r]`` on ``dst``.
@@ -93,9 +88,9 @@ def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     group_src: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
     safe: bool = False,
 ) -> None:
     """Put object ``r`` of ``src``'s input list into ``scatter_object_output_list[0]`` of each group rank ``r``.
@@ -124,11 +119,11 @@ def scatter_object_list(
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     device: Any = None,
     group_dst: int | None = None,
     use_batch: bool = False,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> None:
     """Send objects to one rank. Raises ValueError for oneself. ``use_batch`` means nothing on CPUs."""
     chosen = choose(group, "send_object_list")
@@ -143,11 +138,11 @@ def send_object_list(
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
     safe: bool = False,
 ) -> int:
     """Receive as many objects as the list has places, from one rank, or from any when none is named.
@@ -172,7 +167,7 @@ def _member(group: ProcessGroup, rank: int) -> int:
     return checks.group_rank(rank, group.size(), group.group_name)
 
 
-def _seconds(group: ProcessGroup, timeout: Timeout | None) -> float:
+def _seconds(group: ProcessGroup, timeout: GroupTimeout) -> float:
     return types.seconds(group.timeout if timeout is None else timeout)
 
 

@@ -1,27 +1,29 @@
 """Messages between two ranks. ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks.
 
-Messages between two ranks with one tag arrive in the order in which they were sent.
+Messages between two ranks with one tag arrive in the order in which they were sent. In a batch they are matched in the
+order of its list; in what order its sends and receives stand makes no difference.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
-from procgroup.api.default import SLOT
-from procgroup.api.membership import choose
-from procgroup.api.roots import group_rank_of
+from procgroup.api.default_group import SLOT, Group, GroupTimeout, choose, is_foreign, resolve
+from procgroup.api.ranks import group_rank_of
+from procgroup.groups import checks
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
-from procgroup.types import Array, Timeout
+from procgroup.types import Array
 
 
 def send(
     tensor: Array,
     dst: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> None:
     """Send an array; return when ``tensor`` may be changed again. Raises ValueError for a message to oneself."""
     chosen = SLOT.get().group if group is None else None  # the shortest way for small messages
@@ -38,10 +40,10 @@ def send(
 def isend(
     tensor: Array,
     dst: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> Work:
     """Start to send an array, which is not to be changed before the Work's ``wait`` returns.
 
@@ -56,10 +58,10 @@ def isend(
 def recv(
     tensor: Array,
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> int:
     """Receive an array into ``tensor`` from one rank, or from any when none is named.
 
@@ -79,10 +81,10 @@ def recv(
 def irecv(
     tensor: Array,
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
-    timeout: Timeout | None = None,
+    timeout: GroupTimeout = None,
 ) -> Work:
     """Start to receive an array into ``tensor``, which is not to be used before the Work's ``wait`` returns.
 
@@ -92,6 +94,97 @@ def irecv(
     if chosen is None:
         return cast(Work, None)
     return chosen.irecv(tensor, _source(chosen, src, group_src), tag, timeout)
+
+
+class P2POp:
+    """One message of a batch: ``isend`` or ``irecv``, an array, and the other rank.
+
+    ``peer`` is a global rank, ``group_peer`` a rank of the group; exactly one is given. Raises ValueError for
+    another ``op``, for a group that this rank is not in and for a rank that is not in the group, and TypeError
+    for what is not an array.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Work],
+        tensor: Array,
+        peer: int | None = None,
+        group: Group = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op is not isend and op is not irecv:
+            raise ValueError(
+                f"Invalid ``op``. Expected ``op`` to be of type ``procgroup.isend`` or ``procgroup.irecv``, got {op!r}."
+            )
+        _check_array(tensor)
+        if is_foreign(group):
+            raise ValueError(f"Global rank {peer} is not part of group {group}, which this rank is not in either.")
+        self.op: Callable[..., Work] = op
+        self.tensor: Array = tensor
+        self.group: ProcessGroup = resolve(group)
+        self.group_peer: int = checks.group_rank(
+            group_rank_of(self.group, peer, group_peer), self.group.size(), self.group.group_name
+        )
+        self.peer: int = self.group.global_rank(self.group_peer)
+        self.tag: int = checks.tag(tag)
+
+    def __repr__(self) -> str:
+        mine, other = self.group.rank(), self.group_peer
+        source, destination = (mine, other) if self.op is isend else (other, mine)
+        return (
+            f"P2POp({self.op.__name__} pg={self.group.group_name}, group_src={source}, group_dst={destination}, "
+            f"{getattr(self.tensor, 'shape', None)}, {getattr(self.tensor, 'dtype', None)})"
+        )
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
+    """Start all messages of the list; return one Work for each, in the order of the list.
+
+    Raises ValueError for anything but a list of P2POp of one group, IndexError for an empty list, and what ``isend``
+    and ``irecv`` raise. All are checked before the first is started.
+    """
+    if not isinstance(p2p_op_list, list) or not all(isinstance(one, P2POp) for one in p2p_op_list):
+        raise ValueError(
+            "Invalid ``p2p_op_list``. Each op is expected to be of type ``procgroup.P2POp``, "
+            f"in a list; got {_describe(p2p_op_list)}."
+        )
+    if not p2p_op_list:
+        raise IndexError("Invalid ``p2p_op_list``: expected at least one P2POp, got an empty list.")
+    group = p2p_op_list[0].group
+    if any(one.group is not group for one in p2p_op_list):
+        raise ValueError("All ops need to use the same group.")
+    for one in p2p_op_list if len(p2p_op_list) > 1 else ():
+        group.check_message("recv" if one.op is irecv else "send", one.tensor, one.group_peer, one.tag)
+    works: dict[int, Work] = {}
+    # Receives first: what the peers send at the same time then goes straight into the arrays.
+    for number in sorted(range(len(p2p_op_list)), key=lambda number: p2p_op_list[number].op is isend):
+        works[number] = _start(p2p_op_list[number])
+    return [works[number] for number in range(len(p2p_op_list))]
+
+
+def _start(one: P2POp) -> Work:
+    if one.op is irecv:
+        return one.group.irecv(one.tensor, one.group_peer, one.tag)
+    return one.group.send(one.tensor, one.group_peer, one.tag, True)
+
+
+def _check_array(tensor: Any) -> None:
+    """Refuse what no backend takes for an array, so that it is found before any message of the batch is sent."""
+    if hasattr(tensor, "__dlpack__"):
+        return
+    try:
+        memoryview(tensor).release()
+    except TypeError as error:
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `tensor` to be an array but got {type(tensor)} instead."
+        ) from error
+
+
+def _describe(given: Any) -> str:
+    if not isinstance(given, list):
+        return f"a {type(given).__name__}"
+    return "a list with " + next(type(one).__name__ for one in given if not isinstance(one, P2POp))
 
 
 def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int | None:

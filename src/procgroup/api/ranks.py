@@ -1,18 +1,21 @@
-"""Who am I, and who are we."""
+"""The ranks of groups and hosts, and which member a call means.
+
+``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks.
+"""
 
 from __future__ import annotations
 
 from procgroup import environ
-from procgroup.api.membership import is_foreign, resolve
+from procgroup.api.default_group import Group, is_foreign, resolve
 from procgroup.groups.group import ProcessGroup
 
 
-def get_rank(group: ProcessGroup | None = None) -> int:
+def get_rank(group: Group = None) -> int:
     """Return this process's rank in a group; -1 when it is not in it. Raises ValueError before init_process_group."""
     return -1 if is_foreign(group) else resolve(group).rank()
 
 
-def get_world_size(group: ProcessGroup | None = None) -> int:
+def get_world_size(group: Group = None) -> int:
     """Return how many ranks a group has; -1 when this process is not in it.
 
     Raises ValueError before init_process_group.
@@ -56,6 +59,28 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
         "assuming you are not running in a multi-device context and want the code to run locally instead."
     )
+
+
+def group_rank_of(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
+    """Return the group rank of whoever is meant. Raises ValueError unless exactly one of the two is given."""
+    if group_rank is None and global_rank.__class__ is int:
+        rank = group.group_ranks.get(global_rank)
+        if rank is not None:
+            return rank
+    if global_rank is None:
+        if group_rank is None:
+            raise ValueError("Must specify global_rank or group_rank")
+        return group_rank
+    if group_rank is not None:
+        raise ValueError("Can't specify both group_rank and global_rank")
+    return group.group_rank(global_rank)
+
+
+def root_or_first(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
+    """Return the group rank of whoever is meant, global rank 0 when nobody is named. Raises ValueError for both."""
+    if global_rank is None and group_rank is None:
+        global_rank = 0
+    return group_rank_of(group, global_rank, group_rank)
 
 
 def _launcher_s_local_rank() -> int | None:

@@ -1,4 +1,4 @@
-"""Find the meeting point of a Slurm step's tasks, from variables that all of them have.
+"""The meeting point of a Slurm step's tasks, from variables that all of them have, and Slurm's lists of host names.
 
 The first node of the step runs task 0. The port is computed from the numbers of the job and of the step, so jobs and
 steps that share a node use different ports. The numbers are public, so the port protects no job from other users.
@@ -6,10 +6,11 @@ steps that share a node use different ports. The numbers are public, so the port
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from collections.abc import Mapping
 
-from procgroup.cluster.host_lists import expand_hosts
 from procgroup.types import Endpoint
 
 # Below the ephemeral ports of Linux (from 32768 on).
@@ -17,6 +18,8 @@ _FIRST_PORT = 20_000
 _PORTS = 12_000
 _STEPS_BETWEEN_JOBS = 31
 """The distance between the ports of one job's step 0 and the next job's: jobs run few steps at a time."""
+_MAX_HOSTS = 1_000_000
+_NAME = r"(?:\[[^][]+\]|[^][,\s])+"
 
 
 def meeting_point(environment: Mapping[str, str] | None = None) -> Endpoint:
@@ -41,8 +44,37 @@ def step_name(environment: Mapping[str, str] | None = None) -> str:
     return f"slurm {environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
 
 
+def expand_hosts(text: str) -> list[str]:
+    """Return the host names of a list, in order, as ``scontrol show hostnames`` does.
+
+    With several brackets in a name the last one varies fastest; ``[07-09]`` keeps the width of its numbers. Raises
+    ValueError, which shows the list, for an invalid one.
+    """
+    if not re.fullmatch(rf"{_NAME}(?:,{_NAME})*", text):
+        raise ValueError(f"expected a list of host names such as n[1-3,07-09],login, got {text!r}")
+    return [host for name in re.findall(_NAME, text) for host in _expand_name(name, text)]
+
+
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"expected the number that srun sets in {name}, got {text!r}")
     return int(text)
+
+
+def _expand_name(name: str, text: str) -> list[str]:
+    parts = re.split(r"\[([^][]*)\]", name)
+    choices = [[part] if index % 2 == 0 else _expand_numbers(part, text) for index, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
+
+
+def _expand_numbers(part: str, text: str) -> list[str]:
+    """Return the numbers of one pair of brackets, as text."""
+    numbers: list[str] = []
+    for item in part.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", item, re.ASCII)
+        first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
+        if not 0 <= int(last) - int(first) < _MAX_HOSTS:
+            raise ValueError(f"expected numbers such as 1-3,07-09 in the brackets of the host list {text!r}")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers

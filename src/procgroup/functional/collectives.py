@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, overload
 
-from procgroup.api.membership import resolve
-from procgroup.api.roots import group_rank_of, root_or_first
+from procgroup.api.default_group import resolve
+from procgroup.api.ranks import group_rank_of, root_or_first
 from procgroup.errors import ArgumentError
 from procgroup.functional import tracing
 from procgroup.functional.calls import perform

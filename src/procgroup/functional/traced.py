@@ -29,7 +29,7 @@ from jax.experimental import io_callback
 from jax.extend.core import Primitive, get_opaque_trace_state
 from jax.interpreters import ad, batching, mlir
 
-from procgroup.api import default
+from procgroup.api import default_group
 from procgroup.arrays.array_view import DTYPES, ArrayView
 from procgroup.errors import DistBackendError
 from procgroup.functional.calls import perform as perform_now
@@ -158,7 +158,7 @@ def _abstract_eval(*arrays: Any, call: TracedCall) -> tuple[list[Any], frozenset
 
 
 def _lower(context: Any, *arrays: Any, call: TracedCall) -> Any:
-    if default.slot() is not default.PROCESS_SLOT:
+    if default_group.slot() is not default_group.PROCESS_SLOT:
         raise DistBackendError(
             f"{call.describe()} inside of jax.jit: these ranks are threads of one process, and share what JAX "
             "compiles; expected a process for each rank. Start the ranks with `procgroup run`, or call it outside "

@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from procgroup.api import default
-from procgroup.api.membership import resolve
+from procgroup.api.default_group import resolve, slot
 from procgroup.groups.group import ProcessGroup
 
 
@@ -36,7 +35,7 @@ def group_of(given: Any) -> ProcessGroup:
 
 def default_group() -> Any:
     """Return procgroup's default group, or torch's if procgroup is its backend, or None."""
-    own = default.slot().group
+    own = slot().group
     distributed = _torch_distributed()
     if own is not None or distributed is None or not distributed.is_initialized():
         return own

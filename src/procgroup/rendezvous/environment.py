@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from procgroup import environ
 from procgroup.errors import IncompleteEnvironment
-from procgroup.rendezvous import hosting, place
+from procgroup.rendezvous import hosting, urls
 from procgroup.stores.store import Store
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
@@ -40,13 +40,13 @@ def env_rendezvous(url: str, timeout: Timeout = DEFAULT_TIMEOUT, **_: Any) -> It
     variables are missing: it names them, the launcher that was detected, and what to write. Raises RendezvousConflict
     when RANK or WORLD_SIZE contradicts the launcher's numbers.
     """
-    rank, world_size = place.from_query(url)
+    rank, world_size = urls.from_query(url)
     task = _task(is_placed=rank is not None and world_size is not None)
     rank = _first(rank, environ.RANK.get(), task and task.rank)
     world_size = _first(world_size, environ.WORLD_SIZE.get(), task and task.world_size)
     if rank is None or world_size is None:
         raise _missing(rank, world_size)
-    place.check(rank, world_size)
+    urls.check(rank, world_size)
     if world_size == 1:
         from procgroup.stores.hash import HashStore
 

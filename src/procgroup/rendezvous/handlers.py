@@ -7,9 +7,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from procgroup.rendezvous.environment import env_rendezvous
-from procgroup.rendezvous.file import file_rendezvous
 from procgroup.rendezvous.tasks import mpi_rendezvous, slurm_rendezvous
-from procgroup.rendezvous.tcp import tcp_rendezvous
+from procgroup.rendezvous.urls import file_rendezvous, tcp_rendezvous
 from procgroup.stores.store import Store
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from procgroup.errors import RendezvousError
-from procgroup.rendezvous import place
+from procgroup.rendezvous import urls
 from procgroup.stores.store import Store
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
@@ -47,7 +47,7 @@ def _meet(url: str, launchers: tuple[TaskLauncher, ...], timeout: Timeout) -> tu
     task, rank, world_size = _placed(scheme, launchers)
     _check_query(url, task)
     launched.check_agreement(task)
-    place.check(rank, world_size)
+    urls.check(rank, world_size)
     if world_size == 1:
         from procgroup.stores.hash import HashStore
 
@@ -88,7 +88,7 @@ def _check_query(url: str, task: Task) -> None:
     """Raise RendezvousConflict where the rank or the world size that was passed is not the launcher's."""
     from procgroup.rendezvous.launched import conflict
 
-    rank, world_size = place.from_query(url)
+    rank, world_size = urls.from_query(url)
     if rank not in (None, task.rank):
         raise conflict(task, "rank", rank, task.launcher.rank, task.rank)
     if world_size not in (None, task.world_size):

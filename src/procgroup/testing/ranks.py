@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
 from procgroup import types
-from procgroup.api import default, leaving
+from procgroup.api import default_group, exit_hooks
 from procgroup.groups.group import ProcessGroup
 from procgroup.testing.outcome import RanksFailed, RanksTimeout, cause, stacks_of
 from procgroup.testing.world import admit_this_thread, leave_at_once, make_groups
@@ -39,13 +39,13 @@ class _Rank(threading.Thread):
         self._over = over
 
     def run(self) -> None:
-        default.use_own_slot()
-        slot = default.slot()
+        default_group.use_own_slot()
+        slot = default_group.slot()
         slot.group, slot.was_used = self.group, True
         try:
             admit_this_thread(self.group)
             self.value = self._call()
-            leaving.leave(self.group)
+            exit_hooks.leave(self.group)
         except BaseException as error:
             self.error = error
             try:

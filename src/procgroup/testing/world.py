@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from procgroup import types
-from procgroup.api import leaving
+from procgroup.api import exit_hooks
 from procgroup.api.lifecycle import GROUP_NAME
 from procgroup.backends import registry
 from procgroup.backends.threads import ThreadBackend, connect_threads
@@ -38,7 +38,7 @@ def connected_groups(
         yield groups
     finally:
         for group in groups:
-            leaving.leave(group)
+            exit_hooks.leave(group)
 
 
 def make_groups(
@@ -48,7 +48,7 @@ def make_groups(
     hosts: Sequence[int] | None = None,
     backend: str | None = None,
 ) -> list[ProcessGroup]:
-    """Make the default groups of all ranks; their owner ends each with ``leaving.leave``."""
+    """Make the default groups of all ranks; their owner ends each with ``exit_hooks.leave``."""
     if size < 1:
         raise ValueError(f"Expected parameter `size` to be at least 1, got {size}.")
     if hosts is not None and len(hosts) != size:
@@ -71,7 +71,7 @@ def make_groups(
             group_desc="default_pg",
             make_backends=config.make_backends,
         )
-        leaving.watch(group, None)
+        exit_hooks.watch(group, None)
         groups.append(group)
     return groups
 
@@ -85,5 +85,5 @@ def admit_this_thread(group: ProcessGroup) -> None:
 
 def leave_at_once(group: ProcessGroup, error: BaseException) -> None:
     """End a group whose rank has failed, so that the others learn of it now."""
-    leaving.fail(group, error)
-    leaving.leave(group)
+    exit_hooks.fail(group, error)
+    exit_hooks.leave(group)

@@ -11,7 +11,7 @@ import functools
 
 from torch._C._distributed_c10d import Backend
 
-from procgroup.api import leaving
+from procgroup.api import exit_hooks
 from procgroup.arrays.untraced import untraced
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin.calls import TorchCalls
@@ -38,7 +38,7 @@ class TorchBackend(TorchCalls, Backend):  # type: ignore[misc, unused-ignore]
 
     def shutdown(self) -> None:
         """Leave in order; what was sent still arrives. Idempotent."""
-        leaving.leave(self.group)
+        exit_hooks.leave(self.group)
 
     def abort(self) -> None:
         """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""

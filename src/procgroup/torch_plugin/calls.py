@@ -25,21 +25,86 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from procgroup.api import monitoring
+from procgroup.api import collectives
 from procgroup.arrays.untraced import untraced
+from procgroup.errors import DistBackendError
+from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin import sparse
-from procgroup.torch_plugin.forms import limit_of, listed, nested, only, options
-from procgroup.torch_plugin.messages import TorchMessages
+from procgroup.torch_plugin.arguments import limit_of, listed, nested, only, options, reduce_op
 from procgroup.torch_plugin.profiling import is_profiling, profiled, recorded
-from procgroup.torch_plugin.reduce_ops import reduce_op
+from procgroup.torch_plugin.side_streams import can_stage
+from procgroup.torch_plugin.staging import StagedCalls
 from procgroup.torch_plugin.work import OVER, TorchWork, over
 
 _CPU = torch.device("cpu")
 
 
 @untraced
-class TorchCalls(TorchMessages):
-    """The calls on ``group``; all ranks are group ranks."""
+class TorchCalls:
+    """The calls on ``group``, one of procgroup's; all ranks are group ranks.
+
+    Tensors that are not in CPU memory go ``_elsewhere``.
+    """
+
+    group: ProcessGroup
+    _name: str
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_tensor_alloc = False
+    supports_time_estimate = False
+
+    def name(self) -> str:
+        """Return the backend's name."""
+        return self._name
+
+    _get_backend_name = name
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the backend's name for torch's C++ code, which takes one that is called gloo for its own Gloo."""
+        return "procgroup"
+
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self.group.rank()
+
+    def size(self) -> int:
+        """Return how many ranks the group has."""
+        return self.group.size()
+
+    getRank = rank  # noqa: N815
+    getSize = size  # noqa: N815
+
+    def _gathered(self, output_tensors: Any) -> Any:
+        """Return what futures give of the ranks' tensors: a list in a list, as on NCCL."""
+        return output_tensors
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long a call may take when it has no timeout of its own."""
+        self.group.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: the engine numbers the calls of each group by itself."""
+
+    def _elsewhere(self, tensor: Any) -> Any:
+        """Return what makes the calls on a tensor that is not in CPU memory. Raises DistBackendError for none."""
+        if tensor.is_cpu or can_stage(tensor.device):  # the first of several can lie there, which are refused in words
+            return StagedCalls(self)
+        kind = tensor.device.type
+        if kind == "meta":
+            advice = "It has no elements: make it on the CPU, by torch.empty_like(tensor, device='cpu')."
+        else:
+            advice = f"Pass tensor.cpu(), or name a backend for it: init_process_group('cpu:procgroup,{kind}:NAME')."
+        raise DistBackendError(
+            f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. {advice}"
+        )
+
+    def _elsewhere_at(self, device: Any) -> Any | None:
+        """Return what makes a call without tensors for a device; None where this does."""
+        return None
 
     @profiled("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
@@ -281,13 +346,39 @@ class TorchCalls(TorchMessages):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; otherwise raise what names those who did not."""
         limit = limit_of(timeout) if isinstance(timeout, BarrierOptions) else timeout
-        monitoring.monitored_barrier(self.group, limit, wait_all_ranks)
+        collectives.monitored_barrier(self.group, limit, wait_all_ranks)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+    @profiled("send")
+    def send(self, tensors: Sequence[Any], dstRank: int, tag: int) -> Any:
+        """Send a tensor to a rank, which receives it with the same tag."""
+        tensor = only(tensors)
+        if not tensor.is_cpu:
+            return self._elsewhere(tensor).send(tensors, dstRank, tag)
+        call = self.group.send(tensor, dstRank, tag, async_op=True)
+        assert call is not None
+        return TorchWork(call, tensors)
+
+    @profiled("recv")
+    def recv(self, tensors: Sequence[Any], srcRank: int, tag: int) -> Any:
+        """Receive a tensor from a rank."""
+        tensor = only(tensors)
+        if not tensor.is_cpu:
+            return self._elsewhere(tensor).recv(tensors, srcRank, tag)
+        return TorchWork(self.group.irecv(tensor, srcRank, tag), tensors, self.group.group_rank)
+
+    @profiled("recvAnySource")
+    def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
+        """Receive a tensor from whichever rank sends one with this tag."""
+        tensor = only(tensors)
+        if not tensor.is_cpu:
+            return self._elsewhere(tensor).recv_anysource(tensors, tag)
+        return TorchWork(self.group.irecv(tensor, None, tag), tensors, self.group.group_rank)
 
 
 def _on_cpu(tensors: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from procgroup.api import leaving, lifecycle
+from procgroup.api import exit_hooks, lifecycle
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin.calls import TorchCalls
 from procgroup.torch_plugin.process_group import TorchProcessGroup
@@ -44,7 +44,7 @@ def make(store: Any, rank: int, members: Sequence[int], group_name: str, timeout
         made = world.make_subgroup(
             members, op="new_group", group_name=group_name, timeout=timeout, group_desc="undefined"
         )
-        leaving.adopt(made, world)
+        exit_hooks.adopt(made, world)
         return made
     group = lifecycle.make_group(TorchStore(store), rank, members, group_name=group_name, timeout=timeout)
     if rank == 0:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
-from procgroup.api import leaving
+from procgroup.api import exit_hooks
 from procgroup.arrays.untraced import untraced
 from procgroup.errors import DistBackendError
 from procgroup.groups.group import ProcessGroup
@@ -101,7 +101,7 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
             timeout=timeout or self.group.timeout,
             group_desc=group_desc or f"{self._group_desc}:split",
         )
-        leaving.adopt(made, self.group)
+        exit_hooks.adopt(made, self.group)
         store = distributed.PrefixStore(f"{name}/", self._store)
         split = TorchProcessGroup(made.rank(), made.size())
         split.stand_for(made, store, name=self._name, members=made.members)
@@ -120,7 +120,7 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
     def shutdown(self) -> None:
         """Leave in order; what was sent still arrives. Idempotent."""
         self._other_devices.shutdown()
-        leaving.leave(self.group)
+        exit_hooks.leave(self.group)
 
     def abort(self) -> None:
         """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""

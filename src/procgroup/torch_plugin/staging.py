@@ -34,7 +34,7 @@ from procgroup.errors import ArgumentError, CollectiveMismatch, ForkedProcessErr
 from procgroup.groups.future import Future
 from procgroup.groups.group import ProcessGroup
 from procgroup.torch_plugin import callbacks
-from procgroup.torch_plugin.forms import limit_of, listed
+from procgroup.torch_plugin.arguments import limit_of, listed
 from procgroup.torch_plugin.host_tensors import Part, parts_of
 from procgroup.torch_plugin.side_streams import Pairs, SideStreams, wait_on_host
 from procgroup.torch_plugin.work import TorchWork, over

@@ -17,8 +17,11 @@ import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from procgroup.launch.failures.evidence import cut_middle, without_own_frames
 
 MAX_FILE_BYTES = 1 << 20
 """The largest error file that is read."""
@@ -33,6 +36,20 @@ class ErrorRecord(NamedTuple):
     message: str
     traceback: str = ""
     content: Mapping[str, Any] = MappingProxyType({})
+
+
+def record_of(error: BaseException, most_bytes: int = MAX_TEXT_BYTES) -> ErrorRecord:
+    """Describe an exception that ends a rank's program or function.
+
+    Its message and its traceback have at most about ``most_bytes`` each in UTF-8.
+    """
+    message = f"{type(error).__name__}: {_text_of(error)}"
+    return ErrorRecord(cut_middle(message, most_bytes), cut_middle(traceback_of(error), most_bytes))
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the formatted traceback without the frames of the launcher."""
+    return without_own_frames("".join(format_exception(error)))
 
 
 def read_error_file(path: Path) -> ErrorRecord | None:
@@ -100,3 +117,10 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a user's class may fail in __str__
+        return ""

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from procgroup.environ import TORCHELASTIC_ERROR_FILE
-from procgroup.launch.failures.error_file import write_error_file
-from procgroup.launch.failures.uncaught import record_of
+from procgroup.launch.failures.error_file import record_of, write_error_file
 
 P = ParamSpec("P")
 T = TypeVar("T")

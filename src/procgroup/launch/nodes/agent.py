@@ -26,7 +26,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from procgroup.errors import DistError
 from procgroup.launch.nodes import job_changes, quorum
@@ -37,7 +37,6 @@ from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.signals import SignalInbox
 from procgroup.launch.nodes.solo import Solo
-from procgroup.launch.nodes.timeouts import Timeouts
 from procgroup.launch.nodes.wake_pipe import WakePipe
 from procgroup.launch.output.job_output import JobOutput
 from procgroup.launch.ranks.deadlines import shutdown_seconds
@@ -54,6 +53,26 @@ REPORT_SECONDS = 2.0
 
 RESTART_REPORT_SECONDS = 0.3
 """The same when the ranks will be started again."""
+
+
+class Timeouts(NamedTuple):
+    """The timeouts of an agent, in seconds.
+
+    ``join`` is how long the agent waits for enough nodes, ``last_call`` how long for further ones before the first
+    round, ``recovery`` the same after the store was lost. ``shutdown`` is how long ranks have from SIGTERM to SIGKILL
+    (None: the defaults of ``shutdown_seconds``), ``cut_off`` the same when other nodes may start the next round
+    meanwhile and no ``shutdown`` was asked for. A rank that hangs for ``hang`` seconds is killed (None: never).
+    ``lead`` is the time between an agent's end of waiting for a silent store and the moment at which the store's host
+    declares that agent lost.
+    """
+
+    join: float = 600.0
+    last_call: float = 30.0
+    recovery: float = 1.5
+    shutdown: float | None = None
+    hang: float | None = None
+    cut_off: float = 0.75
+    lead: float = 1.5
 
 
 class Program(Protocol):

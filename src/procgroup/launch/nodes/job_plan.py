@@ -24,6 +24,7 @@ from procgroup.environ import PYTHON_EXEC
 from procgroup.launch import flag_values
 from procgroup.launch.flag_values import NodeRange
 from procgroup.launch.flags import refuse
+from procgroup.launch.nodes.agent import Timeouts
 from procgroup.launch.nodes.endpoints import (
     FoundStore,
     connect_each,
@@ -36,7 +37,6 @@ from procgroup.launch.nodes.endpoints import (
 from procgroup.launch.nodes.job_state import JobState, Node, Settings
 from procgroup.launch.nodes.leases import Lease
 from procgroup.launch.nodes.solo import Solo
-from procgroup.launch.nodes.timeouts import Timeouts
 from procgroup.stores import addresses
 from procgroup.types import Endpoint
 

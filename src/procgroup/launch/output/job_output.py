@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from procgroup.environ import NO_COLOR, TERM
 from procgroup.launch.output.collapse import Collapser, CollapsingPrefixer
-from procgroup.launch.output.colour import coloured, is_coloured
 from procgroup.launch.output.log_files import (
     JobDirectory,
     LineFilter,
@@ -36,6 +36,9 @@ COLLAPSED_FROM_RANKS = 9
 because other programs count and search the lines."""
 
 _LOG_NAMES = ("stdout.log", "stderr.log")
+# The colours of prefixes, one for each rank: cyan, yellow, green, magenta, blue, and their bright forms.
+# Programs use red for errors.
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 class Place(NamedTuple):
@@ -228,7 +231,7 @@ class JobOutput:
 
     def _prefixer(self, rank: int, local_rank: int, sink: Sink) -> LinePrefixer:
         prefix = self._prefix(rank, local_rank)
-        prefix = coloured(prefix, rank) if is_coloured(sink) else prefix
+        prefix = _coloured(prefix, rank) if _is_coloured(sink) else prefix
         own_prefix = f"[rank{rank}]: "  # torch and procgroup prefix the lines of an uncaught exception with it
         if sink in self._collapsers:
             return CollapsingPrefixer(prefix, self._collapsers[sink], rank, own_prefix)
@@ -282,3 +285,13 @@ def _open_progress() -> ProgressInbox | None:
         return ProgressInbox()
     except OSError:  # a system without abstract sockets: the status line does without reports
         return None
+
+
+def _is_coloured(sink: Sink) -> bool:
+    """Return whether prefixes on a sink are coloured: on a terminal with colours, unless NO_COLOR is set."""
+    return sink.is_terminal and not NO_COLOR.is_set() and TERM.get() != "dumb"
+
+
+def _coloured(prefix: str, rank: int) -> str:
+    """Return a prefix in the colour of its rank."""
+    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m" if prefix else ""

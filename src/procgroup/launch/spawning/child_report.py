@@ -11,8 +11,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from procgroup.launch.failures.error_file import ErrorRecord
-from procgroup.launch.failures.uncaught import record_of
+from procgroup.launch.failures.error_file import ErrorRecord, record_of
 
 MAX_TEXT_BYTES = 7 * 1024
 """The largest message, and the largest traceback, that is sent: multiprocessing writes 16 KiB at once."""

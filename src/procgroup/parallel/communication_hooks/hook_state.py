@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, ClassVar, Self
 
-from procgroup.api import default
+from procgroup.api import default_group
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.group_choice import group_of
 from procgroup.parallel.rank_comparison import require_same
@@ -37,7 +37,7 @@ class HookState:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without groups; unpickling uses the default group. Raises RuntimeError for another group."""
         groups = dict.fromkeys(self.GROUPS)
-        if any(getattr(self, name) not in (None, default.slot().group) for name in groups):
+        if any(getattr(self, name) not in (None, default_group.slot().group) for name in groups):
             raise RuntimeError(
                 f"{type(self).__name__} of another than the default process group cannot be pickled: a group does not "
                 "outlive its processes. Save state_dict(model), and load it into a new state."

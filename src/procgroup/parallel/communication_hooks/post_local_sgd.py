@@ -9,7 +9,7 @@ from __future__ import annotations
 from socket import gethostname
 from typing import ClassVar
 
-from procgroup.api import leaving
+from procgroup.api import exit_hooks
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import average
 from procgroup.parallel.communication_hooks.hook_state import HookState
@@ -93,5 +93,5 @@ def _group_of_host(group: ProcessGroup) -> ProcessGroup:
         timeout=group.timeout,
         group_desc="the ranks of one host",
     )
-    leaving.adopt(made, group)
+    exit_hooks.adopt(made, group)
     return made

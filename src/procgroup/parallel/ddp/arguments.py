@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup.api.membership import is_foreign
+from procgroup.api.default_group import is_foreign
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from procgroup.parallel.communication_hooks.interface import Hook

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from procgroup.api.default_group import is_foreign, resolve
 from procgroup.api.groups import new_group
-from procgroup.api.membership import is_foreign, resolve
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.mesh.layout import Axis, MeshLayout
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from procgroup.api import default
+from procgroup.api import default_group
 from procgroup.errors import DistStoreError
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.group_choice import group_of
@@ -52,7 +52,7 @@ def world_of(num_replicas: int | None, rank: int | None, group: Any) -> tuple[in
         raise ValueError("Pass `group`, or `num_replicas` and `rank`, not both.")
     comparison = None
     if num_replicas is None or rank is None:
-        chosen = default.slot().group if group is None else group_of(group)
+        chosen = default_group.slot().group if group is None else group_of(group)
         if chosen is None:
             size, own = _world_of_torch()
         else:

@@ -1,23 +1,30 @@
-"""What becomes of groups when the process ends or forks.
+"""Ends groups when the process ends or forks, and installs the hooks by which that is known.
 
 At exit a group that was never destroyed leaves in order: what was issued is given some time to end. An exception that
 ends the program ends the group at once, and the other ranks are given its type, text and line. A group that is
 destroyed while an exception is handled, as in a ``finally`` clause, is between the two: what was issued is given a
 second, and then ranks that wait for this one are given the exception. A forked child shares no connection with the
 other ranks: its copies of the groups raise ForkedProcessError, and it says goodbye to nobody.
+
+The exception that ends a process is known to the excepthook before the interpreter waits for other threads and runs
+what is registered for its exit. The hook also prefixes each printed line with the rank, to tell mixed outputs apart.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import threading
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from types import TracebackType
+from typing import Any
 
 from procgroup import exit_reason, process_end
-from procgroup.api import excepthook
 from procgroup.errors import DistError
 from procgroup.groups.engine import FLUSH_SECONDS
 from procgroup.groups.group import ProcessGroup
-from procgroup.process_end import at_process_end
 from procgroup.rendezvous import hosting
 from procgroup.stores.store import Store
 
@@ -43,9 +50,11 @@ def watch(group: ProcessGroup, store: Store | None) -> None:
     if not _is_watching:
         _is_watching.append(True)
         os.register_at_fork(after_in_child=_mark_forked)
-    at_process_end(_leave_all, priority=1)  # before the stores that this process hosts wait for their clients
-    if not excepthook.is_installed():
-        excepthook.install(None, fail_all)
+    process_end.at_process_end(
+        _leave_all, priority=1
+    )  # before the stores that this process hosts wait for their clients
+    if not _installed:
+        install_excepthook(None)
     _alive[group] = store
     _handled_before[group] = id(sys.exc_info()[1])
 
@@ -115,4 +124,92 @@ def _mark_forked() -> None:
     _alive.clear()
     _children.clear()
     _handled_before.clear()
-    excepthook.remove()
+    remove_excepthook()
+
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+ThreadHook = Callable[[threading.ExceptHookArgs], Any]
+
+
+class UncaughtHook:
+    """An excepthook that prints what the former hook prints, and then ends the groups when the process ends with that.
+
+    With a ``rank`` each printed line stands behind "[rank3]: ".
+    """
+
+    def __init__(self, rank: int | None, former: Hook) -> None:
+        self.rank = rank
+        self.former = former
+        self.is_active = True
+
+    def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        try:
+            self._print(kind, error, traceback)
+        finally:
+            if self.is_active and _ends_the_process():
+                fail_all(error)
+
+    def _print(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if self.rank is None or _is_prefixed_by_torch():
+            self.former(kind, error, traceback)
+            return
+        with redirect_stderr(io.StringIO()) as text:
+            self.former(kind, error, traceback)
+        lines = text.getvalue().splitlines(keepends=True)
+        sys.stderr.write("".join(f"[rank{self.rank}]: {line}" if line.strip() else line for line in lines))
+
+
+class UncaughtInThread:
+    """A threading.excepthook that remembers what has ended a thread: the program's main part may have run there."""
+
+    def __init__(self, former: ThreadHook) -> None:
+        self.former = former
+
+    def __call__(self, arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+            process_end.note_thread_exception(arguments.exc_value)
+        self.former(arguments)
+
+
+_installed: list[UncaughtHook] = []
+
+
+def install_excepthook(rank: int | None) -> None:
+    """Fail all groups with the exception that ends this process, from now on; with a rank, prefix what is printed."""
+    remove_excepthook()
+    hook = UncaughtHook(rank, sys.excepthook)
+    _installed.append(hook)
+    sys.excepthook = hook
+    if not isinstance(threading.excepthook, UncaughtInThread):
+        threading.excepthook = UncaughtInThread(threading.excepthook)
+
+
+def remove_excepthook() -> None:
+    """Put the former hooks back; where somebody has put others in front of them, these go on without ours."""
+    for hook in _installed:
+        hook.rank, hook.is_active = None, False
+    _installed.clear()
+    while isinstance(sys.excepthook, UncaughtHook):
+        sys.excepthook = sys.excepthook.former
+    if isinstance(threading.excepthook, UncaughtInThread):
+        threading.excepthook = threading.excepthook.former
+
+
+def _ends_the_process() -> bool:
+    """Tell whether the interpreter itself has called sys.excepthook for the main program, which is over then.
+
+    Libraries call it too, for exceptions of callbacks after which the program goes on; so does an interactive prompt.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or hasattr(sys, "ps1") or sys.flags.interactive:
+        return False
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    hook = sys.excepthook
+    return frame.f_code is getattr(hook, "__code__", getattr(type(hook).__call__, "__code__", None))
+
+
+def _is_prefixed_by_torch() -> bool:
+    """Tell whether torch.distributed's own hook, which prefixes every line too, has called ours."""
+    return (getattr(sys.excepthook, "__module__", None) or "").startswith("torch.distributed")

@@ -1,12 +1,61 @@
-"""Which group a call means: the default one, one that is given, or one that this rank is not in."""
+"""The default group, which is the one mutable global of the package, and which group a call means.
+
+The default group is kept in a slot. A thread or task that plays a rank of its own calls ``use_own_slot`` first; whoever
+did not shares the process's slot.
+"""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar, cast
+from contextvars import ContextVar
+from typing import Any, ClassVar, Literal, cast
 
-from procgroup.api import default
 from procgroup.groups.group import ProcessGroup
+from procgroup.types import Timeout
+
+Group = ProcessGroup | None
+"""A group that a call is given: None means the default group."""
+
+GroupTimeout = Timeout | None
+"""How long a call may take: None means the group's own timeout."""
+
+Sync = Literal[False]
+"""``async_op=False``: the call returns when it is over."""
+
+Async = Literal[True]
+"""``async_op=True``: the call returns a Work."""
+
+
+class Slot:
+    """Where one rank keeps its default group. ``was_used`` tells whether it ever had one."""
+
+    __slots__ = ("group", "was_used")
+
+    def __init__(self) -> None:
+        self.group: ProcessGroup | None = None
+        self.was_used: bool = False
+
+
+PROCESS_SLOT = Slot()
+SLOT: ContextVar[Slot] = ContextVar("procgroup_default", default=PROCESS_SLOT)
+
+
+def slot() -> Slot:
+    """Return the slot of the calling thread or task."""
+    return SLOT.get()
+
+
+def use_own_slot() -> None:
+    """Give the calling thread or task a default group of its own, so that it can be a rank by itself."""
+    SLOT.set(Slot())
+
+
+def current() -> ProcessGroup:
+    """Return the default group. Raises ValueError before init_process_group and after destroy_process_group."""
+    group = SLOT.get().group
+    if group is None:
+        raise ValueError("Default process group has not been initialized, please make sure to call init_process_group.")
+    return group
 
 
 class _World(type):
@@ -14,7 +63,7 @@ class _World(type):
 
     @property
     def WORLD(cls) -> ProcessGroup | None:  # noqa: N802 - torch.distributed's name
-        return default.slot().group
+        return slot().group
 
 
 class group(metaclass=_World):  # noqa: N801 - torch.distributed's name
@@ -31,7 +80,7 @@ class GroupMember(metaclass=_World):
 def resolve(given: Any) -> ProcessGroup:
     """Return the group that ``group=given`` means. Raises ValueError when it is none."""
     if given is None:
-        return default.current()
+        return current()
     if isinstance(given, ProcessGroup):
         return given
     raise ValueError(f"Invalid process group specified: {given!r}")
@@ -43,7 +92,7 @@ def choose(given: Any, op: str) -> ProcessGroup | None:
     None, after a warning, when this rank is not in it: then the call does nothing.
     """
     if given is None:
-        return default.SLOT.get().group or default.current()
+        return SLOT.get().group or current()
     if is_foreign(given):
         _warn_foreign(op)
         return None
@@ -57,7 +106,7 @@ def is_foreign(given: Any) -> bool:
 
 
 def _warn_foreign(op: str) -> None:
-    world = default.slot().group
+    world = slot().group
     rank = -1 if world is None else world.rank()
     warnings.warn(
         f"Running {op} on global rank {rank} which does not belong to the given group.", UserWarning, stacklevel=4
