@@ -38,7 +38,6 @@ class CollectiveCall final : public Operation {
  private:
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
 
-  Progress advance_phase();
   void announce();
   void expose_and_copy_in();
   void take_slots();
@@ -47,7 +46,6 @@ class CollectiveCall final : public Operation {
   void report_mismatch();
   void compare_pairs();
   bool is_small_call() const;
-  void finish_at_once();
   Progress execute();
   void conclude();
   void cancel_relay();
