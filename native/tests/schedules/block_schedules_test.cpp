@@ -16,8 +16,6 @@ constexpr size_t kElement = sizeof(uint32_t);
 constexpr int kSizes[] = {1, 2, 3, 4, 7};
 constexpr size_t kCounts[] = {0, 1, 2, 31, 127, 256, 257, 1009, 3001};
 
-using MakeSchedule = void (*)(const BlockScheduleRequest&, Schedule&);
-
 uint32_t value(int from, int to, size_t index) {
   return static_cast<uint32_t>(from * 1'000'003 + to * 10'007 + static_cast<int>(index));
 }
@@ -37,16 +35,17 @@ BlockTable table_of(int size, const std::function<size_t(int from, int to)>& cou
   return table;
 }
 
-void run(Simulation& world, const BlockTable& table, MakeSchedule make, int root, unsigned seed) {
+void run(Simulation& world, const BlockTable& table, OpKind op, int root, unsigned seed) {
   for (int rank = 0; rank < world.size(); ++rank)
-    make({.rank = rank,
-          .size = world.size(),
-          .blocks = table,
-          .element_bytes = kElement,
-          .chunk_bytes = kSlotBytes,
-          .root = root,
-          .earlier_chunks = seed % 7},
-         world[rank].schedule);
+    schedule_blocks({.op = op,
+                     .rank = rank,
+                     .size = world.size(),
+                     .root = root,
+                     .element_bytes = kElement,
+                     .blocks = table,
+                     .chunk_bytes = kSlotBytes,
+                     .earlier_chunks = seed % 7},
+                    world[rank].schedule);
   world.run(seed);
 }
 
@@ -65,7 +64,7 @@ void gathers() {
       world[rank].inputs = {block(rank, 0, count * kElement)};
       if (rank == root) world[rank].outputs.assign(static_cast<size_t>(size), Elements(count));
     }
-    run(world, table, schedule_gather, root, seed);
+    run(world, table, OpKind::kGather, root, seed);
     for (int from = 0; from < size; ++from)
       CHECK(world[root].outputs[static_cast<size_t>(from)] == block(from, 0, count * kElement));
   });
@@ -80,7 +79,7 @@ void all_gathers_of_unequal_blocks() {
       world[rank].inputs = {block(rank, 0, table.between(rank, 0))};
       for (int from = 0; from < size; ++from) world[rank].outputs.emplace_back(table.between(from, rank) / kElement);
     }
-    run(world, table, schedule_all_gather, -1, seed);
+    run(world, table, OpKind::kAllGather, -1, seed);
     for (int rank = 0; rank < size; ++rank)
       for (int from = 0; from < size; ++from)
         CHECK(world[rank].outputs[static_cast<size_t>(from)] == block(from, 0, table.between(from, rank)));
@@ -94,7 +93,7 @@ void scatters() {
     Simulation world(size, kSlotBytes);
     for (int rank = 0; rank < size; ++rank) world[rank].outputs = {Elements(count)};
     for (int to = 0; to < size; ++to) world[root].inputs.push_back(block(root, to, count * kElement));
-    run(world, table, schedule_scatter, root, seed);
+    run(world, table, OpKind::kScatter, root, seed);
     for (int to = 0; to < size; ++to) CHECK(world[to].outputs[0] == block(root, to, count * kElement));
   });
 }
@@ -107,7 +106,7 @@ void reduce_scatters_of_unequal_blocks() {
       for (int to = 0; to < size; ++to) world[rank].inputs.push_back(block(rank, to, table.between(rank, to)));
       world[rank].outputs = {Elements(table.between(0, rank) / kElement)};
     }
-    run(world, table, schedule_reduce_scatter, -1, seed);
+    run(world, table, OpKind::kReduceScatter, -1, seed);
     for (int to = 0; to < size; ++to) {
       for (size_t index = 0; index < world[to].outputs[0].size(); ++index) {
         uint32_t sum = 0;
@@ -128,7 +127,7 @@ void all_to_alls_of_unequal_blocks() {
       for (int to = 0; to < size; ++to) world[rank].inputs.push_back(block(rank, to, table.between(rank, to)));
       for (int from = 0; from < size; ++from) world[rank].outputs.emplace_back(table.between(from, rank) / kElement);
     }
-    run(world, table, schedule_all_to_all, -1, seed);
+    run(world, table, OpKind::kAllToAll, -1, seed);
     for (int to = 0; to < size; ++to)
       for (int from = 0; from < size; ++from)
         CHECK(world[to].outputs[static_cast<size_t>(from)] == block(from, to, table.between(from, to)));
@@ -139,18 +138,17 @@ void all_to_alls_of_unequal_blocks() {
 void a_schedule_of_all_to_all_is_as_long_as_its_ranks_own_blocks() {
   constexpr size_t kMany = size_t{1} << 60;
   BlockTable table = table_of(3, [](int, int) { return 2 * kSlotBytes / kElement; });
+  const ScheduleRequest request{
+      .op = OpKind::kAllToAll, .size = 3, .element_bytes = kElement, .blocks = table, .chunk_bytes = kSlotBytes};
   Schedule alone;
-  schedule_all_to_all({.rank = 0, .size = 3, .blocks = table, .element_bytes = kElement, .chunk_bytes = kSlotBytes},
-                      alone);
+  schedule_blocks(request, alone);
   table.between(1, 1) = kMany;
   Schedule schedule;
-  schedule_all_to_all({.rank = 0, .size = 3, .blocks = table, .element_bytes = kElement, .chunk_bytes = kSlotBytes},
-                      schedule);
+  schedule_blocks(request, schedule);
   CHECK(schedule.steps.size() == alone.steps.size() && schedule.published == alone.published &&
         schedule.chunks == alone.chunks);
   table.between(1, 2) = kMany;
-  schedule_all_to_all({.rank = 0, .size = 3, .blocks = table, .element_bytes = kElement, .chunk_bytes = kSlotBytes},
-                      schedule);
+  schedule_blocks(request, schedule);
   CHECK(schedule.steps.size() == alone.steps.size() + 1);
   CHECK(schedule.published == kMany / (kSlotBytes / 2) && schedule.chunks == schedule.published);
 }

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <string>
 
-#include "ops/descriptor.hpp"
 #include "schedules/hierarchical_schedules.hpp"
 #include "tests/schedules/schedule_simulation.hpp"
 
@@ -69,38 +68,22 @@ Elements reduced(const Case& one, const Simulation& world, int to, int sources) 
 }
 
 void make_schedule(const Case& one, const BlockTable& table, int rank, Simulation& world) {
-  const size_t segment = (one.seed % 3 == 0 ? 1 : one.seed % 3 == 1 ? 7 : 1000) * kElement;
-  if (one.by_host) {
-    schedule_hierarchical(one.op,
-                          {.topology = world[rank].topology,
-                           .rank = rank,
-                           .blocks = table,
-                           .element_bytes = kElement,
-                           .chunk_bytes = kSlotBytes,
-                           .segment_bytes = segment,
-                           .root = one.root,
-                           .bytes = one.count * kElement,
-                           .widening = one.widening,
-                           .earlier_chunks = one.seed % 5},
-                          world[rank].schedule);
-    return;
-  }
-  std::vector<size_t> inputs;
-  std::vector<size_t> outputs;
-  for (int peer = 0; peer < one.size(); ++peer) {
-    inputs.push_back(table.between(rank, peer));
-    outputs.push_back(table.between(peer, rank));
-  }
-  schedule_messages(one.op,
-                    {.rank = rank,
-                     .size = one.size(),
-                     .element_bytes = kElement,
-                     .segment_bytes = segment,
-                     .root = one.root,
-                     .bytes = one.count * kElement,
-                     .inputs = inputs,
-                     .outputs = outputs},
-                    world[rank].schedule);
+  const ScheduleRequest request{.op = one.op,
+                                .rank = rank,
+                                .size = one.size(),
+                                .root = one.root,
+                                .element_bytes = kElement,
+                                .bytes = one.count * kElement,
+                                .blocks = table,
+                                .chunk_bytes = kSlotBytes,
+                                .segment_bytes = (one.seed % 3 == 0   ? 1
+                                                  : one.seed % 3 == 1 ? 7
+                                                                      : 1000) *
+                                                 kElement,
+                                .earlier_chunks = one.seed % 5,
+                                .widening = one.widening,
+                                .topology = world[rank].topology};
+  (one.by_host ? schedule_hierarchical : schedule_messages)(request, world[rank].schedule);
 }
 
 void check_outputs(const Case& one, Simulation& world, int rank) {
@@ -235,14 +218,12 @@ void messages_alone_send_no_more_than_a_ring() {
     const size_t blocks = static_cast<size_t>(size);
     const size_t bytes = blocks * 100 * kElement;
     Schedule schedule;
-    schedule_messages(OpKind::kAllReduce,
-                      {.rank = 1,
+    schedule_messages({.op = OpKind::kAllReduce,
+                       .rank = 1,
                        .size = size,
                        .element_bytes = kElement,
-                       .segment_bytes = 9 * kElement,
                        .bytes = bytes,
-                       .inputs = {},
-                       .outputs = {}},
+                       .segment_bytes = 9 * kElement},
                       schedule);
     size_t sent = 0;
     for (const Step& step : schedule.steps) sent += step.kind == Step::Kind::kSend ? step.bytes : 0;

@@ -34,18 +34,17 @@ size_t unequal(int from, int to, size_t count) {
   return (from + to) % 3 == 0 ? 0 : count / static_cast<size_t>(1 + (from + 2 * to) % 4);
 }
 
-using MakeSchedule = std::function<void(const SingleCopyScheduleRequest&, Schedule&)>;
-
 // A rank's user reuses its arrays as soon as its own schedule is over.
-void run(Simulation& world, const BlockTable& table, const MakeSchedule& make, int root, unsigned seed) {
+void run(Simulation& world, const BlockTable& table, OpKind op, int root, unsigned seed) {
   for (int rank = 0; rank < world.size(); ++rank) {
-    make({.rank = rank,
-          .size = world.size(),
-          .blocks = table,
-          .element_bytes = kElement,
-          .chunk_bytes = 512,
-          .root = root},
-         world[rank].schedule);
+    schedule_reading({.op = op,
+                      .rank = rank,
+                      .size = world.size(),
+                      .root = root,
+                      .element_bytes = kElement,
+                      .blocks = table,
+                      .chunk_bytes = 512},
+                     world[rank].schedule);
     world[rank].when_done = [](testing::SimulatedRank& mine) {
       for (Elements& input : mine.inputs) input.assign(input.size(), kReused);
     };
@@ -78,11 +77,11 @@ void whole() {
   for_all([](int size, size_t count, unsigned seed) {
     const int root = static_cast<int>(seed) % size;
     Simulation broadcast = whole_arrays(size, count);
-    run(broadcast, equal_table(size, count), schedule_reading_broadcast, root, seed);
+    run(broadcast, equal_table(size, count), OpKind::kBroadcast, root, seed);
     for (int rank = 0; rank < size; ++rank)
       if (rank != root) CHECK(broadcast[rank].outputs[0] == block(root, 0, count));
     Simulation reduce = whole_arrays(size, count);
-    run(reduce, equal_table(size, count), schedule_reading_reduce, root, seed);
+    run(reduce, equal_table(size, count), OpKind::kReduce, root, seed);
     CHECK(reduce[root].outputs[0] == sum(size, 0, count));
   });
 }
@@ -93,7 +92,7 @@ void all_reduces() {
     world.in_place = seed % 2 == 0;
     if (world.in_place)
       for (int rank = 0; rank < size; ++rank) world[rank].outputs = world[rank].inputs;
-    run(world, equal_table(size, count), schedule_reading_all_reduce, -1, seed);
+    run(world, equal_table(size, count), OpKind::kAllReduce, -1, seed);
     for (int rank = 0; rank < size; ++rank) CHECK(world[rank].outputs[0] == sum(size, 0, count));
   });
 }
@@ -103,14 +102,14 @@ void gathers_and_scatters() {
     const int root = static_cast<int>(seed) % size;
     Simulation gather = whole_arrays(size, count);
     gather[root].outputs.assign(static_cast<size_t>(size), Elements(count));
-    run(gather, equal_table(size, count), schedule_reading_gather, root, seed);
+    run(gather, equal_table(size, count), OpKind::kGather, root, seed);
     for (int from = 0; from < size; ++from)
       CHECK(gather[root].outputs[static_cast<size_t>(from)] == block(from, 0, count));
     Simulation scatter = whole_arrays(size, count);
     scatter.input_blocks = true;
     scatter[root].inputs.clear();
     for (int to = 0; to < size; ++to) scatter[root].inputs.push_back(block(root, to, count));
-    run(scatter, equal_table(size, count), schedule_reading_scatter, root, seed);
+    run(scatter, equal_table(size, count), OpKind::kScatter, root, seed);
     for (int to = 0; to < size; ++to) CHECK(scatter[to].outputs[0] == block(root, to, count));
   });
 }
@@ -127,9 +126,7 @@ void unequal_blocks() {
         world[to].outputs.emplace_back(unequal(from, to, count));
       }
     }
-    run(
-        world, table, [](auto& request, Schedule& schedule) { schedule_reading_all_to_all(request, true, schedule); },
-        -1, seed);
+    run(world, table, OpKind::kAllToAll, -1, seed);
     for (int from = 0; from < size; ++from)
       for (int to = 0; to < size; ++to)
         CHECK(world[to].outputs[static_cast<size_t>(from)] == block(from, to, unequal(from, to, count)));
@@ -144,7 +141,7 @@ void reduce_scatters() {
       for (int to = 0; to < size; ++to) world[from].inputs.push_back(block(from, to, count));
       world[from].outputs.emplace_back(count);
     }
-    run(world, equal_table(size, count), schedule_reading_reduce_scatter, -1, seed);
+    run(world, equal_table(size, count), OpKind::kReduceScatter, -1, seed);
     for (int to = 0; to < size; ++to) CHECK(world[to].outputs[0] == sum(size, to, count));
   });
 }

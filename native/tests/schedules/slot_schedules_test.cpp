@@ -17,7 +17,7 @@ constexpr size_t kSlotBytes = 64 * kElement;
 constexpr int kSizes[] = {1, 2, 3, 4, 7, 16};
 constexpr size_t kCounts[] = {1, 3, 63, 64, 65, 300, 1000};
 
-using MakeSchedule = std::function<void(const SlotScheduleRequest&, Schedule&)>;
+using MakeSchedule = void (*)(const ScheduleRequest&, Schedule&);
 
 uint32_t value(int rank, size_t index) {
   return static_cast<uint32_t>(rank + 1) * 1000u + static_cast<uint32_t>(index);
@@ -39,19 +39,21 @@ Elements reduced(int sources, size_t count) {
   return result;
 }
 
-Simulation play(int size, size_t count, bool in_place, int root, unsigned seed, const MakeSchedule& make) {
+Simulation play(OpKind op, int size, size_t count, bool in_place, int root, unsigned seed,
+                MakeSchedule make = schedule_slots) {
   Simulation world(size, kSlotBytes);
   world.combine = in_order;
   world.in_place = in_place;
   for (int rank = 0; rank < size; ++rank) {
     world[rank].inputs = {array_of(rank, count)};
     world[rank].outputs = {in_place ? array_of(rank, count) : Elements(count)};
-    make({.rank = rank,
+    make({.op = op,
+          .rank = rank,
           .size = size,
-          .bytes = count * kElement,
-          .element_bytes = kElement,
-          .chunk_bytes = kSlotBytes,
           .root = root,
+          .element_bytes = kElement,
+          .bytes = count * kElement,
+          .chunk_bytes = kSlotBytes,
           .earlier_chunks = seed % 5},
          world[rank].schedule);
   }
@@ -70,21 +72,17 @@ void every_rank_gets_the_reduction_in_rank_order() {
   for_all([](int size, size_t count, bool in_place, unsigned seed) {
     std::vector<MakeSchedule> schedules = {schedule_all_reduce_direct, schedule_all_reduce_scattered};
     if (size == 2) schedules.push_back(schedule_all_reduce_exchanged);
-    for (const MakeSchedule& make : schedules) {
-      Simulation world = play(size, count, in_place, -1, seed, make);
+    for (const MakeSchedule make : schedules) {
+      Simulation world = play(OpKind::kAllReduce, size, count, in_place, -1, seed, make);
       for (int rank = 0; rank < size; ++rank) CHECK(world[rank].outputs[0] == reduced(size, count));
     }
   });
 }
 
-MakeSchedule schedule_of(OpKind op) {
-  return [op](const SlotScheduleRequest& request, Schedule& schedule) { schedule_slots(op, request, schedule); };
-}
-
 void a_root_gives_its_array_to_all() {
   for_all([](int size, size_t count, bool, unsigned seed) {
     const int root = static_cast<int>(seed) % size;
-    Simulation world = play(size, count, false, root, seed, schedule_of(OpKind::kBroadcast));
+    Simulation world = play(OpKind::kBroadcast, size, count, false, root, seed);
     for (int rank = 0; rank < size; ++rank)
       if (rank != root) CHECK(world[rank].outputs[0] == array_of(root, count));
   });
@@ -93,7 +91,7 @@ void a_root_gives_its_array_to_all() {
 void a_root_gets_the_reduction() {
   for_all([](int size, size_t count, bool in_place, unsigned seed) {
     const int root = static_cast<int>(seed) % size;
-    Simulation world = play(size, count, in_place, root, seed, schedule_of(OpKind::kReduce));
+    Simulation world = play(OpKind::kReduce, size, count, in_place, root, seed);
     CHECK(world[root].outputs[0] == reduced(size, count));
   });
 }
@@ -101,7 +99,7 @@ void a_root_gets_the_reduction() {
 void each_rank_gets_the_reduction_of_the_lower_ones() {
   for_all([](int size, size_t count, bool in_place, unsigned seed) {
     for (const OpKind op : {OpKind::kScan, OpKind::kExscan}) {
-      Simulation world = play(size, count, in_place, -1, seed, schedule_of(op));
+      Simulation world = play(op, size, count, in_place, -1, seed);
       for (int rank = 0; rank < size; ++rank) {
         const int sources = sources_of(op, rank, size);
         const Elements untouched = in_place ? array_of(rank, count) : Elements(count);
