@@ -12,8 +12,8 @@ PACKAGES = re.findall(r"^\s*add_subdirectory\((\w+)\)", (NATIVE / "CMakeLists.tx
 
 def main() -> int:
     found = 0
-    for path in sorted(NATIVE.glob("*/*.?pp")):
-        package = path.parent.name
+    for path in sorted(NATIVE.glob("*/**/*.?pp")):
+        package = path.relative_to(NATIVE).parts[0]
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             included = re.match(r'#include "(\w+)/', line)
             if included and PACKAGES.index(included.group(1)) > PACKAGES.index(package):

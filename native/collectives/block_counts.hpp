@@ -26,9 +26,4 @@ inline uint64_t input_count(const Request& request, int rank) {
   return differs ? request.outputs[static_cast<size_t>(rank)].count : call.count;
 }
 
-// Where this rank has what is for group rank `to`.
-inline const void* block_for(const Request& request, int to) {
-  return request.inputs.empty() ? request.input : request.inputs[static_cast<size_t>(to)].data;
-}
-
 }  // namespace procgroup

@@ -29,41 +29,28 @@ CollectiveCall::~CollectiveCall() {
 }
 
 // Memory may be refused, and what a peer wrote may lead out of its arena: both end the call, on whatever thread.
-Progress CollectiveCall::advance() {
-  try {
-    return advance_phase();
-  } catch (const std::exception& error) {
-    give_up({.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()});
-    return Progress::kDone;
+Progress CollectiveCall::advance() try {
+  if (phase_ == Phase::kAnnounce) {
+    announce();
+    phase_ = Phase::kAgree;
   }
-}
-
-Progress CollectiveCall::advance_phase() {
-  switch (phase_) {
-    case Phase::kAnnounce:
-      announce();
-      phase_ = Phase::kAgree;
-      [[fallthrough]];
-    case Phase::kAgree:
-      if (const bool moved = relay(); !is_completed() && !agree()) return moved ? Progress::kMoved : Progress::kWaiting;
-      if (is_completed()) return Progress::kDone;
-      if (request_.descriptor.external) {
-        phase_ = Phase::kExecute;
-        return transfer();
-      }
-      if (is_small_call()) {
-        finish_at_once();
-        return Progress::kDone;
-      }
-      if (!scheduled_) {
-        make_schedule(state_, request_);
-        take_slots();
-      }
-      phase_ = Phase::kExecute;
-      [[fallthrough]];
-    case Phase::kExecute:
-      return request_.descriptor.external ? transfer() : execute();
+  if (phase_ == Phase::kAgree) {
+    if (const bool moved = relay(); !is_completed() && !agree()) return moved ? Progress::kMoved : Progress::kWaiting;
+    if (is_completed()) return Progress::kDone;
+    if (is_small_call()) {
+      finish_small(state_, request_);
+      conclude();
+      return Progress::kDone;
+    }
+    if (!scheduled_ && !request_.descriptor.external) {
+      make_schedule(state_, request_);
+      take_slots();
+    }
+    phase_ = Phase::kExecute;
   }
+  return request_.descriptor.external ? transfer() : execute();
+} catch (const std::exception& error) {
+  give_up({.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()});
   return Progress::kDone;
 }
 
@@ -137,6 +124,7 @@ bool is_small(const CollectiveState& state, const Descriptor& call) {
 
 bool CollectiveCall::is_small_call() const {
   const Descriptor& call = request_.descriptor;
+  if (call.external) return false;
   return call.op == OpKind::kAllToAll ? all_to_all_is_small(state_, call) : is_small(state_, call);
 }
 
@@ -243,14 +231,6 @@ void CollectiveCall::compare_pairs() {
   };
   if (auto fault = state_.counts.read(call, state_.size(), given, expected, state_.global_ranks))
     give_up(std::move(*fault));
-}
-
-void CollectiveCall::finish_at_once() {
-  if (request_.descriptor.op == OpKind::kAllToAll)
-    finish_small_all_to_all(state_, request_);
-  else
-    finish_small(state_, request_);
-  conclude();
 }
 
 void CollectiveCall::conclude() {

@@ -40,7 +40,6 @@ class CollectiveCall final : public Operation {
  private:
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
 
-  Progress advance_phase();
   void announce();
   void announce_external();
   void expose_and_copy_in();
@@ -50,7 +49,6 @@ class CollectiveCall final : public Operation {
   void report_mismatch();
   void compare_pairs();
   bool is_small_call() const;
-  void finish_at_once();
   Progress execute();
   Progress transfer();
   void conclude();

@@ -108,8 +108,7 @@ void Executor::run_copy(const Step& step) {
 }
 
 void Executor::run_reduce(const Step& step) {
-  if (step.stage != Stage::kWhole) return run_stage(step);
-  const Dtype dtype = request_.descriptor.dtype;
+  const Descriptor& call = request_.descriptor;
   const size_t block = step.has_also ? kSharedBlockBytes : step.bytes;
   if (step.has_also) note_copy_in(step.also);
   for (size_t done = 0; done < step.bytes; done += block) {
@@ -118,22 +117,22 @@ void Executor::run_reduce(const Step& step) {
     for (from.rank = 0; from.rank < step.sources; ++from.rank)
       state_.sources[static_cast<size_t>(from.rank)] = address(from.rank == step.own_source ? step.own : from) + done;
     std::byte* to = address(step.to) + done;
-    reduce(dtype, request_.descriptor.reduce_op, to, state_.sources.data(), step.sources, bytes / dtype_size(dtype));
+    reduce_sources(step, to, bytes / dtype_size(call.dtype));
     if (step.has_also) copy_cached(address(step.also) + done, to, bytes);
   }
 }
 
-void Executor::run_stage(const Step& step) {
+void Executor::reduce_sources(const Step& step, void* to, size_t count) {
   const Descriptor& call = request_.descriptor;
-  Place from = step.from;
-  for (from.rank = 0; from.rank < step.sources; ++from.rank)
-    state_.sources[static_cast<size_t>(from.rank)] = address(from.rank == step.own_source ? step.own : from);
-  const size_t count = step.bytes / dtype_size(call.dtype);
   const void* const* sources = state_.sources.data();
-  if (step.stage == Stage::kToPartial)
-    reduce_to_partial(call.dtype, call.reduce_op, address(step.to), sources, step.sources, count);
-  else
-    reduce_partials(call.dtype, call.reduce_op, address(step.to), sources, step.sources, count, state_.size());
+  switch (step.stage) {
+    case Stage::kWhole:
+      return reduce(call.dtype, call.reduce_op, to, sources, step.sources, count);
+    case Stage::kToPartial:
+      return reduce_to_partial(call.dtype, call.reduce_op, to, sources, step.sources, count);
+    case Stage::kFromPartial:
+      return reduce_partials(call.dtype, call.reduce_op, to, sources, step.sources, count, state_.size());
+  }
 }
 
 void Executor::note_copy_in(const Place& to) {
@@ -210,8 +209,7 @@ void Executor::reap_transfers(bool pump) {
     if (!running.transfer->is_completed()) return false;
     const Failure* failure = running.transfer->failure();
     if (failure != nullptr && !failure_) {
-      failure_ = *failure;
-      if (failure_->peer >= 0) failure_->peer = state_.messages->group.group_rank(failure_->peer);
+      failure_ = state_.messages->group.by_group_rank(*failure);
     }
     return true;
   });

@@ -54,7 +54,7 @@ class Executor {
   void note_copy_in(const Place& to);
   void run_copy(const Step& step);
   void run_reduce(const Step& step);
-  void run_stage(const Step& step);
+  void reduce_sources(const Step& step, void* to, size_t count);
   bool run_read(const Step& step);
   bool run_read_reduce(const Step& step);
   bool run_transfer(const Step& step);

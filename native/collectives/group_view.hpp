@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "runtime/failure.hpp"
+
 namespace procgroup {
 
 struct GroupView {
@@ -19,6 +21,11 @@ struct GroupView {
   int group_rank(int world) const {
     const auto found = std::find(members.begin(), members.end(), world);
     return found == members.end() ? -1 : static_cast<int>(found - members.begin());
+  }
+  // A failure of Messages, which is about a world rank.
+  Failure by_group_rank(Failure failure) const {
+    if (failure.peer >= 0) failure.peer = group_rank(failure.peer);
+    return failure;
   }
 };
 

@@ -206,8 +206,7 @@ bool Relay::collect(CollectiveState& state, const Request& request) {
     while (!failure_ && theirs.unannounced > 0 && theirs.receive->is_completed()) {
       collected = true;
       if (const Failure* failure = theirs.receive->failure()) {
-        failure_ = *failure;
-        if (failure_->peer >= 0) failure_->peer = state.messages->group.group_rank(failure_->peer);
+        failure_ = state.messages->group.by_group_rank(*failure);
         return true;
       }
       take(state, request, host, {theirs.buffer.get(), theirs.receive->bytes});

@@ -22,6 +22,5 @@ void finish_small(CollectiveState& state, const Request& request);
 // every rank knows from the counts whether all had room.
 void copy_in_all_to_all(CollectiveState& state, const Request& request);
 bool all_to_all_is_small(const CollectiveState& state, const Descriptor& call);
-void finish_small_all_to_all(CollectiveState& state, const Request& request);
 
 }  // namespace procgroup

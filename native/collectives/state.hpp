@@ -1,6 +1,7 @@
 // What the collectives of one group have in common on this rank. One call runs at a time.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,29 +31,20 @@ struct SizeRange {
 
 // For which sizes of the largest block ordinary arrays are read where they lie, by the kernel. Arrays in arenas always
 // are: no system call is needed. Measured on 2 ranks, in us, through slots and read.
-struct ReadingRanges {
-  SizeRange broadcast;
-  SizeRange reduce;
-  SizeRange all_reduce;
-  SizeRange gather;
-  SizeRange all_gather;
-  SizeRange scatter;
-  SizeRange all_to_all;
-  SizeRange reduce_scatter;
-
+class ReadingRanges {
+ public:
   // Where the kernel's copies are fast, one copy beats two as long as all fits in the caches; above, both copies count
   // less than that results through slots can go past the caches.
   static constexpr ReadingRanges with_fast_string_copies() {
     constexpr size_t kKilobyte = 1024;
     constexpr size_t kMegabyte = 1024 * kKilobyte;
-    return {.broadcast = {128 * kKilobyte, 4 * kMegabyte},
-            .reduce = {},
-            .all_reduce = {},
-            .gather = {},
-            .all_gather = {64 * kKilobyte, 8 * kMegabyte},
-            .scatter = {32 * kKilobyte},
-            .all_to_all = {64 * kKilobyte},
-            .reduce_scatter = {128 * kKilobyte}};
+    ReadingRanges ranges;
+    ranges.set(OpKind::kBroadcast, {128 * kKilobyte, 4 * kMegabyte});
+    ranges.set(OpKind::kAllGather, {64 * kKilobyte, 8 * kMegabyte});
+    ranges.set(OpKind::kScatter, {32 * kKilobyte});
+    ranges.set(OpKind::kAllToAll, {64 * kKilobyte});
+    ranges.set(OpKind::kReduceScatter, {128 * kKilobyte});
+    return ranges;
   }
   // Elsewhere two copies are faster than one by the kernel where one rank only gives and another only takes, because
   // both ranks work (Zen 3, 16 MiB: broadcast 1.7 ms and 2.6; gather 2.5 and 3.3; reduce 1.1 and 2.7; and so on 4 ranks
@@ -61,42 +53,27 @@ struct ReadingRanges {
   // or where much passes through the caches at once (16 MiB: all_to_all 5.3 and 4.6; reduce_scatter 6.0 and 3.7).
   static constexpr ReadingRanges with_slow_string_copies() {
     constexpr size_t kMegabyte = size_t{1} << 20;
-    return {.broadcast = {},
-            .reduce = {},
-            .all_reduce = {},
-            .gather = {},
-            .all_gather = {},
-            .scatter = {2 * kMegabyte},
-            .all_to_all = {8 * kMegabyte},
-            .reduce_scatter = {12 * kMegabyte}};
+    ReadingRanges ranges;
+    ranges.set(OpKind::kScatter, {2 * kMegabyte});
+    ranges.set(OpKind::kAllToAll, {8 * kMegabyte});
+    ranges.set(OpKind::kReduceScatter, {12 * kMegabyte});
+    return ranges;
   }
   static ReadingRanges for_this_processor() {
     return has_fast_string_copies() ? with_fast_string_copies() : with_slow_string_copies();
   }
   static constexpr ReadingRanges all(SizeRange range) {
-    return {range, range, range, range, range, range, range, range};
+    ReadingRanges ranges;
+    ranges.by_op_.fill(range);
+    return ranges;
   }
 
-  const SizeRange& of(OpKind op) const {
-    switch (op) {
-      case OpKind::kBroadcast:
-        return broadcast;
-      case OpKind::kReduce:
-        return reduce;
-      case OpKind::kAllReduce:
-        return all_reduce;
-      case OpKind::kGather:
-        return gather;
-      case OpKind::kAllGather:
-        return all_gather;
-      case OpKind::kScatter:
-        return scatter;
-      case OpKind::kReduceScatter:
-        return reduce_scatter;
-      default:
-        return all_to_all;
-    }
-  }
+  constexpr const SizeRange& of(OpKind op) const { return by_op_[static_cast<size_t>(op)]; }
+
+ private:
+  constexpr void set(OpKind op, SizeRange range) { by_op_[static_cast<size_t>(op)] = range; }
+
+  std::array<SizeRange, kOperations> by_op_{};
 };
 
 // When a rank copies so much into its outputs, it writes them past the caches, which cannot hold what all ranks give
@@ -197,7 +174,15 @@ struct CollectiveState {
     const GroupMemoryView& view = member(peer);
     return view && view.announcement(sequence).sequence.load(std::memory_order_seq_cst) == sequence;
   }
-  void wake_peers() const;
+  void wake_peers() const {
+    for (int peer = 0; peer < size(); ++peer) {
+      const Arena* arena = (*arenas)[static_cast<size_t>(peer)];
+      if (peer == rank || arena == nullptr) continue;
+      // Pairs with the sleeper's increment, which comes before its last look at our flags: either it sees the
+      // flag that was written before this load, or this load sees it asleep.
+      if (arena->header().sleepers.load(std::memory_order_seq_cst) != 0) arena->wake();
+    }
+  }
 };
 
 }  // namespace procgroup

@@ -106,7 +106,6 @@ class Engine final : public Waiter, public WaitForGraph {
   int64_t wait_report_ns() const { return wait_report_ns_; }
   // Do what is due in the wait of a call in this group. Not under that mutex, and never for long.
   void report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group);
-  bool uses_sockets() const { return uses_sockets_; }
   ProgressThread& progress() { return *progress_; }
   Recorder& recorder() { return *recorder_; }
   const WaitPolicy& policy() const { return policy_; }
@@ -150,7 +149,6 @@ class Engine final : public Waiter, public WaitForGraph {
     return global_ranks_.empty() ? world_rank : global_ranks_[index(world_rank)];
   }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-  bool is_shut_down() const { return shut_down_; }
 
   // True in a child that was forked from the process that made this engine: nothing may be used there.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }

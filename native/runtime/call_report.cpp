@@ -33,7 +33,7 @@ std::string describe_calls(const std::vector<Record>& records, uint64_t asking, 
   int64_t last_end_ns = 0;
   for (const Record& record : records) {
     last_end_ns = std::max(last_end_ns, record.ended_ns);
-    if (record.state != CallState::kQueued && record.state != CallState::kStarted) continue;
+    if (record.state != CallState::kStarted) continue;
     if (++running <= kNamedCalls) text += (text.empty() ? "in " : " and ") + describe_call(record, asking, find_group);
   }
   if (running > kNamedCalls) text += " and " + std::to_string(running - kNamedCalls) + " more calls";

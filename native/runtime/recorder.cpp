@@ -27,10 +27,10 @@ struct Entry {
   Field group;
   Field sequence;
   Field count;
-  Field queued;
   Field started;
   Field ended;
-  Field kind;  // op: 7 bits, external: 1 bit; dtype, reduce op, state: 8 bits each; root: 32 bits
+  Field kind;      // op: 7 bits, external: 1 bit; dtype, reduce op, state: 8 bits each; root: 32 bits
+  Field reserved;  // the next entry begins at a cache line
 };
 static_assert(sizeof(Entry) == 64 && sizeof(Header) == 64 && Field::is_always_lock_free);
 
@@ -73,7 +73,6 @@ std::optional<Record> read_once(const Entry& entry) {
   record->call.group = entry.group.load(std::memory_order_acquire);
   record->call.sequence = entry.sequence.load(std::memory_order_acquire);
   record->call.count = entry.count.load(std::memory_order_acquire);
-  record->queued_ns = static_cast<int64_t>(entry.queued.load(std::memory_order_acquire));
   record->started_ns = static_cast<int64_t>(entry.started.load(std::memory_order_acquire));
   record->ended_ns = static_cast<int64_t>(entry.ended.load(std::memory_order_acquire));
   if (entry.version.load(std::memory_order_relaxed) != version) return std::nullopt;
@@ -122,18 +121,17 @@ class Change {
   const uint64_t version_;
 };
 
-// Whether the entry still is this call's, and the call has not come this far yet. As states only advance,
-// an entry changes at most twice after it was added, and its versions stay below the next index's.
-bool is_before(const Entry& entry, uint64_t index, CallState state) {
-  const auto present = static_cast<CallState>(entry.kind.load(std::memory_order_relaxed) >> 24 & 0xff);
-  return entry.version.load(std::memory_order_relaxed) / 8 == index && present < state &&
-         present < CallState::kCompleted;
+// Whether the entry still is this call's, and the call has not ended. So an entry changes at most once after it was
+// added, and its versions stay below the next index's.
+bool is_running(const Entry& entry, uint64_t index) {
+  const auto state = static_cast<CallState>(entry.kind.load(std::memory_order_relaxed) >> 24 & 0xff);
+  return entry.version.load(std::memory_order_relaxed) / 8 == index && state == CallState::kStarted;
 }
 
 }  // namespace
 
 const char* call_state_name(CallState state) {
-  constexpr const char* kNames[] = {"queued", "started", "completed", "failed"};
+  constexpr const char* kNames[] = {"started", "completed", "failed"};
   return kNames[static_cast<int>(state)];
 }
 
@@ -147,13 +145,11 @@ Recorder::Recorder(void* memory) : memory_(memory) {
 
 uint64_t Recorder::begin(const Descriptor& call) { return add(call, CallState::kStarted, now_ticks(), 0); }
 
-uint64_t Recorder::queue(const Descriptor& call) { return add(call, CallState::kQueued, now_ticks(), 0); }
-
 void Recorder::record(const Descriptor& call, uint64_t started) {
   add(call, CallState::kCompleted, started, now_ticks());
 }
 
-uint64_t Recorder::add(const Descriptor& call, CallState state, uint64_t issued, uint64_t ended) {
+uint64_t Recorder::add(const Descriptor& call, CallState state, uint64_t started, uint64_t ended) {
   const Writing writing(writing_);
   const uint64_t index = next_++;
   Entry& entry = entries(memory_)[index % kEntries];
@@ -161,21 +157,10 @@ uint64_t Recorder::add(const Descriptor& call, CallState state, uint64_t issued,
   Change::set(entry.group, call.group);
   Change::set(entry.sequence, call.sequence);
   Change::set(entry.count, call.count);
-  Change::set(entry.queued, issued);
-  Change::set(entry.started, state == CallState::kQueued ? 0 : issued);
+  Change::set(entry.started, started);
   Change::set(entry.ended, ended);
   Change::set(entry.kind, pack(call, state));
   return index;
-}
-
-void Recorder::start(uint64_t index) {
-  const uint64_t now = now_ticks();
-  const Writing writing(writing_);
-  Entry& entry = entries(memory_)[index % kEntries];
-  if (!is_before(entry, index, CallState::kStarted)) return;
-  const Change change(entry);
-  Change::set(entry.started, now);
-  Change::set(entry.kind, with_state(entry.kind.load(std::memory_order_relaxed), CallState::kStarted));
 }
 
 void Recorder::complete(uint64_t index) { end(index, CallState::kCompleted); }
@@ -186,7 +171,7 @@ void Recorder::end(uint64_t index, CallState state) {
   const uint64_t now = now_ticks();
   const Writing writing(writing_);
   Entry& entry = entries(memory_)[index % kEntries];
-  if (!is_before(entry, index, state)) return;
+  if (!is_running(entry, index)) return;
   const Change change(entry);
   Change::set(entry.ended, now);
   Change::set(entry.kind, with_state(entry.kind.load(std::memory_order_relaxed), state));
@@ -204,7 +189,6 @@ std::vector<Record> Recorder::read(const void* memory) {
     return ticks == 0 ? 0 : ticks_to_ns(static_cast<uint64_t>(ticks), created, now);
   };
   for (Record& record : records) {
-    record.queued_ns = to_ns(record.queued_ns);
     record.started_ns = to_ns(record.started_ns);
     record.ended_ns = to_ns(record.ended_ns);
   }

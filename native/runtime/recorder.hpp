@@ -7,7 +7,7 @@
 //     +--------+---------+---------+-- - - --+-----------+
 //     | header | entry 0 | entry 1 |         | entry N-1 |
 //     +--------+---------+---------+-- - - --+-----------+
-//     entry: version | group | sequence | count | queued | started | ended | op, dtype, ...
+//     entry: version | group | sequence | count | started | ended | op, dtype, ...
 //
 // An entry is a seqlock. Its version is odd while it is written, and otherwise tells which call it is of;
 // a reader that finds the same even version before and after has not read a mixture. Times are processor
@@ -24,16 +24,15 @@
 
 namespace procgroup {
 
-enum class CallState : uint8_t { kQueued, kStarted, kCompleted, kFailed };
+enum class CallState : uint8_t { kStarted, kCompleted, kFailed };
 
 const char* call_state_name(CallState state);  // "started"
 
-// One call, as it was read. Times are on the monotonic clock; 0 when that has not happened yet.
+// One call, as it was read. Times are on the monotonic clock; that of the end is 0 before.
 struct Record {
   uint64_t index;
   Descriptor call;
   CallState state;
-  int64_t queued_ns;
   int64_t started_ns;
   int64_t ended_ns;
 };
@@ -54,9 +53,6 @@ class Recorder {
 
   // A call starts now; returns its index.
   uint64_t begin(const Descriptor& call);
-  // A call is issued, and waits behind earlier ones until start().
-  uint64_t queue(const Descriptor& call);
-  void start(uint64_t index);
   // A call that is over already, and started at that many ticks.
   void record(const Descriptor& call, uint64_t started);
   // Ends; without effect when so many calls came after that the entry is another's by now.
@@ -69,7 +65,7 @@ class Recorder {
   static std::vector<Record> read(const void* memory);
 
  private:
-  uint64_t add(const Descriptor& call, CallState state, uint64_t issued, uint64_t ended);
+  uint64_t add(const Descriptor& call, CallState state, uint64_t started, uint64_t ended);
   void end(uint64_t index, CallState state);
 
   void* const memory_;

@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t kSliceNs = 50'000'000;  // how late deadlines, deaths and Ctrl-C may be noticed
 
+int held_polls(const WaitPolicy& policy) { return policy.hold_lock && !policy.oversubscribed ? kHeldPolls : 0; }
+
 class Unlocked {
  public:
   explicit Unlocked(LanguageRuntime& language) : language_(language) { language_.unlock(); }
@@ -21,23 +23,6 @@ class Unlocked {
  private:
   LanguageRuntime& language_;
 };
-
-bool poll_holding_lock(Operation& operation, const WaitPolicy& policy) {
-  if (operation.advance() == Progress::kDone) return true;
-  if (policy.oversubscribed || !policy.hold_lock) return false;
-  for (int poll = 0; poll < kHeldPolls; ++poll) {
-    cpu_pause();
-    switch (operation.advance()) {
-      case Progress::kDone:
-        return true;
-      case Progress::kMoved:
-        return false;  // a large call: long enough to let others run
-      case Progress::kWaiting:
-        break;
-    }
-  }
-  return false;
-}
 
 // Poll until the operation is over (true), or nothing has moved for as long as polling pays, or it is time to
 // look at what else may end the wait.
@@ -78,7 +63,13 @@ bool Backoff::is_within(int64_t nanoseconds) {
 
 void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,
            const Examine& examine) {
-  if (poll_holding_lock(operation, policy)) return;
+  // What moves without an end is a large call: long enough to let others run.
+  Progress progress = operation.advance();
+  for (int poll = 0; poll < held_polls(policy) && progress == Progress::kWaiting; ++poll) {
+    cpu_pause();
+    progress = operation.advance();
+  }
+  if (progress == Progress::kDone) return;
   const Deadline deadline = Deadline::after(seconds);
   LastLooks last_looks;
   const Unlocked unlocked(language);
@@ -104,11 +95,10 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waite
 bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Waiter& waiter,
                       LanguageRuntime& language, bool& interrupted) {
   Progress progress = operation.help();
-  if (policy.hold_lock && !policy.oversubscribed)
-    for (int poll = 0; poll < kHeldPolls && progress == Progress::kWaiting; ++poll) {
-      cpu_pause();
-      progress = operation.help();
-    }
+  for (int poll = 0; poll < held_polls(policy) && progress == Progress::kWaiting; ++poll) {
+    cpu_pause();
+    progress = operation.help();
+  }
   if (progress == Progress::kDone) return true;
   const Unlocked unlocked(language);
   const Operation::Awaiting awaiting(operation);

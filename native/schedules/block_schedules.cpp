@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "schedules/schedule_writer.hpp"
 #include "transport/group_memory.hpp"
 
 namespace procgroup {
@@ -13,36 +14,23 @@ constexpr size_t kCacheLine = 64;
 class BlockScheduleBuilder : public ScheduleWriter {
  public:
   // `largest`: how much all rounds together move at most between two ranks.
-  BlockScheduleBuilder(const BlockScheduleRequest& request, Schedule& schedule, int lanes, size_t largest)
-      : ScheduleWriter(schedule, request.rank, request.size), request_(request), part_(lane_bytes(request, lanes)) {
+  BlockScheduleBuilder(const ScheduleRequest& request, Schedule& schedule, int lanes, size_t largest)
+      : ScheduleWriter(request, schedule), part_(lane_bytes(lanes)) {
     schedule_.chunks = rounds_for(largest);
   }
-  BlockScheduleBuilder(const BlockScheduleRequest& request, Schedule& schedule, int lanes)
+  BlockScheduleBuilder(const ScheduleRequest& request, Schedule& schedule, int lanes)
       : BlockScheduleBuilder(request, schedule, lanes, request.blocks.largest()) {}
 
   uint64_t rounds() const { return schedule_.chunks; }
-  uint64_t rounds_for(size_t bytes) const { return bytes / part_ + (bytes % part_ != 0 ? 1 : 0); }
+  uint64_t rounds_for(size_t bytes) const { return parts_of(bytes, part_); }
   // The part of the block between two ranks that one round moves; none when the block is shorter.
   size_t length(uint64_t round, int from, int to) const {
-    const size_t bytes = request_.blocks.between(from, to);
-    return std::min(part_, bytes - std::min(bytes, start(round)));
+    return part_of(request_.blocks.between(from, to), round, part_).bytes;
   }
-  Place input(uint64_t round, int block = 0) const {
-    return {.kind = Place::Kind::kInput, .rank = block, .offset = start(round)};
-  }
-  Place output(uint64_t round, int block = 0) const {
-    return {.kind = Place::Kind::kOutput, .rank = block, .offset = start(round)};
-  }
+  Place input(uint64_t round, int block = 0) const { return procgroup::input(round * part_, block); }
+  Place output(uint64_t round, int block = 0) const { return procgroup::output(round * part_, block); }
   Place slot(uint64_t round, int rank, int lane = 0) const {
-    return {.kind = Place::Kind::kSlot,
-            .slot = static_cast<int8_t>((request_.earlier_chunks + round) % kSlots),
-            .rank = rank,
-            .offset = static_cast<size_t>(lane) * part_};
-  }
-  // The others, beginning with the next rank, so that not everybody reads the same slots at once.
-  template <class Visit>
-  void for_each_peer(Visit visit) const {
-    for (int step = 1; step < request_.size; ++step) visit((request_.rank + step) % request_.size);
+    return in_slot((request_.earlier_chunks + round) % kSlots, rank, static_cast<size_t>(lane) * part_);
   }
   // My own block goes from input to output, whole.
   void keep_own(int input_block, int output_block) {
@@ -50,15 +38,12 @@ class BlockScheduleBuilder : public ScheduleWriter {
   }
 
  private:
-  size_t start(uint64_t round) const { return round * part_; }
-  static size_t lane_bytes(const BlockScheduleRequest& request, int lanes) {
-    const size_t room = request.chunk_bytes / static_cast<size_t>(lanes);
-    if (room >= kCacheLine) return room / kCacheLine * kCacheLine;
-    return std::max(room / request.element_bytes, size_t{1}) * request.element_bytes;
+  size_t lane_bytes(int lanes) const {
+    const size_t room = request_.chunk_bytes / static_cast<size_t>(lanes);
+    return room >= kCacheLine ? room / kCacheLine * kCacheLine : whole_elements(room);
   }
 
-  const BlockScheduleRequest& request_;
-  size_t part_;
+  const size_t part_;
 };
 
 // Which lane of `owner`'s slot is for `reader`: the next rank's is the first.
@@ -66,10 +51,8 @@ int lane_for(int reader, int owner, int size) { return (reader - owner - 1 + siz
 
 int lanes_for_others(int size) { return std::max(size - 1, 1); }
 
-}  // namespace
-
 // CopyIn k overwrites round k-4 (four slots): everybody has published k, and so is done with round k-2.
-void schedule_all_gather(const BlockScheduleRequest& request, Schedule& schedule) {
+void schedule_all_gather(const ScheduleRequest& request, Schedule& schedule) {
   BlockScheduleBuilder builder(request, schedule, 1);
   for (uint64_t round = 0; round < builder.rounds(); ++round) {
     const size_t own = builder.length(round, request.rank, request.rank);
@@ -85,7 +68,7 @@ void schedule_all_gather(const BlockScheduleRequest& request, Schedule& schedule
 
 // A sender's value k+1: round k lies in its slot. The root's: it has collected round k. Before a sender overwrites
 // round k-4 it awaits the root's k-3.
-void schedule_gather(const BlockScheduleRequest& request, Schedule& schedule) {
+void schedule_gather(const ScheduleRequest& request, Schedule& schedule) {
   BlockScheduleBuilder builder(request, schedule, 1);
   const bool is_root = request.rank == request.root;
   if (is_root) builder.keep_own(0, request.rank);
@@ -106,7 +89,7 @@ void schedule_gather(const BlockScheduleRequest& request, Schedule& schedule) {
 
 // The root's value k+1: round k lies in its lanes. A reader's value k+1: it has collected its part of round k. Before
 // the root overwrites round k-4 it awaits everybody's k-3.
-void schedule_scatter(const BlockScheduleRequest& request, Schedule& schedule) {
+void schedule_scatter(const ScheduleRequest& request, Schedule& schedule) {
   BlockScheduleBuilder builder(request, schedule, lanes_for_others(request.size));
   const bool is_root = request.rank == request.root;
   if (is_root) builder.keep_own(request.rank, 0);
@@ -129,7 +112,7 @@ void schedule_scatter(const BlockScheduleRequest& request, Schedule& schedule) {
 
 // Slots are overwritten as in all_gather. All sources of a reduction lie at one offset of their slots: above two ranks
 // lanes are numbered by receiver, and a rank leaves its own empty.
-void schedule_reduce_scatter(const BlockScheduleRequest& request, Schedule& schedule) {
+void schedule_reduce_scatter(const ScheduleRequest& request, Schedule& schedule) {
   BlockScheduleBuilder builder(request, schedule, request.size == 2 ? 1 : request.size);
   const auto lane = [&](int reader) { return request.size == 2 ? 0 : reader; };
   for (uint64_t round = 0; round < builder.rounds(); ++round) {
@@ -147,7 +130,7 @@ void schedule_reduce_scatter(const BlockScheduleRequest& request, Schedule& sche
 // Slots are overwritten as in all_gather: a rank awaits everybody in every round up to the last in which it gives or
 // gets anything. Then it publishes all rounds at once, since it neither writes nor reads a slot in the rest of them: so
 // its schedule is as long as its own blocks, however much the others say that they move.
-void schedule_all_to_all(const BlockScheduleRequest& request, Schedule& schedule) {
+void schedule_all_to_all(const ScheduleRequest& request, Schedule& schedule) {
   BlockScheduleBuilder builder(request, schedule, lanes_for_others(request.size), request.blocks.largest_moved());
   builder.keep_own(request.rank, request.rank);
   const uint64_t own_rounds = builder.rounds_for(request.blocks.largest_moved(request.rank));
@@ -164,6 +147,25 @@ void schedule_all_to_all(const BlockScheduleRequest& request, Schedule& schedule
     });
   }
   if (own_rounds < builder.rounds()) builder.publish(builder.rounds());
+}
+
+}  // namespace
+
+void schedule_blocks(const ScheduleRequest& request, Schedule& schedule) {
+  switch (request.op) {
+    case OpKind::kGather:
+      return schedule_gather(request, schedule);
+    case OpKind::kAllGather:
+      return schedule_all_gather(request, schedule);
+    case OpKind::kScatter:
+      return schedule_scatter(request, schedule);
+    case OpKind::kReduceScatter:
+      return schedule_reduce_scatter(request, schedule);
+    case OpKind::kAllToAll:
+      return schedule_all_to_all(request, schedule);
+    default:
+      schedule.clear();
+  }
 }
 
 }  // namespace procgroup

@@ -9,21 +9,8 @@
 
 namespace procgroup {
 
-struct BlockScheduleRequest {
-  int rank;
-  int size;
-  const BlockTable& blocks;
-  size_t element_bytes;
-  size_t chunk_bytes;  // at most a slot
-  int root = -1;
-  uint64_t earlier_chunks = 0;  // of all earlier calls, see SlotScheduleRequest
-};
-
 // gather, all_gather: inputs have no blocks, outputs one per rank. scatter, reduce_scatter: inputs one per rank.
-void schedule_gather(const BlockScheduleRequest& request, Schedule& schedule);
-void schedule_all_gather(const BlockScheduleRequest& request, Schedule& schedule);
-void schedule_scatter(const BlockScheduleRequest& request, Schedule& schedule);
-void schedule_reduce_scatter(const BlockScheduleRequest& request, Schedule& schedule);
-void schedule_all_to_all(const BlockScheduleRequest& request, Schedule& schedule);
+// all_to_all: both.
+void schedule_blocks(const ScheduleRequest& request, Schedule& schedule);
 
 }  // namespace procgroup

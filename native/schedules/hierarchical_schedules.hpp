@@ -6,13 +6,11 @@
 // one segment on every host, whose rank there is the region's *owner*.
 //
 //   all_reduce       per chunk: a round, in which each rank reduces its segment of its host's arrays; the owners of
-//   each
-//                    region reduce-scatter and all-gather it between the hosts; a round, which gives all segments to
-//                    all
+//                    each region reduce-scatter and all-gather it between the hosts; a round, which gives all
+//                    segments to all
 //   reduce           the same, but results go to the owners on the root's host, and in the last round to the root
 //   reduce_scatter   a round, in which each block is reduced for the host by the rank that it is for, or by one rank
-//   for
-//                    each rank of other hosts; these send it there, where all hosts' results are reduced
+//                    for each rank of other hosts; these send it there, where all hosts' results are reduced
 //   all_gather       each rank sends its block to one rank of each other host, which copies it in for its host
 //   broadcast        a chain of hosts, beginning with the root's; on each, one rank copies in what has come
 //   gather, scatter, all_to_all    rounds between ranks of one host, messages between others
@@ -22,29 +20,11 @@
 // on each. It is the same on all ranks, so all have the same bits, but other layouts of ranks give others.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-#include "ops/descriptor.hpp"
 #include "schedules/schedule.hpp"
-#include "schedules/topology.hpp"
 
 namespace procgroup {
 
-struct HierarchicalScheduleRequest {
-  const Topology& topology;
-  int rank;  // in the group
-  const BlockTable& blocks;
-  size_t element_bytes;
-  size_t chunk_bytes;    // at most a slot
-  size_t segment_bytes;  // of a message
-  int root = -1;
-  size_t bytes = 0;             // of the array, in operations without blocks
-  size_t widening = 1;          // bytes of a partial result for each byte of an element, see dtype/partial.hpp
-  uint64_t earlier_chunks = 0;  // of all earlier calls, see SlotScheduleRequest
-};
-
 bool has_hierarchical_schedule(OpKind op);
-void schedule_hierarchical(OpKind op, const HierarchicalScheduleRequest& request, Schedule& schedule);
+void schedule_hierarchical(const ScheduleRequest& request, Schedule& schedule);
 
 }  // namespace procgroup

@@ -17,29 +17,11 @@
 // than in a ring, where the order is another one for each block and each hop rounds or widens what travels.
 #pragma once
 
-#include <cstddef>
-#include <vector>
-
-#include "ops/descriptor.hpp"
 #include "schedules/schedule.hpp"
 
 namespace procgroup {
 
-// Sizes are in bytes, and multiples of `element_bytes`.
-struct MessageScheduleRequest {
-  int rank;
-  int size;
-  size_t element_bytes;
-  size_t segment_bytes;
-  int root = -1;
-  size_t bytes = 0;  // of the array; gather and scatter: of each block
-  // By rank. reduce_scatter: each rank's block; all_to_all: what it gets from this rank.
-  std::vector<size_t> inputs;
-  // By rank. all_gather: each rank's block; all_to_all: what this rank gets from it.
-  std::vector<size_t> outputs;
-};
-
 // Whatever the op, the input, or this rank's input block, may be the output, or this rank's output block.
-void schedule_messages(OpKind op, const MessageScheduleRequest& request, Schedule& schedule);
+void schedule_messages(const ScheduleRequest& request, Schedule& schedule);
 
 }  // namespace procgroup

@@ -2,37 +2,28 @@
 
 #include <algorithm>
 
+#include "schedules/schedule_writer.hpp"
+
 namespace procgroup {
 namespace {
 
-constexpr Place input(int block, size_t offset = 0) {
-  return {.kind = Place::Kind::kInput, .rank = block, .offset = offset};
-}
-constexpr Place output(int block, size_t offset = 0) {
-  return {.kind = Place::Kind::kOutput, .rank = block, .offset = offset};
-}
-
-class SingleCopyScheduleBuilder : public ScheduleWriter {
+class Builder : public ScheduleWriter {
  public:
-  SingleCopyScheduleBuilder(const SingleCopyScheduleRequest& request, Schedule& schedule)
-      : ScheduleWriter(schedule, request.rank, request.size),
-        request_(request),
-        chunk_(std::max(request.chunk_bytes / request.element_bytes, size_t{1}) * request.element_bytes) {}
+  Builder(const ScheduleRequest& request, Schedule& schedule)
+      : ScheduleWriter(request, schedule), chunk_(whole_elements(request.chunk_bytes)) {}
 
-  size_t chunk() const { return chunk_; }
   void keep_own(int input_block, int output_block) {
-    copy(output(output_block), input(input_block), request_.blocks.between(request_.rank, request_.rank));
+    copy(output(0, output_block), input(0, input_block), request_.blocks.between(request_.rank, request_.rank));
   }
   void collect(int peer, int output_block) {
     in_chunks(request_.blocks.between(peer, request_.rank), [&](size_t offset, size_t bytes) {
-      read(output(output_block, offset), {.kind = Place::Kind::kPeerInput, .rank = peer, .offset = offset}, bytes);
+      read(output(offset, output_block), {.kind = Place::Kind::kPeerInput, .rank = peer, .offset = offset}, bytes);
     });
   }
   // All ranks' blocks for this rank become its output.
   void combine(int own_block) {
     in_chunks(request_.blocks.between(request_.rank, request_.rank), [&](size_t offset, size_t bytes) {
-      read_reduce(output(0, offset), {.kind = Place::Kind::kPeerInput, .offset = offset}, input(own_block, offset),
-                  bytes);
+      read_reduce(output(offset), {.kind = Place::Kind::kPeerInput, .offset = offset}, input(offset, own_block), bytes);
     });
   }
   // Say that this rank has read what it needs.
@@ -42,51 +33,43 @@ class SingleCopyScheduleBuilder : public ScheduleWriter {
   void in_chunks(size_t bytes, Visit visit) const {
     for (size_t offset = 0; offset < bytes; offset += chunk_) visit(offset, std::min(chunk_, bytes - offset));
   }
-  // The others, beginning with the next rank, so that not everybody reads the same array at once.
-  template <class Visit>
-  void for_each_peer(Visit visit) const {
-    for (int step = 1; step < request_.size; ++step) visit((request_.rank + step) % request_.size);
-  }
 
  private:
-  const SingleCopyScheduleRequest& request_;
-  size_t chunk_;
+  const size_t chunk_;
 };
 
 // The segment of a chunk that `rank` reduces.
-Range segment(const SingleCopyScheduleRequest& request, size_t offset, size_t bytes, int rank) {
+Range segment(const ScheduleRequest& request, size_t offset, size_t bytes, int rank) {
   const Range block = block_of(bytes, request.element_bytes, request.size, rank);
   return {offset + block.offset, block.bytes};
 }
 
-}  // namespace
-
-void schedule_reading_broadcast(const SingleCopyScheduleRequest& request, Schedule& schedule) {
-  SingleCopyScheduleBuilder builder(request, schedule);
+void schedule_broadcast(const ScheduleRequest& request, Schedule& schedule) {
+  Builder builder(request, schedule);
   if (request.rank != request.root) builder.collect(request.root, 0);
   builder.acknowledge();
   if (request.rank == request.root) builder.await(kEveryone, 1);
 }
 
-void schedule_reading_reduce(const SingleCopyScheduleRequest& request, Schedule& schedule) {
-  SingleCopyScheduleBuilder builder(request, schedule);
+void schedule_reduce(const ScheduleRequest& request, Schedule& schedule) {
+  Builder builder(request, schedule);
   if (request.rank == request.root) builder.combine(0);
   builder.acknowledge();
   if (request.rank != request.root) builder.await(request.root, 1);
 }
 
-void schedule_reading_all_reduce(const SingleCopyScheduleRequest& request, Schedule& schedule) {
-  SingleCopyScheduleBuilder builder(request, schedule);
+void schedule_all_reduce(const ScheduleRequest& request, Schedule& schedule) {
+  Builder builder(request, schedule);
   uint64_t done = 0;
   builder.in_chunks(request.blocks.between(request.rank, request.rank), [&](size_t offset, size_t bytes) {
     const Range mine = segment(request, offset, bytes, request.rank);
-    builder.read_reduce(output(0, mine.offset), {.kind = Place::Kind::kPeerInput, .offset = mine.offset},
-                        input(0, mine.offset), mine.bytes);
+    builder.read_reduce(output(mine.offset), {.kind = Place::Kind::kPeerInput, .offset = mine.offset},
+                        input(mine.offset), mine.bytes);
     builder.publish(++done);
     builder.for_each_peer([&](int peer) {
       const Range theirs = segment(request, offset, bytes, peer);
       builder.await(peer, done);
-      builder.read(output(0, theirs.offset), {.kind = Place::Kind::kPeerOutput, .rank = peer, .offset = theirs.offset},
+      builder.read(output(theirs.offset), {.kind = Place::Kind::kPeerOutput, .rank = peer, .offset = theirs.offset},
                    theirs.bytes);
     });
   });
@@ -94,8 +77,8 @@ void schedule_reading_all_reduce(const SingleCopyScheduleRequest& request, Sched
   builder.await(kEveryone, done + 1);
 }
 
-void schedule_reading_gather(const SingleCopyScheduleRequest& request, Schedule& schedule) {
-  SingleCopyScheduleBuilder builder(request, schedule);
+void schedule_gather(const ScheduleRequest& request, Schedule& schedule) {
+  Builder builder(request, schedule);
   if (request.rank == request.root) {
     builder.keep_own(0, request.rank);
     builder.for_each_peer([&](int peer) { builder.collect(peer, peer); });
@@ -104,8 +87,8 @@ void schedule_reading_gather(const SingleCopyScheduleRequest& request, Schedule&
   if (request.rank != request.root) builder.await(request.root, 1);
 }
 
-void schedule_reading_scatter(const SingleCopyScheduleRequest& request, Schedule& schedule) {
-  SingleCopyScheduleBuilder builder(request, schedule);
+void schedule_scatter(const ScheduleRequest& request, Schedule& schedule) {
+  Builder builder(request, schedule);
   if (request.rank == request.root)
     builder.keep_own(request.rank, 0);
   else
@@ -114,19 +97,41 @@ void schedule_reading_scatter(const SingleCopyScheduleRequest& request, Schedule
   if (request.rank == request.root) builder.await(kEveryone, 1);
 }
 
-void schedule_reading_all_to_all(const SingleCopyScheduleRequest& request, bool inputs, Schedule& schedule) {
-  SingleCopyScheduleBuilder builder(request, schedule);
+// all_gather, too.
+void schedule_all_to_all(const ScheduleRequest& request, Schedule& schedule) {
+  Builder builder(request, schedule);
   builder.for_each_peer([&](int peer) { builder.collect(peer, peer); });
   builder.acknowledge();
-  builder.keep_own(inputs ? request.rank : 0, request.rank);
+  builder.keep_own(has_input_blocks(request.op) ? request.rank : 0, request.rank);
   builder.await(kEveryone, 1);
 }
 
-void schedule_reading_reduce_scatter(const SingleCopyScheduleRequest& request, Schedule& schedule) {
-  SingleCopyScheduleBuilder builder(request, schedule);
+void schedule_reduce_scatter(const ScheduleRequest& request, Schedule& schedule) {
+  Builder builder(request, schedule);
   builder.combine(request.rank);
   builder.acknowledge();
   builder.await(kEveryone, 1);
+}
+
+}  // namespace
+
+void schedule_reading(const ScheduleRequest& request, Schedule& schedule) {
+  switch (request.op) {
+    case OpKind::kBroadcast:
+      return schedule_broadcast(request, schedule);
+    case OpKind::kReduce:
+      return schedule_reduce(request, schedule);
+    case OpKind::kAllReduce:
+      return schedule_all_reduce(request, schedule);
+    case OpKind::kGather:
+      return schedule_gather(request, schedule);
+    case OpKind::kScatter:
+      return schedule_scatter(request, schedule);
+    case OpKind::kReduceScatter:
+      return schedule_reduce_scatter(request, schedule);
+    default:
+      return schedule_all_to_all(request, schedule);
+  }
 }
 
 }  // namespace procgroup

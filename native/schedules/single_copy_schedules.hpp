@@ -14,22 +14,6 @@
 
 namespace procgroup {
 
-struct SingleCopyScheduleRequest {
-  int rank;
-  int size;
-  const BlockTable& blocks;  // broadcast, reduce, all_reduce: the array, between all ranks
-  size_t element_bytes;
-  size_t chunk_bytes;  // how much is read at a time
-  int root = -1;
-};
-
-void schedule_reading_broadcast(const SingleCopyScheduleRequest& request, Schedule& schedule);
-void schedule_reading_reduce(const SingleCopyScheduleRequest& request, Schedule& schedule);
-void schedule_reading_all_reduce(const SingleCopyScheduleRequest& request, Schedule& schedule);
-void schedule_reading_gather(const SingleCopyScheduleRequest& request, Schedule& schedule);
-void schedule_reading_scatter(const SingleCopyScheduleRequest& request, Schedule& schedule);
-// For all_gather too; `inputs` says whether inputs are in blocks.
-void schedule_reading_all_to_all(const SingleCopyScheduleRequest& request, bool inputs, Schedule& schedule);
-void schedule_reading_reduce_scatter(const SingleCopyScheduleRequest& request, Schedule& schedule);
+void schedule_reading(const ScheduleRequest& request, Schedule& schedule);
 
 }  // namespace procgroup

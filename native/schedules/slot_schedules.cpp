@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "schedules/schedule_writer.hpp"
 #include "transport/group_memory.hpp"
 
 namespace procgroup {
@@ -10,19 +11,17 @@ namespace {
 // Writes steps in the words of the header's essay.
 class Builder : public ScheduleWriter {
  public:
-  Builder(const SlotScheduleRequest& request, Schedule& schedule)
-      : ScheduleWriter(schedule, request.rank, request.size),
-        request_(request),
-        chunk_(std::max(request.chunk_bytes / request.element_bytes, size_t{1}) * request.element_bytes) {
-    schedule_.chunks = (request.bytes + chunk_ - 1) / chunk_;
+  Builder(const ScheduleRequest& request, Schedule& schedule)
+      : ScheduleWriter(request, schedule), chunk_(whole_elements(request.chunk_bytes)) {
+    schedule_.chunks = parts_of(request.bytes, chunk_);
   }
 
   uint64_t chunks() const { return schedule_.chunks; }
   size_t start(uint64_t chunk) const { return chunk * chunk_; }
   size_t length(uint64_t chunk) const { return std::min(chunk_, request_.bytes - start(chunk)); }
 
-  Place input(uint64_t chunk) const { return {.kind = Place::Kind::kInput, .offset = start(chunk)}; }
-  Place output(uint64_t chunk) const { return {.kind = Place::Kind::kOutput, .offset = start(chunk)}; }
+  Place input(uint64_t chunk) const { return procgroup::input(start(chunk)); }
+  Place output(uint64_t chunk) const { return procgroup::output(start(chunk)); }
   // Where `rank` copies in a chunk: slots 0 to `slots` - 1 in turn.
   Place copied_in(uint64_t chunk, int rank, uint64_t slots, size_t offset = 0) const {
     return in_slot((request_.earlier_chunks + chunk) % slots, rank, offset);
@@ -39,10 +38,6 @@ class Builder : public ScheduleWriter {
     copy(to, input(chunk), offset);
     copy(moved(to, offset + bytes), moved(input(chunk), offset + bytes), length(chunk) - offset - bytes);
   }
-  static Place moved(Place place, size_t offset) {
-    place.offset += offset;
-    return place;
-  }
 
   // The segment of a chunk that `rank` reduces.
   Range segment(uint64_t chunk, int rank) const {
@@ -50,18 +45,13 @@ class Builder : public ScheduleWriter {
   }
 
  private:
-  static Place in_slot(uint64_t index, int rank, size_t offset) {
-    return {.kind = Place::Kind::kSlot, .slot = static_cast<int8_t>(index), .rank = rank, .offset = offset};
-  }
-
-  const SlotScheduleRequest& request_;
-  size_t chunk_;
+  const size_t chunk_;
 };
 
 }  // namespace
 
 // CopyIn k overwrites chunk k-4 (four slots): everybody has published k, and so is done with chunk k-2.
-void schedule_all_reduce_direct(const SlotScheduleRequest& request, Schedule& schedule) {
+void schedule_all_reduce_direct(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
     builder.copy_in(chunk, kSlots);
@@ -75,7 +65,7 @@ void schedule_all_reduce_direct(const SlotScheduleRequest& request, Schedule& sc
 // Slots 0 and 1 take copies in, 2 and 3 results, in turn. Value k+1 says: reduced my segment of chunk k-1,
 // collected chunk k-2, copied in chunk k. CopyIn k+1 overwrites chunk k-1: everybody published k+1, so
 // all have reduced it. Result k overwrites result k-2: for the same reason all have collected that.
-void schedule_all_reduce_scattered(const SlotScheduleRequest& request, Schedule& schedule) {
+void schedule_all_reduce_scattered(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   const uint64_t chunks = builder.chunks();
   if (chunks == 0) return;
@@ -83,7 +73,7 @@ void schedule_all_reduce_scattered(const SlotScheduleRequest& request, Schedule&
     for (int step = 1; step < request.size; ++step) {
       const int peer = (request.rank + step) % request.size;
       const auto [offset, bytes] = builder.segment(chunk, peer);
-      builder.copy(Builder::moved(builder.output(chunk), offset), builder.result(chunk, peer), bytes);
+      builder.copy(moved(builder.output(chunk), offset), builder.result(chunk, peer), bytes);
     }
   };
   builder.copy_in_for_others(0, 2);
@@ -91,8 +81,8 @@ void schedule_all_reduce_scattered(const SlotScheduleRequest& request, Schedule&
   for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
     builder.await(kEveryone, chunk + 1);
     const auto [offset, bytes] = builder.segment(chunk, request.rank);
-    builder.reduce(Builder::moved(builder.output(chunk), offset), builder.copied_in(chunk, request.rank, 2, offset),
-                   Builder::moved(builder.input(chunk), offset), bytes);
+    builder.reduce(moved(builder.output(chunk), offset), builder.copied_in(chunk, request.rank, 2, offset),
+                   moved(builder.input(chunk), offset), bytes);
     builder.share_result(builder.result(chunk, request.rank), bytes);
     if (chunk + 1 < chunks) builder.copy_in_for_others(chunk + 1, 2);
     if (chunk > 0) collect(chunk - 1);
@@ -105,22 +95,21 @@ void schedule_all_reduce_scattered(const SlotScheduleRequest& request, Schedule&
 // Each rank copies in the half of a chunk that the other reduces (value 2k+1), reduces its own half into its
 // output and a slot (2k+2), and collects the other's. Slots 0 and 1 take copies in, 2 and 3 results, in turn:
 // what chunk k overwrites is of chunk k-2, with which the other was done when it published 2k-1.
-void schedule_all_reduce_exchanged(const SlotScheduleRequest& request, Schedule& schedule) {
+void schedule_all_reduce_exchanged(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   const int peer = 1 - request.rank;
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
     const auto mine = builder.segment(chunk, request.rank);
     const auto theirs = builder.segment(chunk, peer);
-    builder.copy(builder.copied_in(chunk, request.rank, 2), Builder::moved(builder.input(chunk), theirs.offset),
-                 theirs.bytes);
+    builder.copy(builder.copied_in(chunk, request.rank, 2), moved(builder.input(chunk), theirs.offset), theirs.bytes);
     builder.publish(2 * chunk + 1);
     builder.await(peer, 2 * chunk + 1);
-    builder.reduce(Builder::moved(builder.output(chunk), mine.offset), builder.copied_in(chunk, request.rank, 2),
-                   Builder::moved(builder.input(chunk), mine.offset), mine.bytes);
+    builder.reduce(moved(builder.output(chunk), mine.offset), builder.copied_in(chunk, request.rank, 2),
+                   moved(builder.input(chunk), mine.offset), mine.bytes);
     builder.share_result(builder.result(chunk, request.rank), mine.bytes);
     builder.publish(2 * chunk + 2);
     builder.await(peer, 2 * chunk + 2);
-    builder.copy(Builder::moved(builder.output(chunk), theirs.offset), builder.result(chunk, peer), theirs.bytes);
+    builder.copy(moved(builder.output(chunk), theirs.offset), builder.result(chunk, peer), theirs.bytes);
   }
 }
 
@@ -128,7 +117,7 @@ namespace {
 
 // The root's value k+1: chunk k lies in its slot. A reader's value k+1: it has collected chunk k. Before the
 // root overwrites chunk k-4 it awaits everybody's k-3.
-void schedule_broadcast(const SlotScheduleRequest& request, Schedule& schedule) {
+void schedule_broadcast(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
     if (request.rank == request.root) {
@@ -144,14 +133,14 @@ void schedule_broadcast(const SlotScheduleRequest& request, Schedule& schedule) 
 
 // A sender's value k+1: chunk k lies in its slot. The root's: it has reduced chunk k. Before a sender
 // overwrites chunk k-4 it awaits the root's k-3.
-void schedule_reduce(const SlotScheduleRequest& request, Schedule& schedule) {
+void schedule_reduce(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
     const bool is_root = request.rank == request.root;
     if (!is_root && chunk >= kSlots) builder.await(request.root, chunk - kSlots + 1);
     if (!is_root) builder.copy_in(chunk, kSlots);
     if (is_root) {
-      for (int step = 1; step < request.size; ++step) builder.await((request.rank + step) % request.size, chunk + 1);
+      builder.for_each_peer([&](int peer) { builder.await(peer, chunk + 1); });
       builder.reduce(builder.output(chunk), builder.copied_in(chunk, request.rank, kSlots), builder.input(chunk),
                      builder.length(chunk));
     }
@@ -161,9 +150,9 @@ void schedule_reduce(const SlotScheduleRequest& request, Schedule& schedule) {
 
 // scan, exscan. Each rank reduces what the lower ones have copied in, from their slots: nobody reads an array that is
 // overwritten. Copies in are overwritten as in an all_reduce_direct.
-void schedule_prefix_reduction(OpKind op, const SlotScheduleRequest& request, Schedule& schedule) {
+void schedule_prefix_reduction(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
-  const int sources = sources_of(op, request.rank, request.size);
+  const int sources = sources_of(request.op, request.rank, request.size);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
     builder.copy_in(chunk, kSlots);
     builder.publish(chunk + 1);
@@ -176,15 +165,15 @@ void schedule_prefix_reduction(OpKind op, const SlotScheduleRequest& request, Sc
 
 }  // namespace
 
-void schedule_slots(OpKind op, const SlotScheduleRequest& request, Schedule& schedule) {
-  switch (op) {
+void schedule_slots(const ScheduleRequest& request, Schedule& schedule) {
+  switch (request.op) {
     case OpKind::kBroadcast:
       return schedule_broadcast(request, schedule);
     case OpKind::kReduce:
       return schedule_reduce(request, schedule);
     case OpKind::kScan:
     case OpKind::kExscan:
-      return schedule_prefix_reduction(op, request, schedule);
+      return schedule_prefix_reduction(request, schedule);
     default:
       schedule.clear();
   }

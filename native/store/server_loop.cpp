@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -14,6 +13,8 @@
 #include <limits>
 #include <new>
 #include <system_error>
+
+#include "base/standard_error.hpp"
 
 namespace procgroup::store {
 namespace {
@@ -216,12 +217,8 @@ bool Server::Loop::watch(int operation, int descriptor, uint32_t events, uint64_
   return epoll_ctl(epoll_.get(), operation, descriptor, &event) == 0;
 }
 
-// Does not block: a full pipe at stderr must not stop the store.
 void Server::Loop::log(const std::string& text) const {
-  const std::string line = "procgroup store on port " + std::to_string(port_) + ": " + text + "\n";
-  pollfd out{STDERR_FILENO, POLLOUT, 0};
-  if (poll(&out, 1, 0) != 1 || !(out.revents & POLLOUT)) return;
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  write_line("procgroup store on port " + std::to_string(port_) + ": " + text);
 }
 
 }  // namespace procgroup::store

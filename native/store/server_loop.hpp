@@ -22,8 +22,7 @@ struct epoll_event;
 
 namespace procgroup::store {
 
-// server_loop.cpp accepts, polls and closes connections; server_requests.cpp reads requests and sends replies;
-// server_torch.cpp does the same for PyTorch's clients.
+// server_loop.cpp accepts, polls and closes connections; server_requests.cpp reads requests and sends replies.
 class Server::Loop {
  public:
   Loop(int listener, int port, Identity identity, bool answers_torch, Shared& shared);

@@ -1,0 +1,154 @@
+// What a broken rank leaves in the memory that it shares: the others take it for no more than it is.
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "collectives/buffer_table.hpp"
+#include "tests/collectives/calls_by_hand.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+constexpr uint64_t kSequence = 1;
+
+// Two ranks that make one call each, of which rank 1 has announced its own.
+struct Calls {
+  explicit Calls(size_t count)
+      : data{values(0, count), values(1, count)},
+        requests{request_for(OpKind::kAllReduce, data[0]), request_for(OpKind::kAllReduce, data[1])} {
+    for (Request& request : requests) request.descriptor.sequence = kSequence;
+    theirs.advance();
+  }
+
+  std::vector<Rank> world = make_world(2);
+  std::vector<const Arena*> arenas = arenas_of(world);
+  CollectiveState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
+  std::vector<int64_t> data[2];
+  Request requests[2];
+  CollectiveCall mine{states[0], requests[0]};
+  CollectiveCall theirs{states[1], requests[1]};
+};
+
+template <class Check>
+void expect_out_of_range(Check check_that) {
+  try {
+    check_that();
+  } catch (const std::out_of_range&) {
+    return;
+  }
+  check(false, "expected to be refused", 0);
+}
+
+void a_descriptor_that_is_none_is_told_as_such() {
+  for (const int byte : {2, 0x7f, 0xff}) {
+    Calls calls(4);
+    GroupMemoryView& shown = calls.states[1].mine();
+    shown.announcement(kSequence).fingerprint += 1;
+    std::memset(static_cast<void*>(&shown.descriptor(kSequence)), byte, sizeof(Descriptor));
+    if (byte == 2) shown.descriptor(kSequence).op = OpKind::kAllReduce;  // the rest can be: but not the bool
+    check(calls.mine.advance() == Progress::kDone, "expected a verdict", 0);
+    const Failure* failure = calls.mine.failure();
+    check(failure != nullptr && failure->kind == Failure::Kind::kMismatch, "expected a mismatch", 0);
+    const bool known = failure->calls[1] != "a call that this version does not know";
+    check(known == (byte == 2), failure->calls[1].c_str(), 0);
+  }
+}
+
+void the_header_of_a_buffer_table_may_have_any_bytes() {
+  Calls calls(1000);
+  const BufferTable sheet(calls.states[1].mine().small(kSequence), 2);
+  std::memset(&sheet.head(), 0xfe, sizeof(BufferTableHeader));
+  while (!calls.mine.is_completed() || !calls.theirs.is_completed()) {
+    if (!calls.mine.is_completed()) calls.mine.advance();
+    if (!calls.theirs.is_completed()) calls.theirs.advance();
+  }
+  check(calls.mine.failure() == nullptr && calls.data[0][999] == sum(2, 999), "expected the result", 0);
+}
+
+void small_areas_outside_of_the_arena_or_between_lines_end_the_call() {
+  for (const uint64_t offset : {uint64_t{4096 + 8}, uint64_t{1} << 62, std::numeric_limits<uint64_t>::max() - 63}) {
+    Calls calls(30);  // more than a line holds
+    calls.states[1].mine().announcement(kSequence).small = offset;
+    check(calls.mine.advance() == Progress::kDone, "expected an end", 0);
+    const Failure* failure = calls.mine.failure();
+    check(failure != nullptr && failure->kind == Failure::Kind::kBroken, "kind", 0);
+    check(failure->reason.starts_with("it cannot go on: a peer named shared memory"), failure->reason.c_str(), 0);
+    check(calls.data[0] == values(0, 30), "expected no output to be written", 0);
+  }
+}
+
+void memory_that_has_a_form_begins_with_a_line() {
+  const Arena arena = Arena::create(0);
+  check(arena.at_line(4096, 64) == arena.at(4096, 64), "a line", 0);
+  for (const uint64_t offset : {4097, 4096 + 8, 4096 + 63}) expect_out_of_range([&] { arena.at_line(offset, 1); });
+  expect_out_of_range([&] { arena.at_line(uint64_t{1} << 40, 1); });
+  expect_out_of_range([&] { GroupMemoryView(arena, 4096 + 8, 2, kTiny); });
+}
+
+// Records that no correct rank writes: a cause that is no rank of the group, details outside of the arena, all ones.
+void a_failure_record_in_shared_memory_is_checked_before_it_is_believed() {
+  for (const int peer : {-7, 2, 99, -1}) {
+    for (const uint64_t details : {uint64_t{0}, uint64_t{1} << 62, uint64_t{4096 + 3}}) {
+      std::vector<Rank> world = make_world(2);
+      GroupMemory& theirs = GroupMemoryView(world[1].engine->arena(), world[1].group->offset(), 2, kTiny).memory();
+      if (peer == -1) std::memset(static_cast<void*>(&theirs.failure), 0xff, sizeof theirs.failure);
+      theirs.failure.peer = peer;
+      theirs.failure_details = details;
+      theirs.state.store(MemberState::kFailed);
+      std::vector<int64_t> data(4);
+      Request request = request_for(OpKind::kAllReduce, data);
+      NoRuntime language;
+      try {
+        world[0].group->run(request, 20, language);
+        check(false, "expected a failure", 0);
+      } catch (const OperationFailed& failed) {
+        check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
+        check(failed.failure.reason == "its failure record cannot be read", failed.failure.reason.c_str(), 0);
+      }
+    }
+  }
+}
+
+// A rank introduces a group whose memory cannot lie where it says: who makes the group names that rank, and says in its
+// own memory that it gives up, where others look who have gone on.
+void a_group_whose_memory_is_misplaced_is_not_made() {
+  for (const uint64_t offset : {uint64_t{4096 + 8}, uint64_t{1} << 62}) {
+    std::vector<Rank> world = make_world(2);
+    Engine& theirs = *world[1].engine;
+    {
+      const std::lock_guard lock(theirs.messages_mutex());
+      theirs.handshakes().open(8, {0, 1}, offset, "new_group([0, 1])");
+    }
+    Engine& mine = *world[0].engine;
+    Group group(mine, GroupOptions{.id = 8, .name = "second", .members = {0, 1}, .rank = 0, .layout = kTiny});
+    const GroupMemoryView memory(mine.arena(), group.offset(), 2, kTiny);
+    NoRuntime language;
+    try {
+      group.handshake("new_group([0, 1])", 20, language);
+      check(false, "expected to be refused", 0);
+    } catch (const OperationFailed& failed) {
+      check(failed.failure.kind == Failure::Kind::kFailed && failed.failure.peer == 1, "kind, rank", 0);
+      check(failed.failure.reason.starts_with("a peer named shared memory"), failed.failure.reason.c_str(), 0);
+    }
+    check(memory.memory().state.load() == MemberState::kFailed, "expected to tell it", 0);
+    const GroupMemory& shown = memory.memory();
+    const size_t bytes = details_bytes(shown.failure);
+    const auto posted = decode(shown.failure, {mine.arena().at(shown.failure_details, bytes), bytes}, 2);
+    check(posted->reason.starts_with("rank 1 failed"), posted->reason.c_str(), 0);
+  }
+}
+
+}  // namespace
+
+int main() {
+  a_descriptor_that_is_none_is_told_as_such();
+  the_header_of_a_buffer_table_may_have_any_bytes();
+  small_areas_outside_of_the_arena_or_between_lines_end_the_call();
+  memory_that_has_a_form_begins_with_a_line();
+  a_failure_record_in_shared_memory_is_checked_before_it_is_believed();
+  a_group_whose_memory_is_misplaced_is_not_made();
+  std::puts("foreign_memory_test: passed");
+}

@@ -1,0 +1,199 @@
+// Collectives over messages that fail: ranks that disagree, are lost, or give up.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/check.hpp"
+#include "tests/collectives/network_fixture.hpp"
+#include "tests/links.hpp"
+
+namespace procgroup::testing {
+namespace {
+
+Descriptor differing(const Descriptor& call, int field) {
+  Descriptor other = call;
+  switch (field) {
+    case 0:
+      other.op = OpKind::kBroadcast;
+      break;
+    case 1:
+      other.dtype = Dtype::kInt32;
+      break;
+    case 2:
+      other.reduce_op = ReduceOp::kMax;
+      break;
+    case 3:
+      other.root = 1;
+      break;
+    case 4:
+      other.count = 1;
+      break;
+    case 5:
+      other.count = 2000;
+      break;
+    default:
+      other.sequence += 1;
+  }
+  return other;
+}
+
+void a_call_that_differs_fails_on_every_rank_and_changes_nothing() {
+  for (const size_t count : {size_t{3}, size_t{1000}}) {
+    for (int field = 0; field < 7; ++field) {
+      run_ranks(3, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
+        const Descriptor usual = call_of(OpKind::kReduce, Dtype::kFloat32, ReduceOp::kSum, count, 0, 5);
+        const Descriptor call = rank == 2 ? differing(usual, field) : usual;
+        NetworkGroup group(messages, everybody(rank, 3), kTiny);
+        const auto made = TestCall::in_place(call, rank);
+        const Bytes before = made->array;
+        CollectiveCall operation(group.state(), made->request);
+        finish(operation, messages, doorbell);
+        const Failure* failure = operation.failure();
+        CHECK(failure != nullptr && failure->kind == Failure::Kind::kMismatch && made->array == before);
+        CHECK(failure->calls.size() == 3 && failure->calls[0] == usual.describe());
+        CHECK(failure->calls[2] == differing(usual, field).describe());
+      });
+    }
+  }
+}
+
+void a_mismatch_is_told_though_one_rank_never_comes() {
+  run_ranks(3, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell&) {
+    if (rank == 2) return;
+    const size_t count = rank == 0 ? 4 : 5;
+    const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, count);
+    NetworkGroup group(messages, everybody(rank, 3), kTiny);
+    const auto made = TestCall::in_place(call, rank);
+    CollectiveCall operation(group.state(), made->request);
+    while (operation.advance() != Progress::kDone) {
+      messages.pump();
+      poll(nullptr, 0, 5);
+    }
+    CHECK(operation.failure()->kind == Failure::Kind::kMismatch && operation.failure()->calls[2] == "nothing yet");
+  });
+}
+
+void records_from_a_hostile_peer_fail_the_call_only() {
+  const std::vector<Bytes> records = {Bytes(0),
+                                      Bytes(31),
+                                      Bytes(sizeof(Descriptor), std::byte{0xff}),
+                                      entry_of(1, Bytes(sizeof(Descriptor) - 1)),
+                                      entry_of(0, Bytes(sizeof(Descriptor))),
+                                      entry_of(1, Bytes(sizeof(Descriptor), std::byte{0xff})),
+                                      Bytes(20'000),
+                                      Bytes(90'000)};
+  for (const Bytes& record : records) {
+    run_ranks(2, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
+      if (rank == 1) {
+        messages.post(0, kAnnouncements, record);
+        if (record.size() <= kEagerBytes) flush(messages);
+        return;
+      }
+      const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, 4);
+      NetworkGroup group(messages, everybody(rank, 2), kTiny);
+      const auto made = TestCall::in_place(call, rank);
+      const Bytes before = made->array;
+      CollectiveCall operation(group.state(), made->request);
+      finish(operation, messages, doorbell);
+      CHECK(operation.failure() != nullptr && made->array == before);
+    });
+  }
+}
+
+// World rank 3, which is group rank 0, says how much it keeps itself: the sizes of a pair that concerns nobody else.
+void counts_that_no_memory_holds_are_refused_by_every_rank() {
+  const Descriptor call = call_of(OpKind::kAllToAll, Dtype::kInt64, ReduceOp::kSum, 0);
+  run_ranks(4, LinkKind::kUnixSocket, 0, [&](int world_rank, Messages& messages, Doorbell& doorbell) {
+    if (world_rank == 1) return;
+    if (world_rank == 3) {
+      const uint64_t counts[] = {uint64_t{1} << 60, 0, 0, uint64_t{1} << 60, 0, 0};
+      Bytes record(sizeof call + sizeof counts);
+      std::memcpy(record.data(), &call, sizeof call);
+      std::memcpy(record.data() + sizeof call, counts, sizeof counts);
+      for (const int peer : {0, 2}) messages.post(peer, kAnnouncements, entry_of(0, record));
+      return flush(messages);
+    }
+    NetworkGroup group(messages, shuffled_group(world_rank), kTiny);
+    TestCall made;
+    made.request.descriptor = call;
+    made.request.inputs.assign(3, {});
+    made.request.outputs.assign(3, {});
+    CollectiveCall operation(group.state(), made.request);
+    finish(operation, messages, doorbell);
+    const Failure* failure = operation.failure();
+    CHECK(failure != nullptr && failure->kind == Failure::Kind::kFailed && failure->peer == 0);
+    CHECK(failure->reason ==
+          "it announced that it gives 1152921504606846976 int64 to rank 0, expected less than 2^63 bytes to all ranks "
+          "together");
+  });
+}
+
+// One rank agrees and then dies. A call alone knows only its own links; the group's failure board has the cause.
+void a_rank_lost_in_mid_call_ends_the_call_on_every_survivor() {
+  const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat64, ReduceOp::kSum, 400'000);
+  run_ranks(4, LinkKind::kUnixSocket, 0, [&](int world_rank, Messages& messages, Doorbell& doorbell) {
+    if (world_rank == 1) return;
+    NetworkGroup group(messages, shuffled_group(world_rank), {.small_bytes = 64, .segment_bytes = 64 * 1024});
+    const auto made = TestCall::in_place(call, world_rank);
+    CollectiveCall operation(group.state(), made->request);
+    if (world_rank == 2) {
+      pump_until(messages, doorbell, [&] { return operation.advance() == Progress::kMoved; });
+      for (const int peer : {0, 3}) {
+        Failure gone{};
+        gone.kind = Failure::Kind::kLost;
+        gone.peer = peer;
+        messages.fail_peer(peer, gone);
+      }
+      return;
+    }
+    finish(operation, messages, doorbell);
+    const Failure* failure = operation.failure();
+    CHECK(failure != nullptr);
+    if (failure->kind == Failure::Kind::kFailed) return;  // the other survivor was first, and gave its messages up
+    CHECK(failure->kind == Failure::Kind::kLost && failure->peer == 2);
+  });
+}
+
+// Rank 0 gives up before rank 1 comes, or while arrays are on their way; the memory may be used for something else
+// then.
+void a_call_that_is_given_up_touches_no_array() {
+  for (const bool in_mid_call : {false, true}) {
+    const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, in_mid_call ? 400'000 : 4);
+    std::atomic<bool> given_up{false};
+    run_ranks(2, LinkKind::kTcp, 0, [&](int rank, Messages& messages, Doorbell&) {
+      NetworkGroup group(messages, everybody(rank, 2), kTiny);
+      const auto made = TestCall::in_place(call, rank);
+      CollectiveCall operation(group.state(), made->request);
+      if (rank == 1) {  // learns of it from the failure board, in a group
+        while (!given_up)
+          if (in_mid_call) operation.advance();
+        operation.advance();
+        return;
+      }
+      operation.advance();
+      for (int moves = 0; in_mid_call && moves < 20;) moves += operation.advance() == Progress::kMoved;
+      CHECK(operation.missing() == std::vector<int>{1});
+      operation.give_up({.kind = Failure::Kind::kTimeout});
+      CHECK(operation.failure()->kind == Failure::Kind::kTimeout);
+      CHECK(operation.failure()->wrote || !in_mid_call);
+      Bytes().swap(made->array);
+      given_up = true;
+      flush(messages);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace procgroup::testing
+
+int main() {
+  using namespace procgroup::testing;
+  limit_seconds(110);
+  RUN_TEST(a_call_that_differs_fails_on_every_rank_and_changes_nothing);
+  RUN_TEST(a_mismatch_is_told_though_one_rank_never_comes);
+  RUN_TEST(records_from_a_hostile_peer_fail_the_call_only);
+  RUN_TEST(counts_that_no_memory_holds_are_refused_by_every_rank);
+  RUN_TEST(a_rank_lost_in_mid_call_ends_the_call_on_every_survivor);
+  RUN_TEST(a_call_that_is_given_up_touches_no_array);
+}

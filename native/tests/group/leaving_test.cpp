@@ -1,0 +1,132 @@
+// What a rank that leaves its group must not do: take away what others still read, or leave a waiter behind.
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+#include "group/group_operation.hpp"
+#include "tests/collectives/calls_by_hand.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+// Rank 1 ends the call and its group, while rank 0 has not read rank 1's data yet.
+void what_was_published_stays(size_t count) {
+  std::vector<Rank> world = make_world(2);
+  const std::vector<const Arena*> arenas = arenas_of(world);
+  CollectiveState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
+  std::vector<int64_t> data[2] = {values(0, count), values(1, count)};
+  Request requests[2] = {request_for(OpKind::kAllReduce, data[0]), request_for(OpKind::kAllReduce, data[1])};
+  for (Request& request : requests) request.descriptor.sequence = 1;
+  CollectiveCall slow(states[0], requests[0]);
+  CollectiveCall fast(states[1], requests[1]);
+  slow.advance();  // announces, with its data or its one chunk copied in
+  check(fast.advance() == Progress::kDone, "expected to be done", 1);
+  check(!slow.is_completed(), "expected to be slow", 0);
+  world[1].group.reset();
+  check(slow.advance() == Progress::kDone && slow.failure() == nullptr, "expected to end well", 0);
+  for (size_t index = 0; index < count; ++index) check(data[0][index] == sum(2, index), "wrong number", 0);
+}
+
+const Failure* failure_after_leaving(Group& group, const std::shared_ptr<GroupOperation>& operation) {
+  check(!operation->is_completed(), "expected to be pending", group.rank());
+  group.leave();
+  check(operation->is_completed() && operation->failure() != nullptr, "expected to have failed", group.rank());
+  return operation->failure();
+}
+
+void leaving_ends_what_is_pending() {
+  std::vector<Rank> world = make_world(2);
+  Group& group = *world[0].group;
+  std::vector<int64_t> in(4);
+  std::vector<int64_t> data(4);
+  const auto receive = group.start_message({OpKind::kRecv, in.data(), in.size(), Dtype::kInt64, 1, 3}, 600);
+  const auto first = group.start(request_for(OpKind::kAllReduce, data), 600);
+  const auto second = group.start(request_for(OpKind::kAllReduce, data), 600);
+  const Failure* failure = failure_after_leaving(group, receive);
+  check(failure->summary() == "this rank left the group", failure->summary().c_str(), 0);
+  check(first->is_completed() && second->is_completed(), "expected the queue to have ended", 0);
+}
+
+// The second call's limit passes while the first one waits: that must not start it.
+void a_late_call_is_not_started_before_its_turn() {
+  std::vector<Rank> world = make_world(2);
+  Group& group = *world[0].group;
+  std::vector<int64_t> data(4);
+  const auto first = group.start(request_for(OpKind::kAllReduce, data), 600);
+  const auto second = group.start(request_for(OpKind::kAllReduce, data), 0.1);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!second->is_completed() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  check(second->is_completed() && second->failure()->kind == Failure::Kind::kTimeout, "expected a timeout", 0);
+  check(second->call().sequence == 0, "expected a call without a number", 0);
+  check(!first->is_completed() && !group.is_completed(), "expected the first call to go on", 0);
+}
+
+// Rank 0 gives up a group that it began to make. Ranks 1 and 2 may have received everybody and gone on: rank 0's memory
+// of it is no other group's before both say that they have left.
+void the_memory_of_a_group_that_was_not_made_is_no_other_groups() {
+  const size_t bytes = GroupLayout::memory_bytes(3);
+  std::vector<Rank> world = make_world(3);
+  Engine& mine = *world[0].engine;
+  auto group = std::make_unique<Group>(
+      mine, GroupOptions{.id = 8, .name = "second", .members = {0, 1, 2}, .rank = 0, .layout = kTiny});
+  const uint64_t offset = group->offset();
+  const GroupMemoryView shown(mine.arena(), offset, 3, kTiny);
+  NoRuntime language;
+  try {
+    group->handshake("new_group([0, 1, 2])", 0.05, language);
+    check(false, "expected a timeout", 0);
+  } catch (const OperationFailed& failed) {
+    check(failed.failure.kind == Failure::Kind::kTimeout, "kind", 0);
+  }
+  group.reset();
+  check(mine.heap().take(bytes) != offset, "expected the memory to be kept", 0);
+  check(shown.memory().state.load() == MemberState::kFailed, "expected to be told why", 0);
+  shown.departed(1).store(1);
+  check(mine.heap().take(bytes) != offset, "expected the memory to be kept for rank 2", 0);
+  shown.departed(2).store(1);
+  check(mine.heap().take(bytes) == offset, "expected the memory to be used again", 0);
+}
+
+Failure failure_of(Group& group, double seconds) {
+  NoRuntime language;
+  std::vector<int64_t> data(4);
+  Request request = request_for(OpKind::kAllReduce, data);
+  try {
+    group.run(request, seconds, language);
+  } catch (const OperationFailed& failed) {
+    return failed.failure;
+  }
+  check(false, "expected a failure", group.rank());
+  std::abort();
+}
+
+// Rank 3 gives up and leaves, rank 0 after it for that reason; then rank 2 comes, and sees both gone.
+void whoever_comes_last_hears_what_came_first() {
+  std::vector<Rank> world = make_world(4);
+  const Failure first = failure_of(*world[3].group, 0.01);
+  check(first.kind == Failure::Kind::kTimeout, "expected a timeout", 3);
+  for (const int rank : {3, 0}) {
+    Rank& gone = world[static_cast<size_t>(rank)];
+    if (rank == 0) check(failure_of(*gone.group, 600).peer == 3, "expected to hear of rank 3", 0);
+    gone.group->leave();
+    gone.engine->shutdown();
+    while (world[2].engine->peer_status(rank) != PeerStatus::kLeft) std::this_thread::yield();
+  }
+  const Failure received = failure_of(*world[2].group, 600);
+  check(received.kind == Failure::Kind::kFailed && received.peer == 3, received.summary().c_str(), 2);
+  check(received.reason == "its time limit of 0.01 s passed while it waited for rank 0, 1, 2", received.reason.c_str(),
+        2);
+}
+
+}  // namespace
+
+int main() {
+  whoever_comes_last_hears_what_came_first();
+  what_was_published_stays(5);
+  what_was_published_stays(100);
+  leaving_ends_what_is_pending();
+  a_late_call_is_not_started_before_its_turn();
+  the_memory_of_a_group_that_was_not_made_is_no_other_groups();
+  std::puts("leaving_test: passed");
+}

@@ -1,0 +1,305 @@
+// Deadlocks between ranks that share no memory: each is found on every member of the cycle, in the same words; a
+// message that is still on its way is never mistaken for one; letters that make no sense change nothing.
+#include "messages/wait_edge_exchange.hpp"
+
+#include <poll.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "liveness/deadlock.hpp"
+#include "tests/engine_fixture.hpp"
+#include "tests/messages/messages_fixture.hpp"
+
+namespace procgroup::testing {
+namespace {
+
+constexpr MessageKey kToken{9, 9};
+
+// A rank that passes a token on to the next one, and suspects a deadlock at once.
+class Member final : public WaitForGraph {
+ public:
+  Member(Messages& messages, int rank, int size)
+      : messages_(messages), exchange_(messages, rank, size), rank_(rank), size_(size) {
+    for (int peer = 0; peer < size; ++peer)
+      if (peer != rank) boards_[peer] = exchange_.add(peer);
+  }
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return size_; }
+  WaitEdgeBoard* own_board() override { return &own_; }
+  const WaitEdgeBoard* board(int rank) const override { return rank == rank_ ? &own_ : boards_.at(rank); }
+  bool is_idle() override { return true; }
+  bool is_quiet() override {
+    while (messages_.pump()) {
+    }
+    return messages_.is_quiet();
+  }
+  void ask(int rank) override { exchange_.ask(rank); }
+  void publish() override { exchange_.publish(own_); }
+  void announce(const std::vector<WaitEdge>& cycle) override { exchange_.announce(cycle); }
+
+  // The deadlock, if there is one.
+  std::optional<Failure> receive(size_t bytes) {
+    std::vector<std::byte> token(bytes);
+    const int before = (rank_ + size_ - 1) % size_;
+    const TransferPtr transfer = messages_.receive(before, kToken, token.data(), bytes);
+    DeadlockDetector watch(*this, 60, 0);
+    const auto awaited = [&]() -> std::optional<Awaited> {
+      if (transfer->is_completed() || transfer->source >= 0) return std::nullopt;
+      return Awaited{OpKind::kRecv, 0, {before}};
+    };
+    for (; !transfer->is_completed(); messages_.pump()) {
+      if (std::optional<Failure> failure = watch.examine(awaited, [] { return true; })) {
+        messages_.cancel(*transfer, *failure);
+        return failure;
+      }
+      std::this_thread::yield();
+    }
+    CHECK(transfer->failure() == nullptr);
+    return std::nullopt;
+  }
+  void send(size_t bytes) {
+    const std::vector<std::byte> token(bytes);
+    const TransferPtr transfer = messages_.send((rank_ + 1) % size_, kToken, token.data(), bytes);
+    while (!transfer->is_completed()) messages_.pump();
+  }
+
+ private:
+  Messages& messages_;
+  WaitEdgeExchange exchange_;
+  WaitEdgeBoard own_;
+  std::map<int, const WaitEdgeBoard*> boards_;
+  const int rank_;
+  const int size_;
+};
+
+void a_token_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size, size_t bytes, int turns, LinkKind kind) {
+  std::atomic<int> passed{0};
+  std::vector<Failure> failures(static_cast<size_t>(size));
+  run_ranks(size, kind, 0, [&](int rank, Messages& messages, Doorbell&) {
+    Member member(messages, rank, size);
+    std::mt19937 random(static_cast<unsigned>(rank));
+    if (rank == 0) member.send(bytes);
+    for (;;) {
+      if (std::optional<Failure> failure = member.receive(bytes)) {
+        CHECK(passed > turns);  // else it was a false alarm
+        failures[static_cast<size_t>(rank)] = *std::move(failure);
+        return;
+      }
+      for (unsigned pause = random() % 4; pause > 0; --pause) std::this_thread::yield();
+      if (passed.fetch_add(1) < turns) member.send(bytes);
+    }
+  });
+  for (const Failure& failure : failures) {
+    CHECK(failure.kind == Failure::Kind::kDeadlock && failure.missing.size() == failures.size());
+    CHECK(failure.summary() == failures[0].summary());
+  }
+}
+
+void tokens_go_round_and_are_lost() {
+  for (const LinkKind kind : {LinkKind::kTcp, LinkKind::kUnixSocket})
+    for (const int size : {2, 3, 5})
+      for (const size_t bytes : {size_t{8}, kEagerBytes + 1})
+        a_token_that_goes_round_is_no_deadlock_and_its_loss_is_one(size, bytes, 60, kind);
+}
+
+std::vector<procgroup::Rank> make_world_of_sockets(int size) {
+  std::vector<procgroup::Rank> world(static_cast<size_t>(size));
+  std::vector<int> members(static_cast<size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  for (int rank = 0; rank < size; ++rank) {
+    const EngineOptions options{.rank = rank, .world_size = size, .ranks_are_threads = true};
+    world[static_cast<size_t>(rank)].engine = std::make_unique<Engine>(options, false);
+    world[static_cast<size_t>(rank)].engine->set_cores(1, size);
+  }
+  for (int first = 0; first < size; ++first)
+    for (int second = first + 1; second < size; ++second) {
+      auto ends = tcp_sockets();
+      world[static_cast<size_t>(first)].engine->attach_socket(second, std::move(ends.first), 1);
+      world[static_cast<size_t>(second)].engine->attach_socket(first, std::move(ends.second), 1);
+    }
+  for (int rank = 0; rank < size; ++rank)
+    world[static_cast<size_t>(rank)].group =
+        std::make_unique<Group>(*world[static_cast<size_t>(rank)].engine,
+                                GroupOptions{.id = 7, .name = "test", .members = members, .rank = rank});
+  std::vector<uint64_t> offsets;
+  for (const auto& rank : world) offsets.push_back(rank.group->offset());
+  for (const auto& rank : world) rank.group->attach(offsets, members);  // each is on a host of its own
+  return world;
+}
+
+class AloneRuntime final : public LanguageRuntime {
+ public:
+  void unlock() override {}
+  void lock() override {}
+  bool interrupted() override { return false; }
+  bool alone() override { return true; }
+};
+
+std::string told(const std::function<void(LanguageRuntime&)>& call) {
+  AloneRuntime language;
+  try {
+    call(language);
+  } catch (const OperationFailed& failed) {
+    return failed.failure.summary();
+  }
+  return "nothing";
+}
+
+std::string told_in_receive(Group& group, int from) {
+  int64_t value = 0;
+  const MessageRequest request{OpKind::kRecv, &value, 1, Dtype::kInt64, from, 0};
+  return told([&](LanguageRuntime& language) { group.run_message(request, 60, language); });
+}
+
+void engines_find_cycles_of_receives_and_collectives() {
+  std::vector<procgroup::Rank> world = make_world_of_sockets(3);
+  in_all_ranks(world, [](Group& group) {
+    const std::string received = told_in_receive(group, (group.rank() + 1) % group.size());
+    check(received == "deadlock: rank 0 in recv from 1, rank 1 in recv from 2, rank 2 in recv from 0", received.c_str(),
+          group.rank());
+  });
+  const std::string cycle = "deadlock: rank 0 in all_reduce #1 without 1, rank 1 in recv from 0";
+  in_all_ranks(world, [&](Group& group) {
+    std::vector<int64_t> data(4);
+    Request request = request_for(OpKind::kAllReduce, data);
+    const std::string received = group.rank() == 1
+                                     ? told_in_receive(group, 0)
+                                     : told([&](LanguageRuntime& language) { group.run(request, 60, language); });
+    const std::string expected = group.rank() == 2 ? "rank 0 failed: " + cycle : cycle;
+    check(received == expected, received.c_str(), group.rank());
+  });
+}
+
+// What a failed call tells the others is written before the call returns: its rank may make no other one.
+void a_rank_that_gave_up_and_makes_no_other_call_is_heard() {
+  for (const bool asynchronous : {false, true}) {
+    std::vector<procgroup::Rank> world = make_world_of_sockets(3);
+    in_all_ranks(world, [&](Group& group) {
+      if (group.rank() == 2) return;
+      std::vector<int64_t> data(4);
+      Request request = request_for(OpKind::kAllReduce, data);
+      if (group.rank() == 0) {
+        const std::string received = told([&](LanguageRuntime& language) {
+          if (!asynchronous) return group.run(request, 0.2, language);
+          const auto operation = group.start(request, 0.2);
+          while (!operation->is_completed()) poll(nullptr, 0, 5);
+          throw OperationFailed{*operation->failure(), operation->call()};
+        });
+        check(received.find("0.2") != std::string::npos, received.c_str(), 0);
+      } else {
+        poll(nullptr, 0, 400);
+        const int64_t began = now_ns();
+        const std::string received = told([&](LanguageRuntime& language) { group.run(request, 20, language); });
+        check(received.find("rank 0 failed") != std::string::npos, received.c_str(), 1);
+        CHECK(now_ns() - began < 5'000'000'000);
+      }
+    });
+  }
+}
+
+struct Letter {  // as it travels
+  uint32_t kind;
+  uint32_t waits;
+  uint64_t confirmed;
+  struct {
+    int32_t rank, next;
+    uint64_t op, number, epoch;
+  } wait[2];
+};
+
+void letters_that_make_no_sense_change_nothing() {
+  constexpr MessageKey key{0, uint64_t{1} << 63 | 1};
+  Pair pair;
+  WaitEdgeExchange exchange(pair.first, 0, 2);
+  const WaitEdgeBoard* board = exchange.add(1);
+  constexpr auto kRecv = static_cast<uint64_t>(OpKind::kRecv);
+  const Letter good{1, 1, 4, {{1, 0, kRecv, 0, 6}, {}}};
+  const Letter cycle{3, 2, 0, {{1, 0, kRecv, 0, 6}, {0, 1, kRecv, 0, 2}}};
+  const auto post = [&](const Letter& letter, size_t bytes) {
+    Bytes message(sizeof letter);
+    std::memcpy(message.data(), &letter, sizeof letter);
+    message.resize(bytes);
+    const auto* begin = reinterpret_cast<const std::byte*>(message.data());
+    pair.second.post(0, key, std::vector<std::byte>(begin, begin + bytes));
+    pair.settle();
+  };
+  const size_t one = sizeof good - sizeof good.wait[1];
+  for (const size_t bytes : {size_t{0}, size_t{3}, one - 1, one + 1, size_t{kEagerBytes}}) post(good, bytes);
+  const auto changed = [&](auto change) {
+    Letter letter = good;
+    change(letter);
+    post(letter, one);
+  };
+  changed([](Letter& letter) { letter.kind = 77; });
+  changed([](Letter& letter) { letter.waits = ~0U; });
+  changed([](Letter& letter) { letter.wait[0].rank = 0; });
+  changed([](Letter& letter) { letter.wait[0].next = 1; });
+  changed([](Letter& letter) { letter.wait[0].next = 2; });
+  changed([](Letter& letter) { letter.wait[0].next = -1; });
+  changed([](Letter& letter) { letter.wait[0].op = kOperations; });
+  changed([](Letter& letter) { letter.wait[0].op = uint64_t{1} << 40; });
+  changed([](Letter& letter) { letter.wait[0].epoch = 7; });
+  CHECK(!board->wait(1) && board->verdict().empty());
+  post(good, one);
+  CHECK(board->wait(1) && board->wait(1)->epoch == 6 && board->confirmed() == 4);
+  Letter open = cycle;
+  open.wait[1].rank = 1;
+  open.wait[1].next = 0;
+  post(open, sizeof open);
+  CHECK(board->verdict().empty());
+  post(cycle, sizeof cycle);
+  CHECK(board->verdict().size() == 2 && board->verdict()[0].describe() == "recv from 0");
+  // What is announced is dropped, and later letters still come.
+  const Bytes large(kEagerBytes + 1);
+  const TransferPtr announced = pair.second.send(0, key, large.data(), large.size());
+  post({2, 0, 0, {}}, sizeof good - sizeof good.wait);
+  CHECK(!board->wait(1));
+  pair.second.cancel(*announced, kGivenUp);
+  pair.settle();
+}
+
+void whoever_has_asked_is_told_until_the_wait_ends() {
+  Pair pair;
+  WaitEdgeExchange here(pair.first, 0, 2);
+  WaitEdgeExchange there(pair.second, 1, 2);
+  WaitEdgeBoard own;
+  here.add(1);
+  const WaitEdgeBoard* copy = there.add(0);
+  own.show({.rank = 0, .next = 1, .op = OpKind::kSend, .number = 3, .epoch = 0});
+  here.publish(own);
+  pair.settle();
+  CHECK(!copy->wait(0));  // nobody had asked
+  there.ask(0);
+  pair.settle();
+  here.publish(own);
+  pair.settle();
+  CHECK(copy->wait(0) && copy->wait(0)->describe() == "send to 1 with tag 3" && copy->confirmed() == 0);
+  own.confirm(8);
+  here.publish(own);
+  pair.settle();
+  CHECK(copy->confirmed() == 8 && copy->wait(0)->epoch == own.epoch());
+  own.hide();
+  here.publish(own);
+  pair.settle();
+  CHECK(!copy->wait(0));
+}
+
+}  // namespace
+}  // namespace procgroup::testing
+
+int main() {
+  using namespace procgroup::testing;
+  limit_seconds(110);
+  RUN_TEST(letters_that_make_no_sense_change_nothing);
+  RUN_TEST(whoever_has_asked_is_told_until_the_wait_ends);
+  RUN_TEST(tokens_go_round_and_are_lost);
+  RUN_TEST(engines_find_cycles_of_receives_and_collectives);
+  RUN_TEST(a_rank_that_gave_up_and_makes_no_other_call_is_heard);
+}

@@ -1,0 +1,61 @@
+// What a rank is doing, in words: its running calls, or how long it has been in none.
+#include "runtime/call_report.hpp"
+
+#include "base/clock.hpp"
+#include "tests/check.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+constexpr uint64_t kGroup = 5;
+constexpr uint64_t kNamed = 6;
+
+Record record(OpKind op, uint64_t sequence, CallState state, uint64_t group = kGroup, int64_t ended_ns = 0) {
+  Record made{};
+  made.call.group = group;
+  made.call.op = op;
+  made.call.dtype = Dtype::kFloat64;
+  made.call.sequence = sequence;
+  made.call.count = 4;
+  made.call.root = op == OpKind::kRecv ? 1 : -1;
+  made.state = state;
+  made.ended_ns = ended_ns;
+  return made;
+}
+
+std::string report(const std::vector<Record>& records) {
+  return describe_calls(records, kGroup,
+                        [](uint64_t group) { return group == kNamed ? NamedGroup{"pair", {3, 4}} : NamedGroup{}; });
+}
+
+void a_running_call_is_named_with_its_group_where_that_is_another() {
+  const Record over = record(OpKind::kBarrier, 2, CallState::kCompleted, kGroup, 1);
+  CHECK(report({over, record(OpKind::kRecv, 3, CallState::kStarted)}) == "in recv of 4 float64 from rank 1 (call #3)");
+  CHECK(report({record(OpKind::kBarrier, 1, CallState::kStarted, kNamed)}) == "in barrier (call #1 on group pair)");
+  CHECK(report({record(OpKind::kRecv, 1, CallState::kStarted, kNamed)}) ==
+        "in recv of 4 float64 from rank 4 (rank 1 of the group) (call #1 on group pair)");
+  CHECK(report({record(OpKind::kBarrier, 1, CallState::kStarted, 7)}) == "in barrier (call #1 on another group)");
+}
+
+void of_many_running_calls_the_oldest_are_named() {
+  std::vector<Record> records;
+  for (uint64_t sequence = 1; sequence <= 5; ++sequence)
+    records.push_back(record(OpKind::kBarrier, sequence, CallState::kStarted));
+  CHECK(report(records) == "in barrier (call #1) and barrier (call #2) and 3 more calls");
+}
+
+void a_rank_in_no_call_is_said_to_be_in_none() {
+  CHECK(report({}) == "in no call, and has made none yet");
+  CHECK(report({record(OpKind::kBarrier, 1, CallState::kFailed, kGroup, now_ns() - 12'000'000'000)}) ==
+        "in no call for 12 s");
+}
+
+}  // namespace
+
+int main() {
+  a_running_call_is_named_with_its_group_where_that_is_another();
+  of_many_running_calls_the_oldest_are_named();
+  a_rank_in_no_call_is_said_to_be_in_none();
+  std::puts("call_report_test: passed");
+}

@@ -1,0 +1,125 @@
+// What a failure says of ranks, and how it travels to the other ranks.
+#include <cstring>
+#include <numeric>
+
+#include "runtime/failure_record.hpp"
+#include "tests/check.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+std::string said_of(std::vector<int> missing) {
+  const std::string text =
+      Failure{.kind = Failure::Kind::kTimeout, .seconds = 0.5, .missing = std::move(missing)}.summary();
+  const std::string begin = "its time limit of 0.5 s passed";
+  CHECK(text.starts_with(begin));
+  return text.substr(begin.size());
+}
+
+void few_ranks_are_listed() {
+  CHECK(said_of({}).empty());
+  CHECK(said_of({3}) == " while it waited for rank 3");
+  CHECK(said_of({0, 1, 2}) == " while it waited for rank 0, 1, 2");
+  CHECK(said_of({0, 2, 4, 6}) == " while it waited for rank 0, 2, 4, 6");
+}
+
+void a_run_of_ranks_is_one_entry() {
+  CHECK(said_of({0, 1, 2, 3}) == " while it waited for rank 0-3");
+  CHECK(said_of({1, 2, 5, 6, 7, 8, 10}) == " while it waited for rank 1, 2, 5-8, 10");
+  std::vector<int> all(100'000);
+  std::iota(all.begin(), all.end(), 0);
+  CHECK(said_of(all) == " while it waited for rank 0-99999");
+}
+
+void of_many_ranks_apart_the_first_are_listed() {
+  std::vector<int> odd;
+  for (int rank = 1; rank < 100'000; rank += 2) odd.push_back(rank);
+  const std::string text = said_of(odd);
+  CHECK(text.size() < 200 && text.starts_with(" while it waited for rank 1, 3, 5, "));
+  CHECK(text.ends_with(" more") && text.find(" and ") != std::string::npos);
+}
+
+void a_limit_is_said_with_three_digits() {
+  const auto limit_in = [](double seconds) {
+    const std::string text = Failure{.kind = Failure::Kind::kTimeout, .seconds = seconds}.summary();
+    return text.substr(std::strlen("its time limit of "));
+  };
+  CHECK(limit_in(0.999849) == "1 s passed");
+  CHECK(limit_in(599.98) == "600 s passed");
+  CHECK(limit_in(1800) == "1800 s passed");
+  CHECK(limit_in(0.05) == "0.05 s passed");
+}
+
+std::vector<int> every_third(int ranks) {
+  std::vector<int> found;
+  for (int rank = 2; rank < ranks; rank += 3) found.push_back(rank);
+  return found;
+}
+
+void a_record_names_every_missing_rank_of_a_group_of_any_size() {
+  for (const int ranks : {1, 2, 7, 8, 9, 64, 65, 100'000}) {
+    const Failure failure{.kind = Failure::Kind::kTimeout, .seconds = 2.5, .missing = every_third(ranks)};
+    const std::optional<Failure> read = decode(encode(failure, ranks), ranks);
+    CHECK(read && read->kind == Failure::Kind::kTimeout && read->seconds == 2.5 && read->missing == failure.missing);
+  }
+}
+
+void a_record_keeps_the_cause_the_call_and_4_kib_of_text() {
+  Failure failure{.kind = Failure::Kind::kFailed,
+                  .peer = 3,
+                  .pid = 42,
+                  .host = "node-7",
+                  .reason = std::string(5000, 'x'),
+                  .cause = Failure::Kind::kTimeout};
+  failure.call.op = OpKind::kAllReduce;
+  failure.call.sequence = 17;
+  const std::optional<Failure> read = decode(encode(failure, 4), 4);
+  CHECK(read && read->kind == Failure::Kind::kFailed && read->cause == Failure::Kind::kTimeout && read->peer == 3);
+  CHECK(read->pid == 42 && read->host == "node-7" && read->reason == std::string(kFailureTextBytes, 'x'));
+  CHECK(read->call.op == OpKind::kAllReduce && read->call.sequence == 17);
+  CHECK(encode(failure, 4).size() <= largest_record(4));
+}
+
+void a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable() {
+  const Failure failure{.kind = Failure::Kind::kLost, .peer = 1, .reason = "\xff\n", .missing = {0}};
+  std::vector<std::byte> record = encode(failure, 2);
+  CHECK(decode(record, 2)->reason == "??");
+  for (size_t length = 0; length < record.size(); ++length) {
+    const std::optional<Failure> cut = decode(std::span(record).first(length), 2);
+    CHECK(length < sizeof(FailureHead) ? !cut : cut->reason.empty() && cut->missing.empty());
+  }
+  CHECK(!decode(record, 1));  // a rank, and a bitmap, of a larger group
+  for (size_t index = 0; index < record.size(); ++index) {
+    std::vector<std::byte> changed = record;
+    changed[index] = std::byte{0xff};
+    static_cast<void>(decode(changed, 2));
+  }
+  CHECK(!decode(std::vector<std::byte>(record.size(), std::byte{0xff}), 2));
+}
+
+void a_loss_is_passed_on_and_everything_else_is_a_failure_of_who_posted_it() {
+  const Failure lost{.kind = Failure::Kind::kLost, .peer = 2, .pid = 7, .reason = "its process ended"};
+  CHECK(as_seen_by(0, 1, lost, nullptr).kind == Failure::Kind::kLost && as_seen_by(0, 1, lost, nullptr).peer == 2);
+  const Failure of_reader = as_seen_by(2, 1, lost, nullptr);  // who was lost lives, and names who gave it up
+  CHECK(of_reader.kind == Failure::Kind::kFailed && of_reader.peer == 1);
+  const Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = 0.5, .missing = {2}};
+  const Failure seen = as_seen_by(0, 1, timeout, nullptr);
+  CHECK(seen.kind == Failure::Kind::kFailed && seen.peer == 1 && seen.cause == Failure::Kind::kTimeout);
+  CHECK(seen.missing == std::vector<int>{2} && seen.seconds == 0.5);
+  CHECK(seen.reason == "its time limit of 0.5 s passed while it waited for rank 2");
+}
+
+}  // namespace
+
+int main() {
+  a_limit_is_said_with_three_digits();
+  few_ranks_are_listed();
+  a_run_of_ranks_is_one_entry();
+  of_many_ranks_apart_the_first_are_listed();
+  a_record_names_every_missing_rank_of_a_group_of_any_size();
+  a_record_keeps_the_cause_the_call_and_4_kib_of_text();
+  a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable();
+  a_loss_is_passed_on_and_everything_else_is_a_failure_of_who_posted_it();
+  std::puts("failure_test: passed");
+}

@@ -1,0 +1,68 @@
+// When a call that waits is reported, and in which words.
+#include "runtime/wait_report.hpp"
+
+#include "tests/check.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+using Due = WaitReport::Due;
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+void a_line_is_due_after_the_first_interval_and_then_once_a_minute() {
+  constexpr int64_t kFirst = 10 * kSecond;
+  WaitReport report;
+  int64_t start = 5;
+  CHECK(report.look(kFirst, start) == Due::kNothing);
+  CHECK(report.look(kFirst, start + 9 * kSecond) == Due::kNothing);
+  CHECK(report.look(kFirst, start + kFirst - WaitReport::kQuestionNs) == Due::kQuestion);
+  CHECK(report.look(kFirst, start + kFirst - 1) == Due::kNothing);
+  CHECK(report.look(kFirst, start + kFirst) == Due::kLine);
+  CHECK(report.waited_ns() == kFirst);
+  start += kFirst;
+  CHECK(report.look(kFirst, start + 59 * kSecond) == Due::kNothing);
+  CHECK(report.look(kFirst, start + WaitReport::kRepeatNs - 1) == Due::kQuestion);
+  CHECK(report.look(kFirst, start + WaitReport::kRepeatNs) == Due::kLine);
+  CHECK(report.look(kFirst, start + WaitReport::kRepeatNs + 1) == Due::kNothing);
+}
+
+void a_short_interval_asks_at_once() {
+  WaitReport report;
+  CHECK(report.look(kSecond / 10, 1) == Due::kQuestion);
+  CHECK(report.look(kSecond / 10, 1 + kSecond / 10) == Due::kLine);
+}
+
+void zero_is_never() {
+  WaitReport report;
+  CHECK(report.look(0, 1) == Due::kNothing);
+  CHECK(report.look(0, 1000 * kSecond) == Due::kNothing);
+  CHECK(report.look(0) == Due::kNothing);
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+void the_line_names_ranks_call_and_what_the_ranks_are_doing() {
+  const WaitingCall one{.rank = 0, .name = "barrier #2 on group 0", .awaited = {3}, .waited_ns = 10 * kSecond};
+  const std::string line = describe_wait(one, {"in no call for 12 s"});
+  CHECK(line.starts_with("procgroup: rank 0 has waited 10 s (since "));
+  CHECK(ends_with(line, ") for rank 3 in barrier #2 on group 0: rank 3 is in no call for 12 s"));
+  const WaitingCall many{
+      .rank = 1, .name = "barrier #2 on group 0", .awaited = {0, 2, 3, 4, 5}, .waited_ns = 70 * kSecond};
+  CHECK(ends_with(describe_wait(many, {"in A", "in B"}),
+                  ") for ranks 0, 2-5 in barrier #2 on group 0: rank 0 is in A; rank 2 is in B"));
+  const WaitingCall any{.rank = 1, .name = "recv #2 on group 0", .awaited = {}, .waited_ns = 70 * kSecond};
+  CHECK(ends_with(describe_wait(any, {}), ") for any other rank in recv #2 on group 0"));
+}
+
+}  // namespace
+
+int main() {
+  a_line_is_due_after_the_first_interval_and_then_once_a_minute();
+  a_short_interval_asks_at_once();
+  zero_is_never();
+  the_line_names_ranks_call_and_what_the_ranks_are_doing();
+}
