@@ -1,0 +1,190 @@
+// Calls whose bytes another backend moves: it sees a call only once all ranks agree, and what ends a wait ends its
+// calls.
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "group/group_operation.hpp"
+#include "tests/engine_fixture.hpp"
+
+using namespace procgroup;
+
+namespace {
+
+// A backend of the ranks of this process: each shows its array, and adds those of the others once all are shown.
+class Board {
+ public:
+  explicit Board(int size) : shown_(static_cast<size_t>(size)) {}
+
+  std::function<bool(int)> transfer(int rank, std::vector<int64_t>& data) {
+    started_ = false;
+    return [this, rank, &data, begun = std::make_shared<bool>(false)](int) {
+      const std::lock_guard lock(mutex_);
+      started_ = true;
+      if (!std::exchange(*begun, true)) {
+        shown_[static_cast<size_t>(rank)] = data;
+        ++count_;
+      }
+      if (count_ < static_cast<int>(shown_.size())) return false;
+      for (size_t index = 0; index < data.size(); ++index) {
+        data[index] = 0;
+        for (const std::vector<int64_t>& other : shown_) data[index] += other[index];
+      }
+      return true;
+    };
+  }
+  bool started() const { return started_; }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::vector<int64_t>> shown_;
+  int count_ = 0;
+  std::atomic<bool> started_{false};
+};
+
+Request external_request(std::vector<int64_t>& data, std::function<bool(int)> transfer) {
+  Request request = request_for(OpKind::kAllReduce, data);
+  request.descriptor.external = true;
+  request.transfer = std::move(transfer);
+  return request;
+}
+
+Failure failure_of(Group& group, Request request, double seconds = 60) {
+  NoRuntime language;
+  try {
+    group.run(request, seconds, language);
+  } catch (const OperationFailed& failed) {
+    return failed.failure;
+  }
+  check(false, "expected a failure", group.rank());
+  std::abort();
+}
+
+std::vector<Rank> world_of(int size, const std::vector<int>& hosts) {
+  return make_world(size, ReadingRanges::for_this_processor(), kTiny, hosts);
+}
+
+void a_call_is_moved_by_the_backend(const std::vector<int>& hosts, bool is_async) {
+  std::vector<Rank> world = world_of(3, hosts);
+  for (const size_t count : {size_t{1}, size_t{5000}}) {
+    Board board(3);
+    in_all_ranks(world, [&](Group& group) {
+      std::vector<int64_t> data = values(group.rank(), count);
+      Request request = external_request(data, board.transfer(group.rank(), data));
+      NoRuntime language;
+      if (is_async) {
+        const auto operation = group.start(std::move(request), 60);
+        while (!operation->is_completed()) std::this_thread::yield();
+        check(operation->failure() == nullptr, "expected to end well", group.rank());
+      } else {
+        group.run(request, 60, language);
+      }
+      for (size_t index = 0; index < count; ++index) check(data[index] == sum(3, index), "wrong sum", group.rank());
+    });
+  }
+}
+
+void ranks_that_differ_reach_no_backend(const std::vector<int>& hosts) {
+  std::vector<Rank> world = world_of(3, hosts);
+  Board board(3);
+  in_all_ranks(world, [&](Group& group) {
+    std::vector<int64_t> data = values(group.rank(), group.rank() == 2 ? 6 : 5);
+    const Failure failure = failure_of(group, external_request(data, board.transfer(group.rank(), data)));
+    check(failure.kind == Failure::Kind::kMismatch, failure.summary().c_str(), group.rank());
+    check(failure.calls[2] == "all_reduce(SUM) of 6 int64 by another backend", failure.calls[2].c_str(), group.rank());
+  });
+  check(!board.started(), "expected no transfer to start", 0);
+}
+
+// Rank 1's backend throws; the others' backends wait for it.
+void what_a_backend_throws_ends_the_call_everywhere(const std::vector<int>& hosts, bool is_async) {
+  std::vector<Rank> world = world_of(3, hosts);
+  in_all_ranks(world, [&](Group& group) {
+    std::vector<int64_t> data = values(group.rank(), 5);
+    const bool throws = group.rank() == 1;
+    Request request = external_request(data, [throws](int) -> bool {
+      if (throws) throw std::runtime_error("out of ink");
+      return false;
+    });
+    Failure failure;
+    if (is_async) {
+      const auto operation = group.start(std::move(request), 60);
+      while (!operation->is_completed()) std::this_thread::yield();
+      failure = *operation->failure();
+    } else {
+      failure = failure_of(group, std::move(request));
+    }
+    const Failure::Kind expected = throws ? Failure::Kind::kBroken : Failure::Kind::kFailed;
+    check(failure.kind == expected, failure.summary().c_str(), group.rank());
+    check(failure.summary().find("out of ink") != std::string::npos, failure.summary().c_str(), group.rank());
+  });
+}
+
+void a_transfer_that_does_not_end_is_ended_at_the_deadline() {
+  std::vector<Rank> world = world_of(1, {});
+  std::vector<int64_t> data(3);
+  const Failure failure = failure_of(*world[0].group, external_request(data, [](int) { return false; }), 0.1);
+  check(failure.kind == Failure::Kind::kTimeout && failure.missing.empty(), failure.summary().c_str(), 0);
+}
+
+// A message of rank 0 to rank 1; both threads of a receive advance it, the caller's and the progress thread.
+void a_message_is_moved_by_the_backend(const std::vector<int>& hosts, int source, size_t count, bool is_async) {
+  std::vector<Rank> world = world_of(2, hosts);
+  std::atomic<int> sent{0};
+  in_all_ranks(world, [&](Group& group) {
+    NoRuntime language;
+    std::vector<int64_t> data(count);
+    MessageRequest request{OpKind::kSend, data.data(), 4, Dtype::kInt64, 1, 9};
+    request.transfer = [&](int peer) {
+      check(peer == 1 - group.rank(), "wrong peer", group.rank());
+      if (group.rank() == 0) sent = 1;
+      return sent == 1;
+    };
+    if (group.rank() == 0) return static_cast<void>(group.run_message(request, 60, language));
+    request.op = OpKind::kRecv;
+    request.count = count;
+    request.peer = source;
+    Failure failure;
+    try {
+      if (is_async) {
+        const auto operation = group.start_message(request, 60);
+        bool interrupted = false;
+        await_completion(*operation, Deadline::never(), world[1].engine->policy(), *world[1].engine, language,
+                         interrupted);
+        if (operation->failure() != nullptr) throw OperationFailed{*operation->failure(), operation->call()};
+        check(operation->source() == 0, "wrong source", 1);
+      } else {
+        check(group.run_message(request, 60, language) == 0, "wrong source", 1);
+      }
+      check(count == 4, "expected a mismatch", 1);
+    } catch (const OperationFailed& failed) {
+      check(count != 4, failed.failure.summary().c_str(), 1);
+      check(failed.failure.kind == Failure::Kind::kMismatch, failed.failure.summary().c_str(), 1);
+      check(failed.failure.calls[0] == "send of 4 int64 by another backend to rank 1", failed.failure.calls[0].c_str(),
+            1);
+    }
+  });
+}
+
+}  // namespace
+
+int main() {
+  for (const std::vector<int>& hosts :
+       {std::vector<int>{0, 0, 0}, std::vector<int>{0, 1, 1}, std::vector<int>{0, 1, 2}}) {
+    for (const bool is_async : {false, true}) {
+      a_call_is_moved_by_the_backend(hosts, is_async);
+      what_a_backend_throws_ends_the_call_everywhere(hosts, is_async);
+    }
+    ranks_that_differ_reach_no_backend(hosts);
+  }
+  a_transfer_that_does_not_end_is_ended_at_the_deadline();
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}})
+    for (const int source : {0, kAnySource})
+      for (const size_t count : {size_t{4}, size_t{5}})
+        for (const bool is_async : {false, true}) a_message_is_moved_by_the_backend(hosts, source, count, is_async);
+  std::puts("external_call_test: passed");
+}
