@@ -1,10 +1,12 @@
-// From the arguments of each collective to a request: which blocks of which arrays, after all checks.
+// From the arguments of each collective to a request, after all checks, and from there into the engine.
 #include <algorithm>
 #include <numeric>
 
 #include "dtype/scale.hpp"
 #include "ops/packing.hpp"
 #include "python_group.hpp"
+
+using namespace nanobind::literals;
 
 namespace procgroup {
 namespace {
@@ -123,10 +125,11 @@ nb::object PythonGroup::reduce(nb::handle array, int root, nb::handle op, bool a
   return issue(std::move(request), async_op, seconds, view);
 }
 
-nb::object PythonGroup::reduce_in_place(OpKind kind, nb::handle array, nb::handle op, bool async_op, double seconds) {
+template <OpKind kKind>
+nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool async_op, double seconds) {
   ArrayView view(array, Access::kUpdate, {"tensor"});
-  Request request = make(kind, view);
-  reduce_with(request, site(op_name(kind)).reduction(op, view.dtype()));
+  Request request = make(kKind, view);
+  reduce_with(request, site(op_name(kKind)).reduction(op, view.dtype()));
   return issue(std::move(request), async_op, seconds, view);
 }
 
@@ -307,6 +310,86 @@ nb::object PythonGroup::all_gather_iovecs(nb::handle outputs, nb::handle buffers
 
 nb::object PythonGroup::barrier(bool async_op, double seconds) {
   return issue(Request{}, async_op, seconds, std::make_shared<Issued>());
+}
+
+nb::object PythonGroup::issue(Request request, bool async_op, double seconds, ArrayView& view) {
+  if (only_checks_) return nb::none();
+  if (!async_op && !prepare_.is_valid()) {
+    if (view.is_strided()) move_through_scratch(request, {&view, 1});
+    return run(request, seconds);
+  }
+  auto issued = std::make_shared<Issued>();
+  issued->arrays.push_back(std::move(view));
+  return issue(std::move(request), async_op, seconds, std::move(issued));
+}
+
+nb::object PythonGroup::issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued) {
+  if (only_checks_) return nb::none();
+  move_through_scratch(request, issued->arrays);
+  if (prepare_.is_valid() && !issued->arrays.empty()) move_by_backend(request, *issued);
+  if (!async_op) return run(request, seconds, issued.get());
+  for (ArrayView& view : issued->arrays) view.hold_memory();
+  engine_->require_not_forked();
+  PythonRuntime language(engine_->rank_threads());
+  return adopt(std::move(issued), [&] { return group_->start(std::move(request), seconds, language); });
+}
+
+void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
+  issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
+  request.descriptor.external = true;
+  request.transfer = [transfer = issued.transfer](int root) { return transfer->advance(root); };
+}
+
+nb::object PythonGroup::run(Request& request, double seconds, const Issued* issued) {
+  engine_->require_not_forked();
+  PythonRuntime language(engine_->rank_threads());
+  try {
+    group_->run(request, seconds, language);
+  } catch (const OperationFailed& failed) {
+    language.rethrow();
+    raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued ? issued->error() : nb::handle()));
+  }
+  return nb::none();
+}
+
+// Where the call cannot take iovecs, they are packed first.
+nb::object PythonGroup::run_iovecs(Request& request, const InputIovecs& input, double seconds) {
+  if (only_checks_) return nb::none();
+  std::unique_ptr<std::byte[]> packed;
+  if (group_->takes_iovecs(request.descriptor)) {
+    request.iovecs = input.iovecs();
+  } else {
+    packed = input.pack();
+    request.input = packed.get();
+    if (request.outputs.empty()) request.output = packed.get();
+  }
+  return run(request, seconds);
+}
+
+namespace {
+
+// One method for each such operation of the table.
+template <OpKind kKind>
+void bind_reduction_in_place(nb::class_<PythonGroup>& group) {
+  constexpr const OperationRow& row = row_of(kKind);
+  if constexpr (row.reduces && row.input == Arrays::kOne && row.output == Arrays::kOne && row.takers != Ranks::kRoot) {
+    static const std::string signature =
+        "def " + std::string(row.name) +
+        "(self, array: object, op: object, async_op: bool, timeout: float) -> Operation | None";
+    group.def(row.name, Verb<&PythonGroup::reduce_in_place<kKind>>::method(row.name), "array"_a.none(), "op"_a,
+              "async_op"_a, "timeout"_a, nb::sig(signature.c_str()));
+  }
+}
+
+template <size_t... kKinds>
+void bind_reductions(nb::class_<PythonGroup>& group, std::index_sequence<kKinds...>) {
+  (bind_reduction_in_place<static_cast<OpKind>(kKinds)>(group), ...);
+}
+
+}  // namespace
+
+void bind_reductions_in_place(nb::class_<PythonGroup>& group) {
+  bind_reductions(group, std::make_index_sequence<kOperations>());
 }
 
 }  // namespace procgroup

@@ -1,4 +1,4 @@
-// Process groups for Python: how a request is run, and the class as Python sees it.
+// Process groups for Python: their life, their messages, and the class as Python sees it.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -53,72 +53,6 @@ void PythonGroup::handshake(const std::string& call, const nb::dict& data, doubl
     language.rethrow();
     raise(build_exception(failed.failure, data));
   }
-}
-
-nb::object PythonGroup::issue(Request request, bool async_op, double seconds, ArrayView& view) {
-  if (only_checks_) return nb::none();
-  if (!async_op && !prepare_.is_valid()) {
-    if (view.is_strided()) move_through_scratch(request, {&view, 1});
-    return run(request, seconds);
-  }
-  auto issued = std::make_shared<Issued>();
-  issued->arrays.push_back(std::move(view));
-  return issue(std::move(request), async_op, seconds, std::move(issued));
-}
-
-nb::object PythonGroup::issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued) {
-  if (only_checks_) return nb::none();
-  move_through_scratch(request, issued->arrays);
-  if (prepare_.is_valid() && !issued->arrays.empty()) move_by_backend(request, *issued);
-  if (!async_op) return run(request, seconds, issued.get());
-  for (ArrayView& view : issued->arrays) view.hold_memory();
-  engine_->require_not_forked();
-  PythonRuntime language(engine_->rank_threads());
-  return adopt(std::move(issued), [&] { return group_->start(std::move(request), seconds, language); });
-}
-
-void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
-  issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
-  request.descriptor.external = true;
-  request.transfer = [transfer = issued.transfer](int root) { return transfer->advance(root); };
-}
-
-nb::object PythonGroup::run(Request& request, double seconds, const Issued* issued) {
-  engine_->require_not_forked();
-  PythonRuntime language(engine_->rank_threads());
-  try {
-    group_->run(request, seconds, language);
-  } catch (const OperationFailed& failed) {
-    language.rethrow();
-    raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued ? issued->error() : nb::handle()));
-  }
-  return nb::none();
-}
-
-// Where the call cannot take iovecs, they are packed first.
-nb::object PythonGroup::run_iovecs(Request& request, const InputIovecs& input, double seconds) {
-  if (only_checks_) return nb::none();
-  std::unique_ptr<std::byte[]> packed;
-  if (group_->takes_iovecs(request.descriptor)) {
-    request.iovecs = input.iovecs();
-  } else {
-    packed = input.pack();
-    request.input = packed.get();
-    if (request.outputs.empty()) request.output = packed.get();
-  }
-  return run(request, seconds);
-}
-
-template <class Start>
-nb::object PythonGroup::adopt(std::shared_ptr<Issued> issued, Start start) {
-  issued->group = group_;
-  try {
-    issued->operation = start();
-  } catch (const OperationFailed& failed) {
-    raise(build_exception(failed.failure, failed.call, *group_));
-  }
-  engine_->keep(issued);
-  return nb::cast(std::make_shared<PythonOperation>(engine_, std::move(issued)));
 }
 
 nb::object PythonGroup::send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds) {
@@ -184,42 +118,6 @@ using namespace procgroup;
 
 namespace {
 
-// A verb as a method: the place where every call of every group enters.
-template <auto kVerb>
-struct Verb;
-template <class... Arguments, nb::object (PythonGroup::*kVerb)(Arguments...)>
-struct Verb<kVerb> {
-  static auto method(const char* name) {
-    return [name](PythonGroup& self, Arguments... arguments) {
-      if (self.is_intercepted()) return self.hand_over(name, arguments...);
-      return (self.*kVerb)(arguments...);
-    };
-  }
-};
-
-// One method for each such operation of the table.
-template <OpKind kKind>
-void bind_reduction_in_place(nb::class_<PythonGroup>& group) {
-  constexpr const OperationRow& row = row_of(kKind);
-  if constexpr (row.reduces && row.input == Arrays::kOne && row.output == Arrays::kOne && row.takers != Ranks::kRoot) {
-    static const std::string signature =
-        "def " + std::string(row.name) +
-        "(self, array: object, op: object, async_op: bool, timeout: float) -> Operation | None";
-    group.def(
-        row.name,
-        [](PythonGroup& self, nb::handle array, nb::handle op, bool async_op, double seconds) {
-          if (self.is_intercepted()) return self.hand_over(row.name, array, op, async_op, seconds);
-          return self.reduce_in_place(kKind, array, op, async_op, seconds);
-        },
-        "array"_a.none(), "op"_a, "async_op"_a, "timeout"_a, nb::sig(signature.c_str()));
-  }
-}
-
-template <size_t... kKinds>
-void bind_reductions_in_place(nb::class_<PythonGroup>& group, std::index_sequence<kKinds...>) {
-  (bind_reduction_in_place<static_cast<OpKind>(kKinds)>(group), ...);
-}
-
 nb::list operations() {
   constexpr const char* kRanks[] = {"none", "all", "root", "all but root", "all but first"};
   constexpr const char* kArrays[] = {"none", "one", "blocks"};
@@ -245,7 +143,7 @@ nb::list operations() {
 void bind_group(nb::module_& module) {
   module.def("operations", &operations, nb::sig("def operations() -> list[dict[str, typing.Any]]"));
   nb::class_<PythonGroup> group(module, "Group");
-  bind_reductions_in_place(group, std::make_index_sequence<kOperations>());
+  bind_reductions_in_place(group);
   group
       .def(nb::init<std::shared_ptr<PythonEngine>, uint64_t, std::string, std::vector<int>, int, std::vector<int>>(),
            "engine"_a, "identity"_a, "name"_a, "members"_a, "rank"_a, "hosts"_a)

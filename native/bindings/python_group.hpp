@@ -2,7 +2,7 @@
 //
 //     a verb      where the group is in another state than the ordinary one: hand the call over to Python (`intercept`)
 //                 read and check the arguments                                        collectives.cpp
-//     issue       number, record and agree, then move the bytes: by the engine, or by the group's backend   group.cpp
+//     issue       number, record and agree, then move the bytes: by the engine, or by the group's backend
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -58,8 +58,9 @@ class PythonGroup {
   // The parameters are those of the protocol, in its order.
   nb::object broadcast(nb::handle array, int root, bool async_op, double seconds);
   nb::object reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds);
-  // Operations that reduce one array of each rank into that array, without a root.
-  nb::object reduce_in_place(OpKind kind, nb::handle array, nb::handle op, bool async_op, double seconds);
+  // All operations of the table that reduce one array of each rank into that array, without a root.
+  template <OpKind kKind>
+  nb::object reduce_in_place(nb::handle array, nb::handle op, bool async_op, double seconds);
   // A list of operations, or None: see assign_packs.
   nb::object all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool async_op, double seconds);
   nb::object gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds);
@@ -101,5 +102,33 @@ class PythonGroup {
   nb::object intercept_;
   nb::object prepare_;
 };
+
+template <class Start>
+nb::object PythonGroup::adopt(std::shared_ptr<Issued> issued, Start start) {
+  issued->group = group_;
+  try {
+    issued->operation = start();
+  } catch (const OperationFailed& failed) {
+    raise(build_exception(failed.failure, failed.call, *group_));
+  }
+  engine_->keep(issued);
+  return nb::cast(std::make_shared<PythonOperation>(engine_, std::move(issued)));
+}
+
+// A verb as a method: the place where every call of every group enters.
+template <auto kVerb>
+struct Verb;
+template <class... Arguments, nb::object (PythonGroup::*kVerb)(Arguments...)>
+struct Verb<kVerb> {
+  static auto method(const char* name) {
+    return [name](PythonGroup& self, Arguments... arguments) {
+      if (self.is_intercepted()) return self.hand_over(name, arguments...);
+      return (self.*kVerb)(arguments...);
+    };
+  }
+};
+
+// Add the methods of the operations that reduce one array of each rank into that array, without a root.
+void bind_reductions_in_place(nb::class_<PythonGroup>& group);
 
 }  // namespace procgroup

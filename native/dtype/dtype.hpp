@@ -56,4 +56,8 @@ bool supports(ReduceOp op, Dtype dtype);
 // zero. Vectorised; the instruction set is chosen at run time.
 void reduce(Dtype dtype, ReduceOp op, void* out, const void* const* sources, int source_count, size_t count);
 
+// What reduce() calls where there are at least two sources. Throws std::invalid_argument unless supports(op, dtype).
+using Kernel = void (*)(void* out, const void* const* sources, int source_count, size_t count);
+Kernel reduction_kernel(Dtype dtype, ReduceOp op);
+
 }  // namespace procgroup

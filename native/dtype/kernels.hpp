@@ -7,9 +7,6 @@
 
 namespace procgroup {
 
-// Combines `count` elements of at least two sources; the rules are those of reduce().
-using Kernel = void (*)(void* out, const void* const* sources, int source_count, size_t count);
-
 // Converts `count` elements, which do not overlap what they become.
 using Conversion = void (*)(void* out, const void* in, size_t count);
 

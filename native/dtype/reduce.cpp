@@ -71,12 +71,16 @@ void narrow_halves(Dtype dtype, void* out, const void* in, size_t count) {
   (dtype == Dtype::kFloat16 ? chosen_table().narrow_float16 : chosen_table().narrow_bfloat16)(out, in, count);
 }
 
-void reduce(Dtype dtype, ReduceOp op, void* out, const void* const* sources, int source_count, size_t count) {
+Kernel reduction_kernel(Dtype dtype, ReduceOp op) {
   const ReduceOp kernel_op = op == ReduceOp::kPremulSum ? ReduceOp::kSum : op;
   const Kernel kernel = chosen_table().kernels[static_cast<int>(dtype)][static_cast<int>(kernel_op)];
-  if (kernel == nullptr || (op != kernel_op && !supports(op, dtype))) {
+  if (kernel == nullptr || (op != kernel_op && !supports(op, dtype)))
     throw std::invalid_argument(std::string(reduce_op_name(op)) + " is not defined for " + dtype_name(dtype));
-  }
+  return kernel;
+}
+
+void reduce(Dtype dtype, ReduceOp op, void* out, const void* const* sources, int source_count, size_t count) {
+  const Kernel kernel = reduction_kernel(dtype, op);
   if (source_count < 1) {
     throw std::invalid_argument("expected at least 1 source, got " + std::to_string(source_count));
   }

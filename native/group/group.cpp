@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/pause.hpp"
 #include "collectives/small_call.hpp"
 #include "group/group_operation.hpp"
 #include "runtime/recording.hpp"
@@ -30,11 +31,23 @@ void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   Recording recording(engine_.recorder(), request.descriptor);
   run_unlocked(request.before, language);
   CollectiveCall call(*state_, request);
-  std::optional<Failure> failure =
-      supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, language);
+  std::optional<Failure> failure;
+  if (!ends_soon(call))
+    failure = supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, language);
   recording.end(call.failure());
   if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
   run_unlocked(request.after, language);
+}
+
+// Whether the call ends well within a few looks, with the language's lock held. What moves without an end is a large
+// call: long enough to let others run.
+bool Group::ends_soon(CollectiveCall& call) const {
+  Progress progress = call.advance();
+  for (int polls = engine_.policy().held_polls(); progress == Progress::kWaiting && polls > 0; --polls) {
+    cpu_pause();
+    progress = call.advance();
+  }
+  return progress == Progress::kDone && call.failure() == nullptr;
 }
 
 void Group::run_queued(const Request& request, double seconds, LanguageRuntime& language) {

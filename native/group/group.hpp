@@ -132,6 +132,7 @@ class Group final : public Source {
   void retire();
   bool message_at_once(const MessageRequest& request);
   AtOnce try_message(const MessageRequest& request);
+  bool ends_soon(CollectiveCall& call) const;
   void run_queued(const Request& request, double seconds, LanguageRuntime& language);
   void mark_left();
   [[noreturn]] void refuse_to_begin(const Failure& failure);  // which has world ranks

@@ -1,4 +1,6 @@
 // How a group's blocking calls are run: messages at once where that is possible, and every wait watched for deadlocks.
+#include <algorithm>
+
 #include "base/pause.hpp"
 #include "base/ticks.hpp"
 #include "group/group.hpp"
@@ -12,7 +14,7 @@ bool Group::message_at_once(const MessageRequest& request) {
   if (request.peer == kAnySource || request.transfer || is_completed()) return false;
   const uint64_t started = now_ticks();
   const WaitPolicy& policy = engine_.policy();
-  int polls = policy.oversubscribed || !policy.hold_lock ? 1 : kHeldPolls;
+  int polls = std::max(policy.held_polls(), 1);
   AtOnce became;
   {
     const std::unique_lock lock(engine_.messages_mutex(), std::try_to_lock);

@@ -11,8 +11,6 @@ namespace {
 
 constexpr int64_t kSliceNs = 50'000'000;  // how late deadlines, deaths and Ctrl-C may be noticed
 
-int held_polls(const WaitPolicy& policy) { return policy.hold_lock && !policy.oversubscribed ? kHeldPolls : 0; }
-
 class Unlocked {
  public:
   explicit Unlocked(LanguageRuntime& language) : language_(language) { language_.unlock(); }
@@ -63,13 +61,7 @@ bool Backoff::is_within(int64_t nanoseconds) {
 
 void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,
            const Examine& examine) {
-  // What moves without an end is a large call: long enough to let others run.
-  Progress progress = operation.advance();
-  for (int poll = 0; poll < held_polls(policy) && progress == Progress::kWaiting; ++poll) {
-    cpu_pause();
-    progress = operation.advance();
-  }
-  if (progress == Progress::kDone) return;
+  if (operation.is_completed()) return;
   const Deadline deadline = Deadline::after(seconds);
   LastLooks last_looks;
   const Unlocked unlocked(language);
@@ -95,7 +87,7 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waite
 bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Waiter& waiter,
                       LanguageRuntime& language, bool& interrupted) {
   Progress progress = operation.help();
-  for (int poll = 0; poll < held_polls(policy) && progress == Progress::kWaiting; ++poll) {
+  for (int poll = 0; poll < policy.held_polls() && progress == Progress::kWaiting; ++poll) {
     cpu_pause();
     progress = operation.help();
   }

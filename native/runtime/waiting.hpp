@@ -1,6 +1,7 @@
 // How a rank waits for an operation: spin, then yield or sleep; always with a deadline.
 //
-//     holding the language's lock   about 2 us of polling: giving the lock away can cost 100 times that
+//     holding the language's lock   about 2 us of polling, by the callers of drive(): giving the lock away can cost
+//                                   100 times that
 //     spinning                      some times as long as a sleep and a wake would take, when every rank has a core:
 //                                   so long does a peer copy 4 MiB
 //     yielding                      instead of spinning, when ranks outnumber the usable cores
@@ -20,6 +21,9 @@
 
 namespace procgroup {
 
+// Looks of about 2 us together, between which a caller may pause with the language's lock held.
+inline constexpr int kHeldPolls = 40;
+
 struct WaitPolicy {
   bool oversubscribed = false;  // ranks outnumber usable cores: yield, do not spin
   bool core_to_spare = true;    // each rank has another usable core, for its progress thread
@@ -27,10 +31,9 @@ struct WaitPolicy {
   int64_t spin_ns = 500'000;
   int64_t background_spin_ns = 60'000;  // of the progress thread, beside callers that compute
   int yields = 100;
-};
 
-// Looks of about 2 us together, between which a caller may pause with the language's lock held.
-inline constexpr int kHeldPolls = 40;
+  int held_polls() const { return hold_lock && !oversubscribed ? kHeldPolls : 0; }
+};
 
 // How long one waiter goes on polling before it sleeps.
 class Backoff {
