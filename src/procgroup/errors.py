@@ -389,7 +389,7 @@ class RendezvousTimeout(RendezvousError):
         self.seconds = seconds
         where = ", ".join(f"{rank}@{place}" for rank, place in sorted(self.joined.items())) or "none"
         super().__init__(
-            f"rendezvous not complete after {seconds:g} s: still missing {_ranks(self.missing)} of {size} "
+            f"rendezvous not complete after {seconds:g} s: still missing {name_ranks(self.missing)} of {size} "
             f"(joined: {where}). Start the missing ranks with the same address and world size."
         )
 
@@ -412,7 +412,7 @@ def _name(rank: int, call: Mapping[str, Any]) -> str:
 def _names(ranks: Sequence[int], call: Mapping[str, Any]) -> str:
     """Return "ranks 1, 2", or "ranks 3, 5 (ranks 1, 2 of group 2)" where they differ."""
     found = [_global(rank, call) for rank in ranks]
-    return _ranks(found) + ("" if found == list(ranks) else f" ({_ranks(ranks)} of group {call['group']})")
+    return name_ranks(found) + ("" if found == list(ranks) else f" ({name_ranks(ranks)} of group {call['group']})")
 
 
 def _state_of_array(call: Mapping[str, Any]) -> str:
@@ -427,7 +427,8 @@ def _rounded(seconds: float) -> str:
     return f"{float(f'{seconds:.3g}'):g}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 1" or "ranks 1, 2"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
 
 
