@@ -56,7 +56,23 @@ class ArgumentError(ValueError, RuntimeError):
     """
 
 
-class OperationError(DistBackendError):
+class _CallError(DistBackendError):
+    """What the errors of one call on a group have in common: which call it was, and this rank's place in the group."""
+
+    def __init__(
+        self, text: str, *, op: str, group: str, rank: int, size: int, members: Sequence[int] = (), number: str = ""
+    ) -> None:
+        self.op = op
+        self.group = group
+        self.rank = rank
+        self.size = size
+        self.members: tuple[int, ...] = tuple(members or range(size))
+        self.global_rank: int = self.members[rank]
+        also = "" if self.global_rank == rank else f"; global rank {self.global_rank}"
+        super().__init__(f"{op}{number} on group {group} (rank {rank} of {size}{also}): {text}")
+
+
+class OperationError(_CallError):
     """One call on a process group failed on this rank.
 
     Attributes: ``op`` (name of the operation), ``sequence`` (its number in the group), ``group``
@@ -67,28 +83,11 @@ class OperationError(DistBackendError):
     """
 
     def __init__(
-        self,
-        happened: str,
-        *,
-        op: str,
-        sequence: int,
-        group: str,
-        rank: int,
-        size: int,
-        members: Sequence[int] | None = None,
-        intact: bool | None = None,
-        advice: str = "",
+        self, happened: str, *, sequence: int, intact: bool | None = None, advice: str = "", **call: Any
     ) -> None:
-        self.op = op
         self.intact = intact
         self.sequence = sequence
-        self.group = group
-        self.rank = rank
-        self.size = size
-        self.members: tuple[int, ...] = tuple(range(size) if members is None else members)
-        self.global_rank: int = self.members[rank]
-        text = f"{op} #{sequence} on group {group} ({_place(rank, size, self.members)}): {happened}"
-        super().__init__(f"{text}. {advice}" if advice else text)
+        super().__init__(f"{happened}. {advice}" if advice else happened, number=f" #{sequence}", **call)
 
 
 class CollectiveMismatch(OperationError):
@@ -96,49 +95,43 @@ class CollectiveMismatch(OperationError):
 
     ``calls`` maps each rank to the description of the call that it made. ``pair`` names the two ranks
     and their sizes where an all_to_all failed because they do not agree on the block between them; else it is empty.
+    Where the ranks hold different things rather than make different calls, ``differing`` names what, with ``advice``.
     """
 
-    def __init__(self, *, calls: Mapping[int, str], pair: str = "", **call: Any) -> None:
+    def __init__(
+        self, *, calls: Mapping[int, str], pair: str = "", differing: str = "", advice: str = "", **call: Any
+    ) -> None:
         self.calls: dict[int, str] = dict(calls)
         self.pair = pair
-        verb = "has" if call["op"] in _HOLDERS else "called"
-        if call["op"] in ("send", "recv"):
-            what = "the message is not what was expected"
-            advice = "Send and receive the same dtype and count; no array was changed."
-        elif call["op"] in ("new_group", "split_group"):
-            what = "the ranks make different groups"
-            advice = "Pass the same ranks on every member, and make groups in the same order; no group was made."
-        elif call["op"] in _HOLDERS:
-            holding, advice = _HOLDERS[call["op"]]
-            what = f"the ranks have different {holding}"
-        elif pair:
-            what = "the ranks do not agree on the size of a block"
-            advice = (
-                "Give rank r, in its output split for rank s, the size that rank s gives in its input split for "
-                "rank r; no array was changed."
-            )
-        else:
-            what = "the ranks made different calls"
-            advice = "Make the same call with the same op, dtype, count and root on every rank; no array was changed."
+        verb, happened = "has", f"the ranks have different {differing}"
+        if not differing:
+            verb = "called"
+            happened, advice = _MISMATCHES.get(call["op"]) or (_DIFFERENT_BLOCKS if pair else _DIFFERENT_CALLS)
         mine = self.calls[call["rank"]]
         others = [f"{_name(rank, call)} {verb} {text}" for rank, text in sorted(self.calls.items()) if text != mine]
-        super().__init__(
-            f"{what}: " + (pair or ", ".join([f"this rank {verb} {mine}", *others])), advice=advice, **call
-        )
+        shown = pair or ", ".join([f"this rank {verb} {mine}", *others])
+        super().__init__(f"{happened}: {shown}", advice=advice, **call)
 
 
-# What the ranks have to have in common before these calls: its name, and the advice where they have not.
-_TREES = ("trees", "Pass the same structure, shapes and dtypes on every rank; nothing was sent.")
-_HOLDERS = {
-    "average_gradients": _TREES,
-    "broadcast_parameters": _TREES,
-    "DistributedSampler": (
-        "data",
-        "Give every rank the same data, seed and epoch, and make the samplers in the same order on every rank.",
-    ),
-    "communication_hook": ("settings", "Pass the same arguments to the hook's state on every rank; nothing was sent."),
-    "OuterSteps": ("outer steps", "Begin with the same parameters and arguments on every rank; nothing was changed."),
-}
+_DIFFERENT_CALLS = (
+    "the ranks made different calls",
+    "Make the same call with the same op, dtype, count and root on every rank; no array was changed.",
+)
+_DIFFERENT_BLOCKS = (
+    "the ranks do not agree on the size of a block",
+    "Give rank r, in its output split for rank s, the size that rank s gives in its input split for rank r; "
+    "no array was changed.",
+)
+_DIFFERENT_MESSAGES = (
+    "the message is not what was expected",
+    "Send and receive the same dtype and count; no array was changed.",
+)
+_DIFFERENT_GROUPS = (
+    "the ranks make different groups",
+    "Pass the same ranks on every member, and make groups in the same order; no group was made.",
+)
+_MISMATCHES = {"send": _DIFFERENT_MESSAGES, "recv": _DIFFERENT_MESSAGES}
+_MISMATCHES |= {"new_group": _DIFFERENT_GROUPS, "split_group": _DIFFERENT_GROUPS}
 
 
 class CollectiveTimeout(OperationError):
@@ -151,20 +144,15 @@ class CollectiveTimeout(OperationError):
     """
 
     def __init__(
-        self,
-        *,
-        missing: Sequence[int],
-        seconds: float,
-        calls: Mapping[int, str] | None = None,
-        **call: Any,
+        self, *, missing: Sequence[int], seconds: float, calls: Mapping[int, str] | None = None, **call: Any
     ) -> None:
         self.missing: tuple[int, ...] = tuple(missing)
         self.global_missing: tuple[int, ...] = tuple(_global(rank, call) for rank in self.missing)
         self.seconds = seconds
         self.calls: dict[int, str] = dict(calls or {})
-        awaited = _names(self.missing, call)
-        if not self.missing:
-            awaited = "a message from any rank, or for an earlier call to end"
+        awaited = "a message from any rank, or for an earlier call to end"
+        if self.missing:
+            awaited = _names(self.missing, call)
         doing = "; ".join(f"{_name(rank, call)} is {text}" for rank, text in self.calls.items())
         super().__init__(
             f"not complete after {_rounded(seconds)} s; still waiting for {awaited}{': ' if doing else ''}{doing}",
@@ -246,42 +234,21 @@ class GroupBroken(OperationError):
 
     def __init__(self, *, reason: str, **call: Any) -> None:
         self.reason = reason
-        super().__init__(
-            f"this group has ended: {reason}",
-            advice="Destroy the group and make a new one.",
-            **call,
-        )
+        super().__init__(f"this group has ended: {reason}", advice="Destroy the group and make a new one.", **call)
 
 
-class ObjectError(DistBackendError):
+class ObjectError(_CallError):
     """An object could not be moved; the ranks are in step, and the group can still be used.
 
-    Attributes: ``op``, ``group``, ``rank``, ``size``, ``members``, ``source`` (the group rank whose object it is),
-    ``global_source`` and ``reason``.
+    Attributes: ``op``, ``group``, ``rank``, ``size``, ``members``, ``global_rank``, ``source`` (the group rank whose
+    object it is), ``global_source`` and ``reason``.
     """
 
-    def __init__(
-        self,
-        happened: str,
-        *,
-        op: str,
-        group: str,
-        rank: int,
-        size: int,
-        source: int,
-        reason: str,
-        advice: str,
-        members: Sequence[int] | None = None,
-    ) -> None:
-        self.op = op
-        self.group = group
-        self.rank = rank
-        self.size = size
-        self.members: tuple[int, ...] = tuple(range(size) if members is None else members)
+    def __init__(self, happened: str, *, source: int, reason: str, advice: str, **call: Any) -> None:
+        super().__init__(f"{happened}: {reason}. {advice}", **call)
         self.source = source
         self.global_source: int = self.members[source]
         self.reason = reason
-        super().__init__(f"{op} on group {group} ({_place(rank, size, self.members)}): {happened}: {reason}. {advice}")
 
 
 class PicklingFailed(ObjectError):
@@ -422,7 +389,7 @@ class RendezvousTimeout(RendezvousError):
         self.seconds = seconds
         where = ", ".join(f"{rank}@{place}" for rank, place in sorted(self.joined.items())) or "none"
         super().__init__(
-            f"rendezvous not complete after {seconds:g} s: still missing {_ranks(self.missing)} of {size} "
+            f"rendezvous not complete after {seconds:g} s: still missing {name_ranks(self.missing)} of {size} "
             f"(joined: {where}). Start the missing ranks with the same address and world size."
         )
 
@@ -434,27 +401,18 @@ class RendezvousConflict(RendezvousError):
 def _global(rank: int, call: Mapping[str, Any]) -> int:
     """Return the global rank of a group rank of the group that a call was made on."""
     members = call.get("members")
-    return rank if members is None else int(members[rank])
+    return int(members[rank]) if members else rank
 
 
 def _name(rank: int, call: Mapping[str, Any]) -> str:
     """Return "rank 1", or "rank 3 (rank 1 of group 2)" where the two differ."""
-    found = _global(rank, call)
-    return f"rank {found}" if found == rank else f"rank {found} (rank {rank} of group {call['group']})"
+    return _names([rank], call)
 
 
 def _names(ranks: Sequence[int], call: Mapping[str, Any]) -> str:
     """Return "ranks 1, 2", or "ranks 3, 5 (ranks 1, 2 of group 2)" where they differ."""
-    if not ranks:
-        return ""
     found = [_global(rank, call) for rank in ranks]
-    return _ranks(found) + ("" if found == list(ranks) else f" ({_ranks(ranks)} of group {call['group']})")
-
-
-def _place(rank: int, size: int, members: Sequence[int] | None) -> str:
-    """Return "rank 0 of 2", and the global rank where that is another one."""
-    found = rank if members is None else members[rank]
-    return f"rank {rank} of {size}" if found == rank else f"rank {rank} of {size}; global rank {found}"
+    return name_ranks(found) + ("" if found == list(ranks) else f" ({name_ranks(ranks)} of group {call['group']})")
 
 
 def _state_of_array(call: Mapping[str, Any]) -> str:
@@ -469,7 +427,8 @@ def _rounded(seconds: float) -> str:
     return f"{float(f'{seconds:.3g}'):g}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 1" or "ranks 1, 2"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
 
 

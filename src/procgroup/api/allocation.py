@@ -25,16 +25,10 @@ T = TypeVar("T")
 def empty(
     shape: int | Sequence[int], dtype: Any = None, *, library: Literal["numpy"] | None = None
 ) -> NDArray[Any]: ...
-
-
 @overload
 def empty(shape: int | Sequence[int], dtype: Any = None, *, like: T, library: None = None) -> T: ...
-
-
 @overload
 def empty(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any: ...
-
-
 def empty(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any:
     """Return a new array in shared memory; its elements are arbitrary.
 
@@ -54,16 +48,10 @@ def empty(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, li
 def zeros(
     shape: int | Sequence[int], dtype: Any = None, *, library: Literal["numpy"] | None = None
 ) -> NDArray[Any]: ...
-
-
 @overload
 def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: T, library: None = None) -> T: ...
-
-
 @overload
 def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any: ...
-
-
 def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, library: str | None = None) -> Any:
     """Return a new array of zeros in shared memory. See ``empty``."""
     return empty(shape, dtype, like=like, library=library)  # fresh memory reads as zero
@@ -73,18 +61,12 @@ def zeros(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, li
 def full(
     shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, library: Literal["numpy"] | None = None
 ) -> NDArray[Any]: ...
-
-
 @overload
 def full(shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, like: T, library: None = None) -> T: ...
-
-
 @overload
 def full(
     shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, like: Any = None, library: str | None = None
 ) -> Any: ...
-
-
 def full(
     shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, like: Any = None, library: str | None = None
 ) -> Any:

@@ -229,9 +229,7 @@ def all_gather(
     nothing, when the sizes or dtypes do not fit.
     """
     chosen = choose(group, "all_gather")
-    if chosen is None:
-        return None
-    return chosen.all_gather(tensor_list, tensor, async_op, timeout)
+    return None if chosen is None else chosen.all_gather(tensor_list, tensor, async_op, timeout)
 
 
 @overload
@@ -256,9 +254,7 @@ def all_gather_single(
     size; on every rank CollectiveMismatch, changing nothing, when dtype or size differ between the ranks.
     """
     chosen = choose(group, "all_gather_single")
-    if chosen is None:
-        return None
-    return chosen.all_gather_single(output_tensor, input_tensor, async_op, timeout)
+    return None if chosen is None else chosen.all_gather_single(output_tensor, input_tensor, async_op, timeout)
 
 
 @overload
@@ -299,9 +295,7 @@ def all_to_all(
     expect different sizes.
     """
     chosen = choose(group, "all_to_all")
-    if chosen is None:
-        return None
-    return chosen.all_to_all(output_tensor_list, input_tensor_list, async_op, timeout)
+    return None if chosen is None else chosen.all_to_all(output_tensor_list, input_tensor_list, async_op, timeout)
 
 
 @overload

@@ -133,9 +133,7 @@ def reduce_scatter(
     CollectiveMismatch, changing nothing, when op, dtype or sizes do not fit.
     """
     chosen = choose(group, "reduce_scatter")
-    if chosen is None:
-        return None
-    return chosen.reduce_scatter(output, input_list, op, async_op, timeout)
+    return None if chosen is None else chosen.reduce_scatter(output, input_list, op, async_op, timeout)
 
 
 @overload
@@ -180,9 +178,7 @@ def reduce_scatter_single(
     rank CollectiveMismatch, changing nothing, when op, dtype or size differ between the ranks.
     """
     chosen = choose(group, "reduce_scatter_single")
-    if chosen is None:
-        return None
-    return chosen.reduce_scatter_single(output, input, op, async_op, timeout)
+    return None if chosen is None else chosen.reduce_scatter_single(output, input, op, async_op, timeout)
 
 
 @overload

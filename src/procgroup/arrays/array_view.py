@@ -101,13 +101,6 @@ class ArrayView:
         elements: bytes = self.elements().tobytes()
         return elements
 
-    def copy_from_bytes(self, elements: bytes) -> None:
-        """Overwrite the elements with ``nbytes`` bytes, in C order."""
-        import numpy
-
-        if elements:
-            self.elements()[...] = numpy.frombuffer(elements, f"V{self.itemsize}").reshape(self.shape)
-
 
 class _Memory:
     """What NumPy asks of memory at an address."""

@@ -62,7 +62,9 @@ def _require_same_trees(leaves: Leaves, group: ProcessGroup, op: str, arguments:
     described = [(str(leaf.name), f"{leaf.seen.dtype} {leaf.seen.shape}") for leaf in leaves.all]
     trees = gather_if_different(group, [("call", f"{op}{arguments}"), *described])
     if trees is not None:
-        raise mismatch(group, op, _first_difference([dict(tree) for tree in trees]))
+        held = _first_difference([dict(tree) for tree in trees])
+        advice = "Pass the same structure, shapes and dtypes on every rank; nothing was sent."
+        raise mismatch(group, op, held, differing="trees", advice=advice)
 
 
 def _first_difference(trees: list[dict[str, str]]) -> dict[int, str]:

@@ -27,17 +27,21 @@ def gather_if_different(group: ProcessGroup, value: Any) -> list[Any] | None:
     return None if digests == digest * group.size() else gather(group, value)
 
 
-def require_same(group: ProcessGroup, op: str, value: str) -> None:
-    """Raise CollectiveMismatch on every rank when a value differs between ranks."""
+def require_same(group: ProcessGroup, op: str, value: str, *, differing: str, advice: str) -> None:
+    """Raise CollectiveMismatch on every rank when a value differs between ranks; ``differing`` names the values."""
     values = gather_if_different(group, value)
     if values is not None:
-        raise mismatch(group, op, dict(enumerate(values)))
+        raise mismatch(group, op, dict(enumerate(values)), differing=differing, advice=advice)
 
 
-def mismatch(group: ProcessGroup, op: str, calls: Mapping[int, str], sequence: int = 0) -> CollectiveMismatch:
-    """Return the error for different ``calls``, given by group rank."""
+def mismatch(
+    group: ProcessGroup, op: str, held: Mapping[int, str], *, differing: str, advice: str, sequence: int = 0
+) -> CollectiveMismatch:
+    """Return the error for the different things that the ranks have, given by group rank."""
     return CollectiveMismatch(
-        calls=dict(calls),
+        calls=held,
+        differing=differing,
+        advice=advice,
         op=op,
         sequence=sequence,
         group=group.group_name,

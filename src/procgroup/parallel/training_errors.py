@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from procgroup.errors import DistError
+from procgroup.errors import DistError, name_ranks
 
 
 class ModelMismatch(DistError):
@@ -82,8 +82,3 @@ class RanksApart(DistError):
             + ", ".join(f"rank {rank} is {place}" for rank, place in sorted(self.places.items()))
             + "). Let each rank that has inputs make the same forwards and backwards."
         )
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 1" or "ranks 1, 2"."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

@@ -25,8 +25,6 @@ from typing import NamedTuple
 
 from procgroup.launch.nodes.job_state import JobState, Node
 
-Reasons = dict[str, str]
-
 _WATCHED = 8
 
 

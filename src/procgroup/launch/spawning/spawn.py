@@ -51,8 +51,6 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> None: ...
-
-
 @overload
 def spawn(
     fn: Callable[..., object],
@@ -62,8 +60,6 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> SpawnContext: ...
-
-
 @overload
 def spawn(
     fn: Callable[..., object],
@@ -73,8 +69,6 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> SpawnContext | None: ...
-
-
 def spawn(
     fn: Callable[..., object],
     args: Iterable[Any] = (),

@@ -30,7 +30,9 @@ class HookState:
         group = group_of(self.process_group)
         if not self._is_compared:
             shared = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.SHARED)
-            require_same(group, "communication_hook", f"{type(self).__name__}({shared})")
+            advice = "Pass the same arguments to the hook's state on every rank; nothing was sent."
+            value = f"{type(self).__name__}({shared})"
+            require_same(group, "communication_hook", value, differing="settings", advice=advice)
             self._is_compared = True
         return group
 

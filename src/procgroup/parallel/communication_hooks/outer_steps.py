@@ -54,7 +54,8 @@ class OuterSteps:
         self._begin = [self._wide(parameter) for parameter in self.parameters]
         self._velocity = [torch.zeros_like(begin) for begin in self._begin]
         mine = f"every={every}, learning_rate={learning_rate}, momentum={momentum}, parameters {self._digest()}"
-        require_same(group_of(process_group), "OuterSteps", mine)
+        advice = "Begin with the same parameters and arguments on every rank; nothing was changed."
+        require_same(group_of(process_group), "OuterSteps", mine, differing="outer steps", advice=advice)
 
     def step(self) -> bool:
         """Count an inner step, and take an outer step if one is due; return whether it was."""

@@ -56,7 +56,6 @@ class DistributedSampler(Generic[Index]):
         replacement: bool = True,
         group: ProcessGroup | None = None,
     ) -> None: ...
-
     @overload
     def __init__(
         self,
@@ -73,7 +72,6 @@ class DistributedSampler(Generic[Index]):
         replacement: bool = True,
         group: ProcessGroup | None = None,
     ) -> None: ...
-
     def __init__(
         self,
         dataset: Any,

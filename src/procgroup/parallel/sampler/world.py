@@ -38,8 +38,11 @@ class Comparison:
             first = store.compare_set(key, "", f"{group.rank()} {description}").decode()
         other_rank, _, other = first.partition(" ")
         if first and other != description:
-            calls = {int(other_rank): other, group.rank(): description}
-            raise mismatch(group, "DistributedSampler", calls, self._number)
+            held = {int(other_rank): other, group.rank(): description}
+            advice = (
+                "Give every rank the same data, seed and epoch, and make the samplers in the same order on every rank."
+            )
+            raise mismatch(group, "DistributedSampler", held, differing="data", advice=advice, sequence=self._number)
 
 
 def world_of(num_replicas: int | None, rank: int | None, group: Any) -> tuple[int, int, Comparison | None]:
