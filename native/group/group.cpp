@@ -78,8 +78,9 @@ std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
 }
 
 std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, LanguageRuntime& language) {
-  if (engine_.policy().core_to_spare || queued_.load(std::memory_order_acquire) != 0)
-    return start(std::move(request), seconds);
+  // A group of one rank waits for nobody: its calls are over when they were issued.
+  const bool leaves_it = engine_.policy().core_to_spare && size() > 1;
+  if (leaves_it || queued_.load(std::memory_order_acquire) != 0) return start(std::move(request), seconds);
   std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds);
   language.unlock();
   run_along(*operation);
