@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "arguments.hpp"
-#include "input_iovecs.hpp"
 #include "python_engine.hpp"
 
 namespace procgroup {

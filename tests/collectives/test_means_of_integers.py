@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import INTEGERS, Array
 
 import procgroup as dist
+from oracle import INTEGERS, Array
 from procgroup import functional
 from procgroup.testing import run_ranks
 from procgroup.types import ReduceOp

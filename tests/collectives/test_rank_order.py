@@ -6,9 +6,10 @@ from functools import reduce as fold
 
 import numpy as np
 import pytest
-from collectives.cases import HALVES, TRANSPORTS, Array, numpy_dtype
+from collectives.cases import TRANSPORTS
 
 import procgroup as dist
+from oracle import HALVES, Array, numpy_dtype
 from procgroup.errors import CollectiveMismatch
 from procgroup.testing import run_ranks
 from procgroup.types import ReduceOp
