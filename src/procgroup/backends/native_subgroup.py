@@ -52,9 +52,7 @@ def bind_verbs(backend: Any, group: _native.Group) -> None:
 
 def calls_in_progress(engine: _native.Engine) -> str:
     """Return which calls of this rank have not ended, for a message."""
-    calls = [
-        f"{call['call']} (#{call['sequence']})" for call in engine.records() if call["state"] == "started"
-    ]
+    calls = [f"{call['call']} (#{call['sequence']})" for call in engine.records() if call["state"] == "started"]
     return ", ".join(calls[-_MAX_CALLS:]) or "receivers of what it sent"
 
 
