@@ -99,8 +99,8 @@ nb::object PythonGroup::adopt(std::shared_ptr<Issued> issued, Start start) {
   } catch (const OperationFailed& failed) {
     raise(build_exception(failed.failure, failed.call, *group_));
   }
-  engine_->keep(issued);
-  return nb::cast(std::make_shared<PythonOperation>(engine_, std::move(issued)));
+  if (!issued->operation->is_completed()) engine_->keep(issued);
+  return nb::cast(PythonOperation(engine_, std::move(issued)));
 }
 
 nb::object PythonGroup::send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds) {
@@ -120,6 +120,13 @@ nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool as
   return message(OpKind::kRecv, std::move(view), peer, tag, async_op, seconds);
 }
 
+// The one operation that stands for all which were over at once, and came from this rank.
+nb::object PythonGroup::over(int source) {
+  nb::object& operation = over_.try_emplace(source).first->second;
+  if (!operation.is_valid()) operation = nb::cast(PythonOperation(engine_, source));
+  return operation;
+}
+
 nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds) {
   engine_->require_not_forked();
   if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
@@ -129,6 +136,7 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   if (copies.before) copies.before();
   const MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag, std::move(copies.after)};
   if (async_op) {
+    if (group_->message_at_once(request)) return over(op == OpKind::kRecv ? peer : -1);
     auto issued = std::make_shared<Issued>();
     issued->arrays.push_back(std::move(view));
     issued->arrays.back().hold_memory();

@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -76,12 +77,14 @@ class PythonGroup {
   nb::object run(Request& request, double seconds);
   void run_iovecs(Request& request, const InputIovecs& input, double seconds);
   nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds);
+  nb::object over(int source);
   template <class Start>
   nb::object adopt(std::shared_ptr<Issued> issued, Start start);
 
   std::shared_ptr<PythonEngine> engine_;
   std::shared_ptr<Group> group_;
   bool only_checks_ = false;
+  std::map<int, nb::object> over_;  // see over()
 };
 
 }  // namespace procgroup

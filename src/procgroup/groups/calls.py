@@ -23,4 +23,4 @@ class GroupCalls:
         return f"group {self.group_name} (rank {self._rank} of {self._size})"
 
     def _work(self, operation: Operation, op: str, arrays: Sequence[Any]) -> Work:
-        return Work(operation, op, arrays, where=self._where())
+        return Work(operation, op, list(arrays), self)
