@@ -31,6 +31,9 @@ class QueuedCall final : public GroupOperation {
   std::unique_ptr<Operation> running_;
 };
 
+// Its bytes wait for nobody: see Messages.
+inline bool is_small_message(const Descriptor& call) { return call.count * dtype_size(call.dtype) <= kEagerBytes; }
+
 // A message. Whoever waits for it may advance it, beside the progress thread. Where another backend moves its bytes,
 // the engine moves a header in their place, by which the receiver finds the sender and compares size and dtype.
 class MessageOperation final : public GroupOperation {
