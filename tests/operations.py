@@ -31,6 +31,8 @@ class Part:
     shares_own_block = False
     """Whether an all_gather's input is its own output, too."""
     tag = 0
+    to_the_bit = False
+    """Whether a computed NaN and the sign of a computed complex zero must be the same as wanted, too."""
     receives_from_any = True
     """Whether a blocking receive of a ring leaves open who sends."""
 
@@ -78,9 +80,10 @@ class Part:
     def wrong(self) -> str:
         """Describe what is wrong with the arrays of a call that is over; "" for nothing.
 
-        Of numbers that were computed, any NaN is as good as another; what was only moved is the same to the bit.
+        Elements that were only moved are compared to the bit.
         """
-        return "; ".join(filter(None, (held.unlike(held.wanted, not self.row.reduces) for held in self.held)))
+        to_the_bit = self.to_the_bit or not self.row.reduces
+        return "; ".join(filter(None, (held.unlike(held.wanted, to_the_bit) for held in self.held)))
 
     def changed(self) -> str:
         """Describe what has changed in the arrays of a call that was refused; "" for nothing."""
