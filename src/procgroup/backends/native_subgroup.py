@@ -40,9 +40,7 @@ def transport_between(hosts: Sequence[int]) -> str:
 
 def calls_in_progress(engine: _native.Engine) -> str:
     """Return which calls of this rank have not ended, for a message."""
-    calls = [
-        f"{call['call']} (#{call['sequence']})" for call in engine.records() if call["state"] == "started"
-    ]
+    calls = [f"{call['call']} (#{call['sequence']})" for call in engine.records() if call["state"] == "started"]
     return ", ".join(calls[-_MAX_CALLS:]) or "receivers of what it sent"
 
 

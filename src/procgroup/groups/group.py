@@ -9,7 +9,7 @@ from typing import Any
 
 from procgroup import types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
-from procgroup.groups import checks, slabs
+from procgroup.groups import checks, receive_pool
 from procgroup.groups.backend import MakeBackends, no_backends, prepare
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
@@ -168,7 +168,7 @@ class ProcessGroup(GroupCalls):
         self.engine.shutdown(reason, flush)
         for backend in self.backends.values():
             backend.close()
-        slabs.let_go()
+        receive_pool.clear()
         name = self.group_name
         self._close(lambda: GroupDestroyed(name))
 
