@@ -33,7 +33,7 @@ class Call(NamedTuple):
     """
 
     op: str
-    """A name of ``_native.operations()``: "all_reduce", "all_gather", ... The list form and the single form have one name."""
+    """A name of ``_native.operations()``: "all_reduce", "all_gather", ... List and single forms share a name."""
     inputs: list[NDArray[np.uint8]]
     """The blocks that this rank sends: one, or one for each rank; empty where it sends none."""
     outputs: list[NDArray[np.uint8]]

@@ -32,8 +32,8 @@ COALESCED = frozenset(("all_reduce", "all_gather_single", "reduce_scatter_single
 """The operations whose calls a coalescing group queues; it issues all others at once."""
 
 Hook = Callable[[str, tuple[Any, ...]], Callable[[BaseException | None], object] | None]
-"""Called before a call is issued, with the operation's name and arguments. The function that it returns, if any, is called
-when the call has been issued (a blocking call: has completed), with the exception that the call raised or None."""
+"""Called before a call is issued, with the operation's name and arguments. The function that it returns, if any, is
+called when the call has been issued (a blocking call: has completed), with the exception that it raised or None."""
 
 _inside = threading.local()
 
