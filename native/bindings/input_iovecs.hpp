@@ -13,8 +13,8 @@ namespace procgroup {
 
 class InputIovecs {
  public:
-  // `buffers[i]` lies at `offsets[i]` of an array of `bytes` bytes. Throws nb::value_error for parts that are not in
-  // order or do not fit, and what asking an object for its buffer raises.
+  // `buffers[i]` is at `offsets[i]` of an array of `bytes` bytes. Throws nb::value_error for iovecs that are not in
+  // order or do not fit, and the error of an object without a buffer.
   InputIovecs(nanobind::handle buffers, nanobind::handle offsets, size_t bytes);
   InputIovecs(const InputIovecs&) = delete;
   InputIovecs& operator=(const InputIovecs&) = delete;
