@@ -21,8 +21,8 @@ struct Reduction {
   double factor = 1.0;
 };
 
-// Who calls what: the beginning of every text, and the place where it is raised. Each refusal says what was expected
-// and what was got.
+// The call site for errors: the beginning of every text, and the functions that raise. Each error says what was
+// expected and what was given.
 class CallSite {
  public:
   CallSite(const char* function, const Group& group) : function_(function), group_(group) {}

@@ -1,4 +1,4 @@
-// The door for arrays: any array -> (address, count, dtype), held for as long as it is used.
+// Array arguments: any array -> (address, count, dtype), held for as long as it is used.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -28,9 +28,9 @@ struct ParameterName {
   std::string text() const { return index < 0 ? name : name + ("[" + std::to_string(index) + "]"); }
 };
 
-// Buffers and torch's own tensors are read here. Everything else, and what is to be refused, goes through
-// procgroup.arrays.view, which knows the other libraries and the words. An array that does not lie whole in memory has
-// its elements in scratch memory while it is worked on: see move_through_scratch.
+// Buffers and torch's own tensors are read here. Everything else, and every invalid argument, goes
+// through procgroup.arrays.view, which has the adapters of other libraries and the error texts. An array that is not
+// contiguous has its elements in scratch memory while it is in use: see move_through_scratch.
 class ArrayView {
  public:
   ArrayView(nanobind::handle array, Access access, ParameterName name);
@@ -45,7 +45,7 @@ class ArrayView {
   // The length of the first dimension; 1 for an array without dimensions.
   size_t rows() const { return rows_; }
   Access access() const { return access_; }
-  // Where the array itself lies.
+  // The array's own memory.
   Strided place() const;
   bool is_strided() const { return scratch_ != nullptr; }
   // Keep what the array's memory belongs to, beyond the array itself: it may get another memory while a call runs.
@@ -72,7 +72,7 @@ class ArrayView {
   Py_buffer buffer_{};
   nanobind::object owner_;
   nanobind::object memory_;
-  std::unique_ptr<Scratch> scratch_;  // stays where it is when the view moves
+  std::unique_ptr<Scratch> scratch_;  // keeps its address when the view moves
 };
 
 // Let the elements of strided arrays be copied into their scratch memory right before the call reads them, and back

@@ -64,9 +64,9 @@ Kept keep(std::vector<ArrayView> arrays, std::function<void()> scratch) {
 bool BackendTransfer::advance(int root) {
   const Relocked relocked;
   try {
-    const bool over = nb::cast<bool>(advance_(root));
-    if (over) advance_.reset();
-    return over;
+    const bool completed = nb::cast<bool>(advance_(root));
+    if (completed) advance_.reset();
+    return completed;
   } catch (nb::python_error& raised) {
     error_ = nb::borrow(raised.value());
     advance_.reset();

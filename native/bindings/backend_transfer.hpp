@@ -14,7 +14,7 @@
 
 namespace procgroup {
 
-// What a call's blocks lie in: its arrays, and the scratch memory that the function `before` of its request owns.
+// The memory of a call's blocks: its arrays, and the scratch memory that the function `before` of its request owns.
 struct KeptMemory {
   std::vector<ArrayView> arrays;
   std::function<void()> scratch;
@@ -26,10 +26,10 @@ class BackendTransfer {
   BackendTransfer(nanobind::object advance, std::shared_ptr<const KeptMemory> memory)
       : advance_(std::move(advance)), memory_(std::move(memory)) {}
 
-  // Do what can be done now; true when this rank's part is over. Throws std::runtime_error for what Python raises. From
-  // any thread, one at a time, with or without the interpreter's lock.
+  // Advance without waiting; true when this rank's part has completed. Throws std::runtime_error for a Python
+  // exception. From any thread, one at a time, with or without the interpreter's lock.
   bool advance(int root);
-  // What the backend raised, if anything.
+  // The exception that the backend raised, if any.
   nanobind::handle error() const { return error_; }
 
  private:

@@ -1,4 +1,4 @@
-// One function per room: each adds its names to procgroup._native.
+// One function per package: each adds its names to procgroup._native.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// What is wrong with an argument that is not an array, in words.
+// Error texts for arguments that are not arrays.
 #include <nanobind/stl/string.h>
 
 #include "arguments.hpp"

@@ -101,7 +101,7 @@ void require_blocks(const CallSite& site, const ArrayView& whole, const char* na
 
 Block block_of(const ArrayView& view) { return {view.data(), view.count()}; }
 
-// Whether an element of one array lies where an element of another one does.
+// Whether an element of one array shares memory with an element of another.
 bool share_memory(const std::vector<ArrayView>& views) {
   std::vector<Strided> places;
   places.reserve(views.size());
@@ -135,7 +135,7 @@ nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool as
 
 namespace {
 
-// What a later call of the list fails for, when an earlier one has ended the group: that one's own failure.
+// The failure of a later call of the list, when an earlier one has ended the group: the failure of that earlier call.
 void raise_first_failure(const nb::list& operations) {
   for (const nb::handle operation : operations) {
     const nb::object error = operation.is_none() ? nb::none() : operation.attr("exception")();
@@ -376,7 +376,7 @@ void bind_reduction_in_place(nb::class_<PythonGroup>& group) {
     static const std::string signature =
         "def " + std::string(row.name) +
         "(self, array: object, op: object, async_op: bool, timeout: float) -> Operation | None";
-    group.def(row.name, Verb<&PythonGroup::reduce_in_place<kKind>>::method(row.name), "array"_a.none(), "op"_a,
+    group.def(row.name, CallMethod<&PythonGroup::reduce_in_place<kKind>>::named(row.name), "array"_a.none(), "op"_a,
               "async_op"_a, "timeout"_a, nb::sig(signature.c_str()));
   }
 }

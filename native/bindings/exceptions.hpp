@@ -9,8 +9,8 @@ namespace procgroup {
 
 // Raise a Python exception object.
 [[noreturn]] void raise(nanobind::handle exception);
-// The exception with what a backend raised as its cause, if anything; where that is no Exception, as KeyboardInterrupt,
-// that itself.
+// The exception, with the backend's exception, if any, as its cause; a backend's KeyboardInterrupt or other
+// BaseException itself.
 nanobind::object with_cause(nanobind::object exception, nanobind::handle cause);
 nanobind::object build_exception(const Failure& failure, const Descriptor& call, const Group& group);
 // The same, for what `data` has named already: op, sequence, group, rank, size.

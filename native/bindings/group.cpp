@@ -116,11 +116,12 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
 
 using namespace procgroup;
 
-// Signatures are given as text for the types in them; None as an array reaches the door, which has the words.
-#define PROCGROUP_VERB(NAME, PARAMETERS, RESULT, ...)                                         \
-  def(#NAME, Verb<&PythonGroup::NAME>::method(#NAME), __VA_ARGS__, "async_op"_a, "timeout"_a, \
+// Signatures are given as text for the types in them; None as an array is refused by ArrayView, which has the error
+// texts.
+#define PROCGROUP_METHOD(NAME, PARAMETERS, RESULT, ...)                                            \
+  def(#NAME, CallMethod<&PythonGroup::NAME>::named(#NAME), __VA_ARGS__, "async_op"_a, "timeout"_a, \
       nb::sig("def " #NAME "(self, " PARAMETERS "async_op: bool, timeout: float) -> " RESULT))
-#define PROCGROUP_COLLECTIVE(NAME, PARAMETERS, ...) PROCGROUP_VERB(NAME, PARAMETERS, "Operation | None", __VA_ARGS__)
+#define PROCGROUP_COLLECTIVE(NAME, PARAMETERS, ...) PROCGROUP_METHOD(NAME, PARAMETERS, "Operation | None", __VA_ARGS__)
 #define PROCGROUP_ARRAYS "collections.abc.Sequence[object]"
 #define PROCGROUP_INTEGERS "collections.abc.Sequence[int]"
 #define PROCGROUP_SPLITS PROCGROUP_INTEGERS " | None"
@@ -175,8 +176,8 @@ void bind_group(nb::module_& module) {
                    "collections.abc.Callable[..., collections.abc.Callable[[int], bool]]) -> None"))
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, ", "array"_a.none(), "root"_a, "op"_a)
-      .PROCGROUP_VERB(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", ",
-                      "list[Operation] | None", "arrays"_a, "ops"_a)
+      .PROCGROUP_METHOD(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", ",
+                        "list[Operation] | None", "arrays"_a, "ops"_a)
       .PROCGROUP_COLLECTIVE(gather, "array: object, outputs: " PROCGROUP_ARRAYS " | None, root: int, ",
                             "array"_a.none(), "outputs"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(all_gather, "outputs: " PROCGROUP_ARRAYS ", array: object, ", "outputs"_a.none(),
@@ -194,18 +195,18 @@ void bind_group(nb::module_& module) {
                             "output: object, array: object, output_splits: " PROCGROUP_SPLITS
                             ", input_splits: " PROCGROUP_SPLITS ", ",
                             "output"_a.none(), "array"_a.none(), "output_splits"_a.none(), "input_splits"_a.none())
-      .def("barrier", Verb<&PythonGroup::barrier>::method("barrier"), "async_op"_a, "timeout"_a,
+      .def("barrier", CallMethod<&PythonGroup::barrier>::named("barrier"), "async_op"_a, "timeout"_a,
            nb::sig("def barrier(self, async_op: bool, timeout: float) -> Operation | None"))
-      .PROCGROUP_VERB(send, "array: object, destination: int, tag: int, ", "Operation | None", "array"_a.none(),
-                      "destination"_a, "tag"_a)
-      .def("broadcast_iovecs", Verb<&PythonGroup::broadcast_iovecs>::method("broadcast_iovecs"), "buffers"_a,
+      .PROCGROUP_METHOD(send, "array: object, destination: int, tag: int, ", "Operation | None", "array"_a.none(),
+                        "destination"_a, "tag"_a)
+      .def("broadcast_iovecs", CallMethod<&PythonGroup::broadcast_iovecs>::named("broadcast_iovecs"), "buffers"_a,
            "offsets"_a, "nbytes"_a, "timeout"_a,
            nb::sig("def broadcast_iovecs(self, buffers: " PROCGROUP_ARRAYS ", offsets: " PROCGROUP_INTEGERS
                    ", nbytes: int, timeout: float) -> None"))
-      .def("all_gather_iovecs", Verb<&PythonGroup::all_gather_iovecs>::method("all_gather_iovecs"), "outputs"_a,
+      .def("all_gather_iovecs", CallMethod<&PythonGroup::all_gather_iovecs>::named("all_gather_iovecs"), "outputs"_a,
            "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
            nb::sig("def all_gather_iovecs(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
                    ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: float) -> None"))
-      .PROCGROUP_VERB(recv, "array: object, source: int, tag: int, ", "Operation | int", "array"_a.none(), "source"_a,
-                      "tag"_a);
+      .PROCGROUP_METHOD(recv, "array: object, source: int, tag: int, ", "Operation | int", "array"_a.none(), "source"_a,
+                        "tag"_a);
 }

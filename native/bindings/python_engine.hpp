@@ -1,4 +1,4 @@
-// One rank's engine as Python holds it, with the operations that it has issued and what they work on.
+// One rank's engine as a Python object, with its issued operations and their arrays.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -43,8 +43,8 @@ inline std::shared_ptr<Group> make_group(const std::shared_ptr<Engine>& engine, 
           }};
 }
 
-// An issued operation and what it works on, kept until it is over. The members end from the last to the first: the
-// operation, which may still be running, before its arrays, and both before the group.
+// An issued operation and its arrays, kept until it has completed. The members are destroyed from the last to the
+// first: the operation, which may still be running, before its arrays, and both before the group.
 struct Issued {
   std::shared_ptr<Group> group;
   std::vector<ArrayView> arrays;
@@ -77,23 +77,24 @@ class PythonEngine {
   void set_rank_threads(std::shared_ptr<const RankThreads> threads) { rank_threads_ = std::move(threads); }
   const RankThreads* rank_threads() const { return rank_threads_.get(); }
 
-  // Operations mostly end in the order in which they were issued; others are looked for when there are many.
+  // Operations mostly complete in the order in which they were issued; the others are searched for when there are many.
   void keep(std::shared_ptr<Issued> issued) {
-    while (!issued_.empty() && is_over(*issued_.front())) {
-      const std::shared_ptr<Issued> over = std::move(issued_.front());  // ends when `issued_` is whole: see sweep()
+    while (!issued_.empty() && is_completed(*issued_.front())) {
+      const std::shared_ptr<Issued> completed =
+          std::move(issued_.front());  // ends when `issued_` is whole: see sweep()
       issued_.pop_front();
     }
     if (issued_.size() >= crowded_) sweep();
     issued_.push_back(std::move(issued));
   }
-  // Let go of the arrays of operations that are over. That may run Python code, which may come back here: so it
-  // happens when `issued_` is whole again.
+  // Release the arrays of completed operations. That may run Python code, which may enter this function again, so it
+  // happens when `issued_` is consistent.
   void sweep() {
-    const auto over = std::stable_partition(issued_.begin(), issued_.end(),
-                                            [](const std::shared_ptr<Issued>& issued) { return !is_over(*issued); });
-    const std::vector<std::shared_ptr<Issued>> ended(std::make_move_iterator(over),
+    const auto completed = std::stable_partition(
+        issued_.begin(), issued_.end(), [](const std::shared_ptr<Issued>& issued) { return !is_completed(*issued); });
+    const std::vector<std::shared_ptr<Issued>> ended(std::make_move_iterator(completed),
                                                      std::make_move_iterator(issued_.end()));
-    issued_.erase(over, issued_.end());
+    issued_.erase(completed, issued_.end());
     crowded_ = std::max(kFewIssued, 2 * issued_.size());
   }
 
@@ -103,8 +104,8 @@ class PythonEngine {
     if (const nb::object start = std::exchange(start_watching_, nb::object()); start.is_valid()) start();
   }
 
-  // One turn of the completion thread: wait for completions, then call what was registered for them. False when it
-  // was the last: close() has ended what was pending.
+  // One turn of the completion thread: wait for completions, then run their callbacks. False when it
+  // was the last turn: close() has ended all pending operations.
   bool run_completions(double seconds) {
     const bool last = closed_;
     if (!last) {
@@ -167,7 +168,9 @@ class PythonEngine {
  private:
   static constexpr size_t kFewIssued = 16;
 
-  static bool is_over(const Issued& issued) { return issued.operation->is_completed() && !issued.callback.is_valid(); }
+  static bool is_completed(const Issued& issued) {
+    return issued.operation->is_completed() && !issued.callback.is_valid();
+  }
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const RankThreads> rank_threads_;
@@ -178,7 +181,7 @@ class PythonEngine {
   bool closed_ = false;
 };
 
-// What runs when its process forks goes on in the parent. In the child it is over, with an error.
+// An operation that runs during a fork goes on in the parent. In the child it has failed.
 class PythonOperation {
  public:
   PythonOperation(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Issued> issued)
@@ -193,11 +196,11 @@ class PythonOperation {
     const Deadline deadline = seconds < 0 ? Deadline::never() : Deadline::after(seconds);
     PythonRuntime language;
     bool interrupted = false;
-    const bool over =
+    const bool completed =
         await_completion(operation, deadline, engine_->engine()->policy(), *engine_->engine(), language, interrupted);
     language.rethrow();
-    if (over) raise_failure();
-    return over;
+    if (completed) raise_failure();
+    return completed;
   }
   bool is_completed() const {
     return !issued_ || issued_->operation->is_completed() || engine_->forked() ||

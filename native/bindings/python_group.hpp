@@ -1,6 +1,6 @@
-// One process group as Python holds it. Every call of the group, on whatever backend, enters here:
+// One process group as a Python object. Every call of the group, on any backend, enters here:
 //
-//     a verb      where the group is in another state than the ordinary one: hand the call over to Python (`intercept`)
+//     method      unless the group is in its ordinary state: pass the call to Python (`intercept`)
 //                 read and check the arguments                                        collectives.cpp
 //     issue       number, record and agree, then move the bytes: by the engine, or by the group's backend
 #pragma once
@@ -32,7 +32,7 @@ class PythonGroup {
   uint64_t offset() const { return group_->offset(); }
   void reduce_in_rank_order() { group_->reduce_in_rank_order(); }
   void attach(const std::vector<uint64_t>& offsets, const std::vector<int>& hosts) { group_->attach(offsets, hosts); }
-  // `call` says in words what is called; `data` names the call for an error: op, sequence, group, rank, size.
+  // `call` describes the call; `data` identifies it for an error: op, sequence, group, rank, size.
   void handshake(const std::string& call, const nb::dict& data, double seconds);
   std::vector<uint64_t> refused() const { return group_->refused(); }
   bool is_broken() const { return group_->is_completed(); }
@@ -40,18 +40,18 @@ class PythonGroup {
   void leave();
   void abort();
 
-  // The same group once more, whose verbs check their arguments, return None and do nothing else.
+  // A second object for the same group, whose methods check their arguments, return None and do nothing else.
   PythonGroup checks() const;
-  // The same group once more, whose verbs are not intercepted.
+  // A second object for the same group, whose methods are not intercepted.
   PythonGroup direct() const;
-  // Call `issue`, with a verb's name and its arguments, in place of every verb; None: no longer.
+  // Call `issue`, with an operation's name and arguments, in place of every method; None ends that.
   void intercept(nb::object issue) { intercept_ = std::move(issue); }
   bool is_intercepted() const { return intercept_.is_valid() && !intercept_.is_none(); }
   template <class... Arguments>
-  nb::object hand_over(const char* verb, Arguments... arguments) const {
-    return intercept_(verb, arguments...);
+  nb::object pass_on(const char* op, Arguments... arguments) const {
+    return intercept_(op, arguments...);
   }
-  // Let another backend move the bytes of calls: `prepare` takes the call's facts and returns the function that
+  // Let another backend move the bytes of calls: `prepare` takes the call's data and returns the function that
   // advances its transfer (procgroup.groups.backend.prepare). Before the first call, on all ranks.
   void set_backend(nb::object prepare) { prepare_ = std::move(prepare); }
 
@@ -86,7 +86,7 @@ class PythonGroup {
   bool was_forked() const;
   CallSite site(const char* function) const { return {function, *group_}; }
 
-  // Run it here, or, with `async_op`, start it and keep what it works on until it is over.
+  // Run the request here, or, with `async_op`, start it and keep its arrays until it has completed.
   nb::object issue(Request request, bool async_op, double seconds, ArrayView& view);
   nb::object issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued);
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
@@ -117,15 +117,15 @@ nb::object PythonGroup::adopt(std::shared_ptr<Issued> issued, Start start) {
   return nb::cast(PythonOperation(engine_, std::move(issued)));
 }
 
-// A verb as a method: the place where every call of every group enters.
-template <auto kVerb>
-struct Verb;
-template <class... Arguments, nb::object (PythonGroup::*kVerb)(Arguments...)>
-struct Verb<kVerb> {
-  static auto method(const char* name) {
+// A method that moves data, as bound to Python: every call of every group enters here.
+template <auto kMethod>
+struct CallMethod;
+template <class... Arguments, nb::object (PythonGroup::*kMethod)(Arguments...)>
+struct CallMethod<kMethod> {
+  static auto named(const char* name) {
     return [name](PythonGroup& self, Arguments... arguments) {
-      if (self.is_intercepted()) return self.hand_over(name, arguments...);
-      return (self.*kVerb)(arguments...);
+      if (self.is_intercepted()) return self.pass_on(name, arguments...);
+      return (self.*kMethod)(arguments...);
     };
   }
 };

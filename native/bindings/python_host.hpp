@@ -69,7 +69,7 @@ inline void check_signals() {
   if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
 }
 
-// The threads of a world whose ranks are threads: its ranks, and who awaits them. Under the interpreter's lock.
+// The threads of a world whose ranks are threads: its ranks, and threads that await them. Under the interpreter's lock.
 class RankThreads {
  public:
   void add_this() { threads_.insert(PyThreadState_GetID(PyThreadState_Get())); }
@@ -112,7 +112,7 @@ class PythonRuntime final : public LanguageRuntime {
   bool others_run() const {
 #ifdef Py_LIMITED_API
     if (!PyInterpreterState_Head || !PyInterpreterState_Next || !PyInterpreterState_ThreadHead || !PyThreadState_Next)
-      return true;  // nobody can tell: no deadlock is reported, and calls end at their deadlines
+      return true;  // unknown: no deadlock is reported, and calls end at their deadlines
 #endif
     for (PyInterpreterState* one = PyInterpreterState_Head(); one != nullptr; one = PyInterpreterState_Next(one))
       for (PyThreadState* thread = PyInterpreterState_ThreadHead(one); thread != nullptr;

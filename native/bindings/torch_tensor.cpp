@@ -103,7 +103,7 @@ bool parse_dtype(const DlpackTensor& tensor, Dtype& dtype) {
 }  // namespace
 
 bool read_torch_tensor(nb::handle array, Strided& place, Dtype& dtype) {
-  // torch's classes are written in Python; arrays of NumPy are not of a heap type, and need not ask for torch.
+  // torch's classes are written in Python; arrays of NumPy are not of a heap type, and need not look for torch.
   if (!PyType_HasFeature(Py_TYPE(array.ptr()), Py_TPFLAGS_HEAPTYPE)) return false;
   static Torch torch;
   if (torch.tensor == nullptr && !find(torch)) return false;

@@ -8,8 +8,8 @@
 
 namespace procgroup {
 
-// Read a torch.Tensor or torch.nn.Parameter in CPU memory. False for everything else, also for tensors that the door
-// in Python must judge: of other devices, layouts and dtypes, with lazy conjugation or negation.
+// Read a torch.Tensor or torch.nn.Parameter in CPU memory. False for everything else, also for tensors that
+// procgroup.arrays.view must judge: of other devices, layouts and dtypes, with lazy conjugation or negation.
 bool read_torch_tensor(nanobind::handle array, Strided& place, Dtype& dtype);
 
 }  // namespace procgroup

@@ -5,7 +5,8 @@
 
 namespace procgroup {
 
-// How many elements group rank `from` has for group rank `to`, as every rank knows it; 0 where only these two know.
+// The number of elements that group rank `from` has for group rank `to`, if every rank knows it; 0 if only these two
+// do.
 inline uint64_t block_count(const Request& request, int from, int to) {
   const Descriptor& call = request.descriptor;
   const OperationRow& row = row_of(call.op);

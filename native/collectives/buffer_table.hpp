@@ -1,6 +1,6 @@
-// What a rank shows the others about its arrays, beside the announcement of a call that is not small.
+// The buffer table: a rank's arrays and their sizes, beside the announcement of a call that is not small.
 //
-//     small area of this call:  | what it exposes, and reads | inputs, one entry per rank | outputs, one per rank |
+//     small area of this call:  | exposed, readable arrays | inputs, one entry per rank | outputs, one per rank |
 //     data
 //
 // A call without blocks has its array in entry 0. Data is that of a small all_to_all. A rank writes its buffer table
@@ -21,9 +21,9 @@ struct BufferEntry {
 
 // No bools: another rank may write any byte there.
 struct BufferTableHeader {
-  uint8_t in_arena;          // everything that others would read lies in this rank's arena, or there is nothing
-  uint8_t exposes;           // the kernel can read it, wherever it lies
-  uint8_t reads_everything;  // this rank can read the arrays of all others, wherever they lie
+  uint8_t in_arena;          // all that others read is in this rank's arena, or there is nothing to read
+  uint8_t exposes;           // the kernel can read the arrays, wherever they are
+  uint8_t reads_everything;  // this rank can read the arrays of all others, wherever they are
 };
 
 class BufferTable {

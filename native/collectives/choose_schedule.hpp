@@ -1,4 +1,4 @@
-// Chooses and makes the schedule of a collective that is not small.
+// Choose and make the schedule of a collective that is not small.
 #pragma once
 
 #include "collectives/state.hpp"
@@ -6,10 +6,10 @@
 
 namespace procgroup {
 
-// Fills state.schedule, when all ranks have announced the call and agree.
+// Fill state.schedule. Called when all ranks have announced the call and agree.
 void make_schedule(CollectiveState& state, const Request& request);
-// The same as soon as this rank's buffer table is written, if the others' cannot change the schedule; false when they
-// can.
+// Fill state.schedule as soon as this rank's buffer table is written, unless the schedule depends on the others'
+// tables; return whether it does not.
 bool make_schedule_early(CollectiveState& state, const Request& request);
 
 }  // namespace procgroup

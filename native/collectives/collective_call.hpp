@@ -1,12 +1,12 @@
 // A collective: announce, agree, then finish.
 //
-//     announce   this rank's announcement has the fingerprint of its call, and small data with it; all_to_all: its
-//                buffer table; large: the first chunk is in a slot already, where it is sure to go there and the slot
-//                is free
-//     agree      all announcements of this sequence number are there, and their fingerprints are equal; all_to_all:
-//                every block is as long as its receiver expects, for all pairs of ranks, so that all ranks come to one
-//                verdict
-//     finish     small: combine what lies beside the announcements; large: run a schedule; external: advance the
+//     announce   publish the fingerprint of this rank's call, and small data with it; all_to_all: its buffer table;
+//                large: the first chunk is copied into a slot before, if it goes through slots in any case and the
+//                slot is free
+//     agree      all announcements of this sequence number have arrived, and their fingerprints are equal; all_to_all:
+//                every block is as long as its receiver expects, for all pairs of ranks, so that all ranks find the
+//                same result
+//     finish     small: combine the data beside the announcements; large: run a schedule; external: advance the
 //                transfer of another backend
 //
 // In a group that spans hosts the leader of each host relays announcements (collectives/relay.hpp); all else is the
@@ -23,7 +23,7 @@
 
 namespace procgroup {
 
-// Whether a collective that is not an all_to_all is small: its data travels beside the announcement.
+// Whether a collective that is not an all_to_all is small: its data is sent beside the announcement.
 bool is_small(const CollectiveState& state, const Descriptor& call);
 
 // Ranks in failures and in missing() are group ranks. The state, the request and its arrays outlive the call.

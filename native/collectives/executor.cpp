@@ -16,9 +16,9 @@ namespace {
 
 // A result that goes to two places is made in blocks that stay in the first-level cache between the two.
 constexpr size_t kSharedBlockBytes = 16 * 1024;
-// What the kernel reads is combined from the second-level cache.
+// Elements that the kernel reads are combined from the second-level cache.
 constexpr size_t kScratchBytes = 128 * 1024;
-// What is moved in one turn, so that deadlines, deaths and Ctrl-C are received in time.
+// Bytes moved in one turn, so that deadlines, deaths and Ctrl-C are received in time.
 constexpr size_t kTurnBytes = size_t{64} << 20;
 // Transfers that run at once. Enough to keep every link busy; few enough to compare each step with all.
 constexpr size_t kMostTransfers = 32;
@@ -99,7 +99,7 @@ void Executor::run_copy(const Step& step) {
   note_copy_in(step.to);
   std::byte* to = address(step.to);
   if (is_scattered(step.from)) {
-    // The root of a broadcast has no array but its parts.
+    // The root of a broadcast has its iovecs only, no array.
     if (to != nullptr) copy_iovecs(to, request_.iovecs, step.from.offset, step.bytes, copy_into(step.to));
     return;
   }
@@ -201,7 +201,7 @@ bool Executor::run_transfer(const Step& step) {
   return true;
 }
 
-// Let go of the transfers that are done; the first that failed ends the schedule.
+// Remove completed transfers; the first that failed ends the schedule.
 void Executor::reap_transfers(bool pump) {
   const std::lock_guard lock(state_.messages->mutex);
   if (pump) state_.messages->pump();
@@ -232,7 +232,7 @@ bool Executor::must_wait(const Step& step) const {
   const Memory written = written_by(step);
   const std::array<Memory, 2> read = read_by(step);
   return std::ranges::any_of(running_, [&](const Running& running) {
-    // What did not come must not be used: the others would take it for the result.
+    // Bytes that did not arrive must not be used: the other ranks would take them for the result.
     if (running.transfer->is_completed()) return running.transfer->failure() != nullptr;
     const bool reads = overlap(running.memory, read[0]) || overlap(running.memory, read[1]);
     return overlap(running.memory, written) || (running.writes && reads);
@@ -293,7 +293,7 @@ std::byte* Executor::address(const Place& place) const {
   return state_.local(place.rank).slot(request_.descriptor.sequence, place.slot) + place.offset;
 }
 
-// What this rank reads of a peer: of blocks, the one that is for this rank.
+// The memory that this rank reads of a peer: of several blocks, the block for this rank.
 const BufferEntry& Executor::entry(const Place& place) const {
   const BufferTable table(state_.member(place.rank).small(request_.descriptor.sequence), state_.size());
   if (place.kind == Place::Kind::kPeerOutput) return table.output(0);
@@ -312,8 +312,8 @@ bool Executor::read(void* to, const Place& from, size_t bytes, CopyFunction copy
   return false;
 }
 
-// Who ended or gave up is for others to find, who know why; but a living peer that cannot be read must not stall this
-// rank for ever.
+// Other code finds peers that ended or gave up, and knows the reason; but a living peer that cannot be read must not
+// stall this rank for ever.
 bool Executor::stay_stalled() {
   const bool unreadable = unreadable_since_ns_ != 0 && now_ns() - unreadable_since_ns_ > kUnreadableWaitNs;
   if (unreadable && counts(stalled_on_) && state_.peers[static_cast<size_t>(stalled_on_)]->is_alive())

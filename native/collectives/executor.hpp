@@ -1,4 +1,4 @@
-// Executes the schedule of one call, a little at a time: over its arrays, the slots of this host's ranks, and messages.
+// Executes the schedule of one call step by step: on its arrays, the slots of this host's ranks, and messages.
 #pragma once
 
 #include <array>
@@ -22,12 +22,12 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Before all ranks have announced the call: make copies in in slots that nobody reads any more, up to the first time
-  // that the schedule publishes.
+  // Before all ranks have announced the call: copy into slots that no peer reads any more, up to the first step of the
+  // schedule that publishes.
   void copy_in();
   // Do what can be done now; true when the schedule is done.
   bool advance();
-  // What ended the schedule, with group ranks; nothing as long as it can go on.
+  // The failure that ended the schedule, with group ranks; nullopt while it can go on.
   const std::optional<Failure>& failure() const { return failure_; }
   // Grows whenever a step or a transfer is done.
   size_t done() const { return step_ + completed_transfers_; }
@@ -78,7 +78,7 @@ class Executor {
   int stalled_on_ = -1;              // the rank whose array could not be read, because it gave up or ended
   int64_t unreadable_since_ns_ = 0;  // when that rank's array could not be read; zero when it gave up
   std::optional<Failure> failure_;
-  int next_ = 0;  // the rank of this host whose progress is awaited, where everybody's is
+  int next_ = 0;  // the rank of this host whose progress is awaited, in a step that awaits all ranks
   std::vector<Running> running_;
   size_t completed_transfers_ = 0;
 };

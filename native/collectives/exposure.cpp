@@ -6,7 +6,7 @@
 namespace procgroup {
 namespace {
 
-// Adds arrays to a buffer table, and finds out whether they can be read where they lie.
+// Adds arrays to a buffer table, and tests whether they can be read in place.
 class Show {
  public:
   Show(CollectiveState& state, const Descriptor& call, bool exposes)
@@ -33,7 +33,7 @@ class Show {
   bool in_arena_ = true;
 };
 
-// Whether others read what this rank gives: a root that takes keeps its own.
+// Whether other ranks read this rank's input: a root that receives keeps its own.
 bool shows(const Descriptor& call, int rank) {
   return gives(call.op, rank, call.root) && !(row_of(call.op).takers == Ranks::kRoot && rank == call.root);
 }

@@ -1,4 +1,4 @@
-// Who takes part in a collective over messages.
+// The members of a group, for collectives that send messages.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-// The counts of an all_to_all, by pair: every rank announces what it gives to each, and what it expects of each.
+// The counts of an all_to_all, by pair: every rank announces what it sends to each, and what it expects from each.
 //
-// A broken rank may announce anything, and change it while others look. So each count is read once, into this table,
-// and a call uses only a table without a fault: what a rank gives is what its receiver expects, and all that one rank
-// gives or expects is less than 2^63 bytes. No sum of them overflows, then, and no memory holds more.
+// A broken rank may announce any counts, and change them while others read. So each count is read once, into this
+// table, and a call uses only a table without a fault: a rank sends what its receiver expects, and the counts of one
+// rank add up to less than 2^63 bytes. So no sum of them overflows, and no memory holds more.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class PairCounts {
   uint64_t between(int from, int to) const {
     return counts_[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)];
   }
-  // All that a rank gives to those before `end`.
+  // The sum of a rank's counts for the ranks before `end`.
   uint64_t given_before(int from, int end) const;
   uint64_t given(int from) const { return given_before(from, static_cast<int>(size_)); }
 

@@ -53,8 +53,8 @@ std::vector<uint64_t> announced_counts(const CollectiveState& state, const Reque
   return counts;
 }
 
-// Visit, as an offset and a length in bytes, what one rank has for the ranks of a host among its small elements.
-// `counts` are those of its all_to_all. False, and perhaps some visits, when it has more than there is room for.
+// Visit, as offsets and lengths in bytes, the small elements that one rank has for the ranks of a host. `counts` are
+// those of its all_to_all. Returns false, perhaps after some visits, when the elements do not fit.
 template <class Visit>
 bool for_each_run(const CollectiveState& state, const Request& request, const std::vector<uint64_t>& counts, int from,
                   int host, Visit visit) {
@@ -76,7 +76,7 @@ bool for_each_run(const CollectiveState& state, const Request& request, const st
   return true;
 }
 
-// Where the small elements of a rank lie, once it has announced the call.
+// The address of a rank's small elements, once it has announced the call.
 std::byte* elements_of(const CollectiveState& state, const Descriptor& call, int rank) {
   const GroupMemoryView& view = state.member(rank);
   if (call.op == OpKind::kAllToAll) return BufferTable(view.small(call.sequence), state.size()).data();
@@ -87,7 +87,7 @@ bool may_carry_elements(const CollectiveState& state, const Descriptor& call) {
   return call.op == OpKind::kAllToAll || is_small(state, call);
 }
 
-// What `rank` announces, for the ranks of `host`.
+// The announcement of `rank`, for the ranks of `host`.
 std::vector<std::byte> make_entry(const CollectiveState& state, const Request& request, int rank, int host) {
   const Descriptor& call = request.descriptor;
   const Descriptor& announced = state.member(rank).descriptor(call.sequence);

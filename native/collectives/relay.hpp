@@ -1,7 +1,7 @@
 // Announcements between hosts. The leader of each host sends what the ranks of its host announce to the leaders of the
-// other hosts, and announces what comes from there to the ranks of its own host, in memory that stands for the members
-// elsewhere: their *proxies*. So every rank finds the announcements, descriptors and small data of all members in
-// memory, wherever they run, and finishes its calls by the same code.
+// other hosts, and writes theirs into memory of its own host that represents the members elsewhere: their *proxies*. So
+// every rank reads the announcements, descriptors and small data of all members in memory, wherever they run, and
+// finishes its calls by the same code.
 //
 //     host 0                                                      host 1
 //     rank 0 (leader)  announcement ──┐   message: an entry   ┌──> proxies of ranks 0, 1  <── read by ranks 2, 3
@@ -21,7 +21,7 @@
 // A leader that makes another call than a rank of its host cannot know which elements those are, and sends none.
 //
 // A leader waits for the ranks of its host for some milliseconds, so that one message has all entries; then it sends
-// those that it has, so that the others know exactly who is missing.
+// those that it has, so that the others know exactly which ranks are missing.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@
 
 namespace procgroup {
 
-// Where the proxies of a group lie in the arena of a leader.
+// The layout of a group's proxies in the arena of a leader.
 class Proxies {
  public:
   // Bytes for the proxies of so many members.
@@ -46,8 +46,8 @@ class Proxies {
   }
   // Offset of the small areas of one proxy, which begins at `offset`.
   static uint64_t small(uint64_t offset, size_t group_size) { return offset + memory_bytes(group_size); }
-  // Let the state's views of all members of other hosts be their proxies, from `offset` on in the leader's arena.
-  // Throws std::out_of_range when they cannot lie there.
+  // Set the state's views of all members of other hosts to their proxies, from `offset` on in the leader's arena.
+  // Throws std::out_of_range when that is outside of the arena.
   static void attach(CollectiveState& state, const Arena& arena, uint64_t offset);
 
  private:
@@ -70,13 +70,13 @@ class Relay {
 
   // Begin the exchange for a call that this rank has announced.
   void start(CollectiveState& state);
-  // Send and receive what goes now; whether anything moved. The request outlives the exchange.
+  // Send and receive as far as possible; return whether anything moved. The request outlives the exchange.
   bool advance(CollectiveState& state, const Request& request);
-  // What ended the exchange, with group ranks.
+  // The failure that ended the exchange, with group ranks.
   const std::optional<Failure>& failure() const { return failure_; }
   // Whether everything of this call has been sent and received.
   bool is_completed() const { return unsent_ == 0 && unannounced_ == 0; }
-  // Give up what still runs.
+  // Cancel transfers that still run.
   void cancel(CollectiveState& state);
 
  private:

@@ -1,4 +1,4 @@
-// Collectives whose data travels beside the announcement: no slots, no schedules, one wait.
+// Collectives whose data is beside the announcement: no slots, no schedules, one wait.
 #pragma once
 
 #include "collectives/state.hpp"
@@ -6,7 +6,7 @@
 
 namespace procgroup {
 
-// What the largest contribution to a call comes to; equal on all ranks. An all_to_all is not described by its
+// The size of the largest contribution to a call; equal on all ranks. An all_to_all is not described by its
 // descriptor alone: see all_to_all_is_small.
 inline size_t largest_contribution(const Descriptor& call, int size) {
   const bool equal_blocks = has_input_blocks(call.op) && call.splits == 0;
@@ -15,11 +15,11 @@ inline size_t largest_contribution(const Descriptor& call, int size) {
 
 // Put this rank's elements beside its announcement, before it is announced.
 void copy_in_small(CollectiveState& state, const Request& request);
-// When all agree: make the outputs of what all have copied in.
+// When all agree: make the outputs from the data that all ranks have copied in.
 void finish_small(CollectiveState& state, const Request& request);
 
-// all_to_all: every rank writes its buffer table and, if there is room, its elements; when all have announced the call,
-// every rank knows from the counts whether all had room.
+// all_to_all: every rank writes its buffer table and, if they fit, its elements; when all have announced the call,
+// every rank knows from the counts whether those of all ranks fit.
 void copy_in_all_to_all(CollectiveState& state, const Request& request);
 bool all_to_all_is_small(const CollectiveState& state, const Descriptor& call);
 

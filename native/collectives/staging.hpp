@@ -1,4 +1,4 @@
-// The staging blocks of one group on this rank: where its calls copy in what does not fit in a line.
+// The staging blocks of one group on this rank: its calls copy in data there that does not fit in a cache line.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@ class Staging {
           const std::vector<GroupMemoryView>& readers)
       : small_(small, are_done(readers)), slots_(slots, are_done(readers)), mine_(mine) {}
 
-  // Before call `sequence` is announced: name the small areas that it copies in in, if it needs them, in its line.
+  // Before call `sequence` is announced: write the offset of its small areas, if it needs them, into its announcement.
   void begin(uint64_t sequence, bool needs_small) {
     mine_.place_small(sequence, needs_small ? small_.begin(sequence) : 0);
   }
   // When all have announced the call before, and before this rank publishes progress in this one: have slots.
   void take_slots(uint64_t sequence) { mine_.place_slots(sequence, slots_.begin(sequence)); }
-  // This rank has read all that it reads of others in call `sequence`. After a failed call it may be left out.
+  // This rank has read all data of other ranks in call `sequence`. After a failed call it need not be called.
   void end(uint64_t sequence) {
     mine_.memory().finished.store(sequence, std::memory_order_release);
     small_.end();

@@ -1,4 +1,4 @@
-// What the collectives of one group have in common on this rank. One call runs at a time.
+// The state that the collectives of one group share on this rank. One call runs at a time.
 #pragma once
 
 #include <array>
@@ -29,8 +29,8 @@ struct SizeRange {
   bool has(size_t bytes) const { return bytes >= from && bytes < to; }
 };
 
-// For which sizes of the largest block ordinary arrays are read where they lie, by the kernel. Arrays in arenas always
-// are: no system call is needed. Measured on 2 ranks, in us, through slots and read.
+// The sizes of the largest block for which the kernel reads ordinary arrays in place. Arrays in arenas are
+// always read in place, without a system call. Measured on 2 ranks, in us, through slots and read.
 class ReadingRanges {
  public:
   // Where the kernel's copies are fast, one copy beats two as long as all fits in the caches; above, both copies count
@@ -83,13 +83,13 @@ inline constexpr size_t kStreamedBytes = size_t{8} << 20;
 
 // Slots that this rank wrote, one bit each.
 struct CopiedSlots {
-  uint32_t before = 0;  // in the call before, as long as others may be reading them
-  uint32_t now = 0;     // in the call in hand
+  uint32_t before = 0;  // in the previous call, while others may still read them
+  uint32_t now = 0;     // in the current call
 };
 
-// Sizes of what travels between hosts; equal on all ranks of a group.
+// Limits of messages between hosts; equal on all ranks of a group.
 struct MessageLimits {
-  size_t small_bytes = 4 * 1024;  // of a rank's elements that travel with its announcement
+  size_t small_bytes = 4 * 1024;  // of a rank's elements that are sent with its announcement
   size_t segment_bytes = 256 * 1024;
 };
 
@@ -138,7 +138,7 @@ struct CollectiveState {
   std::vector<GroupMemoryView> members;
   const std::vector<const Arena*>* arenas;  // by group rank, null for other hosts; to wake sleepers
   std::unique_ptr<Staging> staging;         // this rank's
-  uint64_t progress = 0;                    // what every rank of this host had published when the last call ended
+  uint64_t progress = 0;                    // of every rank of this host when the last call ended
   uint64_t chunks = 0;                      // of all calls that ended
   Schedule schedule{};                      // reused from call to call, as are the next three
   BlockTable blocks{};
@@ -151,7 +151,7 @@ struct CollectiveState {
   ReadingRanges reading;
   ReadableArrays readable{};
   CopiedSlots copied_in{};
-  bool streams = false;              // whether the results of the call in hand are written past the caches
+  bool streams = false;              // whether the results of the current call are written past the caches
   std::vector<std::byte> scratch{};  // for arrays that are read and then combined
   const std::vector<int>* global_ranks = nullptr;  // for texts, see rank_name
   Topology topology;

@@ -29,20 +29,20 @@ size_t ring_capacity(int world_size) {
   return std::bit_floor(std::clamp(share, size_t{16} << 10, size_t{256} << 10));
 }
 
-// How long a rank that leaves tries to hand over what it still has to say, such as why a call failed.
+// How long a rank that leaves tries to send its last messages, such as the reason of a failed call.
 constexpr double kLastWordsSeconds = 0.2;
 
-// How long a rank whose call has reached its deadline waits to learn what the missing ranks are doing.
+// How long a rank whose call has reached its deadline waits for the answers of the missing ranks.
 constexpr double kAnswerSeconds = 0.2;
 constexpr int64_t kAnswerSliceNs = 5'000'000;
 
-// Of so many awaited ranks the report of a wait says what they are doing.
+// The number of awaited ranks whose state the report of a wait describes.
 constexpr size_t kDescribedRanks = 4;
 
 // How often what comes is taken before it counts as more than what lay there.
 constexpr int kTurnsToQuiet = 16;
 
-// Where a rank's arena has what it exposes to `peer`.
+// The offset of the exposure table for `peer` in a rank's arena.
 uint64_t exposure_table(const ArenaHeader& header, int peer) {
   return header.exposure_tables + sizeof(ExposureTable) * static_cast<size_t>(peer);
 }
@@ -365,7 +365,7 @@ uint64_t Engine::await_completions(uint64_t seen, double seconds) {
 void Engine::sleep(int64_t nanoseconds, const std::function<bool()>& ready) {
   if (uses_sockets_) return sleep_on_sockets(nanoseconds, ready);
   ArenaHeader& header = arena_->header();
-  // Announce first, look last: whoever changes a flag after our look sees us asleep, and rings.
+  // Announce the sleep first, check last: a thread that changes a flag after the check sees the sleeper, and rings.
   header.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
   if (!ready()) futex_wait(header.doorbell, rung, nanoseconds);
@@ -416,7 +416,7 @@ void Engine::shutdown() {
   for (const auto& peer : peers_) peer->socket.reset();
   if (!uses_sockets_) return;
   flush(kLastWordsSeconds);
-  // The end of the connection is the goodbye that peers over TCP hear.
+  // Peers over TCP see the end of the connection.
   const std::lock_guard lock(messages_mutex_);
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer != rank())

@@ -1,10 +1,10 @@
-// One rank's engine: its arena, its peers, who of them lives, its messages and its groups.
+// One rank's engine: its arena, its peers and whether they live, its messages and its groups.
 //
-//     Engine ── Arena            what this rank shares, and the one doorbell that its waiters sleep on
+//     Engine ── Arena            memory that this rank shares, and the one doorbell of its waiters
 //       │  ├── Peer per rank     the peer's arena (same host), its Unix socket, whether it lives
-//       │  ├── LifeLock/Watcher  tells peers when this process ends, and hears when theirs do
+//       │  ├── LifeLock/Watcher  notifies peers when this process ends, and watches for the end of theirs
 //       │  ├── Messages          point-to-point, and collectives where there is no shared memory
-//       │  └── ProgressThread    advances what was issued asynchronously
+//       │  └── ProgressThread    advances asynchronous operations
 //       └── Group ...            numbering, agreement, collectives
 //
 // Threads. Any thread may issue calls. `messages_mutex` guards Messages, GroupHandshakes and WaitEdgeExchange; `peers_`
@@ -65,7 +65,7 @@ class Engine final : public Waiter, public WaitForGraph {
     policy_.core_to_spare = 2 * local_ranks <= usable_cores;
   }
 
-  // Set-up, before the first group, from one thread. The descriptors are taken over.
+  // Set-up, before the first group, from one thread. The engine then owns the descriptors.
   void attach_shared(int peer, FileDescriptor arena, FileDescriptor bell, FileDescriptor socket);
   void attach_socket(int peer, FileDescriptor socket, int64_t pid);
   // A rank that is a thread of this process: one mapping serves both.
@@ -91,12 +91,12 @@ class Engine final : public Waiter, public WaitForGraph {
   Messages& messages() { return messages_; }
   std::mutex& messages_mutex() { return messages_mutex_; }
   GroupHandshakes& handshakes() { return handshakes_; }  // under that mutex
-  // Advance every channel, and answer what other ranks have asked this one. Under that mutex.
+  // Advance every channel, and answer the requests of other ranks. Under that mutex.
   bool pump();
-  // What each of these world ranks is doing, in words that follow "rank 1 is", for a reader who waits in this group:
-  // read in shared memory, else asked for, for at most some 0.2 s. Not under that mutex.
+  // Describe what each of these world ranks is doing, in words that follow "rank 1 is", for a reader who waits in this
+  // group: read in shared memory, else requested by messages, within about 0.2 s. Not under that mutex.
   std::vector<std::string> calls_of(const std::vector<int>& peers, uint64_t group);
-  // Ask those of these world ranks whose memory this rank cannot read what they are doing. Not under that mutex.
+  // Request the state of those of these world ranks whose memory this rank cannot read. Not under that mutex.
   void ask_calls(const std::vector<int>& peers, uint64_t group);
   // The groups of this rank, by which calls_of names what a rank is in.
   void add_name(uint64_t group, NamedGroup named);
@@ -104,7 +104,7 @@ class Engine final : public Waiter, public WaitForGraph {
   // Set-up: after how long a call that waits is reported for the first time; 0: never.
   void set_wait_report(int64_t nanoseconds) { wait_report_ns_ = nanoseconds; }
   int64_t wait_report_ns() const { return wait_report_ns_; }
-  // Do what is due in the wait of a call in this group. Not under that mutex, and never for long.
+  // Run the periodic work of a waiting call in this group. Not under that mutex, and never for long.
   void report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group);
   bool uses_sockets() const { return uses_sockets_; }
   ProgressThread& progress() { return *progress_; }
@@ -127,24 +127,24 @@ class Engine final : public Waiter, public WaitForGraph {
   void kick();
   // The progress thread has finished an asynchronous operation.
   void completed();
-  // Wait until more than `seen` asynchronous operations are over or `seconds` have passed; how many are.
+  // Wait until more than `seen` asynchronous operations have completed or `seconds` have passed; return their number.
   uint64_t await_completions(uint64_t seen, double seconds);
   void sleep(int64_t nanoseconds, const std::function<bool()>& ready) override;
   const std::atomic<uint32_t>& news() const override { return news_; }
 
-  // Try for so many seconds to hand over what was sent; whether all of it has left this process.
+  // Flush sent data for at most so many seconds; return whether all of it has left this process.
   bool flush(double seconds);
-  // Leave in order: say goodbye and let go of everything. Idempotent.
+  // Leave in order: notify the peers and free everything. Idempotent.
   void shutdown();
-  // This rank ends before its time, for this reason, which the other ranks are given where they wait for it. With
-  // `at_once`, every call in progress fails now, here and on them. The first reason counts.
+  // Record that this rank ends early, and why; ranks that wait for it report the reason. With `at_once`, every call in
+  // progress fails now, here and on the other ranks. The first reason counts.
   void fail(const std::string& reason, bool at_once);
-  // Something has changed that waiters examine: let them, now.
+  // Wake all waiters, so that they examine a change now.
   void announce_news() {
     news_.fetch_add(1, std::memory_order_release);
     kick();
   }
-  // How the ranks of this world are called in texts and errors, where that is not by their world ranks.
+  // The ranks' numbers in texts and errors, if they differ from the world ranks.
   void set_global_ranks(std::vector<int> ranks) { global_ranks_ = std::move(ranks); }
   int global_rank(int world_rank) const {
     return global_ranks_.empty() ? world_rank : global_ranks_[index(world_rank)];

@@ -11,7 +11,7 @@ namespace {
 // Users' tags do not have the highest bit; collectives use the tags that end in 0 and 1.
 constexpr uint64_t kTag = uint64_t{1} << 63 | 2;
 
-// What the other ranks cannot put into words by themselves travels as text.
+// Texts are sent only of failures that the other ranks cannot describe themselves.
 Failure as_posted(const Failure& failure) {
   Failure posted = failure;
   if (failure.kind != Failure::Kind::kDeadlock) return posted;
@@ -85,7 +85,7 @@ std::optional<Failure> FailureBoard::read_memory(int member) const {
   const GroupMemory& memory = view.memory();
   if (memory.state.load(std::memory_order_acquire) != MemberState::kFailed) return std::nullopt;
   FailureHead head;
-  std::memcpy(&head, &memory.failure, sizeof head);  // once: that member can write it at any time
+  std::memcpy(&head, &memory.failure, sizeof head);  // once: that member may write it at any time
   std::span<const std::byte> details;
   try {
     const size_t bytes = details_bytes(head);

@@ -1,12 +1,11 @@
-// The failure board of one group: what each member has posted about its own failure, and the one way in which the news
-// of a failure spreads.
+// The failure board of one group: the failure that each member has posted. All failures spread through it.
 //
 //     post(failure)      members that share memory    a record in this rank's group memory; sleepers are woken
 //                        other members                the same record as a message, kept by the reader's board
 //     read(member)       from the member's memory, or the message that came from it
 //
-// A message lies in front of the end of its sender's connection. So a rank that is late still learns why the others are
-// gone, and names the rank that was lost first, not one that left because of it.
+// A message arrives before the end of its sender's connection. So a rank that is late still learns why the others left,
+// and names the rank that was lost first, not one that left because of it.
 #pragma once
 
 #include <functional>
@@ -37,7 +36,7 @@ class FailureBoard {
 
   // Post why this rank's part in the group has failed, once.
   void post(const Failure& failure);
-  // What a member has posted; nothing when it has posted nothing.
+  // The failure that a member has posted, if any.
   std::optional<Failure> read(int member) const;
   // Not under the mutex: the same for a member that shares memory. Nothing for others.
   std::optional<Failure> read_memory(int member) const;

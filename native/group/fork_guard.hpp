@@ -1,4 +1,4 @@
-// Tells every engine of a process when it finds itself in a forked child.
+// Notifies every engine of a process in a forked child.
 //
 // The child has a copy of the parent's memory, but none of its threads and no mapping of what is shared. Its
 // descriptors are closed already (base/file_descriptor.hpp).

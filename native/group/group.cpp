@@ -10,7 +10,7 @@
 namespace procgroup {
 namespace {
 
-// How long the caller of an asynchronous call waits for what the other ranks have to do for it.
+// How long the caller of an asynchronous call waits for the other ranks' part of it.
 constexpr int64_t kAlongNs = 200'000;
 
 void run_unlocked(const std::function<void()>& step, LanguageRuntime& language) {
@@ -39,8 +39,8 @@ void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   run_unlocked(request.after, language);
 }
 
-// Whether the call ends well within a few looks, with the language's lock held. What moves without an end is a large
-// call: long enough to let others run.
+// Whether the call completes within a few polls, with the language's lock held. A call that keeps moving is large, and
+// takes long enough to let other threads run.
 bool Group::ends_soon(CollectiveCall& call) const {
   Progress progress = call.advance();
   for (int polls = engine_.policy().held_polls(); progress == Progress::kWaiting && polls > 0; --polls) {

@@ -1,4 +1,4 @@
-// One process group on this rank: numbers its calls, runs them in order, and knows when it is over.
+// One process group on this rank: numbers its calls, runs them in order, and detects its end.
 //
 // Collectives are first in, first out. A blocking call on an idle group runs in the caller's thread; when
 // anything is pending it queues behind that, and the progress thread runs it. Messages have an order of
@@ -32,7 +32,7 @@ struct GroupOptions {
   std::vector<int> members;  // world ranks, in group order
   int rank = 0;              // this process's group rank
   // By group rank, the host of each member, as any number: equal for members that share memory. Empty: all share it,
-  // or attach() will tell.
+  // or attach() sets them.
   std::vector<int> hosts{};
   GroupLayout layout{};
   MessageLimits limits{};
@@ -40,7 +40,7 @@ struct GroupOptions {
   ReadingRanges reading = ReadingRanges::for_this_processor();
 };
 
-// A call that failed: thrown by the blocking forms, and what a finished Operation is turned into.
+// A failed call: thrown by the blocking forms, and made from a completed Operation.
 struct OperationFailed {
   Failure failure;
   Descriptor call;
@@ -53,7 +53,7 @@ struct MessageRequest {
   Dtype dtype;
   int peer;  // group rank, or kAnySource
   uint64_t tag;
-  std::function<void()> after = {};        // as in Request: run when a receive went well, before it is over
+  std::function<void()> after = {};        // as in Request: run when a receive has succeeded, before it completes
   std::function<bool(int)> transfer = {};  // as in Request
 };
 
@@ -75,8 +75,9 @@ class Group final : public Source {
   // Where that of the members of this host lies, by group rank, and on which host each member is.
   void attach(const std::vector<uint64_t>& offsets, const std::vector<int>& hosts);
 
-  // Instead of attach(), for a group among ranks that have one already: tell the other members, and wait until each
-  // has told that it makes the group too. `call` says so in words. Throws OperationFailed, with world ranks.
+  // Instead of attach(), for a group of ranks that have a common group already: notify the other members, and wait
+  // until each has sent that it makes the group, too. `call` describes the call. Throws OperationFailed, with world
+  // ranks.
   void handshake(const std::string& call, double seconds, LanguageRuntime& language);
   // After handshake() failed by a mismatch: see GroupCreation.
   const std::vector<uint64_t>& refused() const { return refused_; }
@@ -85,8 +86,7 @@ class Group final : public Source {
   void run(Request& request, double seconds, LanguageRuntime& language);
   int run_message(const MessageRequest& request, double seconds, LanguageRuntime& language);  // the sender's group rank
 
-  // Whether the input of a call may be in several places: a broadcast on its root, or an all_gather, above the size of
-  // small ones.
+  // Whether the input of a call may be given as iovecs: a broadcast on its root, or an all_gather, if it is not small.
   bool takes_iovecs(const Descriptor& call) const;
 
   // Asynchronous. With a host, whose lock is held, the caller's thread runs the call itself as long as that moves,
@@ -97,16 +97,16 @@ class Group final : public Source {
   // Send or receive a small message if that is possible in so many looks; whether it was.
   bool message_at_once(const MessageRequest& request, int looks = 1);
 
-  // Promise that reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
+  // Make reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
   void reduce_in_rank_order() { ordered_ = true; }
 
   // Whether a failure has ended the group, or this rank has left it.
   bool is_completed() const { return completed_.load(std::memory_order_acquire); }
-  // Whether everything that was issued asynchronously is over.
+  // Whether all asynchronous operations have completed.
   bool is_idle() override;
-  // Leave in order, or after a failure: what is pending fails. Idempotent; from one thread.
+  // Leave in order, or after a failure: pending calls fail. Idempotent; from one thread.
   void leave();
-  // End this group on every member: what is running fails at once.
+  // End this group on every member: running calls fail at once.
   void abort();
   Progress advance_pending() override;
   void examine_pending() override;
@@ -185,11 +185,11 @@ class Group final : public Source {
   std::pair<uint64_t, size_t> proxies_{};  // of a leader: offset and bytes
   std::vector<const Arena*> arenas_;       // by group rank
   std::optional<CollectiveState> state_;
-  bool announced_ = false;  // others have been told where its memory lies
+  bool announced_ = false;  // other ranks know the offset of its memory
   bool created_ = false;
   std::vector<uint64_t> refused_;
   bool ordered_ = false;
-  std::atomic<uint64_t> sequence_{0};  // of the last collective that has started; written by whoever has the turn
+  std::atomic<uint64_t> sequence_{0};          // of the last collective that has started; written in its turn
   std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
   std::atomic<bool> busy_{false};              // a call is running
   std::atomic<int> queued_{0};                 // calls in queue_
@@ -203,7 +203,7 @@ class Group final : public Source {
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
   bool left_ = false;
-  std::mutex driving_;          // of whoever advances the head of queue_; taken before other mutexes
+  std::mutex driving_;          // held to advance the head of queue_; taken before other mutexes
   bool head_has_turn_ = false;  // guarded by driving_: busy_ is held for the head of queue_
 };
 
@@ -217,7 +217,7 @@ class GroupOperation : public Operation {
   double seconds() const { return seconds_; }
   Deadline deadline() const { return deadline_; }
   virtual Descriptor call() const = 0;
-  virtual int source() const { return -1; }  // receives, when over: the sender's group rank
+  virtual int source() const { return -1; }  // completed receives: the sender's group rank
   // Of the thread that examines it: see LastLooks.
   bool is_looked_at_enough() { return last_looks_.are_over(); }
   WaitReport& wait_report() { return wait_report_; }

@@ -6,13 +6,13 @@
 namespace procgroup {
 namespace {
 
-// How long two ranks must have waited for each other in different groups before that is called a mistake. Programs
-// whose threads make groups side by side may meet later than at once.
+// How long two ranks must have waited for each other in different groups before that is an error. Threads of a
+// program that make groups concurrently may meet with a delay.
 constexpr int64_t kConflictNs = 1'000'000'000;
 
-// What another rank's end of the group means to a rank that waits for it: a time-out for which other ranks are missing
-// is that of all.
-Failure as_told(int peer, const Failure& failure, int rank) {
+// The failure of a rank that waits for `peer`, which has ended the group: if that was a timeout for which other ranks
+// are missing, the same timeout.
+Failure failure_from(int peer, const Failure& failure, int rank) {
   const bool others_are_missing = std::ranges::find(failure.missing, rank) == failure.missing.end();
   if (failure.kind == Failure::Kind::kTimeout && others_are_missing) return failure;
   return as_seen_by(rank, peer, failure, nullptr);
@@ -41,7 +41,7 @@ bool GroupCreation::look() {
   for (const int member : members_) {
     const GroupHandshake* theirs = engine_.handshakes().received(member, identity_);
     if (theirs == nullptr || !theirs->ended) continue;
-    end_with(as_told(member, *theirs->ended, engine_.rank()));
+    end_with(failure_from(member, *theirs->ended, engine_.rank()));
     return true;
   }
   const std::vector<int> silent = unreceived();
@@ -63,18 +63,18 @@ std::vector<int> GroupCreation::unreceived() const {
 bool GroupCreation::find_conflict(const std::vector<int>& silent) {
   Failure failure{.kind = Failure::Kind::kMismatch};
   failure.calls.resize(static_cast<size_t>(engine_.world_size()));
-  bool told = false;
+  bool answered = false;
   refused_.clear();
   for (const int member : silent) {
     const GroupHandshake* other = engine_.handshakes().conflicting(member, began_ns_);
     if (other == nullptr) continue;
     refused_.push_back(other->identity);
-    told = told || other->ended;
+    answered = answered || other->ended;
     failure.calls[static_cast<size_t>(member)] = other->call;
   }
   if (refused_.empty()) return conflict_since_ns_ = 0, false;
   if (conflict_since_ns_ == 0) conflict_since_ns_ = now_ns();
-  if (!told && now_ns() - conflict_since_ns_ < kConflictNs) return false;
+  if (!answered && now_ns() - conflict_since_ns_ < kConflictNs) return false;
   for (size_t rank = 0; rank < failure.calls.size(); ++rank)
     if (!failure.calls[rank].empty())
       failure.reason += "rank " + std::to_string(rank) + " calls " + failure.calls[rank] + ", ";

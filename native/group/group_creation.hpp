@@ -1,4 +1,4 @@
-// Making a group on this rank, as an operation that is over when every member has said that it makes it too.
+// Makes a group on this rank, as an operation that completes when every member has sent that it makes the group, too.
 #pragma once
 
 #include <string>
@@ -18,16 +18,16 @@ class GroupCreation final : public Operation {
   std::vector<int> missing() const override;
   void give_up(Failure failure) override;
 
-  // Another end than the members' own words: a lost member, an abort.
+  // Ends the operation for another reason than the members' messages: a lost member, an abort.
   std::optional<Failure> examine() const;
-  // When it went well: where each member's group memory lies.
+  // On success: the offset of each member's group memory.
   const std::vector<uint64_t>& offsets() const { return offsets_; }
-  // After a mismatch: the other groups, in which members waited for this rank. They are made by nobody.
+  // After a mismatch: the other groups in which members waited for this rank. No rank makes them.
   const std::vector<uint64_t>& refused() const { return refused_; }
 
  private:
   // These three with the mutex of Messages held.
-  bool look();  // whether anything is decided
+  bool look();  // whether the result is known
   std::vector<int> unreceived() const;
   bool find_conflict(const std::vector<int>& silent);
   void end_with(Failure failure);

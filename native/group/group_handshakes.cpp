@@ -52,12 +52,12 @@ void GroupHandshakes::open(uint64_t identity, std::vector<int> members, uint64_t
   open_.emplace(identity, std::move(members));
 }
 
-void GroupHandshakes::close(uint64_t identity, const Failure* failure, bool tell) {
+void GroupHandshakes::close(uint64_t identity, const Failure* failure, bool notify) {
   const auto found = open_.find(identity);
   if (found == open_.end()) return;
   if (failure != nullptr)
     post(found->second, {Message::Kind::kEnded, 0, identity, 0}, encode(*failure, world_size_));
-  else if (tell)
+  else if (notify)
     post(found->second, {Message::Kind::kLeft, 0, identity, 0}, {});
   for (const int member : found->second) forget(member, identity);
   open_.erase(found);

@@ -1,10 +1,11 @@
-// How the members of a new group find each other, and what they hear of its end: small messages, one to each member.
+// The handshake of a new group and the notification of its end: small messages, one to each member.
 //
-//     makes   I make this group; my group memory lies there        lets every member go on that has received all others
-//     ended   I left it, or gave it up, and why                    ends those who wait for me
+//     makes   the sender makes this group; its memory's offset      a member goes on when it has received all others'
+//     ended   the sender left it, or gave it up, and why            ends the waits for the sender
 //
-// No store is asked and nobody but the members takes part. Since each rank sees what the others make with it, lists of
-// ranks that differ are noticed: somebody waits for me in a group that I do not make, while I wait for it in another.
+// No store and no other rank takes part. Since each rank receives the groups that the others make with it, lists of
+// ranks that differ are detected: a rank waits for this one in a group that this one does not make, while this one
+// waits for that rank in another group.
 //
 // Everything here happens under the mutex that guards Messages. Ranks are world ranks.
 #pragma once
@@ -23,7 +24,7 @@
 
 namespace procgroup {
 
-// What one rank has said about one group.
+// The state of one group as one rank has sent it.
 struct GroupHandshake {
   uint64_t identity = 0;
   uint64_t memory = 0;           // offset of its group memory in its arena
@@ -35,8 +36,8 @@ struct GroupHandshake {
 
 class GroupHandshakes {
  public:
-  // Groups of one rank that are kept, beside those that this rank makes too. Who makes a group waits for its members,
-  // so no rank comes so far ahead; where one does, what it says stays unread, and so it is held back.
+  // The number of groups of one peer that are kept, beside those that this rank makes, too. A rank that makes a group
+  // waits for its members, so no rank gets so far ahead; if one does, its messages stay unread, which holds it back.
   static constexpr size_t kMostAhead = 16 * 1024;
 
   GroupHandshakes(Messages& messages, int rank, int world_size);
@@ -45,19 +46,19 @@ class GroupHandshakes {
 
   // This rank makes the group, from now until close().
   void open(uint64_t identity, std::vector<int> members, uint64_t memory, const std::string& call);
-  // The group ends on this rank. The other members are told why when there is a failure, and that it left when `tell`.
-  void close(uint64_t identity, const Failure* failure, bool tell);
+  // The group ends on this rank. Send the failure, if any, to the other members; else, with `notify`, that it left.
+  void close(uint64_t identity, const Failure* failure, bool notify);
   // Take in what has arrived; follows a pump().
   void collect();
 
-  // What a peer has said about a group; null when nothing yet.
+  // The state of a group as a peer has sent it; null before its first message.
   const GroupHandshake* received(int peer, uint64_t identity) const;
-  // Why nothing more will come from a peer; null while something may.
+  // Why a peer sends no more messages; null while it may.
   const Failure* silenced(int peer) const;
   // A group that `peer` makes with this rank and this rank does not make: one that it still waits for, or one that it
   // gave up after `since_ns` because the ranks disagreed. Null when there is none.
   const GroupHandshake* conflicting(int peer, int64_t since_ns) const;
-  // That has been reported: it is no conflict of later groups, and its end is no news.
+  // Forget a conflict that was reported: it does not count for later groups, nor does its end.
   void forget(int peer, uint64_t identity);
 
  private:

@@ -1,7 +1,7 @@
-// What the groups of one rank hold in its arena, and what becomes of it when they end.
+// Memory of the groups of one rank in its arena, and its reuse after they end.
 //
 // A group that ends is *retired*: its memory is reused only when no peer can be reading it any more, that is, when
-// each has said that it has left the group too, or its process has ended.
+// each has sent that it has left the group, too, or its process has ended.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace procgroup {
 
-// Groups that are used in turn need a block each; beyond these, idle ones are taken over.
+// Groups that are used in turn need a block each; beyond these, idle blocks are reused.
 inline constexpr size_t kKeptSmallBlocks = 32;
 inline constexpr size_t kKeptSlotsBlocks = 3;
 
@@ -49,7 +49,7 @@ class GroupHeap {
     }
     sweep();
   }
-  // Reuse what nobody reads any more; how many retired groups are still read.
+  // Reuse memory that no peer reads any more; return how many retired groups are still read.
   size_t sweep() {
     const std::lock_guard lock(mutex_);
     std::erase_if(retired_, [this](const Retired& group) {

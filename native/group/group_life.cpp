@@ -1,4 +1,4 @@
-// How a group begins and ends on this rank, and what each wait of its calls looks at.
+// The begin and the end of a group on this rank, and the checks of each wait of its calls.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -59,8 +59,8 @@ Group::~Group() {
   board_.reset();
 }
 
-// Say to every member of this host that this rank reads no more, and give back what it let them read, once they say so
-// too.
+// Publish to every member of this host that this rank reads no more, and free the memory that they read once they have
+// published the same.
 void Group::retire() {
   GroupHeap& heap = engine_.heap();
   GroupHeap::Retired retired{.memory = {{offset_, GroupLayout::memory_bytes(options_.members.size())}},
@@ -141,7 +141,7 @@ void Group::make_relay() {
   state_->messages.emplace(
       engine_.messages(), engine_.messages_mutex(), [this] { return engine_.pump(); }, view(), options_.limits);
   state_->on_failure = [this](const Failure& failure, const Descriptor& call) {
-    // Ask before the failure is posted: it ends the calls of the ranks that receive it.
+    // Request this before the failure is posted, which ends the calls of the ranks that receive it.
     if (failure.kind == Failure::Kind::kTimeout) engine_.ask_calls(explained_peers(failure, false), options_.id);
     break_with(own_view(cause_of(failure)), call);
   };
@@ -234,7 +234,7 @@ std::optional<Failure> Group::examine_member(int member, const std::vector<int>&
   const bool awaited = std::ranges::find(missing, member) != missing.end();
   const int peer = options_.members[index(member)];
   const bool is_gone = engine_.peer_status(peer) == PeerStatus::kLeft;
-  // Asked after that: why a member gave up says more than that it left afterwards.
+  // Checked after that: the reason why a member gave up says more than that it left afterwards.
   if (std::optional<Failure> failure = posted(member); failure && (is_gone || concerns_call(failure->call, call)))
     return failure;
   if (awaited && is_gone) {
@@ -247,7 +247,7 @@ std::optional<Failure> Group::examine_member(int member, const std::vector<int>&
   return state == MemberState::kLeft && awaited ? std::optional(left_before(member)) : std::nullopt;
 }
 
-// What a member has posted about its failure, as this rank has to report it.
+// The failure that a member has posted, as this rank reports it.
 std::optional<Failure> Group::posted(int member) const {
   std::optional<Failure> failure;
   if (is_local(member)) {
@@ -276,7 +276,7 @@ Failure Group::left_before(int member) const {
   return *std::move(failure);
 }
 
-// What a member of another host has said about its end beside its posts.
+// The end of a member of another host, known by other messages than its posts.
 std::optional<Failure> Group::examine_handshake(int member, bool awaited) const {
   if (!created_) return std::nullopt;
   bool left = false;
@@ -324,7 +324,7 @@ std::vector<int> Group::explained_peers(const Failure& failure, bool has_world_r
   return peers;
 }
 
-// At a deadline: what the first of the missing ranks are doing.
+// At a deadline: describe what the first of the missing ranks are doing.
 void Group::explain(Failure& failure, bool has_world_ranks) const {
   if (failure.kind != Failure::Kind::kTimeout) return;
   failure.calls = engine_.calls_of(explained_peers(failure, has_world_ranks), options_.id);
@@ -370,7 +370,7 @@ void Group::leave() {
   left_ = true;
   mark_left();
   announce_leaving();
-  // From here on the progress thread does not touch this group: what is pending ends now, and nobody waits for ever.
+  // From here on the progress thread does not touch this group: pending calls end now, and no thread waits for ever.
   engine_.progress().remove(this);
   examine_pending();
   engine_.completed();

@@ -12,7 +12,7 @@
 
 namespace procgroup {
 
-// A collective that is numbered and started when everything before it is over.
+// A collective that is numbered and started when all earlier ones have completed.
 class QueuedCall final : public GroupOperation {
  public:
   QueuedCall(Group& group, Request request, double seconds);
@@ -31,10 +31,10 @@ class QueuedCall final : public GroupOperation {
   std::unique_ptr<Operation> running_;
 };
 
-// Its bytes wait for nobody: see Messages.
+// A message that never waits for its receiver: see Messages.
 inline bool is_small_message(const Descriptor& call) { return call.count * dtype_size(call.dtype) <= kEagerBytes; }
 
-// A message. Whoever waits for it may advance it, beside the progress thread. Where another backend moves its bytes,
+// A message. A thread that waits for it may advance it, beside the progress thread. If another backend moves its bytes,
 // the engine moves a header in their place, by which the receiver finds the sender and compares size and dtype.
 class MessageOperation final : public GroupOperation {
  public:
@@ -77,7 +77,7 @@ class MessageOperation final : public GroupOperation {
   std::shared_ptr<Transfer> transfer_;
   Header header_;
   std::atomic<bool> header_moved_{false};
-  std::mutex external_;  // of whoever advances the backend's transfer; taken before the mutex of messages
+  std::mutex external_;  // held to advance the backend's transfer; taken before the mutex of messages
 };
 
 }  // namespace procgroup

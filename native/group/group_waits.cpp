@@ -1,4 +1,4 @@
-// How a group's blocking calls are run: messages at once where that is possible, and every wait watched for deadlocks.
+// Blocking calls of a group: messages are sent at once where that is possible, and every wait is watched for deadlocks.
 #include <algorithm>
 
 #include "base/pause.hpp"
@@ -55,7 +55,8 @@ std::optional<Failure> Group::supervise(Operation& operation, const Descriptor& 
   return failure;
 }
 
-// Advance the operation until it is over; what made it fail. A deadlock is the cause of what else the ranks in it see.
+// Advance the operation until it has completed; return its failure. A deadlock is the cause of the other failures that
+// its ranks see.
 std::optional<Failure> Group::drive_watched(Operation& operation, const Descriptor& call,
                                             const std::function<std::optional<Awaited>()>& awaited, double seconds,
                                             LanguageRuntime& language) {
@@ -70,7 +71,7 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
   };
   drive(operation, seconds, engine_.policy(), engine_, language, std::cref(look));  // by reference: no allocation
   if (operation.failure() == nullptr) return std::nullopt;
-  std::optional<Failure> deadlock = watch.told();
+  std::optional<Failure> deadlock = watch.announced();
   if (deadlock) return deadlock;
   Failure failure = own_view(cause_of(*operation.failure()));
   language.unlock();

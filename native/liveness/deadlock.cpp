@@ -49,13 +49,13 @@ std::optional<Failure> DeadlockDetector::look(const std::function<std::optional<
     hide();
     return std::nullopt;
   }
-  // Found while this wait showed another rank in between: who found it has ended its own wait, and will not look again.
+  // Found while this wait showed another rank in between: the finder has ended its own wait, and will not check again.
   if (first_epoch_ != 0)
     if (std::optional<Failure> deadlock = told_since(first_epoch_, &now->ranks)) return deadlock;
   show(choose(*now));
   const WaitEdgeBoard* next = graph_.board(shown_->next);
   const std::optional<WaitEdge> theirs = next == nullptr ? std::nullopt : next->wait(shown_->next);
-  // What they sent before they showed their wait is there by now: is there really nothing?
+  // Messages that they sent before they showed their wait have arrived by now: check that there are none.
   const std::optional<Awaited> still = theirs && graph_.is_quiet() ? awaited() : std::nullopt;
   if (!still || std::ranges::find(still->ranks, shown_->next) == still->ranks.end()) {
     seen_.clear();
@@ -133,7 +133,7 @@ bool DeadlockDetector::stands(const std::vector<WaitEdge>& cycle) const {
                              [&](const WaitEdge& wait) { return graph_.board(wait.rank)->epoch() == wait.epoch; });
 }
 
-std::optional<Failure> DeadlockDetector::told() const {
+std::optional<Failure> DeadlockDetector::announced() const {
   return first_epoch_ == 0 ? std::nullopt : told_since(first_epoch_);
 }
 

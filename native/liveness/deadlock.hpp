@@ -3,21 +3,22 @@
 // A rank shows its wait (see WaitEdgeBoard) only when nothing but the awaited rank can end it:
 //   - it is a blocking receive from one rank that nothing has matched, a blocking send of a large message that nothing
 //     has matched, or a collective for which the awaited member has not come;
-//   - it lasts a second already (100 ms where ranks are threads), and its own limit is above kShortSeconds: who sets a
-//   short one may mean to go on;
-//   - no other thread runs Python in this process (ranks that are threads: none but theirs and who awaits them), and no
-//   group of it has an asynchronous call pending;
+//   - it lasts a second already (100 ms where ranks are threads), and its own limit is above kShortSeconds: a caller
+//   that sets a short one may mean to go on;
+//   - no other thread runs Python in this process (ranks that are threads: none but theirs and those that await them),
+//   and no group of it has an asynchronous call pending;
 //   - nothing that was sent to this rank lies unread, and nothing that it sends unwritten.
-// Whoever shows a wait therefore acts again only after a message or an arrival from `next`. Take a cycle of ranks
+// So a rank that shows a wait acts again only after a message or an arrival from `next`. Take a cycle of ranks
 // that all show a wait, each of which has confirmed the epoch of its next one, with all epochs unchanged while this
-// was read. At one moment all of it was true together. Then no member had anything to come from its next one: what
-// was sent before that one showed its wait was there when it was confirmed, and since then it has sent nothing. So
-// none of them can ever go on. The cycle has to stand for two looks in a row, too.
+// was read. Then at one moment all of it was true at once, and no message from a member's next one was on its way:
+// messages sent before that one showed its wait had arrived when its epoch was confirmed, and since then it has sent
+// none. So no member can ever go on. The cycle must also be found in two checks in a row.
 //
-// Who finds it announces it, with the epochs, before it fails; the other members read that, and fail in the same words.
-// It holds for who found it as well: that rank may look again before it fails, when the others show no wait any more.
+// The rank that finds the cycle announces it, with the epochs, before it fails; the other members read that, and fail
+// with the same text. The finder keeps the verdict, too: it may check again before it fails, when the others show no
+// wait any more.
 // What a Python signal handler might send is not considered. Ranks that share no memory see copies of the boards, which
-// may be old; why that is enough is said in wait_exchange.hpp.
+// may be old; messages/wait_edge_exchange.hpp says why that is enough.
 #pragma once
 
 #include <cstdint>
@@ -30,14 +31,14 @@
 
 namespace procgroup {
 
-// What a blocking call waits for: any of `ranks` (world ranks) is one without which it cannot end.
+// The ranks that a blocking call waits for: it cannot end without each of `ranks` (world ranks).
 struct Awaited {
   OpKind op;
   uint64_t number;  // as in WaitEdge
   std::vector<int> ranks;
 };
 
-// The boards of all ranks of a world, and the part of the engine that can tell whether anything is pending.
+// The boards of all ranks of a world, and the part of the engine that knows whether anything is pending.
 class WaitForGraph {
  public:
   virtual ~WaitForGraph() = default;
@@ -48,14 +49,14 @@ class WaitForGraph {
   virtual bool is_idle() = 0;                              // whether no asynchronous call is pending
   // Whether nothing lies unread or unwritten. Moves what can be moved.
   virtual bool is_quiet() = 0;
-  // For ranks that share no memory, see WaitEdgeExchange: let that rank tell what it shows; tell what the own board
-  // shows; tell the members of a cycle.
+  // For ranks that share no memory, see WaitEdgeExchange: request that rank's board; send the own board; send a verdict
+  // to the members of a cycle.
   virtual void ask(int) {}
   virtual void publish() {}
   virtual void announce(const std::vector<WaitEdge>&) {}
 };
 
-// Watches over one blocking wait. Costs nothing before the wait is examined for the first time.
+// Watches one blocking wait. Costs nothing before the wait is examined for the first time.
 class DeadlockDetector {
  public:
   static constexpr int64_t kSuspiciousNs = 1'000'000'000;
@@ -74,7 +75,7 @@ class DeadlockDetector {
   // For a wait that has failed: the deadlock that a rank has found and that this wait was part of, at whatever time.
   // That one may have ended since, which is what the wait has failed for. Epochs only grow, and a rank shows one
   // wait at a time: what was found of an earlier call has an epoch below the first of this one.
-  std::optional<Failure> told() const;
+  std::optional<Failure> announced() const;
 
  private:
   // Only where this wait was for one of `awaited`, unless that is null.

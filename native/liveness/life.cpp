@@ -171,7 +171,7 @@ void LifeWatcher::sleep() {
   if (waiting_ == Waiting::kPolling) futex_wait(changes_, sleeps_[0].value, kPollNs);
 }
 
-// Sleep until one of the words changes; tell whether this kernel can do that.
+// Sleep until one of the words changes; return whether this kernel can do that.
 bool LifeWatcher::sleep_on_words(int64_t nanoseconds) {
   FutexWait waits[kMostSleeps];
   const size_t count = std::min(sleeps_.size(), kMostSleeps);

@@ -1,4 +1,4 @@
-// Who lives: how a process tells its peers on one host that it ended, whatever ended it.
+// Liveness: a process's peers on one host are notified of its end, whatever ended it.
 //
 // Vocabulary. A *life word* lies in memory that the peers map. Its *owner* holds it, as a lock that it
 // never gives up while it lives. The peers *watch* it:
@@ -14,7 +14,7 @@
 //                                                                 wakes the other waiters of this word
 //
 // The kernel does this for every thread that registered a robust list, before it takes the process's
-// memory apart: pidfd and socket tell the same only after that, which takes most of a second for 10 GiB.
+// memory apart: pidfd and socket report the end only after that, which takes most of a second for 10 GiB.
 // Should the woken watcher die before it wakes the others, then its own life word wakes one of its
 // watchers, who reads all words. Besides, every watcher looks each kLookNs.
 //
@@ -41,7 +41,7 @@ namespace procgroup {
 struct LifeWord {
   std::atomic<uint32_t> word{0};
 
-  // Whether the owner lives, as far as the word tells. The kernel marks the word before it takes the memory apart.
+  // Whether the owner lives, according to the word. The kernel marks the word before it takes the memory apart.
   bool is_held() const {
     const uint32_t value = word.load(std::memory_order_seq_cst);
     return value != 0 && (value & FUTEX_OWNER_DIED) == 0;
@@ -73,7 +73,7 @@ class LifeLock {
 
   LifeWord& word_;
   bool robust_ = false;                     // written before kHeld
-  std::atomic<uint32_t> state_{kStarting};  // release by who changes it, acquire by who waits
+  std::atomic<uint32_t> state_{kStarting};  // release by the thread that changes it, acquire by the one that waits
   std::thread thread_;
 };
 
@@ -129,7 +129,7 @@ class LifeWatcher {
   const OnLost on_lost_;
   const OnLeft on_left_;
   std::atomic<bool> stop_{false};
-  std::atomic<uint32_t> changes_{0};  // the watcher's own futex: release by who changes, acquire by run()
+  std::atomic<uint32_t> changes_{0};  // the watcher's own futex: release by the changing thread, acquire by run()
   std::mutex mutex_;                  // guards watched_, and the words in it against forget()
   std::vector<Watched> watched_;
   Waiting waiting_;            // only run()'s thread, from here on

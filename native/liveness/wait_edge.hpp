@@ -1,9 +1,9 @@
-// What one rank shows the others of a call in which it is stuck, so that ranks which wait for each other find out.
+// The wait edge that a rank publishes while it is stuck in a call, by which ranks detect a cycle of waits.
 //
 // Vocabulary. A rank *shows* a wait when it can do nothing before one other rank, `next`, acts: its only thread waits,
 // nothing is pending, nothing lies unread or unwritten. `epoch` is another number for every wait that is shown. A rank
 // *confirms* its next one's epoch when it has seen that wait shown and has then still found nothing from there. A
-// *verdict* tells the members of a cycle, with their epochs, that one of them has found it.
+// *verdict* announces to the members of a cycle, with their epochs, that one of them has found it.
 //
 // Memory order. `epoch` and `version` are odd while what belongs to them changes. Every field is stored with release
 // and loaded with acquire: a reader that finds the same even number before and after has not read a mixture.

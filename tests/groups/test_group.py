@@ -11,7 +11,7 @@ import pytest
 from procgroup.backends import native
 from procgroup.errors import ForkedProcessError, GroupDestroyed
 from procgroup.groups.calls import Iovecs
-from procgroup.groups.engine import VERBS
+from procgroup.groups.engine import OPERATIONS
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.hash import HashStore
 from procgroup.testing import connected_groups
@@ -95,15 +95,15 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_of_a_group_that_has_ended_raises(verb: str) -> None:
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_every_operation_of_a_group_that_has_ended_raises(op: str) -> None:
     group = group_of(0, 1)
     group.shutdown()
     with pytest.raises(GroupDestroyed):
-        if verb in ("send", "recv"):
-            getattr(group, verb)(ARRAY, 1)
+        if op in ("send", "recv"):
+            getattr(group, op)(ARRAY, 1)
         else:
-            getattr(group, verb)(*ARGUMENTS.get(verb, (ARRAY,)))
+            getattr(group, op)(*ARGUMENTS.get(op, (ARRAY,)))
 
 
 def test_aborting_ends_a_receive() -> None:

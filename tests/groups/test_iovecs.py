@@ -1,4 +1,4 @@
-"""Arrays of bytes that lie in parts: what is sent of them, what is refused, and objects that travel so."""
+"""Arrays of bytes given as iovecs: broadcast and all_gather, refused arguments, and objects that are sent so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from groups.sameness import same
 
 import procgroup as dist
 from procgroup.api.default_group import SLOT
-from procgroup.groups import envelope, slabs
+from procgroup.groups import object_format, receive_pool
 from procgroup.groups.calls import GroupCalls, Iovecs
 from procgroup.groups.group import ProcessGroup
 from procgroup.testing import RanksFailed, connected_groups, run_ranks
@@ -23,9 +23,9 @@ RANKS = (1, 2, 3, 4, 7)
 
 
 @pytest.fixture
-def small_slabs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Many segments of few bytes: larger than what travels beside an announcement, smaller than a slot."""
-    monkeypatch.setattr(envelope, "SLAB_BYTES", 100_000)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Many segments of few bytes: larger than the data beside an announcement, smaller than a slot."""
+    monkeypatch.setattr(object_format, "ALLOCATION_BYTES", 100_000)
     return iter(())
 
 
@@ -36,35 +36,35 @@ def default_group() -> ProcessGroup:
 
 
 def iovecs_of(rank: int, length: int) -> tuple[Iovecs, Any]:
-    """Return an array in five parts, one of them empty, with gaps, and the same array whole."""
+    """Return an array as five buffers, one of them empty, with gaps, and the same array whole."""
     memory = [bytes([rank + index]) * (length * (index % 3)) for index in range(5)]
     offsets = [index * (2 * length + 64) for index in range(5)]
     whole = np.zeros(offsets[-1] + len(memory[-1]), np.uint8)
-    for offset, part in zip(offsets, memory, strict=True):
-        whole[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
-    return Iovecs([memoryview(part) for part in memory], offsets, whole.size), whole
+    for offset, buffer in zip(offsets, memory, strict=True):
+        whole[offset : offset + len(buffer)] = np.frombuffer(buffer, np.uint8)
+    return Iovecs([memoryview(buffer) for buffer in memory], offsets, whole.size), whole
 
 
-def same_bytes(received: Any, parts: Iovecs) -> bool:
-    pairs = zip(parts.offsets, parts.buffers, strict=True)
-    return all(received[offset : offset + part.nbytes].tobytes() == part for offset, part in pairs)
+def same_bytes(received: Any, iovecs: Iovecs) -> bool:
+    pairs = zip(iovecs.offsets, iovecs.buffers, strict=True)
+    return all(received[offset : offset + buffer.nbytes].tobytes() == buffer for offset, buffer in pairs)
 
 
 @pytest.mark.parametrize("length", [0, 1, 1000, 60_000, 1_000_000])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
-def test_parts_arrive_as_one_array(transport: str, size: int, length: int) -> None:
+def test_iovecs_arrive_as_one_array(transport: str, size: int, length: int) -> None:
     def play() -> None:
         group, rank = default_group(), dist.get_rank()
         assert group.takes_iovecs
         for root in range(size):
-            parts, whole = iovecs_of(root, length)
+            iovecs, whole = iovecs_of(root, length)
             received = np.zeros_like(whole)
             if rank == root:
-                group.broadcast_iovecs(parts, 20.0)
+                group.broadcast_iovecs(iovecs, 20.0)
             else:
                 group.broadcast(received, root)
-                assert same_bytes(received, parts)
+                assert same_bytes(received, iovecs)
         outputs = [np.zeros_like(iovecs_of(rank, length + rank)[1]) for rank in range(size)]
         group.all_gather_iovecs(outputs, iovecs_of(rank, length + rank)[0], 20.0)
         assert all(same_bytes(outputs[rank], iovecs_of(rank, length + rank)[0]) for rank in range(size))
@@ -85,7 +85,7 @@ def test_parts_arrive_as_one_array(transport: str, size: int, length: int) -> No
         ([5], [0], 4, TypeError),
     ],
 )
-def test_parts_that_make_no_array_are_refused(buffers: Any, offsets: Any, nbytes: int, error: Any) -> None:
+def test_iovecs_that_make_no_array_are_refused(buffers: Any, offsets: Any, nbytes: int, error: Any) -> None:
     def play() -> None:
         with pytest.raises(error):
             default_group().broadcast_iovecs(Iovecs(buffers, offsets, nbytes), 5.0)
@@ -96,11 +96,11 @@ def test_parts_that_make_no_array_are_refused(buffers: Any, offsets: Any, nbytes
 
 def test_outputs_that_do_not_fit_are_refused() -> None:
     def play() -> None:
-        parts, whole = iovecs_of(0, 1000)
+        iovecs, whole = iovecs_of(0, 1000)
         for outputs in ([whole.copy(), whole[:-1].copy()], [whole.copy().view(np.int8)] * 2, [whole] * 2, [whole]):
             wrong = outputs if dist.get_rank() else outputs[::-1]
             with pytest.raises((ValueError, TypeError)):
-                default_group().all_gather_iovecs(wrong, parts, 5.0)
+                default_group().all_gather_iovecs(wrong, iovecs, 5.0)
         dist.barrier()
 
     run_ranks(play, 2, transport="shm")
@@ -114,7 +114,7 @@ def test_an_ended_group_refuses_iovecs() -> None:
 
 
 def mixture(rank: int) -> dict[str, Any]:
-    """Arrays of all sizes around the limits of a segment, some of no bytes, some that do not lie in one piece."""
+    """Arrays of all sizes around the limits of a segment, some of no bytes, some not contiguous."""
     return {
         "empty": [np.zeros((0, 3)), np.zeros(0, np.int8)],
         "small": [np.full(index, rank, np.uint8) for index in range(200)],
@@ -128,7 +128,7 @@ def mixture(rank: int) -> dict[str, Any]:
 
 @transports
 @pytest.mark.parametrize("size", RANKS)
-@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.usefixtures("small_segments")
 def test_objects_of_many_segments_arrive(size: int, transport: str) -> None:
     def play() -> None:
         rank = dist.get_rank()
@@ -140,7 +140,7 @@ def test_objects_of_many_segments_arrive(size: int, transport: str) -> None:
             shared = [mixture(root), None, mixture(root + 1)] if rank == root else [None] * 3
             dist.broadcast_object_list(shared, src=root, safe=safe)
             assert same(shared, [mixture(root), None, mixture(root + 1)])
-        # Small here and large there: what travels beside the announcement, and what does not.
+        # Small here and large there: in the header, and in segments.
         gathered = [None] * size
         dist.all_gather_object(gathered, mixture(rank) if rank == 1 else rank)
         assert same(gathered, [mixture(each) if each == 1 else each for each in range(size)])
@@ -148,11 +148,11 @@ def test_objects_of_many_segments_arrive(size: int, transport: str) -> None:
     run_ranks(play, size, **placed(transport, size), timeout=60)
 
 
-@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("op", ["all_gather_object", "broadcast_object_list"])
 def test_an_interrupt_between_two_segments_ends_the_others(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    verb = "all_gather_iovecs" if op == "all_gather_object" else "broadcast_iovecs"
-    ordinary = getattr(GroupCalls, verb)
+    method = "all_gather_iovecs" if op == "all_gather_object" else "broadcast_iovecs"
+    ordinary = getattr(GroupCalls, method)
     calls: list[int] = []
 
     def interrupted(group: ProcessGroup, *arguments: Any) -> None:
@@ -161,7 +161,7 @@ def test_an_interrupt_between_two_segments_ends_the_others(op: str, monkeypatch:
         calls.append(group.rank())
         ordinary(group, *arguments)
 
-    monkeypatch.setattr(GroupCalls, verb, interrupted)
+    monkeypatch.setattr(GroupCalls, method, interrupted)
     arrays = [np.ones(9_000, np.uint8) for _ in range(100)]
 
     def play() -> None:
@@ -181,10 +181,10 @@ def test_an_interrupt_between_two_segments_ends_the_others(op: str, monkeypatch:
 def test_a_peer_that_fails_between_two_segments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ordinary = GroupCalls.all_gather_iovecs
 
-    def failing(group: ProcessGroup, outputs: Any, parts: Iovecs, timeout: float) -> None:
+    def failing(group: ProcessGroup, outputs: Any, iovecs: Iovecs, timeout: float) -> None:
         if group.rank() == 1:
             raise OSError("broken")
-        ordinary(group, outputs, parts, timeout)
+        ordinary(group, outputs, iovecs, timeout)
 
     monkeypatch.setattr(GroupCalls, "all_gather_iovecs", failing)
     with pytest.raises(RanksFailed) as caught:
@@ -193,8 +193,8 @@ def test_a_peer_that_fails_between_two_segments_is_named(monkeypatch: pytest.Mon
     assert isinstance(caught.value.errors[0], (dist.PeerFailed, dist.PeerLost))
 
 
-def test_room_is_let_go_when_a_group_ends_and_received_arrays_stay() -> None:
-    slabs.let_go()
+def test_the_pool_is_cleared_when_a_group_ends_and_received_arrays_stay() -> None:
+    receive_pool.clear()
 
     def play() -> Any:
         gathered: list[Any] = [None] * 2
@@ -203,5 +203,5 @@ def test_room_is_let_go_when_a_group_ends_and_received_arrays_stay() -> None:
         return gathered
 
     received = run_ranks(play, 2, transport="shm")
-    assert not slabs._kept
+    assert not receive_pool._free
     assert all((array == rank).all() for gathered in received for rank in range(2) for array in gathered[rank])

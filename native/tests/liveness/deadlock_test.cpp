@@ -126,7 +126,7 @@ void test_a_verdict_that_makes_no_sense_is_ignored() {
   CHECK(board.verdict().size() == 1 && board.verdict()[0].describe() == "recv from 2");
 }
 
-// A wait that shows another rank by now is told what was found of it once it fails, or as long as it still awaits the
+// A wait that shows another rank by now receives the verdict once it fails, or as long as it still awaits the
 // rank that it showed then; a later call is not.
 void test_a_verdict_is_for_the_call_that_it_was_found_of() {
   Cycle cycle(3);
@@ -137,25 +137,25 @@ void test_a_verdict_is_for_the_call_that_it_was_found_of() {
   };
   {
     DeadlockDetector watch(member, 60, 0);
-    CHECK(!watch.told() && !watch.examine(awaits(1), alone));
+    CHECK(!watch.announced() && !watch.examine(awaits(1), alone));
     const WaitEdge mine = cycle.boards[0].wait(0).value();
     const WaitEdge theirs{.rank = 1, .next = 0, .op = OpKind::kRecv, .number = 0, .epoch = 2};
     cycle.boards[1].announce({mine, theirs});
-    CHECK(watch.told()->missing == (std::vector<int>{0, 1}));
+    CHECK(watch.announced()->missing == (std::vector<int>{0, 1}));
     cycle.boards[2].announce({theirs});  // of others
     const auto nothing = []() -> std::optional<Awaited> { return std::nullopt; };
     DeadlockDetector later(member, 60, 0);
-    CHECK(!later.told());
+    CHECK(!later.announced());
     CHECK(watch.examine(awaits(2), alone).has_value());  // before it would show the other rank
     cycle.boards[1].announce({});
     CHECK(!watch.examine(awaits(2), alone));
     cycle.boards[1].announce({mine, theirs});
-    CHECK(!watch.examine(awaits(2), alone) && watch.told().has_value());
+    CHECK(!watch.examine(awaits(2), alone) && watch.announced().has_value());
     CHECK(watch.examine(awaits(1), alone).has_value());
-    CHECK(!watch.examine(nothing, alone) && watch.told().has_value());
+    CHECK(!watch.examine(nothing, alone) && watch.announced().has_value());
   }
   DeadlockDetector later(member, 60, 0);
-  CHECK(!later.told() && !later.examine(awaits(1), alone) && !later.told());
+  CHECK(!later.announced() && !later.examine(awaits(1), alone) && !later.announced());
 }
 
 // Whoever drives the wait may look once more before it fails; meanwhile the others have failed and show nothing.
@@ -180,7 +180,7 @@ void test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone() {
   CHECK(!cycle.boards[1].wait(1));
   const std::optional<Failure> again = watch.examine(awaits(1), alone);
   CHECK(again.has_value() && again->summary() == found->summary());
-  CHECK(watch.told().has_value());
+  CHECK(watch.announced().has_value());
 }
 
 }  // namespace

@@ -3,17 +3,17 @@
 ::
 
     to every lower rank      connect to its Unix socket, or, from another host, over TCP; again when it was cut short
-    from every higher rank   accept whoever connects; keep the connections that prove to be a rank's
+    from every higher rank   accept all connections; keep those of proven ranks
     both                     the handshake, then the details: process id, and the arena over a Unix socket
 
 An *attempt* is one connection whose handshake has not ended. No socket blocks, and one selector drives all
-attempts side by side. So a rank that comes late or is stopped, and a stranger that connects and says nothing,
-delay nobody else. A handshake has no time limit of its own: under load a rank may be away from its core for
-seconds. What limits the attempts is their number: beyond it, or without descriptors, the oldest one is closed,
-and a rank to whom that happens connects again.
+attempts side by side. So a rank that is late or stopped, and a process outside the job that connects and sends
+nothing, delay no other rank. A handshake has no timeout of its own: under load a rank may not be scheduled for
+seconds. The number of attempts is limited instead: beyond it, or without descriptors, the oldest one is closed,
+and its rank connects again.
 
 An error of ``connect`` ends an address only when it is final. ECONNREFUSED is: a rank publishes its addresses after
-it has begun to listen, so nobody listens there any more, or (an abstract Unix address) the rank is on another
+it has begun to listen, so either that process has ended, or (an abstract Unix address) the rank is on another
 host or in another network namespace; then its next address is tried. EAGAIN is not: the listener's queue is full.
 """
 
@@ -62,14 +62,14 @@ class Connection(NamedTuple):
     """The descriptors of its memory and of its eventfd."""
 
     def close(self) -> None:
-        """Let go of the socket and the arena's descriptors."""
+        """Close the socket and the arena's descriptors."""
         self.socket.close()
         for descriptor in self.arena or ():
             os.close(descriptor)
 
 
 class Details(NamedTuple):
-    """What two ranks send each other once they have proven who they are: over a Unix socket, their arenas too."""
+    """The data that two ranks exchange after the handshake; over a Unix socket, their arenas, too."""
 
     offset: int
     arena: tuple[int, int] | None
@@ -120,10 +120,10 @@ def connect_all(
 ) -> list[Connection]:
     """Connect this rank with every other one; return one connection for each, in the order of the ranks.
 
-    ``addresses`` are where each rank listens, in the order in which this rank is to try them; it listens itself at
-    ``listeners``. ``look`` is called now and then, to
-    raise what another rank has reported. Raises Refused when a rank cannot be reached, does not hold ``key``, or has
-    not connected by ``deadline``, a time.monotonic().
+    ``addresses`` has the addresses of each rank, in the order in which this rank tries them; this rank listens at
+    ``listeners``. ``look`` is called at intervals, to raise errors that another rank has reported.
+    Raises Refused when a rank cannot be reached, does not hold ``key``, or has not connected by ``deadline``, a
+    time.monotonic().
     """
     connecting = _Connecting(rank, size, listeners, addresses, key, details)
     try:
@@ -139,7 +139,7 @@ class _Attempt:
         connection.setblocking(False)
         self.socket = connection
         self.peer = peer
-        self.is_proven = False  # of one that was accepted: the other side may already regard it as complete
+        self.is_proven = False  # accepted attempts: the connecting rank may already regard it as complete
         self.steps: Steps[Connection]
 
 
@@ -218,7 +218,7 @@ class _Connecting:
                 return
             except OSError as error:
                 if error.errno not in _NO_ROOM:
-                    continue  # it has gone away already
+                    continue  # the other side has closed it already
                 if not self._drop_oldest():
                     raise
                 continue
@@ -296,7 +296,7 @@ class _Connecting:
         return "; ".join([f"no connection with ranks {missing} in time", *problems])
 
     def _drop_oldest(self) -> bool:
-        """Close the oldest attempt of somebody who has proven nothing yet; return whether there was one."""
+        """Close the oldest attempt without a proof; return whether there was one."""
         oldest = next((one for one in self._attempts if one.peer is None and not one.is_proven), None)
         if oldest is not None:
             self._drop(oldest)

@@ -1,15 +1,15 @@
-"""How two ranks prove to each other that they belong to one job, before anything else is believed.
+"""How two ranks prove to each other that they belong to one job, before they trust any other data.
 
 ::
 
     connector                                  acceptor
-      magic, my rank, nonce C       ────────>
+      magic, own rank, nonce C      ────────>
                                     <────────    nonce A, HMAC(key, "accept" C A ranks)
       HMAC(key, "connect" C A ranks) ───────>
 
 ``key`` is the job's data key, which both read from the store. Each proof covers both nonces (so neither
 can be replayed) and both ranks (so a proof for one pair is worthless for another). HMAC is RFC 2104 with
-SHA-256. All messages have fixed sizes, so nothing a stranger sends is ever allocated or parsed.
+SHA-256. All messages have fixed sizes, so no data of an unproven peer is allocated or parsed.
 
 The functions here are generators over sockets that do not block: each yields the selector events
 (EVENT_READ or EVENT_WRITE) for which its socket must be ready before it can go on, and returns its result.
@@ -58,7 +58,7 @@ def connect_to(connection: socket.socket, rank: int, peer: int, key: bytes) -> S
 
 
 def accept_from(connection: socket.socket, rank: int, key: bytes) -> Steps[int]:
-    """Make whoever connected prove to be a rank of this job; return which. Raises Refused."""
+    """Make the connecting process prove that it is a rank of this job; return its rank. Raises Refused."""
     magic, peer, theirs = _HELLO.unpack((yield from receive_exactly(connection, _HELLO.size)))
     if magic != _MAGIC:
         raise Refused(f"rank {rank}: a connection that does not speak this protocol")

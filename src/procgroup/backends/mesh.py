@@ -2,14 +2,14 @@
 
 ::
 
-    publish   my Unix and TCP addresses, host and cores      one request reads everybody's
+    publish   own Unix and TCP addresses, host and cores     one request reads those of all ranks
     connect   to every lower rank and accept from every higher one, all at once (connecting.py); both prove the
               data key; over a Unix socket the arenas' descriptors cross; over TCP the socket is the channel
-    agree     publish how it went and with which ranks this one shares memory: so all know which ranks are on one host
+    agree     publish the outcome and the ranks that share memory with this one: so all know which ranks are on one host
 
-"Same host" means that the Unix-socket exchange succeeded: host names, boot ids and process ids decide nothing, and
-PROCGROUP_HOST_ID only keeps ranks apart. The Unix address is abstract (nothing appears in a file system) and says
-nothing by itself: a stranger who finds it cannot prove the key.
+"Same host" means that the Unix-socket exchange succeeded: host names, boot ids and process ids are not compared, and
+PROCGROUP_HOST_ID only separates ranks. The Unix address is abstract (nothing appears in a file system) and gives no
+access by itself: a process outside the job cannot prove the key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BACKLOG = 128
 
 
 class Links(NamedTuple):
-    """This rank's connections, and what all ranks know of each other's."""
+    """This rank's connections, and the published data of all ranks."""
 
     connections: list[Connection]
     hosts: list[int]
@@ -49,7 +49,7 @@ class Links(NamedTuple):
 class Mesh:
     """This rank's place among the ranks that connect to each other through one store.
 
-    Every wait raises PeerLost or PeerFailed when another rank is gone, CollectiveTimeout when one is late.
+    Every wait raises PeerLost or PeerFailed when another rank is lost, CollectiveTimeout when one is late.
     """
 
     def __init__(self, start_up: StartUp, key: bytes) -> None:
@@ -69,7 +69,7 @@ class Mesh:
         return self.start_up.store
 
     def connect(self, details: Details, route: Route | None, problem: str = "") -> Links:
-        """Connect with every rank: by shared memory where both offer it and are on one host, else over TCP.
+        """Connect to every rank: by shared memory where both offer it and are on one host, else over TCP.
 
         ``details`` without an arena offer no memory, for the reason ``problem``; without ``route`` there is no TCP.
         Raises DistNetworkError when two ranks cannot be connected.
@@ -112,7 +112,7 @@ class Mesh:
         return addresses
 
     def agree(self, stage: str, problem: str | None) -> str | None:
-        """Tell the others how a stage went here; return the first problem of any rank, or None."""
+        """Publish the outcome of a stage; return the first problem of any rank, or None."""
         with self.start_up.naming_ranks():
             if problem is not None:
                 self.store.set(f"{stage}/failed", f"rank {self.rank}: {problem}")
@@ -153,9 +153,9 @@ class Mesh:
         return self._keep_unless("links", problem, connections)
 
     def _raise_reported(self, stage: str) -> None:
-        """Raise Refused when another rank has reported that it cannot connect: nobody awaits this rank any more.
+        """Raise Refused when another rank has reported that it cannot connect: it does not wait for this one.
 
-        Raises PeerLost or PeerFailed when a rank is gone.
+        Raises PeerLost or PeerFailed when a rank is lost.
         """
         self.start_up.raise_if_lost()
         with self.start_up.naming_ranks():

@@ -1,7 +1,6 @@
 """The built-in CPU backend: shared memory between ranks of one host, TCP between hosts and where there is no memory.
 
-The group's verbs are the native engine's own methods: one crossing into C++, in which everything that
-a call needs happens.
+The calls of a group are methods of the native group: each enters C++ once, which does everything that the call needs.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from procgroup.process_end import note_failure, wait_for_others
 from procgroup.stores.start_up import StartUp
 
 _FLUSH_SLICE_SECONDS = 0.01
-# How long leaving waits for callbacks that are running.
+# How long a rank that leaves waits for running callbacks.
 _CALLBACK_SECONDS = 1.0
-# All ranks have met at the store before they connect: whoever takes longer than this has died on the way.
+# All ranks have joined at the store before they connect, so a rank that takes longer has died meanwhile.
 _CONNECT_SECONDS = 120.0
 
 
@@ -46,7 +45,7 @@ def connect(
 ) -> NativeBackend:
     """Connect all ranks of a group through a store; return this rank's backend when every rank has connected.
 
-    Raises PeerLost or PeerFailed when another rank is gone meanwhile, CollectiveTimeout that names the ranks that are
+    Raises PeerLost or PeerFailed when another rank is lost meanwhile, CollectiveTimeout that names the ranks that are
     missing after ``timeout`` or 120 seconds, DistNetworkError when the ranks cannot connect.
     """
     start_up.restart_timeout(min(timeout, _CONNECT_SECONDS))
@@ -56,7 +55,7 @@ def connect(
 
 
 def alone(*, name: str = "procgroup", group_name: str = "default") -> NativeBackend:
-    """Return the backend of a group of one rank, which meets nobody."""
+    """Return the backend of a group of one rank, without a store."""
     engine = _make_engine(0, 1, False, None)
     group = _native.Group(engine, world_identity(group_name, [0]), group_name, [0], 0, [0])
     group.attach([group.offset], [0])
@@ -108,7 +107,7 @@ class NativeBackend:
     def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
         """Return writable memory that the other ranks of this host read in place; None where there is none.
 
-        A forked child shares it, or, with ``copied_by_fork``, writes into copies of its own.
+        A forked child shares the memory or, with ``copied_by_fork``, writes into copies.
         """
         return _native.allocate(self._engine, nbytes, copied_by_fork)
 
@@ -125,14 +124,14 @@ class NativeBackend:
 
     def abort(self) -> None:
         note_failure()
-        self._engine.fail("its default group was aborted", True)  # what is in progress, here and on the others
-        self.calls.abort()  # what comes later
+        self._engine.fail("its default group was aborted", True)  # calls in progress, here and on the other ranks
+        self.calls.abort()  # later calls
 
     def fail(self, reason: str, at_once: bool) -> None:
         self._engine.fail(reason, at_once)
 
     def _flush(self, seconds: float) -> None:
-        """Let issued calls end and hand over what was sent; in short slices, so that Ctrl-C is heard."""
+        """Wait for issued calls and flush sent data, in short slices, so that Ctrl-C is handled."""
         wait_for_others(
             lambda: self.calls.is_broken or (self._engine.flush(_FLUSH_SLICE_SECONDS) and self.calls.is_idle),
             seconds,
@@ -141,7 +140,7 @@ class NativeBackend:
         )
 
     def _start_completions(self) -> None:
-        """Start the thread that calls what was registered with ``Operation.on_completion``."""
+        """Start the thread that runs the callbacks of ``Operation.on_completion``."""
         if self._completions is None:
             engine = self._engine
 
@@ -165,7 +164,7 @@ def _make_engine(rank: int, size: int, shared: bool, global_ranks: Sequence[int]
 def _connect(
     mesh: Mesh, group_name: str, wanted: str, global_ranks: Sequence[int] | None
 ) -> tuple[_native.Engine, _native.Group, list[int]]:
-    """Connect with every rank; return this rank's engine, the group of all, and the host of each rank."""
+    """Connect to every rank; return this rank's engine, the group of all ranks, and the host of each rank."""
     members = list(range(mesh.size))
     identity = world_identity(group_name, members)
     engine = _make_engine(mesh.rank, mesh.size, wanted != "tcp", global_ranks)
@@ -226,7 +225,7 @@ def _attach(engine: _native.Engine, links: Links, group: _native.Group) -> str |
 
 
 def _cores_together(cores: list[list[int]]) -> int:
-    """Return how many cores the ranks of one host can keep busy together: each may be bound to others."""
+    """Return the number of cores that the ranks of one host can use together; each rank may be bound to other cores."""
     own = usable_cores()
     if own < cores_by_affinity():
         return own
@@ -234,7 +233,7 @@ def _cores_together(cores: list[list[int]]) -> int:
 
 
 def _ranks_apart(links: Links) -> str:
-    """Say which host's ranks do not share memory with each other, and why; "" when on every host they do."""
+    """Return which host's ranks do not share memory with each other, and why; "" when they do on every host."""
     for name in links.host_names:
         ranks = [rank for rank, other in enumerate(links.host_names) if other == name]
         if len({links.hosts[rank] for rank in ranks}) > 1:

@@ -1,6 +1,6 @@
-"""Groups among ranks that are connected already: they share one engine, its memory and its connections.
+"""Groups of ranks that are connected already: they share one engine, its memory and its connections.
 
-Making one asks no store and takes one short message between every two members, whatever moves the bytes.
+To make such a group takes no store and one short message between every two members, on any backend.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ _MAX_CALLS = 8
 
 
 def identity_of(parent: int, members: Sequence[int], count: int) -> int:
-    """Return the 64 bits that name a group on all its members: never 0, which stands for the world."""
+    """Return the 64 bits that identify a group on all its members: never 0, which is the world's."""
     text = f"{parent:016x}\0{list(members)}\0{count}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") | 1
 
 
 def world_identity(group_name: str, members: Sequence[int]) -> int:
-    """Return the 64 bits that name the group of all ranks, equal on all of them."""
+    """Return the 64 bits that identify the group of all ranks, equal on all of them."""
     text = f"{group_name}\0{list(members)}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
 def transport_between(hosts: Sequence[int]) -> str:
-    """Return what moves bytes between ranks, given the host of each."""
+    """Return the transports between ranks, given the host of each."""
     count = len(set(hosts))
     return "shared memory" if count == 1 else "tcp" if count == len(hosts) else "shared memory, tcp"
 
 
 def calls_in_progress(engine: _native.Engine) -> str:
-    """Return which calls of this rank have not ended, for a message."""
+    """Return the calls of this rank that have not completed, for a message."""
     calls = [f"{call['call']} (#{call['sequence']})" for call in engine.records() if call["state"] == "started"]
     return ", ".join(calls[-_MAX_CALLS:]) or "receivers of what it sent"
 
 
 class Subgroups:
-    """Makes the groups of one engine. Threads may make groups side by side."""
+    """Makes the groups of one engine. Threads may make groups concurrently."""
 
     def __init__(
         self, engine: _native.Engine, hosts: Sequence[int], world_name: str, global_ranks: Sequence[int] | None = None
@@ -64,10 +64,10 @@ class Subgroups:
     def make(
         self, parent: int, members: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
     ) -> GroupEngine:
-        """Make the group of these global ranks, with this one among them, and wait until every member does.
+        """Make the group of these global ranks, which include this one, and wait until every member does.
 
-        The count of groups with the same members is part of what they agree upon. Raises CollectiveTimeout that
-        names who did not come, CollectiveMismatch when members make other groups with this rank, PeerLost.
+        The members also agree on the number of groups that they have made together. Raises CollectiveTimeout that
+        names the missing ranks, CollectiveMismatch when members make other groups with this rank, PeerLost.
         """
         number, count, identity = self._identify(parent, members)
         rank = members.index(self._engine.rank)
@@ -89,15 +89,15 @@ class Subgroups:
         return NativeSubgroup(self, self._engine, group, identity, members, name, transport_between(hosts))
 
     def forget(self, group: _native.Group) -> None:
-        """Let go of a group that was left."""
+        """Forget a group that this rank has left."""
         with self._lock:
             if group in self._groups:
                 self._groups.remove(group)
 
     def _identify(self, parent: int, members: Sequence[int]) -> tuple[int, int, int]:
-        """Return the number of this making, how often these members make a group with it, and the group's identity.
+        """Return the number of this call, the count of groups of these members, and the group's identity.
 
-        Where others were about to make such a group while this rank made another one, they have counted it.
+        If other members tried to make such a group while this rank made another, they have counted it.
         """
         with self._lock:
             self._made += 1
@@ -113,7 +113,7 @@ class Subgroups:
             self._groups.append(group)
 
     def _describe(self, op: str, number: int) -> dict[str, Any]:
-        """Say which call it is: one on the world, so that its ranks are global ones."""
+        """Return the call's description for errors: a call on the world, so that its ranks are global."""
         return {
             "op": op,
             "sequence": number,
@@ -125,7 +125,7 @@ class Subgroups:
 
 
 class NativeSubgroup:
-    """The verbs of one group among the ranks of an engine."""
+    """One group of some ranks of an engine."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class NativeSubgroup:
         self.calls.reduce_in_rank_order()
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the last calls of this rank, in whatever group; see NativeBackend.records."""
+        """Return the last calls of this rank in all groups; see NativeBackend.records."""
         return self._engine.records()
 
     def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
@@ -163,7 +163,7 @@ class NativeSubgroup:
         return _native.allocate(self._engine, nbytes, copied_by_fork)
 
     def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
-        """Let what was issued end, for at most ``flush`` seconds, and leave this group; the others go on."""
+        """Wait at most ``flush`` seconds for issued calls, and leave this group; other groups go on."""
         wait_for_others(
             lambda: self.calls.is_broken or self.calls.is_idle,
             flush,

@@ -1,4 +1,4 @@
-"""From a backend's name to a backend: what the names mean, which of them work here, and how one is made."""
+"""Backends by name: the known names, their availability, and how backends are made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEFAULT_FOR_DEVICE = {"cpu": "gloo", "cuda": "nccl"}
 
 
 class BackendConfig(NamedTuple):
-    """What was asked for: a name for each kind of device. ``name`` is what get_backend returns."""
+    """The requested backends: a name for each kind of device. ``name`` is the result of get_backend."""
 
     name: str
     by_device: Mapping[str, str]
@@ -35,7 +35,7 @@ class BackendConfig(NamedTuple):
         return ",".join(f"{device}:{name}" for device, name in self.by_device.items())
 
     def make_backends(self, store: Store, rank: int, size: int, timeout: timedelta) -> Mapping[str, Backend]:
-        """Make the backends of a group, by kind of device: none for what the engine's own transport moves."""
+        """Make the backends of a group, by kind of device; none for devices that the engine's own transport serves."""
         foreign = {device: name for device, name in self.by_device.items() if name in _registered}
         return {
             device: _registered[name][0](PrefixStore(f"backend/{name}/{device}", store), rank, size, timeout)
@@ -44,12 +44,12 @@ class BackendConfig(NamedTuple):
 
 
 def is_backend_available(backend: str) -> bool:
-    """Tell whether a backend's name can be used here, on CPU arrays."""
+    """Return whether a backend's name can be used on this host, on CPU arrays."""
     return backend.lower() in (*_OURS, *_registered)
 
 
 def register_backend(name: str, make: BackendFactory, devices: Sequence[str]) -> None:
-    """Let ``name`` be a backend for these kinds of devices, in groups that are made from now on.
+    """Register a backend under ``name`` for these kinds of devices, for groups that are made from now on.
 
     Raises ValueError for a name that a backend has already.
     """
@@ -73,7 +73,7 @@ def parse(backend: str | None) -> BackendConfig:
 
     Raises TypeError when it is not a string, ValueError for an unknown name or form, and
     DistBackendError for a backend that this version does not have. Another device than the CPU may name
-    a backend that is missing: that counts only once an array of that device is used.
+    a backend that is missing: the error comes only when an array of that device is used.
     """
     if backend is None:
         return BackendConfig(DEFAULT, {"cpu": DEFAULT})
@@ -129,7 +129,7 @@ def _check_available(name: str, backend: str) -> None:
 
 
 def check_engine(size: int) -> None:
-    """Raise DistBackendError when a group of so many ranks cannot be made here, before the other ranks are met."""
+    """Raise DistBackendError when a group of this size cannot be made here; called before the ranks join."""
     try:
         import procgroup.backends.native  # noqa: F401
     except ImportError as error:
@@ -148,7 +148,7 @@ def create(
     data_key: bytes,
     global_ranks: Sequence[int] | None = None,
 ) -> GroupEngine:
-    """Make the engine of a group of several ranks, which have joined."""
+    """Make the engine of a group of several ranks that have joined."""
     from procgroup.backends import native
 
     return native.connect(

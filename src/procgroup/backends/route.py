@@ -1,4 +1,4 @@
-"""At which addresses the ranks of a group reach each other over TCP, when all they know is the store's address."""
+"""TCP addresses at which the ranks of a group reach each other, derived from the store's address."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Route(NamedTuple):
     local: str
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens, on a free port, where the other ranks reach this one.
+        """Return a socket that listens on a free port at an address that the other ranks can reach.
 
         That is ``local`` alone, unless ``local`` is a loopback address because the store's host has a name that leads
-        to 127.0.1.1 on that host itself: then the other hosts know this one by another address.
+        to 127.0.1.1 on that host itself: then the other hosts reach this one at another address.
         """
         has_name = numeric(self.host) is None and self.host.lower() not in ("", "localhost")
         return listen(self.host if has_name and _is_loopback(self.local) else self.local, 0)

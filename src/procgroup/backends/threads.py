@@ -1,7 +1,7 @@
 """Ranks that are threads of one process: the native engine, connected without a store, a socket or a handshake.
 
-Every rank has an engine of its own, as a process would, and bytes really move from one to the other:
-through memory, or over a pair of sockets for each two ranks when that is what is to be tried.
+Every rank has an engine of its own, as in a process of its own, and bytes really move from one to the other: through
+memory, or through a pair of sockets for each two ranks to test the network's code.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ThreadBackend(NativeBackend):
         engine.set_rank_threads(threads)
 
     def admit_this_thread(self) -> None:
-        """Say that this thread is one of the ranks, or only awaits them.
+        """Register this thread as one of the ranks, or as one that only awaits them.
 
-        While no other thread runs Python, ranks that wait for each other in a circle are told so.
+        While no other thread runs Python, a cycle of ranks that wait for each other is reported as a deadlock.
         """
         self._threads.add_this()
 
@@ -56,9 +56,9 @@ def connect_threads(
 ) -> list[ThreadBackend]:
     """Return the backends of a group of ``size`` ranks, for threads of this process.
 
-    ``transport`` is "shm", "tcp" or "auto", by default what PROCGROUP_TRANSPORT says. ``hosts`` has a number for each
-    rank: ranks with different numbers share no memory, as if they were on different hosts. Raises ValueError for
-    another transport, DistBackendError when "shm" is asked for and the system refuses memory.
+    ``transport`` is "shm", "tcp" or "auto", by default the value of PROCGROUP_TRANSPORT. ``hosts`` has a number for
+    each rank: ranks with different numbers share no memory, as if they were on different hosts. Raises ValueError for
+    another transport, DistBackendError when "shm" is requested and the system refuses memory.
     """
     wanted = transport or environ.PROCGROUP_TRANSPORT.get()
     if wanted not in TRANSPORTS:

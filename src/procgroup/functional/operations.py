@@ -80,7 +80,7 @@ class Operation(ABC):
 class Collective(Operation):
     """A function that is one method of the group."""
 
-    verb: ClassVar[str]
+    method: ClassVar[str]
     """The group's method that moves the elements."""
 
     @abstractmethod
@@ -88,10 +88,10 @@ class Collective(Operation):
         """Return the arguments of the group's method."""
 
     def run(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
-        getattr(group, self.verb)(*self.arguments(given, result))
+        getattr(group, self.method)(*self.arguments(given, result))
 
     def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
-        group.check_collective(self.verb, *self.arguments(given, result))
+        group.check_collective(self.method, *self.arguments(given, result))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class AllReduce(Collective):
     """Combine the arrays of all ranks."""
 
     op: AnyReduceOp
-    verb: ClassVar[str] = "all_reduce"
+    method: ClassVar[str] = "all_reduce"
     name: ClassVar[str] = "all_reduce"
     in_place: ClassVar[bool] = True
 
@@ -120,7 +120,7 @@ class Broadcast(Collective):
     """Copy the arrays of rank ``root``."""
 
     root: int
-    verb: ClassVar[str] = "broadcast"
+    method: ClassVar[str] = "broadcast"
     name: ClassVar[str] = "broadcast"
     in_place: ClassVar[bool] = True
 
@@ -136,7 +136,7 @@ class ReduceToRoot(Collective):
     """Sum the arrays of all ranks on ``root``; return zeros elsewhere."""
 
     root: int
-    verb: ClassVar[str] = "reduce"
+    method: ClassVar[str] = "reduce"
     name: ClassVar[str] = "broadcast, transposed"
     in_place: ClassVar[bool] = True
 
@@ -156,7 +156,7 @@ class ReduceToRoot(Collective):
 class AllGather(Collective):
     """Stack the arrays of all ranks."""
 
-    verb: ClassVar[str] = "all_gather_single"
+    method: ClassVar[str] = "all_gather_single"
     name: ClassVar[str] = "all_gather"
     returns_one_per_rank: ClassVar[bool] = True
 
@@ -172,7 +172,7 @@ class ReduceScatter(Collective):
     """Combine the arrays of all ranks, and keep this rank's element."""
 
     op: AnyReduceOp
-    verb: ClassVar[str] = "reduce_scatter_single"
+    method: ClassVar[str] = "reduce_scatter_single"
     name: ClassVar[str] = "reduce_scatter"
     takes_one_per_rank: ClassVar[bool] = True
 
@@ -194,7 +194,7 @@ class ReduceScatter(Collective):
 class AllToAll(Collective):
     """Send element ``[r]`` to rank ``r``; stack what comes from all ranks."""
 
-    verb: ClassVar[str] = "all_to_all_single"
+    method: ClassVar[str] = "all_to_all_single"
     name: ClassVar[str] = "all_to_all"
     takes_one_per_rank: ClassVar[bool] = True
     returns_one_per_rank: ClassVar[bool] = True

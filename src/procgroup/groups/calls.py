@@ -16,7 +16,7 @@ from procgroup.types import AnyReduceOp, Array, ReduceOp
 
 
 class Iovecs(NamedTuple):
-    """An array of ``nbytes`` bytes: ``buffers[i]`` at ``offsets[i]``, in order, and anything in between."""
+    """An array of ``nbytes`` bytes: ``buffers[i]`` at ``offsets[i]``, in order; bytes in between are undefined."""
 
     buffers: Sequence[memoryview]
     offsets: Sequence[int]
@@ -46,7 +46,7 @@ class GroupCalls(Collectives):
         self, array: Array, destination: int, tag: int = 0, async_op: bool = False, timeout: Limit = None
     ) -> Issued:
         """Send an array to group rank ``destination``, which receives it with the same ``tag``."""
-        # The checks stand here too, in short: a small message takes less time than a call of a Python function or two.
+        # The checks are repeated here inline: a small message takes less time than one or two Python function calls.
         if destination.__class__ is not int or not 0 <= destination < self._size:
             destination = checks.group_rank(destination, self._size, self.group_name)
         if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
@@ -81,31 +81,31 @@ class GroupCalls(Collectives):
         )
         return Work(operation, "recv", [array], self)  # type: ignore[arg-type]
 
-    def check_message(self, verb: str, array: Array, peer: int, tag: int) -> None:
-        """Raise what a ``send`` or a ``recv`` would raise for these arguments; nothing is issued."""
-        self._check(verb, array, self._source(peer), checks.tag(tag))
+    def check_message(self, op: str, array: Array, peer: int, tag: int) -> None:
+        """Check the arguments of a ``send`` or ``recv`` as the call does; issue nothing."""
+        self._check(op, array, self._source(peer), checks.tag(tag))
 
-    def check_collective(self, verb: str, *arguments: Any) -> None:
-        """Raise what such a call would raise for these arguments, those up to ``async_op``; nothing is issued."""
-        self._check(verb, *arguments)
+    def check_collective(self, op: str, *arguments: Any) -> None:
+        """Check the arguments of a collective, up to ``async_op``, as the call does; issue nothing."""
+        self._check(op, *arguments)
 
     @property
     def takes_iovecs(self) -> bool:
-        """Whether the group has the calls of iovecs, in which many small buffers move straight from where they lie.
+        """Whether the group can send many small buffers from their own memory; the same on all ranks.
 
-        Only this rank's side of them is special: the others make the ordinary calls. The same on all ranks.
+        Only the sender calls the methods of iovecs; the other ranks make the ordinary calls.
         """
         return not self._has_backends
 
     def broadcast_iovecs(self, iovecs: Iovecs, timeout: float) -> None:
-        """Copy the array of bytes that the iovecs make up into every other rank's array."""
+        """Copy this rank's array of bytes, given as iovecs, into every other rank's array."""
         self._calls.broadcast_iovecs(*iovecs, timeout)
 
     def all_gather_iovecs(self, outputs: Sequence[Any], iovecs: Iovecs, timeout: float) -> None:
-        """Copy the array of bytes of each rank ``r``, this one's from its iovecs, into ``outputs[r]`` on every rank."""
+        """Copy the array of bytes of each rank ``r`` into ``outputs[r]`` on every rank, this rank's from iovecs."""
         self._calls.all_gather_iovecs(outputs, *iovecs, timeout)
 
-    # --- several arrays: all ranks give as many, in the same order ---
+    # --- several arrays: the same number, in the same order, on all ranks ---
 
     @overload
     def all_reduce_coalesced(
@@ -235,8 +235,8 @@ class GroupCalls(Collectives):
         return self._issue_all(calls, outputs, async_op)
 
     def issue_queued(self, queue: Sequence[QueuedCall], async_op: bool = False) -> Issued:
-        """Issue what was queued. Raises RuntimeError when the calls are of different kinds."""
-        kinds = {call.verb for call in queue}
+        """Issue queued calls. Raises RuntimeError when they are of different operations."""
+        kinds = {call.op for call in queue}
         if len(kinds) > 1:
             raise RuntimeError(
                 "Coalescing manager requires all collectives to be the same type, "
@@ -257,27 +257,27 @@ class GroupCalls(Collectives):
         return None if operations is None else self._join(operations, "all_reduce", arrays)
 
     def _issue_all(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Issued:
-        """Issue the calls once all are found good: where one is bad, no other rank has seen any of them."""
+        """Check all calls, then issue them: if one is invalid, no other rank sees any of them."""
         for call in calls if len(calls) > 1 else ():
-            self._check(call.verb, *call.arguments)
+            self._check(call.op, *call.arguments)
         operations: list[Any] = []
         for call in calls:
             try:
-                operations.append(getattr(self._calls, call.verb)(*call.arguments, async_op, call.timeout))
+                operations.append(getattr(self._calls, call.op)(*call.arguments, async_op, call.timeout))
             except GroupBroken:
                 first = JoinedOperation([operation for operation in operations if operation is not None]).exception()
                 if first is None:
                     raise
-                raise first from None  # what ended the group
-        return self._join(operations, calls[0].verb, results) if async_op and calls else None
+                raise first from None  # the error that ended the group
+        return self._join(operations, calls[0].op, results) if async_op and calls else None
 
-    def _check(self, verb: str, *arguments: Any) -> None:
-        """Raise what a verb would raise for these arguments, those up to ``async_op``; do nothing else."""
+    def _check(self, op: str, *arguments: Any) -> None:
+        """Check the arguments of an operation, up to ``async_op``, without issuing it."""
         self._issue.require_open()
-        getattr(self._calls.checks(), verb)(*arguments, False, 0.0)
+        getattr(self._calls.checks(), op)(*arguments, False, 0.0)
 
-    def _join(self, operations: Sequence[Operation], verb: str, results: Sequence[Any]) -> Work:
-        return self._work(JoinedOperation(operations), f"{verb}_coalesced", results)
+    def _join(self, operations: Sequence[Operation], op: str, results: Sequence[Any]) -> Work:
+        return self._work(JoinedOperation(operations), f"{op}_coalesced", results)
 
     def _source(self, source: int | None) -> int:
         return -1 if source is None else checks.group_rank(source, self._size, self.group_name)

@@ -38,7 +38,7 @@ def tag(value: Any) -> int:
 
 def group_rank(value: Any, size: int, group_name: str) -> int:
     """Return a group rank. Raises TypeError unless it is an int, ValueError unless the group has it."""
-    if value.__class__ is int and 0 <= value < size:  # at once: small calls take less time than a few frames
+    if value.__class__ is int and 0 <= value < size:  # first: a small call takes less time than a few Python frames
         return value
     rank = as_index(value, "group rank")
     if not 0 <= rank < size:
@@ -56,7 +56,7 @@ def as_index(value: Any, name: str, where: str = "") -> int:
 
 
 def array_list(arrays: Any, size: int, name: str, op: str, rank: int, each: str = "rank") -> Sequence[Any]:
-    """Return a list of one array per rank, or per whatever ``each`` says. Errors name the call, and this rank.
+    """Return a list of one array per rank, or per ``each``. Errors name the call and this rank.
 
     Raises TypeError unless it is a list or tuple, ValueError unless it has ``size`` elements.
     """
@@ -89,7 +89,7 @@ def gather_list(arrays: Any, size: int, root: int, rank: int) -> Sequence[Any] |
 
 
 def scatter_list(arrays: Any, size: int, root: int, rank: int) -> Sequence[Any] | None:
-    """Return the list that scatter hands out: one array per rank on the source, which is ``root``, None elsewhere.
+    """Return the list that scatter sends: one array per rank on the source, which is ``root``, None elsewhere.
 
     Raises ValueError when it is missing there or given elsewhere, and what ``array_list`` raises.
     """

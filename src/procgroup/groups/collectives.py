@@ -1,7 +1,7 @@
 """The collectives of a process group, as methods.
 
-Ranks in their arguments are group ranks; ``timeout`` is a timedelta or seconds, None: the group's own. Each returns
-None when the call is over or, with ``async_op=True``, a Work.
+Ranks in their arguments are group ranks. ``timeout`` is a timedelta or seconds; None means the group's timeout. Each
+method returns None when the call has completed or, with ``async_op=True``, a Work.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Yes: TypeAlias = Literal[True]
 
 
 class Collectives:
-    """Calls that are matched across the ranks by their order.
+    """Collective calls: the ranks match them by the order in which each rank issues them.
 
-    Each crosses into the native group once, which does all that a call needs: see groups/engine.py.
+    Each method enters the native group once, which checks, numbers and runs the call: see groups/engine.py.
     """
 
     _calls: _native.Group
@@ -271,7 +271,7 @@ class Collectives:
     def all_to_all(
         self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = False, timeout: Limit = None
     ) -> Issued:
-        """Send ``inputs[r]`` to each rank ``r``, and receive into ``outputs[r]`` what rank ``r`` sends here."""
+        """Send ``inputs[r]`` to each rank ``r``, and receive from rank ``r`` into ``outputs[r]``."""
         outputs = checks.array_list(outputs, self._size, "output_tensor_list", "all_to_all", self._rank)
         inputs = checks.array_list(inputs, self._size, "input_tensor_list", "all_to_all", self._rank)
         operation = self._calls.all_to_all(
@@ -320,7 +320,7 @@ class Collectives:
     ) -> Issued:
         """Send block ``r`` of the array to each rank ``r``, and receive block ``r`` of ``output`` from it.
 
-        Splits count rows, along the first dimension; None: equal blocks.
+        Splits are numbers of rows along the first dimension; None means equal blocks.
         """
         sends = checks.splits(input_splits, self._size, "input_split_sizes", "all_to_all_single", self._rank)
         receives = checks.splits(output_splits, self._size, "output_split_sizes", "all_to_all_single", self._rank)
@@ -336,6 +336,6 @@ class Collectives:
     @overload
     def barrier(self, async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def barrier(self, async_op: bool = False, timeout: Limit = None) -> Issued:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called barrier."""
         operation = self._calls.barrier(async_op, self._seconds if timeout is None else types.seconds(timeout))
         return operation if operation is None else self._work(operation, "barrier", ())

@@ -1,8 +1,8 @@
-"""What a process group asks of the engine of its rank: to issue calls, to make groups, and to leave.
+"""The interface between a process group and the engine of its rank.
 
-``calls`` is the native group, where every call of every group enters: see native/bindings/python_group.hpp. What it
-does for a call (number it, record it, agree on it with the other ranks, watch its deadline and who lives) it does
-whatever moves the bytes: the engine's own transport, or a backend (groups/backend.py).
+``calls`` is the native group, where every call of every group enters: see native/bindings/python_group.hpp. It numbers
+and records each call, agrees on it with the other ranks, and watches its deadline and the other ranks' lives, whether
+the engine's own transport moves the bytes or a backend does (groups/backend.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from procgroup import _native
 
 FLUSH_SECONDS = 30.0
-"""How long a rank that leaves in order lets what it has issued end. Ranks that are gone are not waited for."""
+"""How long a rank that leaves in order waits for its issued calls to complete. It does not wait for lost ranks."""
 
 COLLECTIVES = (
     "broadcast",
@@ -31,33 +31,33 @@ COLLECTIVES = (
     "all_to_all_single",
     "barrier",
 )
-VERBS = (*COLLECTIVES, "all_reduce_coalesced", "send", "recv", "broadcast_iovecs", "all_gather_iovecs")
+OPERATIONS = (*COLLECTIVES, "all_reduce_coalesced", "send", "recv", "broadcast_iovecs", "all_gather_iovecs")
 """The methods of the native group that move data. Arguments go by position, which is the fastest way into native code;
 the last two are ``async_op`` and the timeout in seconds (of the iovecs' only that)."""
 
 
 class Operation(Protocol):
-    """One call that was issued and may still be running."""
+    """An issued call, which may still be running."""
 
     @property
     def source(self) -> int:
-        """For a receive that is over: the group rank that the message came from; otherwise -1."""
+        """The group rank of the sender of a completed receive; otherwise -1."""
         ...
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until the call is over; raise what made it fail. False when ``timeout`` seconds passed first."""
+        """Wait until the call has completed; raise its error. Return False if ``timeout`` seconds passed first."""
         ...
 
     def is_completed(self) -> bool:
-        """Tell whether the call is over, well or badly, without waiting."""
+        """Return whether the call has completed, with or without an error. Does not wait."""
         ...
 
     def exception(self) -> BaseException | None:
-        """Return what made the call fail; None while it runs and when it went well."""
+        """Return the error of a failed call; None while it runs and when it succeeded."""
         ...
 
     def on_completion(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, from a thread of the engine, when the call is over."""
+        """Call ``callback`` once, from a thread of the engine, when the call has completed."""
         ...
 
 
@@ -67,30 +67,30 @@ class GroupEngine(Protocol):
     name: str
     """The name that get_backend returns."""
     transport: str
-    """What moves the bytes: "shared memory", "tcp" or "shared memory, tcp"."""
+    """The transports in use: "shared memory", "tcp" or "shared memory, tcp"."""
     identity: int
-    """What names the group on all its members, and no other group of theirs; 0 for the world."""
+    """A number that identifies the group on all its members; 0 for the world."""
     calls: _native.Group
-    """Issues calls. Its verbs return None when the call is over or, with ``async_op``, an Operation."""
+    """Issues calls. Its methods return None when the call has completed or, with ``async_op``, an Operation."""
 
     def make_subgroup(
         self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
     ) -> GroupEngine:
-        """Make a group of some of these ranks, this one among them, in this order; return when every member does.
+        """Make a group of some of these ranks, in this order; return when every member has called it.
 
         ``op`` names the public function for errors, whose ranks are global ones. ``timeout`` is for the making.
         """
         ...
 
     def reduce_in_rank_order(self) -> None:
-        """Promise that reductions combine in the order of the ranks; the default group: in groups made later too.
+        """Make reductions combine in the order of the ranks; on the default group, in groups made later, too.
 
-        Called before the first call, on all ranks; where one did not, calls do not match.
+        All ranks call it before the first call; otherwise their calls do not match.
         """
         ...
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the last calls of this rank, in whatever group, oldest first."""
+        """Return the last calls of this rank in all groups, oldest first."""
         ...
 
     def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
@@ -98,16 +98,16 @@ class GroupEngine(Protocol):
         ...
 
     def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
-        """Leave: let what was issued end for at most ``flush`` seconds, free everything. Idempotent, never raises.
+        """Leave: wait at most ``flush`` seconds for issued calls, and free everything. Idempotent, never raises.
 
-        With a ``reason``, the exception for which this rank leaves, ranks that wait for it raise PeerFailed with that.
+        With a ``reason``, the exception that ends this rank, ranks that wait for this one raise PeerFailed with it.
         """
         ...
 
     def fail(self, reason: str, at_once: bool) -> None:
-        """Give the other ranks the exception for which this rank ends; with ``at_once`` their calls fail now."""
+        """Report the exception that ends this rank to the other ranks; with ``at_once`` their calls fail now."""
         ...
 
     def abort(self) -> None:
-        """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
+        """Make every call in progress fail at once on this rank, and notify the others. Idempotent."""
         ...

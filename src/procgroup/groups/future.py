@@ -1,4 +1,4 @@
-"""Future: what a call will have brought about, as its caller sees it."""
+"""Future: the result of an asynchronous call, for callbacks and for code that waits on futures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from procgroup.errors import ForkedProcessError
 class Future(concurrent.futures.Future[Any]):
     """A future with the methods of ``torch.futures.Future`` beside those of ``concurrent.futures.Future``.
 
-    In a forked child nothing completes it: to wait for it there raises ForkedProcessError.
+    In a forked child no thread completes the future, so waiting for it there raises ForkedProcessError.
     """
 
     def __init__(self) -> None:
@@ -21,27 +21,27 @@ class Future(concurrent.futures.Future[Any]):
         self._process = os.getpid()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the result once it is there. Raises what made the call fail, TimeoutError after so many seconds."""
+        """Wait for the result and return it. Raises the call's error, or TimeoutError after ``timeout`` seconds."""
         self._require_own_process()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what made the call fail, or None, once that is known. Raises TimeoutError after so many seconds."""
+        """Wait for the call; return its error, or None. Raises TimeoutError after ``timeout`` seconds."""
         self._require_own_process()
         return super().exception(timeout)
 
     def wait(self) -> Any:
-        """Wait until the result is there and return it. Raises what made the call fail."""
+        """Wait for the result and return it. Raises the call's error."""
         return self.result()
 
     def value(self) -> Any:
-        """Return the result without waiting. Raises RuntimeError while there is none, and what made the call fail."""
+        """Return the result without waiting. Raises RuntimeError while there is none, and the call's error."""
         if not self.done():
             raise RuntimeError("The future has no value yet; call wait() or done() before value().")
         return self.result()
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """Return a future of what ``callback`` returns; it is called with this future once that is completed."""
+        """Return a future of the result of ``callback``, which is called with this future when it has completed."""
         following = Future()
 
         def follow(_completed: concurrent.futures.Future[Any]) -> None:

@@ -1,4 +1,4 @@
-"""ProcessGroup: a group of ranks, its life, and the states in which its calls wait or are refused."""
+"""ProcessGroup: a group of ranks, how it starts and ends, and the states in which its calls wait or are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from procgroup import types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
-from procgroup.groups import checks, slabs
+from procgroup.groups import checks, receive_pool
 from procgroup.groups.backend import MakeBackends, no_backends, prepare
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
@@ -22,8 +22,8 @@ from procgroup.types import Timeout
 class ProcessGroup(GroupCalls):
     """A process group, as seen from one rank.
 
-    Ranks in its methods are group ranks; ``members`` maps them to global ranks, ``group_ranks`` back. Its calls are
-    those of GroupCalls.
+    Ranks in its methods are group ranks; ``members`` maps them to global ranks, ``group_ranks`` back. GroupCalls has
+    its communication methods.
     """
 
     def __init__(
@@ -66,28 +66,28 @@ class ProcessGroup(GroupCalls):
         return self._size
 
     def name(self) -> str:
-        """Return the backend's name, as it was asked for."""
+        """Return the backend's name, as given when the group was made."""
         return self.engine.name
 
     def get_group_store(self) -> Store:
-        """Return the store that the group's ranks share; its keys are the group's own."""
+        """Return the store of the group's ranks; its keys belong to this group alone."""
         return self.store
 
     @property
     def transport(self) -> str:
-        """What moves the bytes: "shared memory", "tcp" or "shared memory, tcp"."""
+        """The transports in use: "shared memory", "tcp" or "shared memory, tcp"."""
         return self.engine.transport
 
     def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
         """Return writable memory that the ranks of this host read in place; None where the backend has none.
 
-        None, too, once the group has ended. It stays valid for its owner then. A forked child shares it, or, with
-        ``copied_by_fork``, writes into copies of its own. Raises MemoryError when the system refuses it.
+        None, too, once the group has ended; earlier memory stays valid for its owner. A forked child shares the memory
+        or, with ``copied_by_fork``, writes into copies. Raises MemoryError when the system refuses it.
         """
         return self.engine.allocate(nbytes, copied_by_fork=copied_by_fork) if self.is_usable() else None
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the last calls of this rank, in whatever group, oldest first.
+        """Return the last calls of this rank in all groups, oldest first.
 
         Each has op, sequence, call, state, started_ns and ended_ns: on the monotonic clock, 0 while the call runs.
         Raises ForkedProcessError in a forked child.
@@ -96,11 +96,11 @@ class ProcessGroup(GroupCalls):
 
     @property
     def timeout(self) -> timedelta:
-        """How long a call may take when it is not given a timeout of its own."""
+        """The timeout of calls without a timeout of their own."""
         return timedelta(seconds=self._seconds)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set how long a call may take when it is not given a timeout of its own. Counts from the next call."""
+        """Set the timeout of calls without a timeout of their own, from the next call on."""
         self._seconds = types.seconds(timeout)
 
     def global_rank(self, group_rank: int) -> int:
@@ -115,7 +115,7 @@ class ProcessGroup(GroupCalls):
         return self.group_ranks[rank]
 
     def reduce_in_rank_order(self) -> None:
-        """Promise that reductions combine in the order of the ranks; before the first call, on all ranks."""
+        """Make reductions combine in the order of the ranks. All ranks call it before the first call."""
         self.engine.reduce_in_rank_order()
 
     def make_subgroup(
@@ -128,10 +128,10 @@ class ProcessGroup(GroupCalls):
         group_desc: str,
         backend: tuple[str, str, MakeBackends] | None = None,
     ) -> ProcessGroup:
-        """Make a group of some of this group's ranks, this one among them; return when every member has called it.
+        """Make a group of some of this group's ranks; return when every member has called it.
 
-        ``op`` names the public function for errors; ``backend`` is the new group's name of backends, configuration and
-        what makes its backends, by default this group's.
+        ``op`` names the public function for errors. ``backend`` is the new group's backend name, configuration and
+        factory of backends, by default this group's.
         """
         self._issue.require_open()
         self._issue.wait_for_turn("make_subgroup")
@@ -155,8 +155,8 @@ class ProcessGroup(GroupCalls):
     def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
         """Leave and free everything; later calls raise. Idempotent, never raises.
 
-        What was issued is given ``flush`` seconds to end. With a ``reason``, the exception for which this rank leaves,
-        ranks that wait for it raise PeerFailed with that.
+        Issued calls have ``flush`` seconds to complete. With a ``reason``, the exception that ends this rank, ranks
+        that wait for this one raise PeerFailed with it.
         """
         if not self.is_usable():
             return
@@ -168,14 +168,14 @@ class ProcessGroup(GroupCalls):
         self.engine.shutdown(reason, flush)
         for backend in self.backends.values():
             backend.close()
-        slabs.let_go()
+        receive_pool.clear()
         name = self.group_name
         self._close(lambda: GroupDestroyed(name))
 
     def abort(self) -> None:
-        """Make every call in progress fail at once on this rank, and tell the others. Idempotent.
+        """Make every call in progress fail at once on this rank, and notify the others. Idempotent.
 
-        Calls of this group raise GroupBroken on this rank, and PeerFailed on the others that take part. The default
+        Calls of this group raise GroupBroken on this rank, and PeerFailed on the other members. The default
         group ends all groups of its world on this rank.
         """
         if not self.is_usable():
@@ -185,23 +185,23 @@ class ProcessGroup(GroupCalls):
         self.engine.abort()
 
     def fail(self, reason: str, at_once: bool) -> None:
-        """Give the other ranks the exception for which this rank ends; with ``at_once`` their calls fail now."""
+        """Report the exception that ends this rank to the other ranks; with ``at_once`` their calls fail now."""
         if self.is_usable():
             self.engine.fail(reason, at_once)
 
     def mark_forked(self) -> None:
-        """Turn this copy of the group, in a forked child, into one whose calls raise."""
+        """Make the calls of this copy of the group, in a forked child, raise."""
         name = self.group_name
         self._close(lambda: ForkedProcessError(f"process group {name}"))
 
     def is_usable(self) -> bool:
-        """Tell whether the group was neither destroyed nor carried over a fork."""
+        """Return whether the group was neither destroyed nor copied by a fork."""
         return self._issue.closed is None
 
     # --- states in which calls are intercepted: see groups/issue.py ---
 
     def start_coalescing(self) -> list[QueuedCall]:
-        """Queue what can be coalesced from now on. Raises ValueError when the group coalesces already."""
+        """Queue the calls that can be coalesced from now on. Raises ValueError when the group coalesces already."""
         if self._issue.queue is not None:
             raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
         self._issue.require_open()
@@ -211,12 +211,12 @@ class ProcessGroup(GroupCalls):
         return queue
 
     def stop_coalescing(self) -> None:
-        """Issue calls at once again; what is queued stays queued."""
+        """Issue calls at once again; queued calls stay queued."""
         self._issue.queue = None
         self._intercept()
 
     def deferring(self) -> Deferral:
-        """Return what defers calls of this group. Raises what any call raises where the group has ended."""
+        """Return the Deferral of this group. Raises the error of the group's calls when the group has ended."""
         self._issue.require_open()
         if self._issue.queue is not None:
             raise ValueError(f"a call on {self._where()} cannot be deferred while the group coalesces calls")
@@ -232,16 +232,16 @@ class ProcessGroup(GroupCalls):
             self._intercept()
 
     def await_others(self) -> None:
-        """Wait until all that ``await_before_calls`` speaks of is over, well or badly."""
+        """Wait until the calls of ``await_before_calls`` have completed, with or without an error."""
         if self._issue.await_others is not None and self.is_usable():
-            with suppress(Exception):  # whoever started it sees the exception
+            with suppress(Exception):  # the thread that started them raises it
                 self._issue.await_others()
 
     def add_hook(self, hook: Hook) -> Callable[[], None]:
-        """Call ``hook`` before each call with the verb and its arguments; return the function that removes it.
+        """Call ``hook`` before each call, with the operation's name and arguments; return a function that removes it.
 
-        What it returns, if anything, is called when the call has been issued, with the exception that it raised, if
-        any. A hook sees the calls of this rank alone, and may not make calls of the group.
+        If the hook returns a function, that is called when the call has been issued, with the exception that the call
+        raised or None. A hook sees the calls of this rank only, and must not make calls of the group.
         """
         self._issue.hooks.append(hook)
         self._intercept()

@@ -1,16 +1,16 @@
-"""The states of a group in which its calls do not simply go to the engine.
+"""The states of a group in which its calls do not go directly to the engine.
 
-Every call of a group enters the native group. While a group is in one of these states, it hands each call over to
-``Issue``, which issues it when it may be issued::
+Every call of a group enters the native group. While a group is in one of these states, the native group passes each
+call to ``Issue``, which issues it when all states permit::
 
     call --> closed: raise --> coalescing: queue --> awaited: wait --> deferred: wait --> hooks --> engine
 
 ``closed`` is a group that was destroyed, or that a fork has copied. To *coalesce* is to queue calls, and to issue them
 together later. To *await* is to wait, before each call, for calls that another library makes from a thread of its own:
-a function that JAX compiled may run on after the call of it has returned, and make calls on the group then. To *defer*
-a call is to leave it to a thread, which issues it once what it needs is there, as a tensor that is still being copied
-from a device; calls that are made meanwhile wait until that one is issued, not until it is over. Ranks match calls by
-the order in which each of them issues them, so none of these may change it.
+a function that JAX compiled may still run after its call has returned, and make calls on the group then. To *defer* a
+call is to let a thread issue it when its input is ready, as a tensor that is still being copied from a device; later
+calls wait until the deferred call has been issued, not until it has completed. Ranks match calls by the order in which
+each rank issues them, so no state may change that order.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _IDLE_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 
 COALESCED = frozenset(("all_reduce", "all_gather_single", "reduce_scatter_single"))
-"""The verbs whose calls a group that coalesces queues; all others are issued at once."""
+"""The operations whose calls a coalescing group queues; it issues all others at once."""
 
 Hook = Callable[[str, tuple[Any, ...]], Callable[[BaseException | None], object] | None]
-"""Called before a call is issued, with the verb and its arguments. What it returns, if anything, is called when the
-call has been issued (a blocking call: is over), with the exception that it raised, if any."""
+"""Called before a call is issued, with the operation's name and arguments. The function that it returns, if any, is
+called when the call has been issued (a blocking call: has completed), with the exception that it raised or None."""
 
 _inside = threading.local()
 
 
 class QueuedCall(NamedTuple):
-    """One call of a verb, with its arguments up to ``async_op``."""
+    """One call: the operation's name, and its arguments up to ``async_op``."""
 
-    verb: str
+    op: str
     arguments: tuple[Any, ...]
     timeout: float
 
 
 class Issue:
-    """Issues the calls of one group that is, or was, in one of these states."""
+    """Issues the calls of one group while it is in one of these states."""
 
     def __init__(self, direct: _native.Group, where: str) -> None:
         self.closed: Callable[[], DistError] | None = None
@@ -64,18 +64,18 @@ class Issue:
         states = (self.closed, self.queue, self.await_others, self.deferral)
         return any(state is not None for state in states) or bool(self.hooks)
 
-    def __call__(self, verb: str, *arguments: Any) -> Any:
-        """Issue a call of the native group when it may be issued, and return what that returns."""
+    def __call__(self, op: str, *arguments: Any) -> Any:
+        """Issue a call of the native group when all states permit, and return its result."""
         self.require_open()
-        if self.queue is not None and verb in COALESCED:
+        if self.queue is not None and op in COALESCED:
             *given, async_op, timeout = arguments
-            self.queue.append(QueuedCall(verb, tuple(given), timeout))
+            self.queue.append(QueuedCall(op, tuple(given), timeout))
             return QueuedOperation() if async_op else None
-        self.wait_for_turn(verb)
-        after = [then for hook in self.hooks if (then := hook(verb, arguments)) is not None]
+        self.wait_for_turn(op)
+        after = [then for hook in self.hooks if (then := hook(op, arguments)) is not None]
         error: BaseException | None = None
         try:
-            return getattr(self._direct, verb)(*arguments)
+            return getattr(self._direct, op)(*arguments)
         except BaseException as raised:
             error = raised
             raise
@@ -84,21 +84,21 @@ class Issue:
                 then(error)
 
     def require_open(self) -> None:
-        """Raise what every call of a closed group raises."""
+        """Raise the error of a closed group, if the group is closed."""
         if self.closed is not None:
             raise self.closed()
 
-    def wait_for_turn(self, verb: str) -> None:
-        """Wait until what comes before a call has been issued. Raises DistBackendError when it is not, in its time."""
+    def wait_for_turn(self, op: str) -> None:
+        """Wait until earlier calls have been issued. Raises DistBackendError after the deadline of a deferred one."""
         if self.await_others is not None and not getattr(_inside, "is_true", False):
             self.await_others()
         if self.deferral is not None and not self.deferral.wait_until_issued():
-            raise DistBackendError(f"{verb} on {self._where}: an earlier call was not issued by its deadline")
+            raise DistBackendError(f"{op} on {self._where}: an earlier call was not issued by its deadline")
 
 
 @contextmanager
 def inside_awaited_call() -> Iterator[None]:
-    """Make calls of this thread at once: they are those that others await."""
+    """Let calls of this thread skip the wait: they are the awaited calls themselves."""
     before = getattr(_inside, "is_true", False)
     _inside.is_true = True
     try:
@@ -108,11 +108,11 @@ def inside_awaited_call() -> Iterator[None]:
 
 
 class Deferral:
-    """Issues deferred calls in their order, from a thread."""
+    """Issues deferred calls in order, from a thread."""
 
     def __init__(self) -> None:
         self.is_aborted: bool = False
-        """Whether the group was aborted, or ends without time for what is deferred: then such calls are to fail."""
+        """Whether the group was aborted, or ends without waiting for deferred calls: they must then fail."""
         self._changed = threading.Condition()
         self._deferred: deque[Callable[[], object]] = deque()
         self._deadline = 0.0
@@ -120,9 +120,9 @@ class Deferral:
         self._is_running = False
 
     def defer(self, issue: Callable[[], object], seconds: float, *, at_once: bool = False) -> None:
-        """Call ``issue`` in its place, from a thread; where nothing is deferred and ``at_once`` is true, from this one.
+        """Call ``issue`` after all deferred calls, from a thread; with ``at_once``, from this one if there are none.
 
-        It issues calls of this group, takes no longer than ``seconds`` before it does, and handles its own exceptions.
+        ``issue`` issues calls of this group within ``seconds``, and handles its own exceptions.
         """
         if at_once and not self._deferred:
             issue()
@@ -136,7 +136,7 @@ class Deferral:
                 threading.Thread(target=self._work, name="procgroup-deferred", daemon=True).start()
 
     def wait_until_issued(self) -> bool:
-        """Wait for the thread; False when the deadline of what is deferred has passed. The thread itself does not."""
+        """Wait for all deferred calls; False after their deadline. In the deferring thread, do not wait."""
         if not self._deferred or self._thread == threading.get_ident():
             return True
         with self._changed:
@@ -145,14 +145,14 @@ class Deferral:
 
     def _work(self) -> None:
         self._thread = threading.get_ident()
-        while self._waits_for_one():
+        while self._wait_for_next():
             self._deferred[0]()
             with self._changed:
                 self._deferred.popleft()
                 self._changed.notify_all()
 
-    def _waits_for_one(self) -> bool:
-        """Wait for the next call; end the thread, and return False, where none comes for long."""
+    def _wait_for_next(self) -> bool:
+        """Wait for the next deferred call; return False after _IDLE_SECONDS without one, which ends the thread."""
         with self._changed:
             self._is_running = self._changed.wait_for(lambda: len(self._deferred) > 0, _IDLE_SECONDS)
             if not self._is_running:
@@ -161,7 +161,7 @@ class Deferral:
 
 
 class QueuedOperation:
-    """Stands for a call that is not issued yet: the manager's ``wait`` is the one to call."""
+    """The handle of a queued call, which is not issued yet; only the coalescing manager can wait for it."""
 
     source = -1
 

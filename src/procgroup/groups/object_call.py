@@ -1,7 +1,7 @@
-"""Calls that move objects: first everybody announces, then what was announced moves, then it is unpickled.
+"""Calls that move objects: the ranks exchange headers, then the payload moves, then it is unpickled.
 
-A rank whose object cannot be pickled announces that, so that nobody waits for it. A rank that cannot unpickle
-does so after everything has moved. Either way the ranks stay in step and the group stays usable.
+A rank that cannot pickle its object sends a header with the error, so that no rank waits for the object. A rank that
+cannot unpickle raises after everything has moved. Either way the ranks stay in step and the group stays usable.
 """
 
 from __future__ import annotations
@@ -15,19 +15,27 @@ from typing import Any, TypeVar
 import numpy as np
 
 from procgroup.errors import CollectiveMismatch, DistBackendError, PicklingFailed, UnpicklingFailed
-from procgroup.groups.envelope import BLOCK_BYTES, Arrival, Block, Bytes, MalformedEnvelope, Parcel, announce
 from procgroup.groups.group import ProcessGroup
+from procgroup.groups.object_format import (
+    HEADER_BYTES,
+    Bytes,
+    Header,
+    IncomingObjects,
+    MalformedObjects,
+    OutgoingObjects,
+    make_header,
+)
 
 T = TypeVar("T")
 
-# How long a rank that was interrupted while pickling tries to tell the others, who have mostly arrived by then.
+# How long a rank that was interrupted while pickling tries to send the error; most other ranks have arrived by then.
 _INTERRUPT_SECONDS = 0.2
-# From this size on the ranks agree that everybody has room for what comes.
+# From this size on the ranks agree that every rank has allocated its memory.
 _AGREED_BYTES = 64 << 20
 
 
 class Kind(IntEnum):
-    """Which call of objects a block belongs to."""
+    """The object operation that a header belongs to."""
 
     ALL_GATHER = 1
     BROADCAST = 2
@@ -48,15 +56,15 @@ NAMES = {
 
 
 class ObjectCall:
-    """One call on one rank: whom it is made with, until when, whether objects are trusted. ``root`` is a group rank."""
+    """One object operation on one rank: its group, root (a group rank), deadline, and whether objects are trusted."""
 
     def __init__(self, group: ProcessGroup, kind: Kind, root: int, seconds: float, safe: bool) -> None:
         self.group = group
         self.kind = kind
         self.root = root
         self.safe = safe
-        # What every rank gets moves in the group's collectives, and so from where it lies.
-        self.together: bool = group.takes_iovecs and kind in (Kind.ALL_GATHER, Kind.BROADCAST)
+        # Collectives of the group can send a segment's buffers from their own memory; messages cannot.
+        self.iovecs: bool = group.takes_iovecs and kind in (Kind.ALL_GATHER, Kind.BROADCAST)
         self._deadline = time.monotonic() + seconds
 
     @property
@@ -64,88 +72,91 @@ class ObjectCall:
         """Seconds until the deadline."""
         return max(self._deadline - time.monotonic(), 0.001)
 
-    def pack(self, make: Callable[[], T], tell: Callable[[Block], object] | None = None) -> T:
-        """Pickle with ``make``. Whatever that raises is told to the others (all of them) before it is raised here."""
-        tell = tell or self.exchange
+    def pickle(self, make: Callable[[], T], send: Callable[[Header], object] | None = None) -> T:
+        """Pickle with ``make``. An exception is first sent to the other ranks with ``send`` (default: to all)."""
+        send = send or self.exchange
         try:
             return make()
         except Exception as error:
-            tell(self._refusal(error))
+            send(self._error_header(error))
             raise
-        except BaseException as error:  # Ctrl-C: the others are not to wait for this rank
+        except BaseException as error:  # Ctrl-C: the other ranks must not wait for this one
             self._deadline = min(self._deadline, time.monotonic() + _INTERRUPT_SECONDS)
             with contextlib.suppress(Exception):
-                tell(self._refusal(error))
+                send(self._error_header(error))
             raise
 
-    def exchange(self, block: Block) -> list[Block]:
-        """Show every rank what each announces."""
-        received = [np.empty(BLOCK_BYTES, np.uint8) for _ in range(self.group.size())]
-        self.group.all_gather(received, block.pack(), timeout=self.left)
-        return [self.read(rank, raw) for rank, raw in enumerate(received)]
+    def exchange(self, header: Header) -> list[Header]:
+        """Send this rank's header to all ranks, and return the headers of all."""
+        received = [np.empty(HEADER_BYTES, np.uint8) for _ in range(self.group.size())]
+        self.group.all_gather(received, header.pack(), timeout=self.left)
+        return [self.read_header(rank, raw) for rank, raw in enumerate(received)]
 
-    def announce(self, parcel: Parcel | None, count: int) -> Block:
-        """Return the block that announces ``parcel``, or that this rank sends nothing."""
-        return announce(self.kind, self.root, count, parcel)
+    def header(self, outgoing: OutgoingObjects | None, count: int) -> Header:
+        """Return the header of this rank, which sends ``outgoing``; None: it sends no objects."""
+        return make_header(self.kind, self.root, count, outgoing)
 
-    def meet(self, block: Block) -> list[Block]:
-        """Show every rank what each announces, and compare.
+    def agree(self, header: Header) -> list[Header]:
+        """Exchange the headers of all ranks, and compare them.
 
         Raises PicklingFailed when a rank cannot pickle, CollectiveMismatch when the ranks make different calls.
         """
-        blocks = self.exchange(block)
-        for rank, announced in enumerate(blocks):
-            self.require_pickled(rank, announced)
-        self._compare(blocks)
-        return blocks
+        headers = self.exchange(header)
+        for rank, received in enumerate(headers):
+            self.require_pickled(rank, received)
+        self._compare(headers)
+        return headers
 
-    def require_pickled(self, source: int, block: Block) -> None:
-        """Raise PicklingFailed when a block says that its rank could not pickle."""
-        if block.error is not None:
-            raise PicklingFailed(source=source, reason=block.error, **self.where())
+    def require_pickled(self, source: int, header: Header) -> None:
+        """Raise PicklingFailed when a header says that its rank could not pickle."""
+        if header.error is not None:
+            raise PicklingFailed(source=source, reason=header.error, **self.error_data())
 
-    def read(self, source: int, raw: Bytes) -> Block:
-        """Read a rank's block. Raises DistBackendError when it is none."""
+    def read_header(self, source: int, raw: Bytes) -> Header:
+        """Parse a rank's header. Raises DistBackendError when it is malformed."""
         try:
-            return Block.unpack(raw)
-        except MalformedEnvelope as error:
+            return Header.unpack(raw)
+        except MalformedObjects as error:
             raise self.malformed(source, error) from None
 
-    def expect(self, source: int, block: Block, letter: bytes) -> Arrival:
-        """Return what will hold a rank's objects, without room for them. Raises DistBackendError for contradictions."""
+    def incoming(self, source: int, header: Header, metadata: bytes) -> IncomingObjects:
+        """Return a rank's objects, not allocated yet. Raises DistBackendError when its metadata is malformed."""
         try:
-            return Arrival(block, letter, self.together)
-        except MalformedEnvelope as error:
+            return IncomingObjects(header, metadata, self.iovecs)
+        except MalformedObjects as error:
             raise self.malformed(source, error) from None
 
-    def open(self, source: int, arrival: Arrival) -> list[Any]:
+    def unpickle(self, source: int, incoming: IncomingObjects) -> list[Any]:
         """Unpickle a rank's objects. Raises UnpicklingFailed, which names the rank and the type."""
         objects = []
-        for index, (type_name, _) in enumerate(arrival.items):
+        for index, (type_name, _) in enumerate(incoming.items):
             try:
-                objects.append(arrival.item(index, self.safe))
+                objects.append(incoming.unpickle(index, self.safe))
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise UnpicklingFailed(
-                    source=source, kind=type_name, reason=reason, safe=self.safe, **self.where()
+                    source=source, kind=type_name, reason=reason, safe=self.safe, **self.error_data()
                 ) from error
         return objects
 
-    def make_room(self, blocks: Sequence[Block], arrivals: Sequence[Arrival]) -> None:
-        """Allocate what will be received. When much was announced, an error on every rank if one of them cannot."""
+    def allocate(self, headers: Sequence[Header], incoming: Sequence[IncomingObjects]) -> None:
+        """Allocate memory for what this rank receives.
+
+        When the ranks move much in all, a rank without memory makes the call raise on every rank.
+        """
         problem: MemoryError | None = None
         try:
-            for arrival in arrivals:
-                arrival.allocate()
+            for objects in incoming:
+                objects.allocate()
         except MemoryError as error:
             problem = error
-        if sum(block.payload_size for block in blocks) >= _AGREED_BYTES:
-            self._agree(problem)
+        if sum(header.payload_size for header in headers) >= _AGREED_BYTES:
+            self._agree_on_memory(problem)
         elif problem is not None:
             raise problem
 
-    def where(self) -> dict[str, Any]:
-        """Return what errors tell of a call: its name, group and ranks."""
+    def error_data(self) -> dict[str, Any]:
+        """Return the data that errors of this call share: operation, group and ranks."""
         group = self.group
         return {
             "op": NAMES[self.kind],
@@ -155,18 +166,18 @@ class ObjectCall:
             "members": group.members,
         }
 
-    def _refusal(self, error: BaseException) -> Block:
-        return Block(self.kind, self.root, 0, f"{type(error).__name__}: {error}")
-
-    def malformed(self, source: int, error: MalformedEnvelope) -> DistBackendError:
-        """Return the error for bytes that make no sense."""
+    def malformed(self, source: int, error: MalformedObjects) -> DistBackendError:
+        """Return the error for malformed bytes from a rank."""
         group = self.group
         return DistBackendError(
             f"{NAMES[self.kind]} on group {group.group_name} (rank {group.rank()} of {group.size()}): what "
             f"rank {source} sent cannot be read: {error}. Use one version of procgroup and make one call on every rank."
         )
 
-    def _agree(self, problem: MemoryError | None) -> None:
+    def _error_header(self, error: BaseException) -> Header:
+        return Header(self.kind, self.root, 0, f"{type(error).__name__}: {error}")
+
+    def _agree_on_memory(self, problem: MemoryError | None) -> None:
         mine = np.array([problem is not None], np.uint8)
         answers = [np.empty(1, np.uint8) for _ in range(self.group.size())]
         self.group.all_gather(answers, mine, timeout=self.left)
@@ -179,14 +190,14 @@ class ObjectCall:
                     f"{self.group.size()}): rank {rank} has no memory for the objects; nothing was received."
                 )
 
-    def _compare(self, blocks: Sequence[Block]) -> None:
-        """Compare the calls of all ranks: their kind, their root and, where lists must be of one length, that."""
-        calls = {rank: _describe(block) for rank, block in enumerate(blocks)}
+    def _compare(self, headers: Sequence[Header]) -> None:
+        """Compare the calls of all ranks: kind, root, and the length of lists that must be equally long."""
+        calls = {rank: _describe(header) for rank, header in enumerate(headers)}
         if len(set(calls.values())) > 1:
-            raise CollectiveMismatch(calls=calls, sequence=0, **self.where())
+            raise CollectiveMismatch(calls=calls, sequence=0, **self.error_data())
 
 
-def _describe(block: Block) -> str:
-    name = NAMES[Kind(block.kind)] if block.kind in list(Kind) else f"call {block.kind}"
-    root = "" if block.kind == Kind.ALL_GATHER else f", root {block.root}"
-    return f"{name}({block.count} objects{root})"
+def _describe(header: Header) -> str:
+    name = NAMES[Kind(header.kind)] if header.kind in list(Kind) else f"call {header.kind}"
+    root = "" if header.kind == Kind.ALL_GATHER else f", root {header.root}"
+    return f"{name}({header.count} objects{root})"

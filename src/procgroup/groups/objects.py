@@ -1,7 +1,7 @@
-"""The calls that move objects, on a group: each returns the objects that this rank receives.
+"""Object operations of a group: each returns the objects that this rank receives.
 
-Small objects travel inside of what is announced. Larger ones follow in segments: through the group's own
-collectives where every rank gets them, in messages where one rank does.
+Small objects are part of the header. Larger ones follow in segments: through the group's own collectives where every
+rank receives them, in messages where one rank does.
 """
 
 from __future__ import annotations
@@ -12,184 +12,187 @@ from typing import Any
 import numpy as np
 
 from procgroup.errors import CollectiveMismatch
-from procgroup.groups.envelope import BLOCK_BYTES, Arrival, Block, Bytes, Parcel
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.object_call import Kind, ObjectCall
+from procgroup.groups.object_format import HEADER_BYTES, Bytes, Header, IncomingObjects, OutgoingObjects
 
-# Tags of our own, far from what programs use: of what collectives send, and of send_object_list.
+# Tags of this module, far from those of programs: of the messages of collectives, and of send_object_list.
 _COLLECTIVE_TAG = (1 << 63) - 3
 _MESSAGE_TAG = (1 << 63) - 2
 
 
 def all_gather(group: ProcessGroup, value: Any, seconds: float, safe: bool) -> list[Any]:
-    """Return the objects of all ranks, in group order; this rank's too is a copy."""
+    """Return the objects of all ranks, in group order; this rank's own object is a copy, too."""
     call = ObjectCall(group, Kind.ALL_GATHER, -1, seconds, safe)
-    parcel = call.pack(lambda: Parcel([value], call.together))
-    blocks = call.meet(call.announce(parcel, 1))
-    letters = _gather_letters(call, blocks, parcel)
-    arrivals = [call.expect(rank, block, letters[rank]) for rank, block in enumerate(blocks)]
-    call.make_room(blocks, arrivals)
-    for index in range(max(arrival.pieces for arrival in arrivals)):
-        _gather_segment(call, [arrival.place(index) for arrival in arrivals], parcel, index)
-    return [call.open(rank, arrival)[0] for rank, arrival in enumerate(arrivals)]
+    outgoing = call.pickle(lambda: OutgoingObjects([value], call.iovecs))
+    headers = call.agree(call.header(outgoing, 1))
+    metadata = _gather_metadata(call, headers, outgoing)
+    incoming = [call.incoming(rank, header, metadata[rank]) for rank, header in enumerate(headers)]
+    call.allocate(headers, incoming)
+    for index in range(max(each.pending_segments for each in incoming)):
+        _gather_segment(call, [each.memory(index) for each in incoming], outgoing, index)
+    return [call.unpickle(rank, each)[0] for rank, each in enumerate(incoming)]
 
 
 def broadcast(group: ProcessGroup, objects: Sequence[Any], root: int, seconds: float, safe: bool) -> Sequence[Any]:
-    """Return the objects of ``root``; there, those that were given. Elsewhere only how many are given counts."""
+    """Return the objects of ``root``; on the root, ``objects`` itself. Elsewhere only its length is used."""
     call = ObjectCall(group, Kind.BROADCAST, root, seconds, safe)
-    parcel = call.pack(lambda: Parcel(objects, call.together)) if group.rank() == root else None
-    blocks = call.meet(call.announce(parcel, len(objects)))
-    block = blocks[root]
-    letter = block.inline[: block.letter_size]
-    if not block.holds_letter:
-        raw = np.frombuffer(parcel.letter, np.uint8) if parcel else np.empty(block.letter_size, np.uint8)
+    outgoing = call.pickle(lambda: OutgoingObjects(objects, call.iovecs)) if group.rank() == root else None
+    headers = call.agree(call.header(outgoing, len(objects)))
+    header = headers[root]
+    metadata = header.inline[: header.metadata_size]
+    if not header.holds_metadata:
+        raw = np.frombuffer(outgoing.metadata, np.uint8) if outgoing else np.empty(header.metadata_size, np.uint8)
         group.broadcast(raw, root, timeout=call.left)
-        letter = raw.tobytes()
-    arrival = call.expect(root, block, letter)
-    call.make_room(blocks, [] if parcel else [arrival])
-    for index in range(arrival.pieces):
-        if parcel and parcel.segments[index].is_joined and call.together:
-            group.broadcast_iovecs(parcel.iovecs(index), call.left)
+        metadata = raw.tobytes()
+    incoming = call.incoming(root, header, metadata)
+    call.allocate(headers, [] if outgoing else [incoming])
+    for index in range(incoming.pending_segments):
+        if outgoing and outgoing.segments[index].is_joined and call.iovecs:
+            group.broadcast_iovecs(outgoing.iovecs(index), call.left)
         else:
-            group.broadcast(parcel.piece(index) if parcel else arrival.place(index), root, timeout=call.left)
-    return objects if parcel else call.open(root, arrival)
+            group.broadcast(outgoing.segment(index) if outgoing else incoming.memory(index), root, timeout=call.left)
+    return objects if outgoing else call.unpickle(root, incoming)
 
 
 def gather(group: ProcessGroup, value: Any, root: int, seconds: float, safe: bool) -> list[Any] | None:
     """Return the objects of all ranks on ``root``, None elsewhere."""
     call = ObjectCall(group, Kind.GATHER, root, seconds, safe)
-    parcel = call.pack(lambda: Parcel([value]))
-    blocks = call.meet(call.announce(parcel, 1))
+    outgoing = call.pickle(lambda: OutgoingObjects([value]))
+    headers = call.agree(call.header(outgoing, 1))
     if group.rank() != root:
-        _send_letter(call, parcel, blocks[group.rank()], root, _COLLECTIVE_TAG)
-        call.make_room(blocks, [])
-        _send_pieces(call, parcel, blocks[group.rank()], root, _COLLECTIVE_TAG)
+        _send_metadata(call, outgoing, headers[group.rank()], root, _COLLECTIVE_TAG)
+        call.allocate(headers, [])
+        _send_segments(call, outgoing, headers[group.rank()], root, _COLLECTIVE_TAG)
         return None
-    arrivals = []
-    for rank, block in enumerate(blocks):
-        letter = parcel.letter if rank == root else _recv_letter(call, block, rank, _COLLECTIVE_TAG)
-        arrivals.append(call.expect(rank, block, letter))
-    call.make_room(blocks, arrivals)
-    for rank, arrival in enumerate(arrivals):
+    incoming = []
+    for rank, header in enumerate(headers):
+        metadata = outgoing.metadata if rank == root else _recv_metadata(call, header, rank, _COLLECTIVE_TAG)
+        incoming.append(call.incoming(rank, header, metadata))
+    call.allocate(headers, incoming)
+    for rank, each in enumerate(incoming):
         if rank == root:
-            _copy(parcel, arrival)
+            _copy(outgoing, each)
         else:
-            _recv_pieces(call, arrival, rank, _COLLECTIVE_TAG)
-    return [call.open(rank, arrival)[0] for rank, arrival in enumerate(arrivals)]
+            _recv_segments(call, each, rank, _COLLECTIVE_TAG)
+    return [call.unpickle(rank, each)[0] for rank, each in enumerate(incoming)]
 
 
 def scatter(group: ProcessGroup, objects: Sequence[Any] | None, root: int, seconds: float, safe: bool) -> Any:
-    """Return the object of ``root`` that is meant for this rank; ``objects`` counts there only."""
+    """Return the object that ``root`` has for this rank; ``objects`` is used on the root only."""
     call = ObjectCall(group, Kind.SCATTER, root, seconds, safe)
     if group.rank() == root:
-        return _scatter_out(call, objects or ())
-    blocks = call.meet(call.announce(None, 1))
-    raw = np.empty(BLOCK_BYTES, np.uint8)
+        return _scatter_from_root(call, objects or ())
+    headers = call.agree(call.header(None, 1))
+    raw = np.empty(HEADER_BYTES, np.uint8)
     group.recv(raw, root, _COLLECTIVE_TAG, call.left)
-    block = call.read(root, raw)
-    arrival = call.expect(root, block, _recv_letter(call, block, root, _COLLECTIVE_TAG))
-    call.make_room(blocks, [arrival])
-    _recv_pieces(call, arrival, root, _COLLECTIVE_TAG)
-    return call.open(root, arrival)[0]
+    header = call.read_header(root, raw)
+    incoming = call.incoming(root, header, _recv_metadata(call, header, root, _COLLECTIVE_TAG))
+    call.allocate(headers, [incoming])
+    _recv_segments(call, incoming, root, _COLLECTIVE_TAG)
+    return call.unpickle(root, incoming)[0]
 
 
 def send(group: ProcessGroup, objects: Sequence[Any], destination: int, seconds: float) -> None:
     """Send objects to one rank."""
     call = ObjectCall(group, Kind.SEND, destination, seconds, False)
 
-    def send_block(block: Block) -> None:
-        group.send(block.pack(), destination, _MESSAGE_TAG, timeout=call.left)
+    def send_header(header: Header) -> None:
+        group.send(header.pack(), destination, _MESSAGE_TAG, timeout=call.left)
 
-    parcel = call.pack(lambda: Parcel(objects), send_block)
-    block = call.announce(parcel, len(objects))
-    send_block(block)
-    _send_letter(call, parcel, block, destination, _MESSAGE_TAG)
-    _send_pieces(call, parcel, block, destination, _MESSAGE_TAG)
+    outgoing = call.pickle(lambda: OutgoingObjects(objects), send_header)
+    header = call.header(outgoing, len(objects))
+    send_header(header)
+    _send_metadata(call, outgoing, header, destination, _MESSAGE_TAG)
+    _send_segments(call, outgoing, header, destination, _MESSAGE_TAG)
 
 
 def recv(group: ProcessGroup, count: int, source: int | None, seconds: float, safe: bool) -> tuple[list[Any], int]:
-    """Receive ``count`` objects from one rank, or from any with None; return them and who sent them.
+    """Receive ``count`` objects from ``source``, or from any rank with None; return them and the sender's group rank.
 
-    Raises CollectiveMismatch, after having taken them, when there are more or fewer.
+    Raises CollectiveMismatch, after all have been received, when the sender sent more or fewer.
     """
     call = ObjectCall(group, Kind.RECV, -1 if source is None else source, seconds, safe)
-    raw = np.empty(BLOCK_BYTES, np.uint8)
+    raw = np.empty(HEADER_BYTES, np.uint8)
     source = group.recv(raw, source, _MESSAGE_TAG, call.left)
-    block = call.read(source, raw)
-    call.require_pickled(source, block)
-    arrival = call.expect(source, block, _recv_letter(call, block, source, _MESSAGE_TAG))
-    arrival.allocate()
-    _recv_pieces(call, arrival, source, _MESSAGE_TAG)
-    if block.count != count:
-        calls = {source: f"send_object_list({block.count} objects)", group.rank(): f"recv_object_list({count} objects)"}
-        raise CollectiveMismatch(calls=calls, sequence=0, **call.where())
-    return call.open(source, arrival), source
+    header = call.read_header(source, raw)
+    call.require_pickled(source, header)
+    incoming = call.incoming(source, header, _recv_metadata(call, header, source, _MESSAGE_TAG))
+    incoming.allocate()
+    _recv_segments(call, incoming, source, _MESSAGE_TAG)
+    if header.count != count:
+        calls = {
+            source: f"send_object_list({header.count} objects)",
+            group.rank(): f"recv_object_list({count} objects)",
+        }
+        raise CollectiveMismatch(calls=calls, sequence=0, **call.error_data())
+    return call.unpickle(source, incoming), source
 
 
-def _scatter_out(call: ObjectCall, objects: Sequence[Any]) -> Any:
+def _scatter_from_root(call: ObjectCall, objects: Sequence[Any]) -> Any:
     group, root = call.group, call.root
-    parcels = call.pack(lambda: [Parcel([value]) for value in objects])
-    blocks = [call.announce(parcel, 1) for parcel in parcels]
-    total = Block(call.kind, root, 1, payload_size=sum(block.payload_size for block in blocks))
-    announced = call.meet(total)
+    outgoing = call.pickle(lambda: [OutgoingObjects([value]) for value in objects])
+    headers = [call.header(each, 1) for each in outgoing]
+    total = Header(call.kind, root, 1, payload_size=sum(header.payload_size for header in headers))
+    announced = call.agree(total)
     others = [rank for rank in range(group.size()) if rank != root]
     for rank in others:
-        group.send(blocks[rank].pack(), rank, _COLLECTIVE_TAG, timeout=call.left)
-        _send_letter(call, parcels[rank], blocks[rank], rank, _COLLECTIVE_TAG)
-    own = call.expect(root, blocks[root], parcels[root].letter)
-    call.make_room(announced, [own])
+        group.send(headers[rank].pack(), rank, _COLLECTIVE_TAG, timeout=call.left)
+        _send_metadata(call, outgoing[rank], headers[rank], rank, _COLLECTIVE_TAG)
+    own = call.incoming(root, headers[root], outgoing[root].metadata)
+    call.allocate(announced, [own])
     for rank in others:
-        _send_pieces(call, parcels[rank], blocks[rank], rank, _COLLECTIVE_TAG)
-    _copy(parcels[root], own)
-    return call.open(root, own)[0]
+        _send_segments(call, outgoing[rank], headers[rank], rank, _COLLECTIVE_TAG)
+    _copy(outgoing[root], own)
+    return call.unpickle(root, own)[0]
 
 
-def _gather_letters(call: ObjectCall, blocks: Sequence[Block], parcel: Parcel) -> list[bytes]:
-    """Return the letters of all ranks: from the blocks, or in a call of their own when one of them is longer."""
-    if all(block.holds_letter for block in blocks):
-        return [block.inline[: block.letter_size] for block in blocks]
-    letters = [np.empty(block.letter_size, np.uint8) for block in blocks]
-    _gather_pieces(call, letters, np.frombuffer(parcel.letter, np.uint8))
-    return [letter.tobytes() for letter in letters]
+def _gather_metadata(call: ObjectCall, headers: Sequence[Header], outgoing: OutgoingObjects) -> list[bytes]:
+    """Return the metadata of all ranks: from the headers, or by one more call when some rank's is longer."""
+    if all(header.holds_metadata for header in headers):
+        return [header.inline[: header.metadata_size] for header in headers]
+    outputs = [np.empty(header.metadata_size, np.uint8) for header in headers]
+    _gather_bytes(call, outputs, np.frombuffer(outgoing.metadata, np.uint8))
+    return [output.tobytes() for output in outputs]
 
 
-def _gather_segment(call: ObjectCall, places: Sequence[Bytes], parcel: Parcel, index: int) -> None:
-    moves = places[call.group.rank()].size > 0
-    if call.together and moves and parcel.segments[index].is_joined:
-        call.group.all_gather_iovecs(places, parcel.iovecs(index), call.left)
+def _gather_segment(call: ObjectCall, outputs: Sequence[Bytes], outgoing: OutgoingObjects, index: int) -> None:
+    has_own = outputs[call.group.rank()].size > 0
+    if call.iovecs and has_own and outgoing.segments[index].is_joined:
+        call.group.all_gather_iovecs(outputs, outgoing.iovecs(index), call.left)
     else:
-        _gather_pieces(call, places, parcel.piece(index))
+        _gather_bytes(call, outputs, outgoing.segment(index))
 
 
-def _gather_pieces(call: ObjectCall, places: Sequence[Bytes], mine: Bytes) -> None:
-    own = places[call.group.rank()].size  # nothing, when the block held it
-    call.group.all_gather(places, mine[:own], timeout=call.left)
+def _gather_bytes(call: ObjectCall, outputs: Sequence[Bytes], mine: Bytes) -> None:
+    own = outputs[call.group.rank()].size  # 0 when the header holds the payload
+    call.group.all_gather(outputs, mine[:own], timeout=call.left)
 
 
-def _copy(parcel: Parcel, arrival: Arrival) -> None:
-    for index in range(arrival.pieces):
-        arrival.place(index)[:] = parcel.piece(index)
+def _copy(outgoing: OutgoingObjects, incoming: IncomingObjects) -> None:
+    for index in range(incoming.pending_segments):
+        incoming.memory(index)[:] = outgoing.segment(index)
 
 
-def _send_letter(call: ObjectCall, parcel: Parcel, block: Block, destination: int, tag: int) -> None:
-    if not block.holds_letter:
-        call.group.send(np.frombuffer(parcel.letter, np.uint8), destination, tag, timeout=call.left)
+def _send_metadata(call: ObjectCall, outgoing: OutgoingObjects, header: Header, destination: int, tag: int) -> None:
+    if not header.holds_metadata:
+        call.group.send(np.frombuffer(outgoing.metadata, np.uint8), destination, tag, timeout=call.left)
 
 
-def _send_pieces(call: ObjectCall, parcel: Parcel, block: Block, destination: int, tag: int) -> None:
-    if not block.holds_payload:
-        for index in range(len(parcel.segments)):
-            call.group.send(parcel.piece(index), destination, tag, timeout=call.left)
+def _send_segments(call: ObjectCall, outgoing: OutgoingObjects, header: Header, destination: int, tag: int) -> None:
+    if not header.holds_payload:
+        for index in range(len(outgoing.segments)):
+            call.group.send(outgoing.segment(index), destination, tag, timeout=call.left)
 
 
-def _recv_letter(call: ObjectCall, block: Block, source: int, tag: int) -> bytes:
-    if block.holds_letter:
-        return block.inline[: block.letter_size]
-    letter = np.empty(block.letter_size, np.uint8)
-    call.group.recv(letter, source, tag, call.left)
-    return letter.tobytes()
+def _recv_metadata(call: ObjectCall, header: Header, source: int, tag: int) -> bytes:
+    if header.holds_metadata:
+        return header.inline[: header.metadata_size]
+    metadata = np.empty(header.metadata_size, np.uint8)
+    call.group.recv(metadata, source, tag, call.left)
+    return metadata.tobytes()
 
 
-def _recv_pieces(call: ObjectCall, arrival: Arrival, source: int, tag: int) -> None:
-    for index in range(arrival.pieces):
-        call.group.recv(arrival.place(index), source, tag, call.left)
+def _recv_segments(call: ObjectCall, incoming: IncomingObjects, source: int, tag: int) -> None:
+    for index in range(incoming.pending_segments):
+        call.group.recv(incoming.memory(index), source, tag, call.left)

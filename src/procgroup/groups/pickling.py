@@ -1,9 +1,9 @@
 """Objects to bytes and back: pickle 5, with the memory of arrays beside the stream instead of in it.
 
-Arrays, their scalars and dtypes, and CPU tensors of PyTorch are taken apart by the functions here rather than by
-their own libraries'. So strided arrays and those of foreign dtypes travel as raw memory too, and a reader
-who trusts nobody (``safe``) needs to know four names only, none of which runs anything. An array is a call of
-numpy.ndarray, which costs a reader no frame; who trusts nobody makes the checked call in its stead.
+Arrays, their scalars and dtypes, and CPU tensors of PyTorch are reduced by the functions here instead of those of
+their libraries. So strided arrays and arrays of foreign dtypes are sent as raw memory, too, and an unpickler that does
+not trust the sender (``safe``) permits four names only, none of which runs code. An array is pickled as a call of
+numpy.ndarray, which costs the unpickler no Python frame; the safe unpickler calls a checking function in its place.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Pickled:
 
 
 def pickle_object(value: Any) -> Pickled:
-    """Take an object apart. The buffers are the object's own memory, not copies."""
+    """Pickle an object. The buffers are the object's own memory, not copies."""
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
@@ -49,7 +49,7 @@ def pickle_object(value: Any) -> Pickled:
 
 
 def unpickle_object(stream: memoryview, buffers: Sequence[Any], safe: bool) -> Any:
-    """Put an object together; its arrays are views of ``buffers``.
+    """Unpickle an object; its arrays are views of ``buffers``.
 
     With ``safe``, raises UnpicklingError for anything but plain data and arrays: no code of the object runs.
     """
@@ -80,7 +80,7 @@ _SAFE_STEPS = (
 
 
 class _SafeUnpickler(pickle._Unpickler):
-    """The one written in Python: it is slower, and lets us choose its steps."""
+    """pickle's Python implementation: slower, but its opcodes can be restricted."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
         **dict.fromkeys(range(256), _refuse_step),
@@ -101,7 +101,7 @@ class _SafeUnpickler(pickle._Unpickler):
 
 
 class _Rebuilder:
-    """A function that streams name. It has no state, so a hostile stream cannot change it."""
+    """A function that pickle streams call by name. It has no state, so a hostile stream cannot change it."""
 
     __slots__ = ()
     name = ""
@@ -147,7 +147,7 @@ class _RebuildTensor(_Rebuilder):
         if 0 in shape:
             return torch.empty(shape, dtype=kind, requires_grad=bool(requires_grad))
         memory = np.frombuffer(buffer, np.uint8)
-        # PyTorch knows no read-only memory, and would warn of it.
+        # PyTorch has no read-only memory, and would print a warning.
         memory = memory if memory.flags.writeable else memory.copy()
         return torch.from_numpy(memory).view(kind).reshape(shape).requires_grad_(bool(requires_grad))
 
@@ -170,7 +170,7 @@ def _check_and_rebuild_array(
 
 
 class _NamedDtype:
-    """Travels as the dtype of this name: the pickler knows the types of NumPy's own dtypes only."""
+    """Pickled as the dtype of this name: the pickler knows the types of NumPy's own dtypes only."""
 
     __slots__ = ("_name",)
 
@@ -207,7 +207,7 @@ def _reduce_dtype(dtype: np.dtype[Any]) -> Any:
 
 
 def _name_of_dtype(dtype: np.dtype[Any]) -> str | None:
-    """Return the name by which a dtype travels; None for records, objects and what else its own library knows best."""
+    """Return the name under which a dtype is pickled; None for those that NumPy pickles, as records and objects."""
     if dtype.isbuiltin == 2:
         return dtype.name if dtype.name.startswith(_FOREIGN_DTYPES) else None
     if dtype.hasobject or dtype.kind == "V" or dtype.itemsize == 0 or dtype.metadata:

@@ -1,4 +1,4 @@
-"""Work: one issued call, as its caller sees it."""
+"""Work: the handle of one asynchronous call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Place(Protocol):
 
 
 class Work:
-    """A call that was issued with ``async_op=True``. Its arrays are not to be touched before ``wait`` returns."""
+    """A call that was issued with ``async_op=True``. Do not use its arrays before ``wait`` returns."""
 
     __slots__ = ("_arrays", "_future", "_operation", "_place", "op")
 
@@ -34,10 +34,10 @@ class Work:
         self._future: Future | None = None
 
     def wait(self, timeout: types.Timeout | None = None) -> bool:
-        """Wait until the call is over and return True.
+        """Wait until the call has completed and return True.
 
-        ``timeout`` is a timedelta or seconds; None or zero means the call's own deadline. Raises what
-        made the call fail, and WaitTimeout when ``timeout`` passed first: then the call goes on.
+        ``timeout`` is a timedelta or seconds; None or zero means the call's own deadline. Raises the
+        call's error if it failed, and WaitTimeout if ``timeout`` passed first: the call then goes on.
         """
         limit = None if timeout is None else types.seconds(timeout) or None
         if not self._operation.wait(limit):
@@ -45,19 +45,19 @@ class Work:
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether the call is over, well or badly, without waiting."""
+        """Return whether the call has completed, with or without an error. Does not wait."""
         return self._operation.is_completed()
 
     def is_success(self) -> bool:
-        """Tell whether the call is over and went well."""
+        """Return whether the call has completed without an error."""
         return self._operation.is_completed() and self._operation.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return what made the call fail; None while it runs and when it went well."""
+        """Return the error of a failed call; None while it runs and when it succeeded."""
         return self._operation.exception()
 
     def result(self) -> list[Any]:
-        """Return the call's arrays. Raises RuntimeError while it runs, and what made it fail."""
+        """Return the call's arrays. Raises RuntimeError while it runs, and its error if it failed."""
         if not self._operation.is_completed():
             raise RuntimeError(f"{self.op} on {self._place._where()} is not over yet; call wait() before result().")
         error = self._operation.exception()
@@ -77,15 +77,15 @@ class Work:
         return self._future
 
     def synchronize(self) -> None:
-        """Wait until the call is over, as ``wait()`` does."""
+        """Wait until the call has completed, as ``wait()`` does."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Wait until the call is over: on CPUs the calling thread is the stream."""
+        """Wait until the call has completed: on CPUs the calling thread is the stream."""
         self.wait()
 
     def source_rank(self) -> int:
-        """Return the global rank that a receive, which is over, got its message from.
+        """Return the global rank of the sender of a completed receive.
 
         Raises RuntimeError for other calls.
         """
@@ -113,7 +113,7 @@ class Work:
 
 
 class JoinedOperation:
-    """Several operations as one: over when all are, failed when one is."""
+    """Several operations as one: completed when all are, failed when one is."""
 
     source = -1
 
@@ -137,9 +137,9 @@ class JoinedOperation:
         return next((error for error in errors if error is not None), None)
 
     def on_completion(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the last operation is over. One callback at most."""
+        """Call ``callback`` when the last operation has completed. One callback at most."""
 
-        def one_is_over() -> None:
+        def complete_one() -> None:
             with self._lock:
                 self._running -= 1
                 is_last = self._running == 0
@@ -147,4 +147,4 @@ class JoinedOperation:
                 callback()
 
         for operation in self._operations:
-            operation.on_completion(one_is_over)
+            operation.on_completion(complete_one)

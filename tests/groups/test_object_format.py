@@ -1,4 +1,4 @@
-"""What is announced of objects, how their bytes are cut, and what is refused."""
+"""The wire format of objects: headers, metadata and segments; the receive pool; what is refused."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from typing import Any
 import numpy as np
 import pytest
 
-from procgroup.groups import slabs
-from procgroup.groups.envelope import (
+from procgroup.groups import receive_pool
+from procgroup.groups.object_format import (
+    ALLOCATION_BYTES,
     DIRECT_BYTES,
     PACKED_BYTES,
-    SLAB_BYTES,
-    Arrival,
-    Block,
-    MalformedEnvelope,
-    Parcel,
-    announce,
-    cut,
+    Header,
+    IncomingObjects,
+    MalformedObjects,
+    OutgoingObjects,
+    make_header,
+    split_into_segments,
 )
 from procgroup.groups.pickling import pickle_object, rebuild_dtype, rebuild_tensor, unpickle_object
 
 
-def move(parcel: Parcel, together: bool = False) -> Arrival:
-    block = Block.unpack(announce(1, 0, len(parcel.pickled), parcel).pack())
-    arrival = Arrival(block, parcel.letter, together)
-    arrival.allocate()
-    for index in range(arrival.pieces):
-        arrival.place(index)[:] = parcel.piece(index)
-    return arrival
+def move(outgoing: OutgoingObjects, iovecs: bool = False) -> IncomingObjects:
+    header = Header.unpack(make_header(1, 0, len(outgoing.pickled), outgoing).pack())
+    incoming = IncomingObjects(header, outgoing.metadata, iovecs)
+    incoming.allocate()
+    for index in range(incoming.pending_segments):
+        incoming.memory(index)[:] = outgoing.segment(index)
+    return incoming
 
 
 SIZES = [
     [], [0], [5], [0, 0, 1], [DIRECT_BYTES], [7, DIRECT_BYTES, 7], [900_000] * 7, [DIRECT_BYTES - 1] * 3,
-    [SLAB_BYTES], [5, SLAB_BYTES - 64, 1], [5, SLAB_BYTES - 63, 1], [7, SLAB_BYTES + 1, 0, 7], [20 << 20] * 3,
+    [ALLOCATION_BYTES], [5, ALLOCATION_BYTES - 64, 1], [5, ALLOCATION_BYTES - 63, 1], [7, ALLOCATION_BYTES + 1, 0, 7],
+    [20 << 20] * 3,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("iovecs", [False, True])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_every_buffer_is_in_one_segment_aligned_and_in_order(sizes: list[int], together: bool) -> None:
-    direct, limit = (SLAB_BYTES, SLAB_BYTES) if together else (DIRECT_BYTES, PACKED_BYTES)
-    segments = cut(sizes, together)
+def test_every_buffer_is_in_one_segment_aligned_and_in_order(sizes: list[int], iovecs: bool) -> None:
+    direct, limit = (ALLOCATION_BYTES, ALLOCATION_BYTES) if iovecs else (DIRECT_BYTES, PACKED_BYTES)
+    segments = split_into_segments(sizes, iovecs)
     assert [index for segment in segments for index in range(segment.first, segment.last)] == list(range(len(sizes)))
     for segment in segments:
         members = sizes[segment.first : segment.last]
@@ -56,132 +57,134 @@ def test_every_buffer_is_in_one_segment_aligned_and_in_order(sizes: list[int], t
         assert len(members) == 1 or max(members) < direct
 
 
-def test_what_is_cut_together_fills_segments() -> None:
-    assert [len(segment.offsets) for segment in cut([DIRECT_BYTES] * 70, together=True)] == [32, 32, 6]
+def test_with_iovecs_segments_are_filled() -> None:
+    assert [len(segment.offsets) for segment in split_into_segments([DIRECT_BYTES] * 70, iovecs=True)] == [32, 32, 6]
 
 
 def test_large_arrays_are_sent_from_their_own_memory() -> None:
     large = np.zeros(DIRECT_BYTES, np.uint8)
-    parcel = Parcel([{"small": np.ones(3), "large": large}])
-    pieces = [parcel.piece(index) for index in range(len(parcel.segments))]
-    assert [np.shares_memory(piece, large) for piece in pieces] == [False, True]
+    outgoing = OutgoingObjects([{"small": np.ones(3), "large": large}])
+    segments = [outgoing.segment(index) for index in range(len(outgoing.segments))]
+    assert [np.shares_memory(segment, large) for segment in segments] == [False, True]
 
 
 def test_arrays_are_received_in_their_own_memory() -> None:
     large = np.arange(DIRECT_BYTES, dtype=np.uint8)
-    arrival = move(Parcel([large]))
-    received = arrival.item(0, True)
-    assert np.shares_memory(received, arrival.place(1)) and (received == large).all()
+    incoming = move(OutgoingObjects([large]))
+    received = incoming.unpickle(0, True)
+    assert np.shares_memory(received, incoming.memory(1)) and (received == large).all()
 
 
-def test_parts_are_the_memory_of_arrays() -> None:
+def test_iovecs_are_the_memory_of_arrays() -> None:
     arrays = [np.full(1000 + index, index, np.uint8) for index in range(5)]
-    parcel = Parcel([arrays], together=True)
-    assert len(parcel.segments) == 1
-    parts = parcel.iovecs(0)
-    assert all(np.shares_memory(array, buffer) for array, buffer in zip(arrays, parts.buffers[1:], strict=True))
-    assert parts.nbytes == parcel.payload_size
-    assert all((left == right).all() for left, right in zip(arrays, move(parcel, True).item(0, True), strict=True))
+    outgoing = OutgoingObjects([arrays], iovecs=True)
+    assert len(outgoing.segments) == 1
+    gathered = outgoing.iovecs(0)
+    assert all(np.shares_memory(array, buffer) for array, buffer in zip(arrays, gathered.buffers[1:], strict=True))
+    assert gathered.nbytes == outgoing.payload_size
+    assert all(
+        (left == right).all() for left, right in zip(arrays, move(outgoing, True).unpickle(0, True), strict=True)
+    )
 
 
-def test_many_objects_are_put_together_one_by_one() -> None:
+def test_many_objects_are_unpickled_one_by_one() -> None:
     values = [[index, np.full(index % 7, index)] for index in range(3000)]
-    arrival = move(Parcel(values))
-    assert all((arrival.item(index, True)[1] == value[1]).all() for index, value in enumerate(values))
+    incoming = move(OutgoingObjects(values))
+    assert all((incoming.unpickle(index, True)[1] == value[1]).all() for index, value in enumerate(values))
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 2000])
-def test_what_fits_travels_in_the_block(count: int) -> None:
-    parcel = Parcel([list(range(count))])
-    block = announce(1, 0, 1, parcel)
-    assert block.holds_payload == (count < 2000)
-    assert move(parcel).item(0, True) == list(range(count))
+def test_small_objects_are_in_the_header(count: int) -> None:
+    outgoing = OutgoingObjects([list(range(count))])
+    header = make_header(1, 0, 1, outgoing)
+    assert header.holds_payload == (count < 2000)
+    assert move(outgoing).unpickle(0, True) == list(range(count))
 
 
-def test_room_is_used_again_when_nothing_views_it_any_more() -> None:
-    slabs._kept.clear()
-    room = slabs.make_room(slabs.LARGE_BYTES)
-    address = room.ctypes.data
-    view = np.ndarray((3,), np.int32, room[64:128].data)
-    del room
-    assert slabs.make_room(slabs.LARGE_BYTES).ctypes.data != address
+def test_memory_is_reused_when_no_array_views_it_any_more() -> None:
+    receive_pool._free.clear()
+    array = receive_pool.allocate(receive_pool.POOLED_BYTES)
+    address = array.ctypes.data
+    view = np.ndarray((3,), np.int32, array[64:128].data)
+    del array
+    assert receive_pool.allocate(receive_pool.POOLED_BYTES).ctypes.data != address
     view[:] = 7
     del view
-    assert {len(memory) for memory in slabs._kept} == {slabs.LARGE_BYTES}
-    kept = {np.frombuffer(memory, np.uint8).ctypes.data for memory in slabs._kept}
+    assert {len(memory) for memory in receive_pool._free} == {receive_pool.POOLED_BYTES}
+    kept = {np.frombuffer(memory, np.uint8).ctypes.data for memory in receive_pool._free}
     assert address in kept
-    rooms = [slabs.make_room(slabs.LARGE_BYTES) for _ in range(2)]
-    assert {room.ctypes.data for room in rooms} == kept
+    arrays = [receive_pool.allocate(receive_pool.POOLED_BYTES) for _ in range(2)]
+    assert {array.ctypes.data for array in arrays} == kept
 
 
-def test_room_of_nearly_the_same_size_is_used_again() -> None:
-    slabs.let_go()
-    address = slabs.make_room(3 * slabs.LARGE_BYTES).ctypes.data
-    room = slabs.make_room(2 * slabs.LARGE_BYTES + 1)
-    assert (room.size, room.ctypes.data) == (2 * slabs.LARGE_BYTES + 1, address)
-    del room
-    slabs.let_go()
-    assert not slabs._kept
+def test_memory_of_nearly_the_same_size_is_reused() -> None:
+    receive_pool.clear()
+    address = receive_pool.allocate(3 * receive_pool.POOLED_BYTES).ctypes.data
+    array = receive_pool.allocate(2 * receive_pool.POOLED_BYTES + 1)
+    assert (array.size, array.ctypes.data) == (2 * receive_pool.POOLED_BYTES + 1, address)
+    del array
+    receive_pool.clear()
+    assert not receive_pool._free
 
 
-def test_no_more_room_is_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    slabs._kept.clear()
-    monkeypatch.setattr(slabs, "KEPT_BYTES", 3 * slabs.LARGE_BYTES)
-    rooms = [slabs.make_room(slabs.LARGE_BYTES) for _ in range(5)]
-    rooms.clear()
-    assert len(slabs._kept) == 3
-    slabs._kept.clear()
+def test_the_pool_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive_pool._free.clear()
+    monkeypatch.setattr(receive_pool, "POOL_BYTES", 3 * receive_pool.POOLED_BYTES)
+    arrays = [receive_pool.allocate(receive_pool.POOLED_BYTES) for _ in range(5)]
+    arrays.clear()
+    assert len(receive_pool._free) == 3
+    receive_pool._free.clear()
 
 
 @pytest.mark.parametrize("size", [1 << 62, (1 << 63) - 1])
-def test_room_for_what_no_memory_holds_is_refused(size: int) -> None:
+def test_sizes_beyond_the_address_space_are_refused(size: int) -> None:
     with pytest.raises(MemoryError, match="bytes for objects"):
-        slabs.make_room(size)
+        receive_pool.allocate(size)
 
 
-def block_of(letter: bytes, count: int, payload: int) -> Block:
-    return Block(1, 0, count, None, len(letter), payload, bytes(len(letter) + payload))
+def header_of(metadata: bytes, count: int, payload: int) -> Header:
+    return Header(1, 0, count, None, len(metadata), payload, bytes(len(metadata) + payload))
 
 
 @pytest.mark.parametrize(
     ("numbers", "count", "payload"),
     [
-        ([1], 1, 0),  # too short for what it tells of
+        ([1], 1, 0),  # too short for its counts
         ([1, 0, 8], 1, 9),  # the sizes do not add up to the payload
         ([2, 0, 8], 1, 8),  # fewer sizes than buffers
         ([0, 0], 1, 0),  # an object without a stream
-        ([1, -8, 1, 8], 1, 8),  # a name of less than nothing
-        ([2, 0, -8, 16], 1, 8),  # a buffer of less than nothing
+        ([1, -8, 1, 8], 1, 8),  # a name of a negative length
+        ([2, 0, -8, 16], 1, 8),  # a buffer of a negative size
         ([1, 0, 8], 5, 8),  # fewer objects than announced
     ],
 )
-def test_a_letter_that_contradicts_itself_is_refused(numbers: list[int], count: int, payload: int) -> None:
-    letter = array("q", numbers).tobytes()
-    with pytest.raises(MalformedEnvelope):
-        Arrival(block_of(letter, count, payload), letter)
+def test_metadata_that_contradicts_itself_is_refused(numbers: list[int], count: int, payload: int) -> None:
+    metadata = array("q", numbers).tobytes()
+    with pytest.raises(MalformedObjects):
+        IncomingObjects(header_of(metadata, count, payload), metadata)
 
 
 @pytest.mark.parametrize("came", [0, 1, 7, 9])
 def test_a_payload_of_another_size_than_announced_is_refused(came: int) -> None:
-    letter = array("q", [1, 0, 8]).tobytes()
-    with pytest.raises(MalformedEnvelope, match=f"{came} bytes came instead of the 8 announced"):
-        Arrival(Block(1, 0, 1, None, len(letter), 8, letter + bytes(came)), letter)
+    metadata = array("q", [1, 0, 8]).tobytes()
+    with pytest.raises(MalformedObjects, match=f"{came} bytes came instead of the 8 announced"):
+        IncomingObjects(Header(1, 0, 1, None, len(metadata), 8, metadata + bytes(came)), metadata)
 
 
 @pytest.mark.parametrize("place", [0, 6, 15, 23, 31, 39])
-def test_a_block_with_foreign_numbers_is_refused_or_harmless(place: int) -> None:
-    raw = announce(1, 0, 1, Parcel([1])).pack().copy()
+def test_a_header_with_foreign_numbers_is_refused_or_harmless(place: int) -> None:
+    raw = make_header(1, 0, 1, OutgoingObjects([1])).pack().copy()
     raw[place] = 0xFF
     try:
-        block = Block.unpack(raw)
-    except MalformedEnvelope:
+        header = Header.unpack(raw)
+    except MalformedObjects:
         return
-    assert len(block.inline) < 1024
+    assert len(header.inline) < 1024
 
 
-def test_an_error_is_told_as_far_as_it_fits() -> None:
-    block = Block.unpack(Block(1, 0, 1, "ä" * 5000).pack())
-    assert block.error is not None and block.error.startswith("ää") and len(block.error) < 1024
+def test_an_error_is_cut_to_the_size_of_the_header() -> None:
+    header = Header.unpack(Header(1, 0, 1, "ä" * 5000).pack())
+    assert header.error is not None and header.error.startswith("ää") and len(header.error) < 1024
 
 
 class Runs:
