@@ -43,7 +43,7 @@ class FewOperations(StoreBackend):
 class Faulty(StoreBackend):
     """Goes wrong on rank 1, in the way that the dtype of the call says."""
 
-    def move(self, call: Call) -> Iterator[object]:
+    def move(self, call: Call) -> Iterator[None]:
         yield
         if self.rank == 1 and call.dtype == "float64":
             raise ValueError("no route to the moon")

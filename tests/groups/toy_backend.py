@@ -29,7 +29,7 @@ class StoreBackend:
         self.messages: Counter[str] = Counter()
         self.is_closed = False
 
-    def move(self, call: Call) -> Iterator[object]:
+    def move(self, call: Call) -> Iterator[None]:
         if call.op in ("send", "recv"):
             return self._move_message(call)
         return self._move_blocks(call, next(self.numbers))
@@ -37,7 +37,7 @@ class StoreBackend:
     def close(self) -> None:
         self.is_closed = True
 
-    def _move_message(self, call: Call) -> Iterator[object]:
+    def _move_message(self, call: Call) -> Iterator[None]:
         ends = (self.rank, call.root) if call.op == "send" else (call.root, self.rank)
         key = f"{ends}/{call.tag}"
         self.messages[key] += 1
@@ -47,7 +47,7 @@ class StoreBackend:
         for block in call.outputs:
             block[:] = yield from self._get(key)
 
-    def _move_blocks(self, call: Call, number: int) -> Iterator[object]:
+    def _move_blocks(self, call: Call, number: int) -> Iterator[None]:
         for index, block in enumerate(call.inputs):
             self.store.set(f"{number}/{self.rank}/{index}", block.tobytes())
         if not call.outputs:

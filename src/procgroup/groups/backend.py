@@ -51,8 +51,10 @@ class Call(NamedTuple):
 class Backend(Protocol):
     """Moves the bytes of one group's calls on arrays of one kind of device."""
 
-    supports: Collection[str]
-    """The supported operations, the same on all ranks; others raise before anything is sent."""
+    @property
+    def supports(self) -> Collection[str]:
+        """The supported operations, the same on all ranks; others raise before anything is sent."""
+        ...
 
     def move(self, call: Call) -> Iterator[object]:
         """Move the bytes of a call; a generator that yields wherever it would wait for another rank.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from procgroup import types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
 from procgroup.groups import checks, receive_pool
-from procgroup.groups.backend import MakeBackends, no_backends, prepare
+from procgroup.groups.backend import Backend, MakeBackends, no_backends, prepare
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.groups.issue import Deferral, Hook, Issue, QueuedCall
@@ -52,7 +52,7 @@ class ProcessGroup(GroupCalls):
         self.backend_config = backend_config
         self._issue = Issue(engine.calls.direct(), self._where())
         self._make_backends = make_backends
-        self.backends = make_backends(store, rank, self._size, timeout)
+        self.backends: Mapping[str, Backend] = make_backends(store, rank, self._size, timeout)
         self._has_backends = bool(self.backends)
         if "cpu" in self.backends:
             engine.calls.set_backend(prepare(self.backends["cpu"], self._where()))
