@@ -3,11 +3,13 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "array_view.hpp"
+#include "base/iovec.hpp"
 #include "group/group.hpp"
 #include "python_engine.hpp"
 
@@ -74,6 +76,28 @@ class Arguments {
 
   const CallSite& site_;
   std::shared_ptr<Issued> issued_;
+};
+
+// Python buffers that together are one array of bytes to be read, held for as long as it is used.
+class InputIovecs {
+ public:
+  // `buffers[i]` lies at `offsets[i]` of an array of `bytes` bytes. Throws nb::value_error for parts that are not in
+  // order or do not fit, and what asking an object for its buffer raises.
+  InputIovecs(nb::handle buffers, nb::handle offsets, size_t bytes);
+  InputIovecs(const InputIovecs&) = delete;
+  InputIovecs& operator=(const InputIovecs&) = delete;
+  ~InputIovecs();  // with the interpreter's lock held
+
+  const std::vector<Iovec>& iovecs() const { return iovecs_; }
+  // The whole array, with zeros where it has no value.
+  std::unique_ptr<std::byte[]> pack() const;
+
+ private:
+  void add(nb::handle buffer, size_t offset);
+
+  size_t bytes_;
+  std::vector<Py_buffer> views_;
+  std::vector<Iovec> iovecs_;
 };
 
 }  // namespace procgroup

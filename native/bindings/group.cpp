@@ -72,6 +72,13 @@ nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool as
   return message(OpKind::kRecv, std::move(view), peer, tag, async_op, seconds);
 }
 
+// The one operation that stands for all which were over at once, and came from this rank.
+nb::object PythonGroup::over(int source) {
+  nb::object& operation = over_.try_emplace(source).first->second;
+  if (!operation.is_valid()) operation = nb::cast(PythonOperation(engine_, source));
+  return operation;
+}
+
 nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds) {
   engine_->require_not_forked();
   if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
@@ -80,6 +87,8 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   if (view.is_strided()) move_through_scratch(copies, {&view, 1});
   if (copies.before) copies.before();
   MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag, std::move(copies.after)};
+  if (async_op && !prepare_.is_valid() && group_->message_at_once(request))
+    return over(op == OpKind::kRecv ? peer : -1);
   std::shared_ptr<Issued> issued;
   if (async_op || prepare_.is_valid()) {
     issued = std::make_shared<Issued>();

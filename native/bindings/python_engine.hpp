@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <deque>
 #include <iterator>
 #include <memory>
 #include <utility>
@@ -75,20 +77,25 @@ class PythonEngine {
   void set_rank_threads(std::shared_ptr<const RankThreads> threads) { rank_threads_ = std::move(threads); }
   const RankThreads* rank_threads() const { return rank_threads_.get(); }
 
+  // Operations mostly complete in the order in which they were issued; the others are searched for when there are many.
   void keep(std::shared_ptr<Issued> issued) {
-    sweep();
+    while (!issued_.empty() && is_completed(*issued_.front())) {
+      const std::shared_ptr<Issued> completed =
+          std::move(issued_.front());  // ends when `issued_` is whole: see sweep()
+      issued_.pop_front();
+    }
+    if (issued_.size() >= crowded_) sweep();
     issued_.push_back(std::move(issued));
   }
   // Release the arrays of completed operations. That may run Python code, which may enter this function again, so it
   // happens when `issued_` is consistent.
   void sweep() {
-    const auto completed =
-        std::stable_partition(issued_.begin(), issued_.end(), [](const std::shared_ptr<Issued>& issued) {
-          return !issued->operation->is_completed() || issued->callback.is_valid();
-        });
+    const auto completed = std::stable_partition(
+        issued_.begin(), issued_.end(), [](const std::shared_ptr<Issued>& issued) { return !is_completed(*issued); });
     const std::vector<std::shared_ptr<Issued>> ended(std::make_move_iterator(completed),
                                                      std::make_move_iterator(issued_.end()));
     issued_.erase(completed, issued_.end());
+    crowded_ = std::max(kFewIssued, 2 * issued_.size());
   }
 
   // `start` starts the completion thread, when the first operation is watched.
@@ -159,9 +166,16 @@ class PythonEngine {
   }
 
  private:
+  static constexpr size_t kFewIssued = 16;
+
+  static bool is_completed(const Issued& issued) {
+    return issued.operation->is_completed() && !issued.callback.is_valid();
+  }
+
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const RankThreads> rank_threads_;
-  std::vector<std::shared_ptr<Issued>> issued_;
+  std::deque<std::shared_ptr<Issued>> issued_;
+  size_t crowded_ = kFewIssued;  // issued_ is swept when it is as long as this
   nb::object start_watching_;
   uint64_t seen_ = 0;
   bool closed_ = false;
@@ -172,8 +186,11 @@ class PythonOperation {
  public:
   PythonOperation(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Issued> issued)
       : engine_(std::move(engine)), issued_(std::move(issued)) {}
+  // One that was over at once, and well.
+  PythonOperation(std::shared_ptr<PythonEngine> engine, int source) : engine_(std::move(engine)), source_(source) {}
 
   bool wait(nb::handle timeout) {
+    if (!issued_) return true;
     GroupOperation& operation = *issued_->operation;
     const double seconds = timeout.is_none() ? -1 : nb::cast<double>(timeout);
     const Deadline deadline = seconds < 0 ? Deadline::never() : Deadline::after(seconds);
@@ -185,20 +202,28 @@ class PythonOperation {
     if (completed) raise_failure();
     return completed;
   }
-  bool is_completed() const { return issued_->operation->is_completed() || engine_->forked(); }
+  bool is_completed() const {
+    return !issued_ || issued_->operation->is_completed() || engine_->forked() ||
+           issued_->operation->help() == Progress::kDone;
+  }
   nb::object exception() const {
+    if (!issued_) return nb::none();
     const GroupOperation& operation = *issued_->operation;
     if (!operation.is_completed() && engine_->forked()) return PythonEngine::forked_error();
     if (!operation.is_completed() || operation.failure() == nullptr) return nb::none();
     return with_cause(build_exception(*operation.failure(), operation.call(), *issued_->group), issued_->error());
   }
-  int source() const { return issued_->operation->is_completed() ? issued_->operation->source() : -1; }
+  int source() const {
+    if (!issued_) return source_;
+    return issued_->operation->is_completed() ? issued_->operation->source() : -1;
+  }
   void on_completion(nb::object callback) {
     if (is_completed()) {
       callback();
       return;
     }
     issued_->callback = std::move(callback);
+    issued_->operation->watch();
     engine_->watch();
     // It may have ended in between: then no completion will be counted for it any more.
     if (is_completed()) engine_->engine()->completed();
@@ -211,7 +236,8 @@ class PythonOperation {
   }
 
   std::shared_ptr<PythonEngine> engine_;
-  std::shared_ptr<Issued> issued_;
+  std::shared_ptr<Issued> issued_;  // null: over at once
+  int source_ = -1;
 };
 
 }  // namespace procgroup

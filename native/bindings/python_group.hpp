@@ -7,13 +7,13 @@
 
 #include <nanobind/nanobind.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "arguments.hpp"
-#include "input_iovecs.hpp"
 #include "python_engine.hpp"
 
 namespace procgroup {
@@ -93,6 +93,7 @@ class PythonGroup {
   void move_by_backend(Request& request, Issued& issued) const;
   nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);
   nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds);
+  nb::object over(int source);
   template <class Start>
   nb::object adopt(std::shared_ptr<Issued> issued, Start start);
 
@@ -101,6 +102,7 @@ class PythonGroup {
   bool only_checks_ = false;
   nb::object intercept_;
   nb::object prepare_;
+  std::map<int, nb::object> over_;  // see over()
 };
 
 template <class Start>
@@ -111,8 +113,8 @@ nb::object PythonGroup::adopt(std::shared_ptr<Issued> issued, Start start) {
   } catch (const OperationFailed& failed) {
     raise(build_exception(failed.failure, failed.call, *group_));
   }
-  engine_->keep(issued);
-  return nb::cast(std::make_shared<PythonOperation>(engine_, std::move(issued)));
+  if (!issued->operation->is_completed()) engine_->keep(issued);
+  return nb::cast(PythonOperation(engine_, std::move(issued)));
 }
 
 // A method that moves data, as bound to Python: every call of every group enters here.

@@ -31,9 +31,8 @@ class BufferTable {
   BufferTable(std::byte* small, int size) : base_(small), size_(static_cast<size_t>(size)) {}
 
   static size_t bytes(int size) {
-    const size_t used =
-        sizeof(BufferTableHeader) + alignof(BufferEntry) + 2 * static_cast<size_t>(size) * sizeof(BufferEntry);
-    return (used + 63) / 64 * 64;
+    const size_t entries = 2 * static_cast<size_t>(size) * sizeof(BufferEntry);
+    return round_up(sizeof(BufferTableHeader) + alignof(BufferEntry) + entries, kArenaLine);
   }
 
   BufferTableHeader& head() const { return *reinterpret_cast<BufferTableHeader*>(base_); }

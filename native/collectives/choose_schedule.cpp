@@ -52,7 +52,7 @@ void schedule_all_reduce(CollectiveState& state, ScheduleRequest wanted) {
     wanted.chunk_bytes = 2 * state.layout.slot_bytes;
     schedule_all_reduce_exchanged(wanted, state.schedule);
   } else if (state.size() == 2 || wanted.bytes <= state.direct_bytes) {
-    schedule_all_reduce_direct(wanted, state.schedule);
+    schedule_slots(wanted, state.schedule);
   } else {
     schedule_all_reduce_scattered(wanted, state.schedule);
   }

@@ -51,9 +51,7 @@ class Proxies {
   static void attach(CollectiveState& state, const Arena& arena, uint64_t offset);
 
  private:
-  static size_t memory_bytes(size_t group_size) {
-    return (GroupLayout::memory_bytes(group_size) + kArenaLine - 1) / kArenaLine * kArenaLine;
-  }
+  static size_t memory_bytes(size_t group_size) { return round_up(GroupLayout::memory_bytes(group_size), kArenaLine); }
   static size_t stride(size_t group_size, const GroupLayout& layout) {
     return memory_bytes(group_size) + layout.small_block_bytes();
   }

@@ -47,7 +47,7 @@ uint64_t exposure_table(const ArenaHeader& header, int peer) {
   return header.exposure_tables + sizeof(ExposureTable) * static_cast<size_t>(peer);
 }
 
-size_t ring_stride(size_t capacity) { return (Ring::bytes(capacity) + 63) / 64 * 64; }
+size_t ring_stride(size_t capacity) { return round_up(Ring::bytes(capacity), kArenaLine); }
 
 }  // namespace
 

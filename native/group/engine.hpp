@@ -106,6 +106,7 @@ class Engine final : public Waiter, public WaitForGraph {
   int64_t wait_report_ns() const { return wait_report_ns_; }
   // Run the periodic work of a waiting call in this group. Not under that mutex, and never for long.
   void report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group);
+  bool uses_sockets() const { return uses_sockets_; }
   ProgressThread& progress() { return *progress_; }
   Recorder& recorder() { return *recorder_; }
   const WaitPolicy& policy() const { return policy_; }

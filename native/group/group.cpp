@@ -78,8 +78,9 @@ std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
 }
 
 std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, LanguageRuntime& language) {
-  if (engine_.policy().core_to_spare || queued_.load(std::memory_order_acquire) != 0)
-    return start(std::move(request), seconds);
+  // A group of one rank waits for nobody: its calls are over when they were issued.
+  const bool leaves_it = engine_.policy().core_to_spare && size() > 1;
+  if (leaves_it || queued_.load(std::memory_order_acquire) != 0) return start(std::move(request), seconds);
   std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds);
   language.unlock();
   run_along(*operation);
@@ -119,10 +120,12 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
   {
     const std::lock_guard lock(queue_mutex_);
     require_usable(operation->call());
+    if (messages_.size() >= crowded_) sweep_messages();
     messages_.push_back(operation);
   }
-  engine_.progress().notify();
-  engine_.kick();
+  may_rest(*operation) ? engine_.progress().notify_soon() : engine_.progress().notify();
+  // What sleeps on the doorbell is woken by whatever this waits for; on sockets, it has to poll for more.
+  if (engine_.uses_sockets()) engine_.kick();
   return operation;
 }
 
@@ -132,6 +135,30 @@ int64_t Group::longest_sleep_ns() {
   for (const std::shared_ptr<GroupOperation>& message : messages_)
     longest = std::min(longest, message->longest_sleep_ns());
   return longest;
+}
+
+// No sender waits for the receive of a small message, and its own caller moves it along when he waits for it.
+bool Group::may_rest(const GroupOperation& message) {
+  const Descriptor call = message.call();
+  return call.op == OpKind::kRecv && !call.external && is_small_message(call) && !message.is_watched();
+}
+
+void Group::sweep_messages() {
+  if (std::erase_if(messages_, [](const auto& message) { return message->is_completed(); }) > 0) engine_.completed();
+  crowded_ = std::max(kFewMessages, 2 * messages_.size());
+}
+
+bool Group::is_idle() {
+  const std::lock_guard lock(queue_mutex_);
+  return queue_.empty() && std::ranges::all_of(messages_, [](const auto& one) { return one->is_completed(); });
+}
+
+bool Group::hurries() {
+  const std::lock_guard lock(queue_mutex_);
+  const uint64_t before = std::exchange(looked_at_, message_sequence_.load(std::memory_order_relaxed));
+  return !queue_.empty() || std::ranges::any_of(messages_, [&](const auto& message) {
+    return !message->is_completed() && (message->call().sequence <= before || !may_rest(*message));
+  });
 }
 
 Progress Group::advance_pending() {
@@ -183,15 +210,15 @@ Progress Group::advance_messages() {
   }
   if (running.empty()) return Progress::kDone;
   Progress progress = Progress::kWaiting;
-  for (const std::shared_ptr<GroupOperation>& operation : running) {
-    const Progress one = operation->advance();
+  bool is_any_over = false;
+  for (const std::shared_ptr<GroupOperation>& message : running) {
+    const Progress one = message->advance();
     if (one != Progress::kWaiting) progress = Progress::kMoved;
-    if (one != Progress::kDone) continue;
-    {
-      const std::lock_guard lock(queue_mutex_);
-      std::erase(messages_, operation);
-    }
-    engine_.completed();
+    is_any_over = is_any_over || one == Progress::kDone;
+  }
+  if (is_any_over) {
+    const std::lock_guard lock(queue_mutex_);
+    sweep_messages();
   }
   return progress;
 }

@@ -94,6 +94,8 @@ class Group final : public Source {
   std::shared_ptr<GroupOperation> start(Request request, double seconds);
   std::shared_ptr<GroupOperation> start(Request request, double seconds, LanguageRuntime& language);
   std::shared_ptr<GroupOperation> start_message(const MessageRequest& request, double seconds);
+  // Send or receive a small message if that is possible in so many looks; whether it was.
+  bool message_at_once(const MessageRequest& request, int looks = 1);
 
   // Make reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
   void reduce_in_rank_order() { ordered_ = true; }
@@ -101,10 +103,7 @@ class Group final : public Source {
   // Whether a failure has ended the group, or this rank has left it.
   bool is_completed() const { return completed_.load(std::memory_order_acquire); }
   // Whether all asynchronous operations have completed.
-  bool is_idle() override {
-    const std::lock_guard lock(queue_mutex_);
-    return queue_.empty() && messages_.empty();
-  }
+  bool is_idle() override;
   // Leave in order, or after a failure: pending calls fail. Idempotent; from one thread.
   void leave();
   // End this group on every member: running calls fail at once.
@@ -112,8 +111,12 @@ class Group final : public Source {
   Progress advance_pending() override;
   void examine_pending() override;
   int64_t longest_sleep_ns() override;
+  bool hurries() override;
 
  private:
+  static constexpr size_t kFewMessages = 64;
+
+  friend class GroupOperation;
   friend class QueuedCall;
   friend class MessageOperation;
 
@@ -130,7 +133,6 @@ class Group final : public Source {
   };
 
   void retire();
-  bool message_at_once(const MessageRequest& request);
   AtOnce try_message(const MessageRequest& request);
   bool ends_soon(CollectiveCall& call) const;
   void run_queued(const Request& request, double seconds, LanguageRuntime& language);
@@ -143,6 +145,8 @@ class Group final : public Source {
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);
   void finish_turn();
+  void sweep_messages();
+  static bool may_rest(const GroupOperation& message);
   std::optional<Failure> supervise(Operation& operation, const Descriptor& call,
                                    const std::function<std::optional<Awaited>()>& awaited, double seconds,
                                    LanguageRuntime& language);
@@ -191,8 +195,10 @@ class Group final : public Source {
   std::atomic<int> queued_{0};                 // calls in queue_
   std::mutex queue_mutex_;                     // guards queue_ and messages_
   std::deque<std::shared_ptr<GroupOperation>> queue_;
-  std::vector<std::shared_ptr<GroupOperation>> messages_;
-  std::atomic<bool> completed_{false};  // broken or left; reason_ says why
+  std::vector<std::shared_ptr<GroupOperation>> messages_;  // those that are over stay for a while
+  size_t crowded_ = kFewMessages;                          // messages_ is swept when it is as long as this
+  uint64_t looked_at_ = 0;                                 // the last message that the progress thread has looked at
+  std::atomic<bool> completed_{false};                     // broken or left; reason_ says why
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
@@ -215,6 +221,9 @@ class GroupOperation : public Operation {
   // Of the thread that examines it: see LastLooks.
   bool is_looked_at_enough() { return last_looks_.are_over(); }
   WaitReport& wait_report() { return wait_report_; }
+  // Somebody is to be told of its end, though no thread waits for it.
+  void watch();
+  bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
 
  protected:
   Group& group_;
@@ -222,6 +231,7 @@ class GroupOperation : public Operation {
   const Deadline deadline_;
 
  private:
+  std::atomic<bool> watched_{false};
   LastLooks last_looks_;
   WaitReport wait_report_;
 };

@@ -11,6 +11,11 @@ constexpr uint64_t kHeaderTag = uint64_t{1} << 63;
 
 }  // namespace
 
+void GroupOperation::watch() {
+  watched_.store(true, std::memory_order_relaxed);
+  group_.engine_.progress().notify();
+}
+
 QueuedCall::QueuedCall(Group& group, Request request, double seconds)
     : GroupOperation(group, seconds), request_(std::move(request)) {}
 
@@ -70,8 +75,11 @@ Progress MessageOperation::advance() {
 Progress MessageOperation::advance_transfer() {
   const std::lock_guard lock(group_.engine_.messages_mutex());
   if (is_completed()) return Progress::kDone;
-  if (!transfer_) start();
-  const bool moved = transfer_->is_completed() ? true : group_.engine_.pump();
+  const bool starts = !transfer_;
+  if (starts) start();
+  // To start a small message is enough: to look for what has come takes the channel's cache lines from its sender.
+  const bool looks = !transfer_->is_completed() && !(starts && is_small_message(call_));
+  const bool moved = looks ? group_.engine_.pump() : transfer_->is_completed();
   if (transfer_->is_completed()) {
     conclude();
     return is_completed() ? Progress::kDone : Progress::kMoved;

@@ -31,6 +31,9 @@ class QueuedCall final : public GroupOperation {
   std::unique_ptr<Operation> running_;
 };
 
+// A message that never waits for its receiver: see Messages.
+inline bool is_small_message(const Descriptor& call) { return call.count * dtype_size(call.dtype) <= kEagerBytes; }
+
 // A message. A thread that waits for it may advance it, beside the progress thread. If another backend moves its bytes,
 // the engine moves a header in their place, by which the receiver finds the sender and compares size and dtype.
 class MessageOperation final : public GroupOperation {

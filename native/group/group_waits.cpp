@@ -10,16 +10,14 @@
 namespace procgroup {
 
 // A small message that can go, or comes while nobody pauses for long, makes no operation: see Messages::send_at_once.
-bool Group::message_at_once(const MessageRequest& request) {
+bool Group::message_at_once(const MessageRequest& request, int looks) {
   if (request.peer == kAnySource || request.transfer || is_completed()) return false;
   const uint64_t started = now_ticks();
-  const WaitPolicy& policy = engine_.policy();
-  int polls = std::max(policy.held_polls(), 1);
   AtOnce became;
   {
     const std::unique_lock lock(engine_.messages_mutex(), std::try_to_lock);
     if (!lock) return false;
-    while ((became = try_message(request)) == AtOnce::kNotYet && --polls > 0) cpu_pause();
+    while ((became = try_message(request)) == AtOnce::kNotYet && --looks > 0) cpu_pause();
   }
   if (became != AtOnce::kDone) return false;
   if (request.after) request.after();
@@ -38,7 +36,9 @@ AtOnce Group::try_message(const MessageRequest& request) {
 }
 
 int Group::run_message(const MessageRequest& request, double seconds, LanguageRuntime& language) {
-  if (message_at_once(request)) return request.op == OpKind::kRecv ? request.peer : -1;
+  const WaitPolicy& policy = engine_.policy();
+  const int looks = policy.oversubscribed || !policy.hold_lock ? 1 : kHeldPolls;
+  if (message_at_once(request, looks)) return request.op == OpKind::kRecv ? request.peer : -1;
   MessageOperation operation(*this, request, seconds);
   require_usable(operation.call());
   const auto failure =

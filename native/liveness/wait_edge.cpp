@@ -30,19 +30,19 @@ WaitEdge WaitEdgeBoard::read(const Entry& entry) {
 
 void WaitEdgeBoard::show(const WaitEdge& wait) {
   const uint64_t epoch = epoch_.load(std::memory_order_relaxed);
-  epoch_.store(epoch + 1, std::memory_order_release);
-  confirmed_.store(0, std::memory_order_release);
-  write(wait_, wait);
-  shown_.store(1, std::memory_order_release);
-  epoch_.store(epoch + 2, std::memory_order_seq_cst);
+  write(wait, 0, epoch + 1, epoch + 2);
 }
 
 void WaitEdgeBoard::copy(const WaitEdge& wait, uint64_t confirmed) {
-  epoch_.store(wait.epoch + 1, std::memory_order_release);
+  write(wait, confirmed, wait.epoch + 1, wait.epoch);
+}
+
+void WaitEdgeBoard::write(const WaitEdge& wait, uint64_t confirmed, uint64_t meanwhile, uint64_t epoch) {
+  epoch_.store(meanwhile, std::memory_order_release);
   confirmed_.store(confirmed, std::memory_order_release);
   write(wait_, wait);
   shown_.store(1, std::memory_order_release);
-  epoch_.store(wait.epoch, std::memory_order_seq_cst);
+  epoch_.store(epoch, std::memory_order_seq_cst);
 }
 
 void WaitEdgeBoard::hide() {

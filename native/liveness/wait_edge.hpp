@@ -60,6 +60,7 @@ class WaitEdgeBoard {
     Field number;
     Field epoch;
   };
+  void write(const WaitEdge& wait, uint64_t confirmed, uint64_t meanwhile, uint64_t epoch);
   static void write(Entry& entry, const WaitEdge& wait);
   static WaitEdge read(const Entry& entry);
 

@@ -86,19 +86,8 @@ constexpr bool has_input_blocks(OpKind op) { return row_of(op).input == Arrays::
 constexpr bool has_output_blocks(OpKind op) { return row_of(op).output == Arrays::kBlocks; }
 
 constexpr bool is_among(Ranks ranks, int rank, int root) {
-  switch (ranks) {
-    case Ranks::kNone:
-      return false;
-    case Ranks::kAll:
-      return true;
-    case Ranks::kRoot:
-      return rank == root;
-    case Ranks::kAllButRoot:
-      return rank != root;
-    case Ranks::kAllButFirst:
-      return rank != 0;
-  }
-  return false;
+  return ranks == Ranks::kAll || (ranks == Ranks::kRoot && rank == root) ||
+         (ranks == Ranks::kAllButRoot && rank != root) || (ranks == Ranks::kAllButFirst && rank != 0);
 }
 constexpr bool gives(OpKind op, int rank, int root) { return is_among(row_of(op).givers, rank, root); }
 // How many ranks, from the first on, a rank's result of a reduction is made of.

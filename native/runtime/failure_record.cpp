@@ -34,9 +34,8 @@ std::vector<std::byte> details_of(const Failure& failure, int ranks) {
     const auto index = static_cast<size_t>(missing);
     details[index / 8] |= std::byte{1} << (index % 8);
   }
-  std::transform(failure.reason.begin(), failure.reason.begin() + head.text_bytes,
-                 details.begin() + static_cast<std::ptrdiff_t>(bitmap_bytes(head.ranks)),
-                 [](char character) { return static_cast<std::byte>(character); });
+  if (head.text_bytes != 0)
+    std::memcpy(details.data() + bitmap_bytes(head.ranks), failure.reason.data(), head.text_bytes);
   return details;
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/progress_thread.hpp"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/clock.hpp"
 #include "base/native_thread.hpp"
@@ -9,6 +10,7 @@ namespace procgroup {
 namespace {
 
 constexpr int64_t kSliceNs = 20'000'000;  // how late deadlines and deaths may be noticed
+constexpr auto kRest = std::chrono::milliseconds(2);
 
 }  // namespace
 
@@ -38,8 +40,25 @@ void ProgressThread::remove(Source* source) {
 void ProgressThread::notify() {
   const std::lock_guard lock(mutex_);
   work_ = true;
+  start();
+}
+
+// Who finds the flag set has made its work known before this thread takes the flag back, and then looks.
+void ProgressThread::notify_soon() {
+  if (soon_.exchange(true)) return;
+  const std::lock_guard lock(mutex_);
+  start();
+}
+
+void ProgressThread::start() {
   if (!thread_.joinable() && !stop_) thread_ = start_native_thread("pg-progress", [this] { run(); });
   changed_.notify_all();
+}
+
+void ProgressThread::rest(std::unique_lock<std::mutex>& lock) {
+  soon_.store(true);
+  changed_.wait_for(lock, kRest, [this] { return work_ || stop_; });
+  soon_.store(false);
 }
 
 Progress ProgressThread::advance_all() {
@@ -56,6 +75,13 @@ Progress ProgressThread::advance_all() {
 bool ProgressThread::is_idle() {
   const std::lock_guard pass(pass_);
   return std::ranges::all_of(sources_, [](Source* source) { return source->is_idle(); });
+}
+
+bool ProgressThread::hurries() {
+  const std::lock_guard pass(pass_);
+  bool hurries = false;
+  for (Source* source : sources_) hurries = source->hurries() || hurries;
+  return hurries;
 }
 
 void ProgressThread::examine_all() {
@@ -89,7 +115,12 @@ void ProgressThread::run() {
       examined_ns = now_ns();
     } else if (progress == Progress::kDone) {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return work_ || stop_; });
+      changed_.wait(lock, [this] { return work_ || stop_ || soon_.load(); });
+      if (!work_ && !stop_) rest(lock);
+      backoff.renew();
+    } else if (progress == Progress::kWaiting && !hurries()) {
+      std::unique_lock lock(mutex_);
+      rest(lock);
       backoff.renew();
     } else if (waiter_.news().load(std::memory_order_relaxed) != known || !backoff.wait_a_moment()) {
       known = waiter_.news().load(std::memory_order_acquire);

@@ -28,6 +28,8 @@ class Source {
   virtual bool is_idle() = 0;
   // See Operation::longest_sleep_ns.
   virtual int64_t longest_sleep_ns() = 0;
+  // Whether something is pending that has been so since the last look, or that needs this thread at once.
+  virtual bool hurries() = 0;
 };
 
 class ProgressThread {
@@ -40,6 +42,8 @@ class ProgressThread {
   void remove(Source* source);
   // There is work: start the thread if it does not run yet, wake it if it sleeps.
   void notify();
+  // The same for work that can wait a little: most messages are over before, and cost no thread a wake.
+  void notify_soon();
   // Whether nothing is pending in any source.
   bool is_idle();
   // Stop and join. What is pending stays pending.
@@ -47,9 +51,12 @@ class ProgressThread {
 
  private:
   void run();
+  void start();
   Progress advance_all();
   int64_t longest_sleep_ns();
   void examine_all();
+  bool hurries();
+  void rest(std::unique_lock<std::mutex>& lock);
 
   Waiter& waiter_;
   const WaitPolicy& policy_;
@@ -57,6 +64,7 @@ class ProgressThread {
   std::condition_variable changed_;
   bool work_ = false;
   bool stop_ = false;
+  std::atomic<bool> soon_{false};  // the thread rests, or is to, and looks at everything afterwards
   std::thread thread_;
   std::mutex pass_;  // guards sources_; held while they are advanced, so that remove() waits for the end of a pass
   std::vector<Source*> sources_;

@@ -50,18 +50,6 @@ class Builder : public ScheduleWriter {
 
 }  // namespace
 
-// CopyIn k overwrites chunk k-4 (four slots): everybody has published k, and so is done with chunk k-2.
-void schedule_all_reduce_direct(const ScheduleRequest& request, Schedule& schedule) {
-  Builder builder(request, schedule);
-  for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
-    builder.copy_in(chunk, kSlots);
-    builder.publish(chunk + 1);
-    builder.await(kEveryone, chunk + 1);
-    builder.reduce(builder.output(chunk), builder.copied_in(chunk, request.rank, kSlots), builder.input(chunk),
-                   builder.length(chunk));
-  }
-}
-
 // Slots 0 and 1 take copies in, 2 and 3 results, in turn. Value k+1 says: reduced my segment of chunk k-1,
 // collected chunk k-2, copied in chunk k. CopyIn k+1 overwrites chunk k-1: everybody published k+1, so
 // all have reduced it. Result k overwrites result k-2: for the same reason all have collected that.
@@ -70,11 +58,10 @@ void schedule_all_reduce_scattered(const ScheduleRequest& request, Schedule& sch
   const uint64_t chunks = builder.chunks();
   if (chunks == 0) return;
   const auto collect = [&](uint64_t chunk) {
-    for (int step = 1; step < request.size; ++step) {
-      const int peer = (request.rank + step) % request.size;
+    builder.for_each_peer([&](int peer) {
       const auto [offset, bytes] = builder.segment(chunk, peer);
       builder.copy(moved(builder.output(chunk), offset), builder.result(chunk, peer), bytes);
-    }
+    });
   };
   builder.copy_in_for_others(0, 2);
   builder.publish(1);
@@ -148,9 +135,10 @@ void schedule_reduce(const ScheduleRequest& request, Schedule& schedule) {
   }
 }
 
-// scan, exscan. Each rank reduces what the lower ones have copied in, from their slots: nobody reads an array that is
-// overwritten. Copies in are overwritten as in an all_reduce_direct.
-void schedule_prefix_reduction(const ScheduleRequest& request, Schedule& schedule) {
+// all_reduce, scan, exscan. Each rank reduces what all, or the lower ones, have copied in, from their slots: nobody
+// reads an array that is overwritten. What is copied in as chunk k overwrites chunk k-4: all have published k, and so
+// are done with chunk k-2.
+void schedule_direct_reduction(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   const int sources = sources_of(request.op, request.rank, request.size);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
@@ -171,9 +159,10 @@ void schedule_slots(const ScheduleRequest& request, Schedule& schedule) {
       return schedule_broadcast(request, schedule);
     case OpKind::kReduce:
       return schedule_reduce(request, schedule);
+    case OpKind::kAllReduce:
     case OpKind::kScan:
     case OpKind::kExscan:
-      return schedule_prefix_reduction(request, schedule);
+      return schedule_direct_reduction(request, schedule);
     default:
       schedule.clear();
   }

@@ -15,11 +15,10 @@
 
 namespace procgroup {
 
-void schedule_all_reduce_direct(const ScheduleRequest& request, Schedule& schedule);
 void schedule_all_reduce_scattered(const ScheduleRequest& request, Schedule& schedule);
 // For 2 ranks. Chunks may be twice as long as a slot: each slot takes half of one.
 void schedule_all_reduce_exchanged(const ScheduleRequest& request, Schedule& schedule);
-// Every other operation on one array.
+// Every operation on one array; an all_reduce is direct.
 void schedule_slots(const ScheduleRequest& request, Schedule& schedule);
 
 }  // namespace procgroup

@@ -16,14 +16,9 @@ constexpr double kSliceSeconds = 0.002;
 }  // namespace
 
 void Server::Loop::read_from(Connection& connection) {
-  switch (connection.receive()) {
-    case Connection::Receipt::kSome:
-      return handle_input(connection);
-    case Connection::Receipt::kNothing:
-      return;
-    case Connection::Receipt::kClosed:
-      return mark_closing(connection);
-  }
+  const Connection::Receipt receipt = connection.receive();
+  if (receipt == Connection::Receipt::kSome) handle_input(connection);
+  if (receipt == Connection::Receipt::kClosed) mark_closing(connection);
 }
 
 void Server::Loop::handle_input(Connection& connection) {

@@ -1,4 +1,6 @@
 // The waiting requests of a table: for keys, for the key that ends a kGetUnless, for workers, in barriers.
+#include <iterator>
+
 #include "store/table.hpp"
 
 namespace procgroup::store {
@@ -133,8 +135,7 @@ void Table::cancel(Ticket ticket) {
 }
 
 void Table::forget(uint64_t connection) {
-  auto wait = waits_.lower_bound({connection, 0});
-  while (wait != waits_.end() && wait->first.connection == connection) {
+  for (auto wait = waits_.lower_bound({connection, 0}); wait != waits_.lower_bound({connection + 1, 0});) {
     remove_waiter(wait);
     wait = waits_.erase(wait);
   }
@@ -148,12 +149,8 @@ void Table::forget(uint64_t connection) {
 }
 
 size_t Table::waits_of(uint64_t connection) const {
-  size_t count = 0;
-  for (auto wait = waits_.lower_bound({connection, 0}); wait != waits_.end() && wait->first.connection == connection;
-       ++wait) {
-    ++count;
-  }
-  return count;
+  return static_cast<size_t>(
+      std::distance(waits_.lower_bound({connection, 0}), waits_.lower_bound({connection + 1, 0})));
 }
 
 }  // namespace procgroup::store

@@ -50,8 +50,6 @@ FileDescriptor make_bell() {
   return bell;
 }
 
-uint64_t round_to_pages(uint64_t bytes) { return (bytes + kArenaPage - 1) / kArenaPage * kArenaPage; }
-
 }  // namespace
 
 Arena::Arena(FileDescriptor descriptor, FileDescriptor bell, std::byte* base, uint64_t reach)
@@ -135,7 +133,7 @@ void Arena::reserve(uint64_t offset, uint64_t bytes) const {
 }
 
 uint64_t Arena::allocate(size_t bytes) {
-  const uint64_t wanted = round_to_pages(bytes == 0 ? 1 : bytes);
+  const uint64_t wanted = round_up(bytes == 0 ? 1 : bytes, kArenaPage);
   const std::lock_guard lock(mutex_);
   for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
     const auto [offset, room] = *hole;

@@ -24,6 +24,8 @@ namespace procgroup {
 inline constexpr uint64_t kArenaPage = 4096;
 inline constexpr uint64_t kArenaLine = 64;
 
+constexpr uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
 // First in every arena. Peers write `doorbell`, to wake, and in group memory that they have left: all else is its
 // owner's.
 struct ArenaHeader {

@@ -19,7 +19,7 @@ class Cells {
 
   // Offset of `bytes` zeroed bytes, aligned to a cache line. Throws as Arena::allocate.
   uint64_t take(size_t bytes) {
-    const size_t size = rounded(bytes);
+    const size_t size = round_up(bytes, kArenaLine);
     const std::lock_guard lock(mutex_);
     std::vector<uint64_t>& free = free_[size];
     if (free.empty()) return carve(size);
@@ -30,13 +30,12 @@ class Cells {
   }
   void give_back(uint64_t offset, size_t bytes) {
     const std::lock_guard lock(mutex_);
-    free_[rounded(bytes)].push_back(offset);
+    free_[round_up(bytes, kArenaLine)].push_back(offset);
   }
 
  private:
   static constexpr size_t kChunkBytes = 64 * 1024;
 
-  static size_t rounded(size_t bytes) { return (bytes + kArenaLine - 1) / kArenaLine * kArenaLine; }
   uint64_t carve(size_t size) {
     if (left_ < size) {
       left_ = size > kChunkBytes ? size : kChunkBytes;

@@ -118,22 +118,6 @@ def test_premul_sum_multiplies_by_the_factor() -> None:
         dist.all_reduce(values, dist.ReduceOp.PREMUL_SUM)
 
 
-def test_a_rank_outside_the_group_is_warned_and_nothing_happens() -> None:
-    outside: Any = dist.GroupMember.NON_GROUP_MEMBER
-    calls: dict[str, Callable[[], Any]] = {
-        "gather": lambda: dist.gather(np.ones(1), None, 0, outside),
-        "all_gather_single": lambda: dist.all_gather_single(np.ones(1), np.ones(1), outside),
-        "scatter": lambda: dist.scatter(np.ones(1), None, 0, outside),
-        "reduce_scatter": lambda: dist.reduce_scatter(np.ones(1), [np.ones(1)], group=outside),
-        "reduce_scatter_single": lambda: dist.reduce_scatter_single(np.ones(1), np.ones(1), group=outside),
-        "all_to_all": lambda: dist.all_to_all([np.ones(1)], [np.ones(1)], outside),
-        "all_to_all_single": lambda: dist.all_to_all_single(np.ones(1), np.ones(1), group=outside),
-    }
-    for name, call in calls.items():
-        with pytest.warns(UserWarning, match=f"Running {name} on global rank 0 which does not belong"):
-            assert call() is None
-
-
 def test_one_root_is_named_one_way() -> None:
     with pytest.raises(ValueError, match="Can't specify both group_rank and global_rank"):
         dist.gather(np.ones(1), [np.ones(1)], 0, group_dst=0)

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parity.cases import DTYPES, OPS, Array, Case, combined, is_defined, values
-from random_calls.calls import LAYOUT_KINDS, arranged
 
 import procgroup as dist
+from cases import Case, values
+from layouts import LAYOUTS, arranged
+from oracle import DTYPES, OPS, Array, combined, is_defined
 from procgroup.testing import run_ranks
 from procgroup.types import AnyReduceOp
 from world import placed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
 transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
-WRITABLE = [kind for kind in LAYOUT_KINDS if kind != "frozen"]
 SUM = dist.ReduceOp.SUM
 
 
@@ -33,10 +33,10 @@ class Reduced:
         return values(self.case, rank, self.place, self.case.count)
 
     def laid_out(self, rank: int) -> Array:
-        return arranged(self.given(rank), self.layouts[rank], one_dimension=False)
+        return arranged(self.given(rank), self.layouts[rank])
 
     def total(self, size: int) -> Array:
-        return combined(self.case, [self.given(rank) for rank in range(size)])
+        return combined(self.case.op, [self.given(rank) for rank in range(size)])
 
 
 def any_list(random: np.random.Generator, size: int, dtypes: list[str]) -> list[Reduced]:
@@ -48,7 +48,7 @@ def any_list(random: np.random.Generator, size: int, dtypes: list[str]) -> list[
             counts = [*random.integers(0, 70, 6), 0, 1, 3000, 20_011]
             cases += [Case("all_reduce", dtype, int(count), str(op)) for count in counts]
     random.shuffle(cases)  # type: ignore[arg-type]
-    return [Reduced(case, tuple(random.choice(WRITABLE, size)), place) for place, case in enumerate(cases)]
+    return [Reduced(case, tuple(random.choice(list(LAYOUTS), size)), place) for place, case in enumerate(cases)]
 
 
 def reduce_in_manager(arrays: list[Any], ops: list[AnyReduceOp], async_op: bool = False) -> None:
@@ -87,7 +87,7 @@ def test_any_list_of_arrays_of_any_layout_is_reduced_as_numpy_does_with_the_same
 def test_lists_of_every_dtype_and_op_are_reduced(dtype: str, transport: str) -> None:
     def reduce() -> None:
         for op in (op for op in OPS if is_defined(op, dtype)):
-            chosen = [Reduced(Case("all_reduce", dtype, count, op), ("plain",) * 3, count) for count in (7, 0, 1, 64)]
+            chosen = [Reduced(Case("all_reduce", dtype, count, op), ("flat",) * 3, count) for count in (7, 0, 1, 64)]
             arrays = [one.laid_out(dist.get_rank()) for one in chosen]
             dist.all_reduce_coalesced(arrays, dist.ReduceOp[op])
             for one, array in zip(chosen, arrays, strict=True):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import procgroup as dist
+from operations import COLLECTIVES, Part
 from procgroup.testing import run_ranks
 
 
@@ -239,12 +241,9 @@ def test_the_warning_points_at_the_call() -> None:
 def test_a_rank_outside_a_group_is_warned_and_nothing_happens() -> None:
     foreign = dist.GroupMember.NON_GROUP_MEMBER
     values = np.ones(1)
-    calls = {
-        "all_reduce": lambda: dist.all_reduce(values, group=foreign),
-        "reduce": lambda: dist.reduce(values, 0, group=foreign),
-        "broadcast": lambda: dist.broadcast(values, 0, group=foreign),
-        "all_gather": lambda: dist.all_gather([values], values, group=foreign),
-        "barrier": lambda: dist.barrier(foreign),
+    calls: dict[str, Callable[[], object]] = {
+        name: partial(Part(name, 0, 1).start, dist, group=foreign) for name in COLLECTIVES
+    } | {
         "send": lambda: dist.send(values, 0, group=foreign),
         "isend": lambda: dist.isend(values, 0, group=foreign),
         "irecv": lambda: dist.irecv(values, 0, group=foreign),

@@ -1,16 +1,17 @@
-"""The contract of the collectives: every verb, dtype, reduce op and length gives what NumPy gives, on every rank."""
+"""The contract of the collectives: every operation, dtype, op and length gives what NumPy gives, on every rank."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
-from collectives.cases import INTEGERS, REDUCING, SIZES, TRANSPORTS, VERBS, Case, choose
+from collectives.cases import SIZES, TRANSPORTS, case_of, choose
 from collectives.playing import all_right, play
 
 import two_hosts
-from procgroup.types import ReduceOp
+from cases import Case
+from operations import EVERY_RANK, OPERATIONS, REDUCING
+from oracle import INTEGERS
 from world import run
 
 pytestmark = pytest.mark.timeout(120 if os.environ.get("PROCGROUP_TEST_ALL", "0") != "1" else 7200)
@@ -30,21 +31,21 @@ def play_all(cases: list[Case], size: int, transport: str) -> None:
 
 @transports
 @sizes
-@pytest.mark.parametrize("verb", REDUCING)
-def test_reductions_equal_numpys_to_the_bit(transport: str, size: int, verb: str, sampled: bool) -> None:
-    play_all(choose([verb], size, sampled), size, transport)
+@pytest.mark.parametrize("operation", REDUCING)
+def test_reductions_equal_numpys_to_the_bit(transport: str, size: int, operation: str, sampled: bool) -> None:
+    play_all(choose([operation], size, sampled), size, transport)
 
 
 @transports
 @sizes
 def test_what_is_moved_arrives_unchanged(transport: str, size: int, sampled: bool) -> None:
-    play_all(choose(["broadcast", "all_gather", "ring", "barrier"], size, sampled, budget=200), size, transport)
+    play_all(choose([name for name in EVERY_RANK if name not in REDUCING], size, sampled, budget=200), size, transport)
 
 
 @pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
 @pytest.mark.parametrize("layout", [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 1, 1)])
 def test_every_collective_is_right_between_two_hosts(layout: tuple[int, ...], sampled: bool) -> None:
-    cases = choose(VERBS, len(layout), sampled, budget=200)[:BATCH]
+    cases = choose(EVERY_RANK, len(layout), sampled, budget=200)[:BATCH]
     with two_hosts.joined() as hosts:
         environments = two_hosts.environments(hosts, layout)
         all_right(cases, run(play, len(layout), args=(cases,), timeout=90, environments=environments))
@@ -52,8 +53,9 @@ def test_every_collective_is_right_between_two_hosts(layout: tuple[int, ...], sa
 
 @transports
 def test_each_rank_can_be_the_root_in_turn_without_anything_between(transport: str) -> None:
-    verbs = ["broadcast", "reduce"]
-    cases = [Case(verbs[turn % 2], "float32", 50 * turn, root=turn % 4, seed=turn) for turn in range(200)]
+    rooted = [name for name in EVERY_RANK if OPERATIONS[name].root]
+    turns = range(200)
+    cases = [case_of(rooted[turn % 4], "float32", 50 * turn, root=turn // 3 % 4, seed=turn) for turn in turns]
     play_all(cases, 4, transport)
 
 
@@ -61,22 +63,18 @@ def test_each_rank_can_be_the_root_in_turn_without_anything_between(transport: s
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_halves_are_accumulated_in_float32_and_rounded_once(transport: str, size: int) -> None:
     cases = [
-        Case("all_reduce", dtype, count, op, seed=count)
+        case_of("all_reduce", dtype, count, op, seed=count)
         for dtype in ("float16", "bfloat16")
-        for op in (ReduceOp.SUM, ReduceOp.AVG)
+        for op in ("SUM", "AVG")
         for count in (5, 1000, 40_000)
     ]
     play_all(cases, size, transport)
 
 
 @transports
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_wrap_around(transport: str, dtype: str) -> None:
-    cases: list[Any] = [
-        Case("all_reduce", dtype, count, op, seed=count)
-        for op in (ReduceOp.SUM, ReduceOp.PRODUCT)
-        for count in (3, 9000)
-    ]
+    cases = [case_of("all_reduce", dtype, count, op, seed=count) for op in ("SUM", "PRODUCT") for count in (3, 9000)]
     play_all(cases, 3, transport)
 
 
@@ -84,9 +82,9 @@ def test_integers_wrap_around(transport: str, dtype: str) -> None:
 @pytest.mark.parametrize("size", [2, 3, 5, 7])
 def test_means_of_integers_do_not_overflow_and_are_truncated_toward_zero(transport: str, size: int) -> None:
     cases = [
-        Case(verb, dtype, count, ReduceOp.AVG, root=size - 1, seed=count)
+        case_of(operation, dtype, count, "AVG", root=size - 1, seed=count)
         for dtype in INTEGERS
         for count in (3, 9000, 70_000)
-        for verb in ("all_reduce", "reduce")
+        for operation in ("all_reduce", "reduce")
     ]
     play_all(cases, size, transport)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import FLOATS, TRANSPORTS, Array, digest, numpy_dtype
+from collectives.cases import TRANSPORTS
 
 import procgroup as dist
+from oracle import FLOATS, Array, digest, numpy_dtype
 from procgroup.types import ReduceOp
 from world import run
 

@@ -5,13 +5,16 @@ It is the exact sum, which does not overflow, divided by the number of ranks and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import INTEGERS, Array
 
 import procgroup as dist
+from operations import REDUCING, Part
+from oracle import INTEGERS, Array
 from procgroup import functional
 from procgroup.testing import run_ranks
 from procgroup.types import ReduceOp
@@ -32,42 +35,42 @@ def values(name: str, rank: int) -> Array:
     return np.random.default_rng([COUNT, rank]).choice(choices, COUNT)
 
 
-def mean(name: str, size: int) -> Array:
+def mean(blocks: Sequence[Array]) -> Array:
     """Return the truncated mean as Python's integers give it."""
-    totals = [sum(column) for column in zip(*(values(name, rank).tolist() for rank in range(size)), strict=True)]
-    return np.array([abs(total) // size * (-1 if total < 0 else 1) for total in totals], name)
+    totals = [sum(column) for column in zip(*(block.tolist() for block in blocks), strict=True)]
+    return np.array([abs(total) // len(blocks) * (-1 if total < 0 else 1) for total in totals], blocks[0].dtype)
 
 
-def every_reduction(name: str) -> dict[str, Array]:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    given = values(name, rank)
-    got: dict[str, Array] = {verb: given.copy() for verb in ("all_reduce", "async", "reduce", "coalesced")}
-    dist.all_reduce(got["all_reduce"], ReduceOp.AVG)
-    work = dist.all_reduce(got["async"], ReduceOp.AVG, async_op=True)
-    assert work is not None
-    work.wait()
-    dist.reduce(got["reduce"], size - 1, ReduceOp.AVG)
-    if rank != size - 1:
-        got["reduce"] = mean(name, size)
-    dist.all_reduce_coalesced([got["coalesced"][:7], got["coalesced"][7:11], got["coalesced"][11:]], ReduceOp.AVG)
-    got["reduce_scatter"] = np.empty_like(given)
-    dist.reduce_scatter(got["reduce_scatter"], [given] * size, ReduceOp.AVG)
-    got["reduce_scatter_single"] = np.empty_like(given)
-    dist.reduce_scatter_single(got["reduce_scatter_single"], np.concatenate([given] * size), ReduceOp.AVG)
-    got["functional"] = functional.all_reduce({"a": given}, ReduceOp.AVG)["a"]
-    got["every second"] = np.zeros(2 * COUNT, name)[::2]
-    got["every second"][:] = given
-    dist.all_reduce(got["every second"], ReduceOp.AVG)
-    return got
+class Mean(Part):
+    """A part that averages."""
+
+    def block(self, source: int, target: int = 0) -> Array:
+        return values(self.dtype.name, source)
+
+    def combined(self, blocks: Sequence[Array]) -> Array:
+        return mean(blocks)
 
 
 def compare() -> None:
-    size = dist.get_world_size()
+    rank, size = dist.get_rank(), dist.get_world_size()
     for name in INTEGERS:
-        wanted = mean(name, size)
-        for what, got in every_reduction(name).items():
-            assert got.dtype == wanted.dtype
-            np.testing.assert_array_equal(got, wanted, f"{what} of {name} on {size} ranks")
+        for operation, async_op in product(REDUCING, (False, True)):
+            part = Mean(operation, rank, size, root=size - 1, op="AVG", dtype=name)
+            part.start(dist, async_op)
+            part.wait()
+            assert not part.wrong(), f"{operation} of {name} on {size} ranks: {part.wrong()}"
+        given, wanted = values(name, rank), mean([values(name, source) for source in range(size)])
+        for what, got in other_ways(given).items():
+            np.testing.assert_array_equal(got, wanted, f"{what} of {name} on {size} ranks", strict=True)
+
+
+def other_ways(given: Array) -> dict[str, Array]:
+    coalesced, every_second = given.copy(), np.zeros(2 * COUNT, given.dtype)[::2]
+    dist.all_reduce_coalesced([coalesced[:7], coalesced[7:11], coalesced[11:]], ReduceOp.AVG)
+    every_second[:] = given
+    dist.all_reduce(every_second, ReduceOp.AVG)
+    functionally = functional.all_reduce({"a": given}, ReduceOp.AVG)["a"]
+    return {"coalesced": coalesced, "every second": every_second, "functional": functionally}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7])

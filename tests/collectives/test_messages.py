@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import DTYPES, SIZES, TRANSPORTS, counts, numpy_dtype
+from collectives.cases import DTYPES, SIZES, TRANSPORTS, counts
 
 import procgroup as dist
+from oracle import numpy_dtype
 from procgroup.testing import run_ranks
 from world import run
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 import pytest
-from collectives.cases import SUPPORTED, TRANSPORTS, VERBS, Case
-from collectives.playing import Report, all_right, issue, report
+from collectives.cases import SUPPORTED, TRANSPORTS, case_of
+from collectives.playing import Report, all_right, report
 
 import procgroup as dist
+from cases import Case, CasePart
+from operations import EVERY_RANK
 from world import run
 
 pytestmark = pytest.mark.timeout(120 if os.environ.get("PROCGROUP_TEST_ALL", "0") != "1" else 2400)
@@ -29,28 +30,26 @@ def random_case(random: np.random.Generator, size: int) -> Case:
     dtype, op = SUPPORTED[random.integers(len(SUPPORTED))]
     largest = 30_000 if random.random() < 0.02 else 3000 if random.random() < 0.2 else 40
     count = int(random.integers(largest))
-    verb = VERBS[random.integers(len(VERBS))]
-    return Case(verb, dtype, count, op, int(random.integers(size)), int(random.integers(1 << 30)))
+    operation = EVERY_RANK[random.integers(len(EVERY_RANK))]
+    return case_of(operation, dtype, count, op, int(random.integers(size)), int(random.integers(1 << 30)))
 
 
 def play_sequence(rank: int, size: int, seed: int) -> list[Report]:
     """Blocking or async is chosen by each rank for itself; async calls are waited for up to RING calls later."""
     dist.init_process_group(timeout=30)
     random = np.random.default_rng([seed, rank])
-    outstanding: list[Any] = []
-    judges = []
-    cases = random_cases(seed, size)
-    for case in cases:
-        async_op = case.verb == "ring" or random.random() < 0.4  # a ring of blocking sends may wait for the others
-        work, judge = issue(case, rank, size, bool(async_op))
-        judges.append(judge)
+    outstanding: list[CasePart] = []
+    parts = [CasePart(case, rank, size) for case in random_cases(seed, size)]
+    for part in parts:
+        async_op = part.name == "ring" or random.random() < 0.4  # a ring of blocking sends may wait for the others
+        part.start(dist, async_op=bool(async_op))
         if async_op:
-            outstanding.append(work)
+            outstanding.append(part)
         while len(outstanding) > RING or (outstanding and random.random() < 0.3):
             outstanding.pop(int(random.integers(len(outstanding)))).wait()
-    for work in outstanding:
-        work.wait()
-    return [report(case, judge) for case, judge in zip(cases, judges, strict=True)]
+    for part in outstanding:
+        part.wait()
+    return [report(part) for part in parts]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from functools import reduce as fold
+from itertools import product
 
 import numpy as np
 import pytest
-from collectives.cases import HALVES, TRANSPORTS, Array, numpy_dtype
+from collectives.cases import TRANSPORTS
 
 import procgroup as dist
+from operations import REDUCING, Part
+from oracle import HALVES, Array, numpy_dtype
 from procgroup.errors import CollectiveMismatch
 from procgroup.testing import run_ranks
-from procgroup.types import ReduceOp
 from world import placed, run
 
 pytestmark = pytest.mark.timeout(120)
@@ -27,29 +28,23 @@ def values(dtype: str, count: int, rank: int) -> Array:
     return (random.standard_normal(count) * 10.0 ** random.integers(-2, 3, count)).astype(numpy_dtype(dtype))
 
 
-def in_rank_order(dtype: str, count: int, size: int, op: ReduceOp) -> Array:
-    """(((in0 + in1) + in2) + ...) in float32, rounded once."""
-    total = fold(np.add, [values(dtype, count, rank).astype(np.float32) for rank in range(size)])
-    if op == ReduceOp.AVG:
-        total = total / np.float32(size)
-    return np.asarray(total).astype(numpy_dtype(dtype))
+class InRankOrder(Part):
+    """A part whose result is (((in0 + in1) + in2) + ...) in float32, rounded once."""
+
+    to_the_bit = True
+
+    def block(self, source: int, target: int = 0) -> Array:
+        return values(self.dtype.name, self.count, source)
 
 
 def what_differs(rank: int, size: int) -> list[str]:
     """Reduce in every way; return what is not the sum in rank order."""
     wrong = []
-    for dtype in DTYPES:
-        for count in COUNTS:
-            for op in (ReduceOp.SUM, ReduceOp.AVG)[: 2 if count < 5000 else 1]:
-                want = in_rank_order(dtype, count, size, op).tobytes()
-                mine = values(dtype, count, rank)
-                got = {"all_reduce": mine.copy(), "reduce": mine.copy(), "reduce_scatter": np.empty_like(mine)}
-                dist.all_reduce(got["all_reduce"], op)
-                dist.reduce(got["reduce"], size - 1, op)
-                dist.reduce_scatter(got["reduce_scatter"], [mine] * size, op)
-                if rank != size - 1:
-                    del got["reduce"]
-                wrong += [f"{verb} {op.name} of {count} {dtype}" for verb in got if got[verb].tobytes() != want]
+    for name, dtype, count in product(REDUCING, DTYPES, COUNTS):
+        for op in ("SUM", "AVG") if count < 5000 else ("SUM",):
+            part = InRankOrder(name, rank, size, root=size - 1, op=op, count=count, dtype=dtype)
+            part.start(dist)
+            wrong += [f"{name} {op} of {count} {dtype}: {text}"] if (text := part.wrong()) else []
     return wrong
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+import operations
 import procgroup as dist
+from operations import OPERATIONS, Part
 
 TRANSPORTS = ["shm", "tcp", "spanning"]
 
@@ -18,28 +18,40 @@ ABSENT = 1
 LARGE = 1_000_000
 """Elements of a message that does not go before it is asked for."""
 
-Operation = Callable[..., Any]
 
-OPERATIONS: dict[str, Operation] = {
-    "all_reduce": lambda **how: dist.all_reduce(np.ones(8), **how),
-    "all_reduce of a large array": lambda **how: dist.all_reduce(np.ones(LARGE), **how),
-    "reduce to a rank that waits": lambda **how: dist.reduce(np.ones(8), 0, **how),
-    "reduce to the absent rank": lambda **how: dist.reduce(np.ones(8), ABSENT, **how),
-    "broadcast from a rank that waits": lambda **how: dist.broadcast(np.ones(8), 0, **how),
-    "broadcast from the absent rank": lambda **how: dist.broadcast(np.ones(8), ABSENT, **how),
-    "all_gather": lambda **how: dist.all_gather([np.ones(8) for _ in range(dist.get_world_size())], np.ones(8), **how),
-    "barrier": lambda **how: dist.barrier(**how),
-    "send": lambda async_op, **how: (dist.isend if async_op else dist.send)(np.ones(LARGE), ABSENT, **how),
-    "recv": lambda async_op, **how: (dist.irecv if async_op else dist.recv)(np.ones(8), ABSENT, **how),
-}
-COLLECTIVES = [name for name in OPERATIONS if name not in ("send", "recv")]
+@dataclass(frozen=True)
+class Form:
+    """A form of an operation: how many elements its arrays have, and which rank is the root, or gets the message."""
+
+    name: str
+    root: int = 0
+    count: int = 8
+
+
+def _forms() -> dict[str, Form]:
+    forms = {}
+    # One with a single array instead of a list is the same call, by whose name errors go.
+    for name in (name for name in operations.COLLECTIVES if not name.endswith("_single")):
+        if root := OPERATIONS[name].root:
+            side = "to" if root == "destination" else "from"
+            forms[f"{name} {side} a rank that waits"] = Form(name)
+            forms[f"{name} {side} the absent rank"] = Form(name, ABSENT)
+        else:
+            forms[name] = Form(name)
+    return forms
+
+
+COLLECTIVES = _forms() | {"all_reduce of a large array": Form("all_reduce", count=LARGE)}
+MESSAGES = {"send": Form("send", ABSENT, LARGE), "recv": Form("recv", ABSENT)}
+FORMS = COLLECTIVES | MESSAGES
 
 
 def perform(name: str, async_op: bool = False, **how: Any) -> None:
     """Make one call and wait for its end."""
-    work = OPERATIONS[name](async_op=async_op, **how)
-    if async_op:
-        work.wait()
+    form = FORMS[name]
+    part = Part(form.name, dist.get_rank(), dist.get_world_size(), root=form.root, count=form.count)
+    part.start(dist, async_op, **how)
+    part.wait()
 
 
 def on(transport: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from failures.operations import ABSENT, OPERATIONS, TRANSPORTS, allowance, on, perform
+from failures.operations import ABSENT, FORMS, TRANSPORTS, allowance, on, perform
 
 import procgroup as dist
 from world import Outcome, start
@@ -90,7 +90,7 @@ def play(transport: str, operation: str, ending: str, delay: float) -> list[Outc
 
 
 @transports
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", FORMS)
 def test_a_killed_peer_is_named_in_every_operation(transport: str, operation: str) -> None:
     play(transport, operation, "SIGKILL", delay=0.2)
 
@@ -110,7 +110,7 @@ def test_a_peer_that_ended_before_the_call_is_named_in_it(transport: str, operat
 
 @pytest.mark.slow
 @transports
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", FORMS)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("delay", [0.0, 0.2])
 def test_every_ending_in_every_operation(transport: str, operation: str, ending: str, delay: float) -> None:

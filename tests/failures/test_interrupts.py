@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import ABSENT, COLLECTIVES, OPERATIONS, TRANSPORTS, allowance, on, perform
+from failures.operations import ABSENT, COLLECTIVES, FORMS, TRANSPORTS, allowance, on, perform
 
 import procgroup as dist
 from world import start
@@ -63,7 +63,7 @@ def expect_interrupt(transport: str, operation: str, async_op: bool) -> None:
 
 
 @transports
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", FORMS)
 def test_an_interrupt_ends_every_blocking_call(transport: str, operation: str) -> None:
     expect_interrupt(transport, operation, async_op=False)
 

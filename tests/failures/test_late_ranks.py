@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failures.operations import ABSENT, OPERATIONS, TRANSPORTS, on, perform
+from failures.operations import ABSENT, FORMS, TRANSPORTS, on, perform
 
 import procgroup as dist
 from world import World, run, start
@@ -57,7 +57,7 @@ def test_a_rank_that_waits_names_the_late_rank_and_its_call(
 ) -> None:
     go = tmp_path / "go"
     environment = on(transport) | {"PROCGROUP_WAIT_REPORT_SECONDS": FIRST, "GO": str(go)}
-    assert name in OPERATIONS
+    assert name in FORMS
     with start(late, 3, args=(name, async_op), environment=environment) as world:
         waiting = [0] if name in ("send", "recv") else [0, 2]
         call = "barrier #2" if name == "barrier" else f"{name} #"  # the first barrier may have been reported too

@@ -11,82 +11,68 @@ import pytest
 from failures.operations import TRANSPORTS, allowance, on
 
 import procgroup as dist
-from procgroup.types import ReduceOp
+from cases import Case, CasePart
 from world import run
 
 pytestmark = pytest.mark.timeout(60)
 
-Call = tuple[str, str, int, int, int]
-"""verb, dtype, count, reduce op, root"""
 
-CALLS: list[Call] = [
-    ("all_reduce", "float32", 8, ReduceOp.SUM, 0),
-    ("all_reduce", "float32", 8, ReduceOp.MAX, 0),
-    ("all_reduce", "int32", 8, ReduceOp.SUM, 0),
-    ("all_reduce", "float32", 9, ReduceOp.SUM, 0),
-    ("all_reduce", "float32", 0, ReduceOp.SUM, 0),
-    ("all_reduce", "float32", 600_000, ReduceOp.SUM, 0),
-    ("all_reduce", "float64", 600_000, ReduceOp.SUM, 0),
-    ("all_reduce", "float64", 600_000, ReduceOp.AVG, 0),
-    ("reduce", "float32", 8, ReduceOp.SUM, 0),
-    ("reduce", "float32", 8, ReduceOp.SUM, 1),
-    ("reduce", "float32", 8, ReduceOp.MIN, 1),
-    ("broadcast", "float32", 8, ReduceOp.SUM, 0),
-    ("broadcast", "float32", 8, ReduceOp.SUM, 1),
-    ("broadcast", "float32", 600_000, ReduceOp.SUM, 1),
-    ("all_gather", "float32", 8, ReduceOp.SUM, 0),
-    ("all_gather", "float32", 200_000, ReduceOp.SUM, 0),
-    ("barrier", "float32", 0, ReduceOp.SUM, 0),
+def call_of(operation: str, dtype: str, count: int, op: str = "SUM", root: int = 0) -> Case:
+    return Case(operation, dtype, count, op, root, values="accumulated")
+
+
+CALLS = [
+    call_of("all_reduce", "float32", 8),
+    call_of("all_reduce", "float32", 8, "MAX"),
+    call_of("all_reduce", "int32", 8),
+    call_of("all_reduce", "float32", 9),
+    call_of("all_reduce", "float32", 0),
+    call_of("all_reduce", "float32", 600_000),
+    call_of("all_reduce", "float64", 600_000),
+    call_of("all_reduce", "float64", 600_000, "AVG"),
+    call_of("reduce", "float32", 8),
+    call_of("reduce", "float32", 8, root=1),
+    call_of("reduce", "float32", 8, "MIN", root=1),
+    call_of("broadcast", "float32", 8),
+    call_of("broadcast", "float32", 8, root=1),
+    call_of("broadcast", "float32", 600_000, root=1),
+    call_of("all_gather", "float32", 8),
+    call_of("all_gather", "float32", 200_000),
+    call_of("barrier", "float32", 0),
+    call_of("scan", "float32", 8),
+    call_of("exscan", "float32", 8),
+    call_of("exscan", "float32", 8, "MAX"),
+    call_of("scan", "float32", 600_000),
 ]
 EVERY_PAIR = list(combinations(range(len(CALLS)), 2))
 NEIGHBOURS = [
     (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (5, 6), (6, 7), (0, 8), (8, 9), (9, 10), (0, 11), (11, 12), (12, 13),
-    (8, 11), (0, 14), (14, 15), (0, 16), (11, 16),
+    (8, 11), (0, 14), (14, 15), (0, 16), (11, 16), (0, 17), (17, 18), (18, 19), (17, 20),
 ]  # fmt: skip
 """Pairs that differ in one thing only, or in the operation."""
 
 
-def make(call: Call, size: int, async_op: bool) -> tuple[list[Any], BaseException | None]:
-    """Make one call; return its arrays and its error."""
-    verb, dtype, count, op, root = call
-    array = np.full(count, 3, dtype)
-    outputs = [np.full(count, 5, dtype) for _ in range(size)]
-    ways: dict[str, Any] = {
-        "all_reduce": lambda: dist.all_reduce(array, ReduceOp(op), async_op=async_op),
-        "reduce": lambda: dist.reduce(array, root, ReduceOp(op), async_op=async_op),
-        "broadcast": lambda: dist.broadcast(array, root, async_op=async_op),
-        "all_gather": lambda: dist.all_gather(outputs, array, async_op=async_op),
-        "barrier": lambda: dist.barrier(async_op=async_op),
-    }
-    try:
-        work = ways[verb]()
-        if async_op:
-            work.wait()
-    except dist.DistError as error:
-        return [array, *outputs], error
-    return [array, *outputs], None
-
-
-def call_differently(rank: int, size: int, calls: list[Call]) -> Any:
+def call_differently(rank: int, size: int, calls: list[Case]) -> Any:
     dist.init_process_group(timeout=20)
     before = np.ones(4)
     dist.all_reduce(before)
+    part = CasePart(calls[rank], rank, size)
     started = time.monotonic()
-    arrays, error = make(calls[rank], size, async_op=rank % 2 == 1)
+    with pytest.raises(dist.CollectiveMismatch) as mismatch:
+        part.start(dist, async_op=rank % 2 == 1)
+        part.wait()
     took = time.monotonic() - started
-    assert isinstance(error, dist.CollectiveMismatch), f"{calls[rank]} gave {error!r}"
-    assert (arrays[0] == 3).all(), "the array has changed"
-    assert all((output == 5).all() for output in arrays[1:]), "an output has changed"
+    assert not part.changed()
     started = time.monotonic()
     with pytest.raises(dist.GroupBroken) as caught:
         dist.all_reduce(np.ones(4))
     assert time.monotonic() - started < allowance(0.2)
     assert "different calls" in caught.value.reason
     dist.destroy_process_group()
-    return error.calls, took, str(error)
+    return mismatch.value.calls, took, str(mismatch.value)
 
 
-def expect_mismatch(calls: list[Call], transport: str) -> None:
+def expect_mismatch(calls: list[Case], transport: str) -> None:
     results = run(call_differently, len(calls), args=(calls,), environment=on(transport))
     described = results[0][0]
     assert sorted(described) == list(range(len(calls))), described
@@ -94,15 +80,15 @@ def expect_mismatch(calls: list[Call], transport: str) -> None:
         assert seen == described, "each rank is told the same"
         assert took < allowance(1.0), f"rank {rank} was told after {took:.2f} s"
         assert f"rank {rank} of {len(calls)}" in text
-    for rank, (verb, dtype, count, op, root) in enumerate(calls):
+    for rank, call in enumerate(calls):
         text = described[rank]
-        assert verb in text
-        if verb != "barrier":
-            assert dtype in text and str(count) in text, text
-        if "reduce" in verb:
-            assert ReduceOp(op).name in text, text
-        if verb in ("reduce", "broadcast"):
-            assert f"root {root}" in text or f"root={root}" in text or f"rank {root}" in text, text
+        assert call.operation in text
+        if call.operation != "barrier":
+            assert call.dtype in text and str(call.count) in text, text
+        if call.row.reduces:
+            assert call.op in text, text
+        if call.row.root:
+            assert f"root {call.root}" in text or f"root={call.root}" in text or f"rank {call.root}" in text, text
     for one, call in enumerate(calls):
         for other, another in enumerate(calls):
             assert (described[one] == described[other]) == (call == another), described

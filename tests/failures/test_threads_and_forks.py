@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import OPERATIONS, TRANSPORTS, allowance, on, perform
+from failures.operations import FORMS, TRANSPORTS, allowance, on, perform
 
 import procgroup as dist
 from world import run, start
@@ -143,7 +143,7 @@ def in_a_child(function: Callable[[], None]) -> int:
 
 def refuse_every_operation() -> None:
     assert not dist.is_initialized() or dist.get_rank() == 0
-    for operation in OPERATIONS:
+    for operation in FORMS:
         for async_op in (False, True):
             try:
                 perform(operation, async_op)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import ABSENT, COLLECTIVES, OPERATIONS, TRANSPORTS, allowance, on, perform
+from failures.operations import ABSENT, COLLECTIVES, FORMS, TRANSPORTS, allowance, on, perform
 
 import procgroup as dist
 from world import start
@@ -61,7 +61,7 @@ def expect_time_out(transport: str, operation: str, where: str, async_op: bool) 
 
 
 @transports
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", FORMS)
 def test_every_operation_ends_at_its_own_deadline(transport: str, operation: str) -> None:
     expect_time_out(transport, operation, "call", async_op=False)
 

@@ -16,13 +16,17 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from parity.cases import COMPLEX, FLOAT8, INTEGERS, MIXED, Case
+from parity.played import MIXED, UNEVEN
 from parity.probes import PROBES
+
+from cases import Case
+from oracle import COMPLEX, FLOAT8, INTEGERS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "deviations.md"
 WITNESS_SIZE = 3
 NO_GLOO_TYPE = ["int16", "uint16", "uint32", "uint64", *FLOAT8]
-SCATTERED = ["strided", "column", MIXED]
+SCATTERED = [("steps",), ("column",), MIXED]
+NOT_CONTIGUOUS = [*SCATTERED, ("transposed",)]
 IN_PLACE = ["all_reduce", "reduce", "broadcast"]
 
 
@@ -54,7 +58,7 @@ DEVIATIONS = [
         "complex arrays in gather",
         'refused: "Invalid scalar type"',
         "gathered, as everywhere else",
-        lambda case: case.verb == "gather" and case.dtype in COMPLEX,
+        lambda case: case.operation == "gather" and case.dtype in COMPLEX,
         Case("gather", "complex64", 5),
         refused="Invalid scalar type",
     ),
@@ -78,69 +82,69 @@ DEVIATIONS = [
         "strided views in all_reduce, reduce and broadcast",
         "wrong elements, in silence",
         "the right elements",
-        lambda case: case.verb in IN_PLACE and case.layout in SCATTERED,
-        Case("all_reduce", "float32", 40, layout="strided"),
+        lambda case: case.operation in IN_PLACE and case.layouts in SCATTERED,
+        Case("all_reduce", "float32", 40, layouts=("steps",)),
     ),
     Deviation(
         "strided views in scatter and reduce_scatter",
         "wrong elements, in silence",
         "the right elements",
-        lambda case: case.verb in ("scatter", "reduce_scatter") and case.layout in SCATTERED,
-        Case("scatter", "float32", 40, layout="strided"),
+        lambda case: case.operation in ("scatter", "reduce_scatter") and case.layouts in SCATTERED,
+        Case("scatter", "float32", 40, layouts=("steps",)),
     ),
     Deviation(
         "strided arrays of different sizes in reduce_scatter",
         "hangs",
         "the right elements",
-        lambda case: case.verb == "reduce_scatter" and case.uneven and case.layout in SCATTERED,
-        Case("reduce_scatter", "float32", 4, layout="strided", uneven=True),
+        lambda case: case.operation == "reduce_scatter" and bool(case.lengths) and case.layouts in SCATTERED,
+        Case("reduce_scatter", "float32", 4, layouts=("steps",), lengths=UNEVEN),
         asked=False,
     ),
     Deviation(
         "another layout on each rank, in lists of arrays",
         "hangs: some ranks refuse what others accept",
         "the right elements",
-        lambda case: case.layout == MIXED,
-        Case("all_gather", "float32", 4, layout=MIXED),
+        lambda case: case.layouts == MIXED,
+        Case("all_gather", "float32", 4, layouts=MIXED),
         asked=False,
     ),
     Deviation(
         "reduce: the arrays of the ranks that are not the destination",
         "overwritten with partial results",
         "kept",
-        lambda case: case.verb == "reduce",
+        lambda case: case.operation == "reduce",
         Case("reduce", "float32", 40),
     ),
     Deviation(
         "all_gather of arrays of different sizes",
         'refused: "invalid tensor size"',
         "done, when every rank has the same list of sizes",
-        lambda case: case.verb == "all_gather" and case.uneven,
-        Case("all_gather", "float32", 4, uneven=True),
+        lambda case: case.operation == "all_gather" and bool(case.lengths),
+        Case("all_gather", "float32", 4, lengths=UNEVEN),
         refused="invalid tensor size",
     ),
     Deviation(
         "all_to_all of arrays of different sizes",
         'refused: "invalid tensor size"',
         "done, when each pair of ranks agrees on its size",
-        lambda case: case.verb == "all_to_all" and case.uneven,
-        Case("all_to_all", "float32", 4, uneven=True),
+        lambda case: case.operation == "all_to_all" and bool(case.lengths),
+        Case("all_to_all", "float32", 4, lengths=UNEVEN),
         refused="invalid tensor size",
     ),
     Deviation(
         "strided views in all_to_all_single",
         'refused: "Tensors must be contiguous"',
         "the right elements",
-        lambda case: case.verb == "all_to_all_single" and case.layout in [*SCATTERED, "fortran"],
-        Case("all_to_all_single", "float32", 4, layout="strided"),
+        lambda case: case.operation == "all_to_all_single" and case.layouts in NOT_CONTIGUOUS,
+        Case("all_to_all_single", "float32", 4, layouts=("steps",)),
         refused="must be contiguous",
     ),
     Deviation(
         "strided views in send and recv",
         'refused: "input tensor has to be contiguous"',
         "the right elements",
-        lambda case: case.verb == "ring" and case.layout in [*SCATTERED, "fortran"],
-        Case("ring", "float32", 4, layout="strided"),
+        lambda case: case.operation == "ring" and case.layouts in NOT_CONTIGUOUS,
+        Case("ring", "float32", 4, layouts=("steps",)),
         refused="has to be contiguous",
     ),
     Deviation(

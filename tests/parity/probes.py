@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from cases import as_torch
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -20,26 +22,26 @@ class Probe:
     what: str
     torch: str
     ours: str
-    program: Callable[[Any, Any, int], str]
+    program: Callable[[Any, int], str]
     seen_in_torch: tuple[str, str]
     seen_in_ours: tuple[str, str]
 
 
-def _another_reduce_op(dist: Any, library: Any, rank: int) -> str:
-    array = library.wrap(np.full(4, 2 + rank))
+def _another_reduce_op(dist: Any, rank: int) -> str:
+    array = as_torch(np.full(4, 2 + rank))
     dist.all_reduce(array, dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
     return str(array.tolist())
 
 
-def _three_rows_for_two_ranks(dist: Any, library: Any, rank: int) -> str:
-    output = library.wrap(np.zeros(3, np.int64))
-    dist.all_to_all_single(output, library.wrap(np.arange(3) + 10 * rank))
+def _three_rows_for_two_ranks(dist: Any, rank: int) -> str:
+    output = as_torch(np.zeros(3, np.int64))
+    dist.all_to_all_single(output, as_torch(np.arange(3) + 10 * rank))
     return "accepted"
 
 
-def _stacked(dist: Any, library: Any, rank: int) -> str:
-    output = library.wrap(np.zeros((2, 3), np.int64))
-    dist.all_gather_single(output, library.wrap(np.full(3, rank)))
+def _stacked(dist: Any, rank: int) -> str:
+    output = as_torch(np.zeros((2, 3), np.int64))
+    dist.all_gather_single(output, as_torch(np.full(3, rank)))
     return str(output.tolist())
 
 

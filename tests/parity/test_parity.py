@@ -17,15 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 from parity import deviations
-from parity.cases import BEYOND_A_SEGMENT, SIZES, VERBS, Case, every_case, is_defined
 from parity.deviations import DEVIATIONS, WITNESS_SIZE
+from parity.played import BEYOND_A_SEGMENT, PLAYED, SIZES, every_case
 from parity.probes import PROBES, Probe
 from parity.program import Report
 from parity.worlds import ProbeWorld, World, play
 
+from cases import Case
+
 SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 SAMPLE = 30
-"""Cases of each size, beside one of every third pair of verb and element type."""
+"""Cases of each size, beside one of every third pair of operation and element type."""
 
 SECONDS = 60.0 if SAMPLED else 600.0
 """For one world of at most 1,000 cases, on a machine that has other work."""
@@ -41,8 +43,8 @@ def sample(size: int) -> list[Case]:
     large = []
     for case in every_case(size):
         if case.count < BEYOND_A_SEGMENT:
-            small[case.verb, case.dtype].append(case)
-        elif is_defined_as_asked(case):
+            small[case.operation, case.dtype].append(case)
+        elif case.is_defined:
             large.append(case)
     kinds = list(small.values())
     one_of_each = [cases[random.integers(len(cases))] for cases in kinds[size % 3 :: 3]]
@@ -52,7 +54,7 @@ def sample(size: int) -> list[Case]:
 
 def asked_of_torch(cases: Sequence[Case]) -> list[Case]:
     """Leave out what harms torch's ranks, and reductions without a meaning: what torch makes of them is its own."""
-    defined = [case for case in cases if is_defined_as_asked(case)]
+    defined = [case for case in cases if case.is_defined]
     return [case for case in defined if all(deviation.asked for deviation in deviations.of(case))]
 
 
@@ -95,7 +97,7 @@ def by_case(cases: Sequence[Case], reports: Sequence[Sequence[Report]]) -> list[
 
 
 def wrong_in_ours(case: Case, reports: Sequence[Report]) -> str:
-    if not is_defined_as_asked(case):
+    if not case.is_defined:
         accepted = [rank for rank, report in enumerate(reports) if not report.refused]
         return f"ranks {accepted} accepted it" if accepted else ""
     return "; ".join(f"rank {rank}: {text}" for rank, report in enumerate(reports) if (text := str_of(report)))
@@ -117,10 +119,6 @@ def is_seen(refused: str, reports: Sequence[Report]) -> bool:
     return any(report.wrong for report in reports) and not any(report.refused for report in reports)
 
 
-def is_defined_as_asked(case: Case) -> bool:
-    return "reduce" not in case.verb or is_defined(case.op, case.dtype)
-
-
 def str_of(report: Report) -> str:
     return report.refused or report.wrong
 
@@ -131,9 +129,9 @@ def test_a_sample_is_equal_on_torch_and_procgroup() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "verb"), list(product(SIZES, VERBS)))
-def test_the_whole_product_is_equal_on_torch_and_procgroup(size: int, verb: str) -> None:
-    cases = [case for case in every_case(size) if case.verb == verb]
+@pytest.mark.parametrize(("size", "operation"), list(product(SIZES, PLAYED)))
+def test_the_whole_product_is_equal_on_torch_and_procgroup(size: int, operation: str) -> None:
+    cases = [case for case in every_case(size) if case.operation == operation]
     for start in range(0, len(cases), 1000):
         compare([Comparison(size, cases[start : start + 1000], ALL_OF_OURS)])
 

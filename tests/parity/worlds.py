@@ -19,9 +19,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from parity.cases import Case
 from parity.probes import PROBES
-from parity.program import NumpyArrays, TorchTensors, play_cases
+from parity.program import play_cases
+
+from cases import Case, CasePart, TorchPart
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,11 @@ def _be_rank(torch: Any, folder: str, number: int, world: AnyWorld, rank: int) -
         )
         # Or one that is done at once leaves before the other is there.
         _meet(folder, number, rank, world.size, "joined")
-        arrays = TorchTensors() if world.arrays == "torch" else NumpyArrays()
         if isinstance(world, ProbeWorld):
-            _leave_reports(folder, number, rank, [_probe(dist, arrays, rank, world.number)])
+            _leave_reports(folder, number, rank, [_probe(dist, rank, world.number)])
             os._exit(0)  # without leaving the group, which may be broken
-        reports = play_cases(dist, arrays, rank, world.size, world.cases, lambda text: place.__setitem__(0, text))
+        part_of = TorchPart if world.arrays == "torch" else CasePart
+        reports = play_cases(dist, part_of, rank, world.size, world.cases, lambda text: place.__setitem__(0, text))
         _leave_reports(folder, number, rank, reports)
         if world.library == "torch":
             _meet(folder, number, rank, world.size, "played")
@@ -131,9 +132,9 @@ def _meet(folder: str, number: int, rank: int, size: int, what: str) -> None:
         time.sleep(0.005)
 
 
-def _probe(dist: Any, arrays: Any, rank: int, number: int) -> str:
+def _probe(dist: Any, rank: int, number: int) -> str:
     try:
-        return PROBES[number].program(dist, arrays, rank)
+        return PROBES[number].program(dist, rank)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch_plugin.call_table import call, values
 
 import procgroup
+from cases import Case, TorchPart
+from operations import EVERY_RANK, OPERATIONS
 
 
 @call
@@ -63,6 +65,19 @@ def all_reduce_combines_by_every_op(rank: int, size: int) -> None:
     for wrong in ("sum", dist.ReduceOp.PREMUL_SUM):  # which needs a factor
         with pytest.raises(TypeError):
             dist.all_reduce(scaled, wrong)
+
+
+@call
+def every_operation_takes_arrays_of_any_layout(rank: int, size: int) -> None:
+    for name in (name for name in EVERY_RANK if OPERATIONS[name].in_torch):
+        for turn, dtype in enumerate(["float32", "bfloat16", "int16", "uint64", "complex64", "bool"]):
+            layouts = ("offset", "transposed", "column", "steps", "flat")[turn % 3 :]
+            case = Case(name, dtype, 40 * turn, "AVG" if turn < 2 else "SUM", turn % size, layouts=layouts)
+            part = TorchPart(case, rank, size)
+            part.is_flat = name.endswith("_single")  # torch looks at the shapes
+            part.start(dist, async_op=turn % 2 == 1)
+            part.wait()
+            assert not part.wrong(), f"{case}: {part.wrong()}"
 
 
 @call

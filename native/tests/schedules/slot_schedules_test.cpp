@@ -70,7 +70,7 @@ void for_all(const std::function<void(int size, size_t count, bool in_place, uns
 
 void every_rank_gets_the_reduction_in_rank_order() {
   for_all([](int size, size_t count, bool in_place, unsigned seed) {
-    std::vector<MakeSchedule> schedules = {schedule_all_reduce_direct, schedule_all_reduce_scattered};
+    std::vector<MakeSchedule> schedules = {schedule_slots, schedule_all_reduce_scattered};
     if (size == 2) schedules.push_back(schedule_all_reduce_exchanged);
     for (const MakeSchedule make : schedules) {
       Simulation world = play(OpKind::kAllReduce, size, count, in_place, -1, seed, make);

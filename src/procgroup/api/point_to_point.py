@@ -49,10 +49,15 @@ def isend(
 
     A rank that is not in the group is warned, and gets None.
     """
-    chosen = choose(group, "isend")
+    chosen = SLOT.get().group if group is None else None
     if chosen is None:
-        return cast(Work, None)
-    return chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, True, timeout)
+        chosen = choose(group, "isend")
+        if chosen is None:
+            return cast(Work, None)
+    destination = chosen.group_ranks.get(dst) if group_dst is None and dst.__class__ is int else None
+    if destination is None:
+        destination = group_rank_of(chosen, dst, group_dst)
+    return chosen.send(tensor, destination, tag, True, timeout)
 
 
 def recv(
@@ -90,10 +95,15 @@ def irecv(
 
     A rank that is not in the group is warned, and gets None.
     """
-    chosen = choose(group, "irecv")
+    chosen = SLOT.get().group if group is None else None
     if chosen is None:
-        return cast(Work, None)
-    return chosen.irecv(tensor, _source(chosen, src, group_src), tag, timeout)
+        chosen = choose(group, "irecv")
+        if chosen is None:
+            return cast(Work, None)
+    source = chosen.group_ranks.get(src) if group_src is None and src.__class__ is int else None
+    if source is None:
+        source = _source(chosen, src, group_src)
+    return chosen.irecv(tensor, source, tag, timeout)
 
 
 class P2POp:

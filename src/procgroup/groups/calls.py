@@ -58,7 +58,7 @@ class GroupCalls(Collectives):
         operation = self._calls.send(
             array, destination, tag, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
-        return operation if operation is None else self._work(operation, "send", (array,))
+        return None if operation is None else Work(operation, "send", [array], self)
 
     def recv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> int:
         """Receive an array from group rank ``source``, or from any rank with None; return the sender's group rank."""
@@ -72,10 +72,14 @@ class GroupCalls(Collectives):
 
     def irecv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> Work:
         """Start to receive an array from group rank ``source``, or from any rank with None."""
-        seconds = self._seconds if timeout is None else types.seconds(timeout)
-        operation = self._calls.recv(array, self._source(source), checks.tag(tag), True, seconds)
-        assert not isinstance(operation, int)
-        return Work(operation, "recv", (array,), where=self._where(), members=self.members)
+        if source.__class__ is not int or not 0 <= source < self._size:
+            source = self._source(source)
+        if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
+            tag = checks.tag(tag)
+        operation = self._calls.recv(
+            array, source, tag, True, self._seconds if timeout is None else types.seconds(timeout)
+        )
+        return Work(operation, "recv", [array], self)  # type: ignore[arg-type]
 
     def check_message(self, op: str, array: Array, peer: int, tag: int) -> None:
         """Check the arguments of a ``send`` or ``recv`` as the call does; issue nothing."""

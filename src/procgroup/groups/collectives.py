@@ -38,7 +38,7 @@ class Collectives:
         return f"group {self.group_name} (rank {self._rank} of {self._size})"
 
     def _work(self, operation: Operation, op: str, arrays: Sequence[Any]) -> Work:
-        return Work(operation, op, arrays, where=self._where())
+        return Work(operation, op, list(arrays), self)
 
     @overload
     def all_reduce(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...

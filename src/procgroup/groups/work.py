@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from procgroup import types
 from procgroup.errors import WaitTimeout
@@ -13,25 +13,24 @@ from procgroup.groups.engine import Operation
 from procgroup.groups.future import Future
 
 
+class Place(Protocol):
+    """The group that a call was issued on."""
+
+    members: tuple[int, ...]
+
+    def _where(self) -> str: ...
+
+
 class Work:
     """A call that was issued with ``async_op=True``. Do not use its arrays before ``wait`` returns."""
 
-    __slots__ = ("_arrays", "_future", "_members", "_operation", "_where", "op")
+    __slots__ = ("_arrays", "_future", "_operation", "_place", "op")
 
-    def __init__(
-        self,
-        operation: Operation,
-        op: str,
-        arrays: Sequence[Any],
-        *,
-        where: str,
-        members: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, operation: Operation, op: str, arrays: list[Any], place: Place) -> None:
         self.op: str = op
         self._operation = operation
-        self._arrays = list(arrays)
-        self._where = where
-        self._members = members
+        self._arrays = arrays
+        self._place = place
         self._future: Future | None = None
 
     def wait(self, timeout: types.Timeout | None = None) -> bool:
@@ -42,7 +41,7 @@ class Work:
         """
         limit = None if timeout is None else types.seconds(timeout) or None
         if not self._operation.wait(limit):
-            raise WaitTimeout(op=self.op, where=self._where, seconds=limit or 0.0)
+            raise WaitTimeout(op=self.op, where=self._place._where(), seconds=limit or 0.0)
         return True
 
     def is_completed(self) -> bool:
@@ -60,7 +59,7 @@ class Work:
     def result(self) -> list[Any]:
         """Return the call's arrays. Raises RuntimeError while it runs, and its error if it failed."""
         if not self._operation.is_completed():
-            raise RuntimeError(f"{self.op} on {self._where} is not over yet; call wait() before result().")
+            raise RuntimeError(f"{self.op} on {self._place._where()} is not over yet; call wait() before result().")
         error = self._operation.exception()
         if error is not None:
             raise error
@@ -90,12 +89,12 @@ class Work:
 
         Raises RuntimeError for other calls.
         """
-        if self._members is None:
+        if self.op != "recv":
             raise RuntimeError(
                 "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
             )
         self.result()
-        return self._members[self._operation.source]
+        return self._place.members[self._operation.source]
 
     def _source_rank(self) -> int:
         return self.source_rank()
@@ -110,7 +109,7 @@ class Work:
 
     def __repr__(self) -> str:
         state = "running" if not self.is_completed() else "complete" if self.is_success() else "failed"
-        return f"<Work {self.op} on {self._where}: {state}>"
+        return f"<Work {self.op} on {self._place._where()}: {state}>"
 
 
 class JoinedOperation:

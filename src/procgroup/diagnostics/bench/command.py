@@ -39,6 +39,7 @@ OPERATIONS = (
     "all_to_all",
     "barrier",
     "send_recv",
+    "window",
 )
 ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2, "int32": 4, "int64": 8}
 _EPILOG = """

@@ -31,12 +31,19 @@ def piece_value(sender: int, receiver: int) -> int:
     return sender + 1 + 10 * receiver
 
 
+def messages_in_turn(operation: str, size_in_bytes: int) -> int:
+    """How many messages a rank receives in one call of ``operation``, by which its time is divided; else 1."""
+    if operation == "window":
+        return min(64, max(1, (64 << 20) // max(size_in_bytes, 1)))
+    return 2 if operation == "send_recv" else 1
+
+
 class Buffers:
     """The arrays of one operation on one rank.
 
     ``array`` holds so many bytes. Where ranks exchange pieces, each as long as ``array``, ``pieces`` has a row for each
-    rank that gets one from this rank, and ``output`` one for each rank that sends one; else they are empty.
-    ``allocate`` makes an array of a shape.
+    rank that gets one from this rank, and ``output`` one for each rank that sends one; else they are empty. In a window
+    ``output`` has a row for each message from rank ``partner``. ``allocate`` makes an array of a shape.
     """
 
     def __init__(self, operation: str, size_in_bytes: int, rank: int, ranks: int, allocate: Allocate) -> None:
@@ -47,7 +54,10 @@ class Buffers:
         self.array.fill(0 if operation in ("scatter", "reduce_scatter") else rank + 1)
         self.pieces: Any = allocate((ranks if gives else 0, count))
         self.pieces.T[:] = [piece_value(rank, receiver) for receiver in range(len(self.pieces))]
-        self.output: Any = allocate((ranks if gets else 0, count))
+        self.partner: int = rank ^ 1
+        has_window = operation == "window" and self.partner < ranks
+        messages = messages_in_turn(operation, size_in_bytes) if has_window else 0
+        self.output: Any = allocate((ranks if gets else messages, count))
         self.output.fill(0)
         self.rank = rank
         self.ranks = ranks
@@ -86,12 +96,10 @@ CORRECT: Mapping[str, Callable[[Buffers], bool]] = {
     "reduce_scatter": _is_own_sum,
     "all_to_all": _is_exchanged,
     "send_recv": lambda buffers: buffers.rank != 1 or bool((buffers.array == 1).all()),
+    "window": lambda buffers: bool((buffers.output == (buffers.rank ^ 1) + 1).all()),
     "barrier": lambda buffers: True,
 }
 """Whether the arrays hold what the operation must leave there; roots are rank 0."""
-
-CROSSINGS = {"send_recv": 2}
-"""How often data cross between two ranks in one call, one after the other; once where it is not said."""
 
 
 class Driver:
@@ -143,7 +151,8 @@ def serve(
                 prepared.clear()
                 buffers = Buffers(operation, int(size), rank, ranks, allocate)
                 prepared[key] = prepare(operations, operation, buffers)
-            times = [time // CROSSINGS.get(operation, 1) for time in measure(prepared[key], int(samples), int(calls))]
+            parts = messages_in_turn(operation, int(size))
+            times = [time // parts for time in measure(prepared[key], int(samples), int(calls))]
         except Exception as error:
             driver.say(f"error rank {rank}: {type(error).__name__}: {error}".replace("\n", " "))
             continue

@@ -39,6 +39,22 @@ def ping_pong(buffers: Buffers) -> Call:
     return call
 
 
+def window(buffers: Buffers) -> Call:
+    import torch
+    import torch.distributed as dist
+
+    tensor = tensor_of(buffers)
+    rows = list(torch.from_numpy(buffers.output))
+
+    def call() -> None:
+        works = [dist.irecv(row, buffers.partner) for row in rows]
+        works += [dist.isend(tensor, buffers.partner) for _ in rows]
+        for work in works:
+            work.wait()
+
+    return call
+
+
 def run_rank(socket_path: str, rank: int, ranks: int) -> None:
     driver = Driver(socket_path)
     import torch
@@ -65,6 +81,7 @@ def run_rank(socket_path: str, rank: int, ranks: int) -> None:
         ),
         "barrier": lambda buffers: dist.barrier,
         "send_recv": ping_pong,
+        "window": window,
     }
     dist.init_process_group("gloo", init_method=f"file://{socket_path}.rendezvous", rank=rank, world_size=ranks)
     serve(driver, rank, ranks, operations, f"torch {torch.__version__}")

@@ -38,6 +38,17 @@ def ping_pong(buffers: Buffers) -> Call:
     return call
 
 
+def window(buffers: Buffers) -> Call:
+    rows = list(buffers.output)
+
+    def call() -> None:
+        requests = [world.Irecv(row, buffers.partner) for row in rows]
+        requests += [world.Isend(buffers.array, buffers.partner) for _ in rows]
+        MPI.Request.Waitall(requests)
+
+    return call
+
+
 OPERATIONS: dict[str, Callable[[Buffers], Call]] = {
     "all_reduce": lambda buffers: partial(world.Allreduce, MPI.IN_PLACE, buffers.array),
     "broadcast": lambda buffers: partial(world.Bcast, buffers.array, 0),
@@ -49,6 +60,7 @@ OPERATIONS: dict[str, Callable[[Buffers], Call]] = {
     "all_to_all": lambda buffers: partial(world.Alltoall, buffers.pieces, buffers.output),
     "barrier": lambda buffers: world.Barrier,
     "send_recv": ping_pong,
+    "window": window,
 }
 
 if __name__ == "__main__":

@@ -26,6 +26,18 @@ def ping_pong(buffers: Buffers) -> Call:
     return call
 
 
+def window(buffers: Buffers) -> Call:
+    rows = list(buffers.output)
+
+    def call() -> None:
+        works = [dist.irecv(row, buffers.partner) for row in rows]
+        works += [dist.isend(buffers.array, buffers.partner) for _ in rows]
+        for work in works:
+            work.wait()
+
+    return call
+
+
 def symmetric(shape: tuple[int, ...]) -> Any:
     return dist.empty(shape, dtype=DTYPE)
 
@@ -41,6 +53,7 @@ OPERATIONS: dict[str, Callable[[Buffers], Call]] = {
     "all_to_all": lambda buffers: partial(dist.all_to_all_single, buffers.output, buffers.pieces),
     "barrier": lambda buffers: dist.barrier,
     "send_recv": ping_pong,
+    "window": window,
 }
 
 if __name__ == "__main__":
