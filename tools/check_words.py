@@ -1,4 +1,4 @@
-"""Refuse what must not be in the sources: name look-ups that can hang, and pickle on what came from outside."""
+"""Refuse name look-ups that can hang, unpickling of foreign data, and words that are not the field's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,21 @@ FORBIDDEN = {
     r"\bgethostbyaddr\b|\bgetnameinfo\b": "nothing may wait for reverse DNS",
     r"\bpickle\.loads?\b": "nothing that came from a store or socket is unpickled",
 }
+WORDS = {
+    r"\bslabs?\b": "allocation, receive pool",
+    r"\bparcels?\b": "payload, outgoing objects",
+    r"\benvelopes?\b": "header",
+    r"\bletter_size\b|\bholds_letter\b": "metadata",
+    r"\bverbs?\b": "operation, method",
+    r"\bthis room\b|\bper room\b": "package",
+    r"\b(the|native) doors?\b": "adapter",
+    r"\bsheets?\b": "buffer table",
+    r"\bcircles?\b": "cycle",
+    r"\bdeposit(s|ed)?\b": "copy in",
+    r"\b(is|are|was) told\b": "receives, is notified",
+    r"\bwell or badly\b": "with or without an error",
+}
+PLACES = ("src/**/*.py", "native/**/*.?pp", "docs/*.md", "docs/design/*.md", "docs/guide/*.md", "README.md")
 MAY_UNPICKLE = {
     "src/procgroup/launch/spawning/spawn.py",  # what the parent process wrote for its own children
     "src/procgroup/groups/pickling.py",  # what the program itself sends by object operations
@@ -23,13 +38,13 @@ MAY_UNPICKLE = {
 
 def main() -> int:
     found = 0
-    for path in sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("native/**/*.?pp")]):
+    for path in sorted(path for place in PLACES for path in ROOT.glob(place)):
         name = path.relative_to(ROOT).as_posix()
         for number, line in enumerate(path.read_text().splitlines(), start=1):
-            for pattern, reason in FORBIDDEN.items():
+            for pattern, reason in (FORBIDDEN | WORDS).items():
                 if "pickle" in pattern and name in MAY_UNPICKLE:
                     continue
-                if match := re.search(pattern, line):
+                if match := re.search(pattern, line, re.IGNORECASE if pattern in WORDS else 0):
                     print(f"{name}:{number}: {match.group()}: {reason}")
                     found += 1
     return 1 if found else 0

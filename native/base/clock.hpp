@@ -1,4 +1,4 @@
-// Time: one monotonic clock, and deadlines on it. Timeouts become deadlines at the door and stay deadlines.
+// Time: one monotonic clock, and deadlines on it. Timeouts become deadlines where a call enters the engine.
 #pragma once
 
 #include <time.h>

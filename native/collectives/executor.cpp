@@ -32,8 +32,8 @@ void Executor::copy_in() {
   for (bool published = false; step_ < steps.size() && !published; ++step_) {
     const Step& step = steps[step_];
     published = step.kind == Step::Kind::kPublish;
-    const bool deposits = step.kind == Step::Kind::kCopy && step.to.kind == Place::Kind::kSlot;
-    if (!published && !(deposits && is_free(step.to.slot))) return;
+    const bool copies_in = step.kind == Step::Kind::kCopy && step.to.kind == Place::Kind::kSlot;
+    if (!published && !(copies_in && is_free(step.to.slot))) return;
     run(step);
   }
 }

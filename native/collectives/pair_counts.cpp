@@ -31,10 +31,10 @@ Failure PairCounts::mismatch(const Descriptor& call, int from, int to, uint64_t 
 
 std::optional<Failure> PairCounts::excess(const Descriptor& call) const {
   const uint64_t most = kMostBytes / dtype_size(call.dtype);
-  const auto refuse = [&](int rank, const char* verb, uint64_t count, const char* preposition, int peer) {
+  const auto refuse = [&](int rank, const char* does, uint64_t count, const char* preposition, int peer) {
     return Failure{.kind = Failure::Kind::kFailed,
                    .peer = rank,
-                   .reason = std::string("it announced that it ") + verb + " " + std::to_string(count) + " " +
+                   .reason = std::string("it announced that it ") + does + " " + std::to_string(count) + " " +
                              dtype_name(call.dtype) + " " + preposition + " " + rank_name(peer, global_ranks_) +
                              ", expected less than 2^63 bytes " + preposition + " all ranks together"};
   };

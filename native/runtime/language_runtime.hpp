@@ -16,7 +16,7 @@ class LanguageRuntime {
   virtual bool alone() { return false; }
 };
 
-// Callers that are not Python: nothing to let go of, nobody interrupts.
+// For callers that are not Python: no lock to release, no interrupts.
 class NoRuntime final : public LanguageRuntime {
  public:
   void unlock() override {}

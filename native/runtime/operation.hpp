@@ -11,7 +11,7 @@
 namespace procgroup {
 
 enum class Progress {
-  kDone,     // over, well or badly
+  kDone,     // completed, with or without a failure
   kMoved,    // something was done; call again
   kWaiting,  // nothing can be done before another rank acts
 };

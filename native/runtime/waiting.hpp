@@ -47,12 +47,12 @@ class Backoff {
   bool wait_a_moment();
 
  private:
-  // After this many moments, every one offers the core to whoever else wants it: the awaited rank may be
-  // among them, when other programs keep the cores busy. On an idle core a yield returns in some 0.3 us.
+  // After this many moments, each one yields the core: the awaited rank may be waiting for it, when other programs keep
+  // the cores busy. On an idle core a yield returns in some 0.3 us.
   static constexpr int kPurePolls = 100;
   static constexpr int kMomentsBetweenClocks = 16;
-  // On a core that others keep busy each yield takes some milliseconds: a hundred of them would be deaf for half a
-  // second.
+  // On a core that others keep busy each yield takes some milliseconds: a hundred of them would delay signals and
+  // deadlines by half a second.
   static constexpr int kYieldsBetweenClocks = 4;
   static constexpr int64_t kYieldNs = 10'000'000;
 

@@ -103,13 +103,13 @@ class CollectiveMismatch(OperationError):
     ) -> None:
         self.calls: dict[int, str] = dict(calls)
         self.pair = pair
-        verb, happened = "has", f"the ranks have different {differing}"
+        did, happened = "has", f"the ranks have different {differing}"
         if not differing:
-            verb = "called"
+            did = "called"
             happened, advice = _MISMATCHES.get(call["op"]) or (_DIFFERENT_BLOCKS if pair else _DIFFERENT_CALLS)
         mine = self.calls[call["rank"]]
-        others = [f"{_name(rank, call)} {verb} {text}" for rank, text in sorted(self.calls.items()) if text != mine]
-        shown = pair or ", ".join([f"this rank {verb} {mine}", *others])
+        others = [f"{_name(rank, call)} {did} {text}" for rank, text in sorted(self.calls.items()) if text != mine]
+        shown = pair or ", ".join([f"this rank {did} {mine}", *others])
         super().__init__(f"{happened}: {shown}", advice=advice, **call)
 
 

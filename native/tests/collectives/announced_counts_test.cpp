@@ -39,7 +39,7 @@ class Iovec {
   }
   Iovec(const Iovec&) = delete;
 
-  BufferTable sheet() const { return {state.member(state.rank).small(kSequence), kSize}; }
+  BufferTable table() const { return {state.member(state.rank).small(kSequence), kSize}; }
   bool is_untouched() const {
     for (const std::vector<int64_t>& output : outputs_)
       for (const int64_t got : output)
@@ -74,8 +74,8 @@ class World {
 
   // Make what these ranks say of one pair, to both of its ends.
   void forge(int from, int to, uint64_t count) {
-    iovecs[static_cast<size_t>(from)]->sheet().input(to).count = count;
-    iovecs[static_cast<size_t>(to)]->sheet().output(from).count = count;
+    iovecs[static_cast<size_t>(from)]->table().input(to).count = count;
+    iovecs[static_cast<size_t>(to)]->table().output(from).count = count;
   }
 
   std::vector<std::unique_ptr<Iovec>> iovecs;
@@ -100,9 +100,9 @@ std::vector<Forgery> forgeries(size_t count) {
        "it announced that it gives 1152921504606846976 int64 to rank 2" + most + "to all ranks together"},
       {[](World& world) { world.forge(1, 2, kTooMany / 2), world.forge(2, 2, kTooMany / 2); }, Failure::Kind::kFailed,
        2, "it announced that it expects 576460752303423488 int64 from rank 2" + most + "from all ranks together"},
-      {[](World& world) { world.iovecs[1]->sheet().input(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
+      {[](World& world) { world.iovecs[1]->table().input(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
        "rank 1 gives 1152921504606846976 int64 to rank 0, which expects " + std::to_string(count) + " int64 from it"},
-      {[](World& world) { world.iovecs[1]->sheet().output(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
+      {[](World& world) { world.iovecs[1]->table().output(0).count = kTooMany; }, Failure::Kind::kMismatch, -1,
        "rank 0 gives " + std::to_string(count) + " int64 to rank 1, which expects 1152921504606846976 int64 from it"},
   };
 }
@@ -137,12 +137,12 @@ void counts_of_others_do_not_make_a_schedule_longer() {
   }
 }
 
-// All others can write a rank's sheet.
+// All others can write a rank's buffer table.
 void a_ranks_own_counts_are_those_of_its_arrays(size_t count) {
   World world(count);
   Iovec& victim = *world.iovecs[1];
-  victim.sheet().input(1).count = victim.sheet().output(1).count = kTooMany;
-  victim.sheet().input(0).count = victim.sheet().output(0).count = kTooMany;
+  victim.table().input(1).count = victim.table().output(1).count = kTooMany;
+  victim.table().input(0).count = victim.table().output(0).count = kTooMany;
   for (int turn = 0; turn < 1000; ++turn) {
     world.iovecs[0]->call->advance();
     if (!victim.call->is_completed()) victim.call->advance();

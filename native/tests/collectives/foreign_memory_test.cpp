@@ -59,8 +59,8 @@ void a_descriptor_that_is_none_is_told_as_such() {
 
 void the_header_of_a_buffer_table_may_have_any_bytes() {
   Calls calls(1000);
-  const BufferTable sheet(calls.states[1].mine().small(kSequence), 2);
-  std::memset(&sheet.head(), 0xfe, sizeof(BufferTableHeader));
+  const BufferTable table(calls.states[1].mine().small(kSequence), 2);
+  std::memset(&table.head(), 0xfe, sizeof(BufferTableHeader));
   while (!calls.mine.is_completed() || !calls.theirs.is_completed()) {
     if (!calls.mine.is_completed()) calls.mine.advance();
     if (!calls.theirs.is_completed()) calls.theirs.advance();

@@ -62,7 +62,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def group_rank_of(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
-    """Return the group rank of whoever is meant. Raises ValueError unless exactly one of the two is given."""
+    """Resolve a global or a group rank to a group rank. Raises ValueError unless exactly one of the two is given."""
     if group_rank is None and global_rank.__class__ is int:
         rank = group.group_ranks.get(global_rank)
         if rank is not None:
@@ -77,7 +77,7 @@ def group_rank_of(group: ProcessGroup, global_rank: int | None, group_rank: int 
 
 
 def root_or_first(group: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
-    """Return the group rank of whoever is meant, global rank 0 when nobody is named. Raises ValueError for both."""
+    """Resolve to a group rank; the default is global rank 0. Raises ValueError when both ranks are given."""
     if global_rank is None and group_rank is None:
         global_rank = 0
     return group_rank_of(group, global_rank, group_rank)

@@ -1,4 +1,4 @@
-"""torch tensors in CPU memory, with all that the native door leaves to judge: devices, layouts, lazy views."""
+"""torch tensors in CPU memory, for what the native adapter does not read: other devices, layouts, lazy views."""
 
 from __future__ import annotations
 

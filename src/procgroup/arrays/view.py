@@ -1,6 +1,6 @@
 """Any library's array, seen as memory, or refused in words.
 
-The native door reads plain buffers and torch's own tensors by itself and comes here with everything else: extension
+The native adapter reads plain buffers and torch's own tensors itself, and passes everything else here: extension
 types such as bfloat16, which the buffer protocol cannot describe, other libraries, and whatever must be refused. So
 this is the slow path, and the place where the words of a refusal are chosen. Each library has a file of its own.
 """

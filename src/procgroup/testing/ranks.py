@@ -18,7 +18,7 @@ from procgroup.types import Timeout
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-# How long ranks are given to end once they were told to.
+# How long ranks may take to end after they were stopped.
 _END_SECONDS = 5.0
 
 

@@ -1,4 +1,4 @@
-"""Where the callbacks of torch's futures run: on an idle thread of this room, or else on a new one.
+"""Threads for the callbacks of torch's futures: each callback runs on an idle thread, or on a new one.
 
 A callback may wait for another call, as that of the PowerSGD hook does. The one thread that completes procgroup's calls
 would then wait for itself.

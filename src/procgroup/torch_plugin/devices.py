@@ -1,4 +1,4 @@
-"""Which other backend serves tensors on a device: the one that init_process_group was told for it.
+"""The other backend of a kind of device, as given to init_process_group.
 
 With "cpu:procgroup,cuda:nccl" torch hands the whole group to procgroup. So procgroup makes a process group of torch's
 own around ProcessGroupNCCL, at the first tensor on a GPU, and passes its calls on.

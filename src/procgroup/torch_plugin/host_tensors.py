@@ -58,10 +58,10 @@ def _stand_in(argument: Any, pairs: Pairs) -> Any:
 
 
 def _lengths(tensor: Any) -> list[int]:
-    """Return how many elements each piece of a large tensor has; nothing for a small one.
+    """Return the numbers of elements of the blocks of a large tensor; an empty list for a small one.
 
-    The first has as many as there are full ones, the second has the rest. So ranks whose tensors differ in size differ
-    in one of these two, and are told before anything is written.
+    The first block has as many elements as there are full blocks, the second has the rest. So for tensors of different
+    sizes one of these two differs, and the mismatch is reported before anything is written.
     """
     count: int = tensor.numel()
     full: int = max(PIECE_BYTES // tensor.element_size(), 1)

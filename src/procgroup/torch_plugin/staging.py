@@ -185,9 +185,9 @@ class StagedCall:
             self._fail(error)
 
     def _first_of(self, error: BaseException) -> BaseException:
-        """Return what the first piece that failed says, which is over, and may be told of after this one."""
-        over = [work.exception() for work in self._works if work.is_completed()]
-        return next((each for each in over if each is not None), error)
+        """Return the error of the earliest failed block; completions may arrive out of order."""
+        errors = [work.exception() for work in self._works if work.is_completed()]
+        return next((each for each in errors if each is not None), error)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

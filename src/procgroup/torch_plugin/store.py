@@ -20,7 +20,7 @@ from procgroup.stores.store import (
 )
 from procgroup.types import Timeout
 
-# torch's own waits hear neither Ctrl-C nor the shorter deadline of another thread, so ours ask again and again.
+# torch's own waits handle neither Ctrl-C nor the shorter deadline of another thread, so waits here poll.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.02
 

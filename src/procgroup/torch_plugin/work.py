@@ -59,7 +59,7 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         return self._call.wait(None if timeout is _UNLIMITED else timeout)
 
     def is_completed(self) -> bool:
-        """Tell whether the call is over, well or badly, without waiting."""
+        """Return whether the call has completed, with or without an error. Does not wait."""
         return self._call.is_completed()
 
     def is_success(self) -> bool:
