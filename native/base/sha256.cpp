@@ -99,6 +99,7 @@ Digest hmac_sha256(std::string_view key, std::string_view message) {
   return sha256(outer.append(reinterpret_cast<const char*>(first.data()), first.size()));
 }
 
+// In constant time: how many bytes are equal must not show.
 bool same_digest(const Digest& left, const Digest& right) {
   uint8_t difference = 0;
   for (size_t i = 0; i < left.size(); ++i) difference |= left[i] ^ right[i];

@@ -8,7 +8,7 @@ NB_MODULE(_native, module) {
   module.doc() = "The native engine of procgroup; use the procgroup package instead.";
   // A group that is still alive when the interpreter ends is no defect: programs need not destroy theirs.
   nanobind::set_leak_warnings(false);
-  // What the system refuses is an OSError also where nothing else translates it.
+  // A system error that no binding translates becomes OSError.
   nanobind::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {
       std::rethrow_exception(thrown);

@@ -16,8 +16,8 @@ enum class Progress {
   kWaiting,  // nothing can be done before another rank acts
 };
 
-// For how long a waiter may sleep between two looks: where the other ranks wake it, and where nothing does, because
-// another backend moves the bytes.
+// The longest sleep of a waiter between two looks. Other ranks wake it when they have moved something; nothing wakes it
+// for what another backend moves (kExternalSleepNs).
 inline constexpr int64_t kAnySleepNs = INT64_MAX;
 inline constexpr int64_t kExternalSleepNs = 200'000;
 
@@ -36,7 +36,7 @@ class Operation {
 
   virtual int64_t longest_sleep_ns() const { return kAnySleepNs; }
 
-  // Whether any member's end ends this; a message depends on its peer alone.
+  // Whether the loss of any member makes this operation fail. A message fails with its peer only.
   virtual bool depends_on_all() const { return true; }
 
   // A thread that waits for the end of this operation, until the end of the scope.

@@ -287,7 +287,7 @@ Reply ClientConnection::receive_reply(uint32_t request, Deadline deadline, const
   std::memcpy(&header, first, sizeof header);
   const size_t with_header = have - sizeof header;
   if (header.request != request || header.length > kMaxFrameBytes || with_header > header.length) {
-    throw ServerLost{"it sent what is no reply to the request"};
+    throw ServerLost{"it sent a malformed reply"};
   }
   Reply reply{static_cast<Status>(header.op), std::string(first + sizeof header, with_header)};
   if (with_header < header.length) {

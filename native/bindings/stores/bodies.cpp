@@ -131,7 +131,7 @@ nb::typed<nb::list, nb::str> keys_in(const std::string& body) {
 }
 
 void raise_malformed(const ProtocolError& error) {
-  raise_error("DistStoreError", "the store's server sent what is no reply to the request: " + error.reason);
+  raise_error("DistStoreError", "the store's server sent a malformed reply: " + error.reason);
 }
 
 }  // namespace procgroup::store

@@ -126,11 +126,11 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Pending:  # noqa:
     """Average the matrices of the bucket as products of rank r, and the other gradients without compression.
 
     Bytes sent: 4 (8 for float64) for each of r * (n + m) elements of a matrix of n rows and m columns, in two
-    collectives. Error of one step: the mean M becomes P P^T M, whose distance from M is at most that of zeros. It is
-    exact except for rounding if M has rank r or less, and the best approximation of rank r in the limit of many steps
-    on one M. With error feedback the error is added to the gradients of the next step. A NaN or infinity, also from a
-    product of numbers above 1e38, makes its matrix NaN on every rank and is not kept. Values sent in a step that all
-    ranks dropped (BackwardFailed) are lost.
+    collectives. Error of one step: the mean M becomes P P^T M; the error is never larger than that of an all-zero
+    result. It is exact except for rounding if M has rank r or less, and the best approximation of rank r in the limit
+    of many steps on one M. With error feedback the error is added to the gradients of the next step. A NaN or infinity,
+    also from a product of numbers above 1e38, makes its matrix NaN on every rank and is not kept. If all ranks drop a
+    step (BackwardFailed), what was sent in it is lost: the kept error is the rest only.
 
     Cost: three products with thin matrices and about five passes over the bucket. Raises TypeError for complex
     gradients, CollectiveMismatch for different settings.
