@@ -7,13 +7,16 @@ method returns None when the call has completed or, with ``async_op=True``, a Wo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from procgroup import _native, types
+from procgroup import types
 from procgroup.groups import checks
 from procgroup.groups.engine import Operation
 from procgroup.groups.work import Work
 from procgroup.types import AnyReduceOp, Array, ReduceOp, Timeout
+
+if TYPE_CHECKING:
+    from procgroup import _native
 
 Limit: TypeAlias = Timeout | None
 Issued: TypeAlias = Work | None

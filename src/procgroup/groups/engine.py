@@ -8,9 +8,11 @@ the engine's own transport moves the bytes or a backend does (groups/backend.py)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from procgroup import _native
+if TYPE_CHECKING:
+    from procgroup import _native
+
 
 FLUSH_SECONDS = 30.0
 """How long a rank that leaves in order waits for its issued calls to complete. It does not wait for lost ranks."""

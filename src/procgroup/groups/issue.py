@@ -20,10 +20,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from procgroup import _native
 from procgroup.errors import DistBackendError, DistError
+
+if TYPE_CHECKING:
+    from procgroup import _native
 
 _IDLE_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
