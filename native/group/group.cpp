@@ -117,10 +117,11 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
   require_usable(operation->call());
   // Messages of one thread are numbered by their receiver in the order in which they start.
   if (operation->advance() == Progress::kDone) return operation;
+  std::vector<std::shared_ptr<GroupOperation>> swept;
   {
     const std::lock_guard lock(queue_mutex_);
     require_usable(operation->call());
-    if (messages_.size() >= crowded_) sweep_messages();
+    if (messages_.size() >= crowded_) swept = sweep_messages();
     messages_.push_back(operation);
   }
   may_rest(*operation) ? engine_.progress().notify_soon() : engine_.progress().notify();
@@ -143,9 +144,15 @@ bool Group::may_rest(const GroupOperation& message) {
   return call.op == OpKind::kRecv && !call.external && is_small_message(call) && !message.is_watched();
 }
 
-void Group::sweep_messages() {
-  if (std::erase_if(messages_, [](const auto& message) { return message->is_completed(); }) > 0) engine_.completed();
+// The completed messages, which the caller releases without the mutex: that may run Python.
+std::vector<std::shared_ptr<GroupOperation>> Group::sweep_messages() {
+  const auto completed = std::stable_partition(messages_.begin(), messages_.end(),
+                                               [](const auto& message) { return !message->is_completed(); });
+  std::vector<std::shared_ptr<GroupOperation>> swept(completed, messages_.end());
+  messages_.erase(completed, messages_.end());
+  if (!swept.empty()) engine_.completed();
   crowded_ = std::max(kFewMessages, 2 * messages_.size());
+  return swept;
 }
 
 bool Group::is_idle() {
@@ -216,9 +223,10 @@ Progress Group::advance_messages() {
     if (one != Progress::kWaiting) progress = Progress::kMoved;
     is_any_over = is_any_over || one == Progress::kDone;
   }
+  std::vector<std::shared_ptr<GroupOperation>> swept;
   if (is_any_over) {
     const std::lock_guard lock(queue_mutex_);
-    sweep_messages();
+    swept = sweep_messages();
   }
   return progress;
 }

@@ -8,10 +8,12 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "collectives/collective_call.hpp"
@@ -145,7 +147,7 @@ class Group final : public Source {
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);
   void finish_turn();
-  void sweep_messages();
+  [[nodiscard]] std::vector<std::shared_ptr<GroupOperation>> sweep_messages();
   static bool may_rest(const GroupOperation& message);
   std::optional<Failure> supervise(Operation& operation, const Descriptor& call,
                                    const std::function<std::optional<Awaited>()>& awaited, double seconds,
@@ -159,6 +161,7 @@ class Group final : public Source {
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;
   std::optional<Failure> posted(int member) const;
   std::optional<Failure> examine_handshake(int member, bool awaited) const;
+  void end_pending();
   bool is_local(int member) const { return state_ && state_->topology.is_local(member); }
   bool spans_hosts() const { return state_ && state_->topology.spans_hosts(); }
   void make_relay();
@@ -199,6 +202,12 @@ class Group final : public Source {
   size_t crowded_ = kFewMessages;                          // messages_ is swept when it is as long as this
   uint64_t looked_at_ = 0;                                 // the last message that the progress thread has looked at
   std::atomic<bool> completed_{false};                     // broken or left; reason_ says why
+  // By operation, other rank and tag; guarded by the mutex of messages: see MessageOperation.
+  struct Counts {
+    uint64_t issued = 0;
+    uint64_t moved = 0;
+  };
+  std::map<std::tuple<OpKind, int, uint64_t>, Counts> external_messages_;
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;

@@ -223,9 +223,10 @@ std::optional<Failure> Group::examine(const Operation& operation, const Descript
     failure->peer = member;
     return failure;
   }
+  const std::vector<int> present = operation.outlives_peer() ? std::vector<int>{} : missing;
   for (int member = 0; member < size(); ++member)
     if (concerns(member))
-      if (std::optional<Failure> failure = examine_member(member, missing, call)) return failure;
+      if (std::optional<Failure> failure = examine_member(member, present, call)) return failure;
   return broken();
 }
 
@@ -373,7 +374,21 @@ void Group::leave() {
   // From here on the progress thread does not touch this group: pending calls end now, and no thread waits for ever.
   engine_.progress().remove(this);
   examine_pending();
+  end_pending();
   engine_.completed();
+}
+
+// End also the operations that moved while they were examined: no thread looks at them again.
+void Group::end_pending() {
+  const std::lock_guard driving(driving_);
+  std::vector<std::shared_ptr<GroupOperation>> pending;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    pending = messages_;
+    pending.insert(pending.end(), queue_.begin(), queue_.end());
+  }
+  for (const std::shared_ptr<GroupOperation>& operation : pending)
+    if (!operation->is_completed()) operation->give_up(*broken());
 }
 
 void Group::mark_left() {

@@ -6,8 +6,8 @@
 namespace procgroup {
 namespace {
 
-// Tags of the headers of messages that another backend moves; those of programs end below.
-constexpr uint64_t kHeaderTag = uint64_t{1} << 63;
+// Headers of messages that another backend moves have keys of their own, beside all keys of the group.
+MessageKey header_key(uint64_t group, uint64_t tag) { return {~group, tag}; }
 
 }  // namespace
 
@@ -73,7 +73,7 @@ Progress MessageOperation::advance() {
 }
 
 Progress MessageOperation::advance_transfer() {
-  const std::lock_guard lock(group_.engine_.messages_mutex());
+  std::unique_lock lock(group_.engine_.messages_mutex());
   if (is_completed()) return Progress::kDone;
   const bool starts = !transfer_;
   if (starts) start();
@@ -82,6 +82,10 @@ Progress MessageOperation::advance_transfer() {
   const bool moved = looks ? group_.engine_.pump() : transfer_->is_completed();
   if (transfer_->is_completed()) {
     conclude();
+    lock.unlock();
+    // The sender has begun to move what this receive refuses.
+    if (is_external() && failure() != nullptr && failure()->kind == Failure::Kind::kMismatch)
+      group_.break_with(*failure(), call_);
     return is_completed() ? Progress::kDone : Progress::kMoved;
   }
   return moved ? Progress::kMoved : Progress::kWaiting;
@@ -94,6 +98,7 @@ Progress MessageOperation::advance_external() {
   {
     const std::lock_guard messages(group_.engine_.messages_mutex());
     group_.engine_.pump();
+    if (!has_turn()) return Progress::kWaiting;
   }
   std::optional<Failure> failure;
   try {
@@ -103,14 +108,33 @@ Progress MessageOperation::advance_external() {
     failure = Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
   }
   recording_->end(failure ? &*failure : nullptr);
-  failure ? fail(*std::move(failure)) : finish();
+  if (failure) {
+    group_.break_with(*failure, call_);
+    fail(*std::move(failure));
+    return Progress::kDone;
+  }
+  {
+    const std::lock_guard messages(group_.engine_.messages_mutex());
+    ++moved();
+  }
+  finish();
   return Progress::kDone;
 }
+
+uint64_t& MessageOperation::moved() const {
+  const int peer = request_.op == OpKind::kSend ? request_.peer : source();
+  return group_.external_messages_[{request_.op, peer, request_.tag}].moved;
+}
+
+bool MessageOperation::has_turn() const { return moved() + 1 == header_.number; }
 
 void MessageOperation::start() {
   recording_.emplace(group_.engine_.recorder(), call_);
   Messages& messages = group_.engine_.messages();
-  const MessageKey key{group_.options_.id, is_external() ? request_.tag | kHeaderTag : request_.tag};
+  const uint64_t group = group_.options_.id;
+  const MessageKey key = is_external() ? header_key(group, request_.tag) : MessageKey{group, request_.tag};
+  if (is_external() && request_.op == OpKind::kSend)
+    header_.number = ++group_.external_messages_[{request_.op, request_.peer, request_.tag}].issued;
   void* const data = is_external() ? &header_ : request_.data;
   const size_t bytes = is_external() ? sizeof header_ : request_.count * dtype_size(request_.dtype);
   const ElementType type = element_type(is_external() ? Dtype::kUint64 : request_.dtype);
@@ -182,6 +206,8 @@ std::optional<Awaited> MessageOperation::awaited() const {
 
 void MessageOperation::give_up(Failure failure) {
   const std::unique_lock external = is_external() ? std::unique_lock(external_) : std::unique_lock<std::mutex>();
+  // The other rank may have begun to move the message, and all later ones wait for this one.
+  if (header_moved_ && !is_completed()) group_.break_with(failure, call_);
   const std::lock_guard lock(group_.engine_.messages_mutex());
   if (transfer_ && !transfer_->is_completed()) group_.engine_.messages().cancel(*transfer_, failure);
   if (is_completed()) return;

@@ -21,7 +21,7 @@ class QueuedCall final : public GroupOperation {
   std::vector<int> missing() const override;
   Descriptor call() const override { return request_.descriptor; }
   void give_up(Failure failure) override;
-  int64_t longest_sleep_ns() const override { return running_ ? running_->longest_sleep_ns() : kAnySleepNs; }
+  int64_t longest_sleep_ns() const override { return request_.transfer ? kExternalSleepNs : kAnySleepNs; }
 
  private:
   void end(const Failure* failure);
@@ -51,11 +51,14 @@ class MessageOperation final : public GroupOperation {
   bool depends_on_all() const override { return request_.peer == kAnySource; }
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return header_moved_ ? kExternalSleepNs : kAnySleepNs; }
+  bool outlives_peer() const override { return header_moved_; }
 
  private:
+  // Messages of one sender, receiver and tag are numbered by the sender, and moved in the order of their numbers.
   struct Header {
     uint64_t count;
     uint64_t dtype;
+    uint64_t number = 0;
   };
 
   void start();
@@ -64,6 +67,8 @@ class MessageOperation final : public GroupOperation {
   bool is_external() const { return request_.transfer != nullptr; }
   void conclude();
   void compare_header();
+  bool has_turn() const;  // with the mutex of messages, as the next two
+  uint64_t& moved() const;
   void fail_by_mismatch(Failure failure, std::string theirs);
   // Whether a message has been matched to this receive, which writes to the caller's array itself.
   bool may_have_written() const {

@@ -38,6 +38,8 @@ class Operation {
 
   // Whether the loss of any member makes this operation fail. A message fails with its peer only.
   virtual bool depends_on_all() const { return true; }
+  // Whether a peer may leave in order before this operation ends: it has done its part.
+  virtual bool outlives_peer() const { return false; }
 
   // A thread that waits for the end of this operation, until the end of the scope.
   class Awaiting {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 from groups.toy_backend import StoreBackend
 
 import procgroup as dist
+from procgroup.api import exit_hooks
 from procgroup.api.default_group import current
 from procgroup.backends import registry
 from procgroup.errors import (
@@ -27,8 +31,9 @@ from procgroup.errors import (
     PeerLost,
 )
 from procgroup.groups.backend import Call
+from procgroup.groups.group import ProcessGroup
 from procgroup.stores.store import Store
-from procgroup.testing import RanksFailed, run_ranks
+from procgroup.testing import RanksFailed, connected_groups, run_ranks
 from world import attempt, run
 
 pytestmark = pytest.mark.timeout(60)
@@ -56,8 +61,25 @@ class Faulty(StoreBackend):
         yield from super().move(call)
 
 
+class Slow(StoreBackend):
+    """Takes many steps to receive; refuses to be made in groups of two of three ranks; raises when it is closed."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        if size == 1:
+            raise OSError("out of channels")
+        super().__init__(store, rank, size, timeout)
+
+    def move(self, call: Call) -> Iterator[None]:
+        for _ in range(300 if call.op == "recv" else 0):
+            yield
+        yield from super().move(call)
+
+    def close(self) -> None:
+        raise OSError("closed already")
+
+
 def register() -> None:
-    for name, make in (("toy", StoreBackend), ("few", FewOperations), ("faulty", Faulty)):
+    for name, make in (("toy", StoreBackend), ("few", FewOperations), ("faulty", Faulty), ("slow", Slow)):
         if not registry.is_backend_available(name):
             dist.Backend.register_backend(name, make)
 
@@ -167,6 +189,99 @@ def receive_from_any() -> None:
 
 def test_a_receive_from_any_rank_finds_its_sender() -> None:
     run_ranks(receive_from_any, 3, backend="toy")
+
+
+def receive_in_another_order() -> None:
+    if dist.get_rank() == 0:
+        for tag in (0, 1, 2, 3):
+            dist.send(np.full(2, float(tag)), 1, tag=tag)
+        for number in (1.0, 2.0, 3.0):
+            (dist.send if number == 2 else dist.isend)(np.full(2, number), 1)
+        dist.barrier()
+    else:
+        received = np.zeros(2)
+        for tag in (3, 2, 1, 0):
+            dist.recv(received, 0, tag=tag)
+            assert received.tolist() == [tag, tag]
+        arrays = [np.zeros(2) for _ in range(3)]
+        for work in reversed([dist.irecv(array, 0) for array in arrays]):
+            work.wait()
+        assert [array[0] for array in arrays] == [1.0, 2.0, 3.0]
+        dist.barrier()
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
+def test_messages_of_one_tag_keep_their_order_and_those_of_others_do_not_meet(hosts: list[int]) -> None:
+    for _ in range(5):
+        run_ranks(receive_in_another_order, 2, hosts=hosts, backend="toy")
+
+
+def reduce_beside_a_pending_receive() -> None:
+    received, array = np.zeros(2), np.ones(3)
+    work = dist.irecv(received, 1 - dist.get_rank())
+    dist.all_reduce(array)
+    assert array.tolist() == [2.0, 2.0, 2.0]
+    dist.send(np.full(2, 5.0), 1 - dist.get_rank())
+    assert work.wait() and received.tolist() == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
+def test_collectives_and_pending_receives_do_not_meet(hosts: list[int]) -> None:
+    run_ranks(reduce_beside_a_pending_receive, 2, hosts=hosts, backend="toy")
+
+
+def fail_to_send() -> None:
+    is_sender = dist.get_rank() == 1
+    with pytest.raises(GroupBroken if is_sender else PeerFailed, match="no route to the moon"):
+        dist.send(np.ones(2), 0) if is_sender else dist.recv(np.ones(2), 1)
+    with pytest.raises(GroupBroken):
+        dist.barrier()
+    time.sleep(0.5)  # the other rank learns of it while this one is there
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
+def test_a_message_that_fails_in_the_backend_ends_the_group(hosts: list[int]) -> None:
+    run_ranks(fail_to_send, 2, hosts=hosts, backend="faulty")
+
+
+def leave_while_the_other_receives() -> None:
+    if dist.get_rank() == 0:
+        dist.send(np.full(2, 4.0), 1)
+        dist.destroy_process_group()  # whose backend raises when it is closed
+    else:
+        received = np.zeros(2)
+        dist.recv(received, 0)
+        assert received.tolist() == [4.0, 4.0]
+
+
+def test_a_sender_may_leave_before_its_message_is_received() -> None:
+    run_ranks(leave_while_the_other_receives, 2, backend="slow")
+
+
+def make_a_group_without_a_backend() -> None:
+    with pytest.raises(OSError, match="out of channels"):
+        dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    array = np.ones(2)
+    dist.all_reduce(array)
+    assert array.tolist() == [2.0, 2.0]
+
+
+def test_a_backend_that_cannot_be_made_refuses_the_group() -> None:
+    run_ranks(make_a_group_without_a_backend, 2, backend="slow")
+
+
+def refer_to(group: ProcessGroup, operation: str, arguments: tuple[Any, ...]) -> None: ...
+
+
+def test_a_hook_does_not_keep_its_group_alive() -> None:
+    with connected_groups(1, backend="toy") as groups:
+        group = groups.pop()
+        group.add_hook(functools.partial(refer_to, group))
+        reference = weakref.ref(group)
+        exit_hooks.leave(group)
+        del group
+    gc.collect()
+    assert reference() is None
 
 
 def test_messages_arrive_by_tag_in_both_directions_at_once() -> None:
@@ -365,6 +480,8 @@ def watch() -> list[str]:
         dist.all_reduce("x")  # type: ignore[arg-type]
     remove()
     dist.barrier()
+    backend = current().backends.get("cpu")
+    assert not isinstance(backend, StoreBackend) or next(backend.numbers) == 1, "the backend has moved the call"
     return seen
 
 

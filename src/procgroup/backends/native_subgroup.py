@@ -76,12 +76,13 @@ class Subgroups:
         call = f"{op}({list(members)})" + (f" for time {count}" if count > 1 else "")
         try:
             group.handshake(call, self._describe(op, number), timeout)
-        except CollectiveMismatch:
-            with self._lock:
-                self._refused.update(group.refused)
-            raise
-        except OperationError:
-            note_failure()
+        except BaseException as error:
+            if isinstance(error, CollectiveMismatch):
+                with self._lock:
+                    self._refused.update(group.refused)
+            elif isinstance(error, OperationError):
+                note_failure()
+            group.leave()  # now, and not where the error that refers to it is collected
             raise
         if self.in_rank_order:
             group.reduce_in_rank_order()

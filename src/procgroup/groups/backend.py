@@ -66,7 +66,11 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the backend's resources. Called once, when this rank leaves the group and no call runs any more."""
+        """Free the backend's resources. Called once, when this rank leaves the group.
+
+        Asynchronous calls have completed; the generator of a call for which another thread still waits may be advanced
+        a few more times.
+        """
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -50,12 +51,17 @@ class ProcessGroup(GroupCalls):
         self.store = store
         self.group_desc = group_desc
         self.backend_config = backend_config
-        self._issue = Issue(engine.calls.direct(), self._where())
         self._make_backends = make_backends
-        self.backends: Mapping[str, Backend] = make_backends(store, rank, self._size, timeout)
+        try:
+            self.backends: Mapping[str, Backend] = make_backends(store, rank, self._size, timeout)
+        except BaseException:  # the other members have this group already, and would wait for this rank
+            engine.abort()
+            engine.shutdown("", 0.0)
+            raise
         self._has_backends = bool(self.backends)
         if "cpu" in self.backends:
             engine.calls.set_backend(prepare(self.backends["cpu"], self._where()))
+        self._issue = Issue(engine.calls.direct(), self._where())
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
@@ -166,11 +172,11 @@ class ProcessGroup(GroupCalls):
             else:
                 self._issue.deferral.is_aborted = True
         self.engine.shutdown(reason, flush)
-        for backend in self.backends.values():
-            backend.close()
         receive_pool.clear()
         name = self.group_name
         self._close(lambda: GroupDestroyed(name))
+        for backend in self.backends.values():
+            self._close_backend(backend)
 
     def abort(self) -> None:
         """Make every call in progress fail at once on this rank, and notify the others. Idempotent.
@@ -258,8 +264,15 @@ class ProcessGroup(GroupCalls):
 
     def _close(self, error: Callable[[], DistError]) -> None:
         """Let every call raise ``error()``, which must not refer to the group: the engine would keep it alive."""
-        self._issue.closed = error
+        self._issue.close(error)
         self._intercept()
+
+    def _close_backend(self, backend: Backend) -> None:
+        try:
+            backend.close()
+        except Exception as error:  # a group that is destroyed raises nothing
+            what = f"{type(backend).__name__}.close() raised {type(error).__name__}: {error}"
+            print(f"procgroup: {what} ({self._where()})", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name}: rank {self._rank} of {self._size}, {self.transport}>"

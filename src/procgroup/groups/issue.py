@@ -85,6 +85,12 @@ class Issue:
             for then in reversed(after):
                 then(error)
 
+    def close(self, error: Callable[[], DistError]) -> None:
+        """Let every call raise ``error()``. Everything else is forgotten: a hook may refer to the group."""
+        self.closed = error
+        self.queue = self.await_others = self.deferral = None
+        self.hooks = []
+
     def require_open(self) -> None:
         """Raise the error of a closed group, if the group is closed."""
         if self.closed is not None:
