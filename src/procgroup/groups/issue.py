@@ -69,9 +69,10 @@ class Issue:
     def __call__(self, op: str, *arguments: Any) -> Any:
         """Issue a call of the native group when all states permit, and return its result."""
         self.require_open()
-        if self.queue is not None and op in COALESCED:
+        queue = self.queue  # another thread may close the group meanwhile
+        if queue is not None and op in COALESCED:
             *given, async_op, timeout = arguments
-            self.queue.append(QueuedCall(op, tuple(given), timeout))
+            queue.append(QueuedCall(op, tuple(given), timeout))
             return QueuedOperation() if async_op else None
         self.wait_for_turn(op)
         after = [then for hook in self.hooks if (then := hook(op, arguments)) is not None]
@@ -98,9 +99,10 @@ class Issue:
 
     def wait_for_turn(self, op: str) -> None:
         """Wait until earlier calls have been issued. Raises DistBackendError after the deadline of a deferred one."""
-        if self.await_others is not None and not getattr(_inside, "is_true", False):
-            self.await_others()
-        if self.deferral is not None and not self.deferral.wait_until_issued():
+        await_others, deferral = self.await_others, self.deferral
+        if await_others is not None and not getattr(_inside, "is_true", False):
+            await_others()
+        if deferral is not None and not deferral.wait_until_issued():
             raise DistBackendError(f"{op} on {self._where}: an earlier call was not issued by its deadline")
 
 
