@@ -40,8 +40,11 @@ def read_hostfile(path: str) -> list[Host]:
     """Read a file with lines ``HOST``, ``HOST:N`` and ``HOST slots=N``; ``#`` begins a comment.
 
     Open MPI's ``max_slots=M`` may follow; it has no effect, because no host gets more processes than its slots.
-    Raises ValueError, which shows the invalid line, or why the file cannot be read.
+    An empty path means no file and no hosts. Raises ValueError, which shows the invalid line, or why the file cannot be
+    read.
     """
+    if not path:
+        return []
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeError) as error:

@@ -31,6 +31,7 @@ _MOST = 999_999_999
 _MOST_SHOWN = 60
 
 RENDEZVOUS_BACKENDS = ("static", "c10d", "file", "etcd", "etcd-v2", "redis")
+START_METHODS = ("spawn", "fork", "forkserver")
 BINDINGS = ("node", "socket", "exclusive", "core-complex", "cores")
 
 # Keys of torchrun, with the same meaning. The last three belong to back-ends that do not exist here: without effect.
@@ -54,11 +55,6 @@ _CONF_OTHERS = (
     "ssl_cert",
     "ssl_cert_key",
 )
-
-
-def text(value: str) -> str:
-    """Return the text itself."""
-    return value
 
 
 def truth(value: str) -> bool:
@@ -185,32 +181,14 @@ def signals(value: str) -> list[signal.Signals]:
 
 def rendezvous_backend(value: str) -> str:
     """Read the name of a rendezvous backend."""
-    return _one_of(value.lower(), RENDEZVOUS_BACKENDS)
+    return one_of(RENDEZVOUS_BACKENDS, "static", value.lower())
 
 
-def partition_policy(value: str) -> str:
-    """Read the policy for half of the nodes when the other half is cut off, or an empty text."""
-    return _one_of(value, ("", "continue", "stop"))
-
-
-def binding(value: str) -> str:
-    """Read the name of a binding, or an empty text."""
-    return _one_of(value, ("", *BINDINGS))
-
-
-def start_method(value: str) -> str:
-    """Read a start method of multiprocessing."""
-    return _one_of(value, ("spawn", "fork", "forkserver"))
-
-
-def event_log_handler(value: str) -> str:
-    """Read the name of an event handler of torch's. Programs cannot register further ones here."""
-    return _one_of(value, ("null", "console"))
-
-
-def logs_specs(value: str) -> str:
-    """Read the name of a logs plug-in: only torch's default exists."""
-    return _one_of(value, ("default",))
+def one_of(words: Sequence[str], default: str, value: str) -> str:
+    """Read one of the words, or the default."""
+    if value not in (*words, default):
+        raise ValueError(f"expected {' or '.join(words)}, got {value!r}")
+    return value
 
 
 def rendezvous_conf(value: str) -> dict[str, str]:
@@ -250,9 +228,3 @@ def conf_is_host(conf: dict[str, str]) -> bool | None:
 
 def _truth_word(word: str) -> str:
     return {"true": "1", "t": "1", "yes": "1", "false": "0", "f": "0", "no": "0"}.get(word.lower(), word)
-
-
-def _one_of(value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ValueError(f"expected {' or '.join(filter(None, known))}, got {value!r}")
-    return value
