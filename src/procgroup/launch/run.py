@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from procgroup.cluster.cores import usable_cores
 from procgroup.environ import OMP_NUM_THREADS, PYTHON_EXEC
 from procgroup.launch import flags
-from procgroup.launch.nodes.console import say
+from procgroup.launch.output.sinks import say
 
 if TYPE_CHECKING:
     from procgroup.launch.nodes.agent import Agent

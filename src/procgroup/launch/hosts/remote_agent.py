@@ -23,8 +23,8 @@ from procgroup import __version__
 from procgroup.launch import flags, run
 from procgroup.launch.entry_point import run_command
 from procgroup.launch.hosts.agent_channel import Assignment, LineReader, Ready
-from procgroup.launch.nodes.console import say
 from procgroup.launch.nodes.reserved_port import ReservedPort
+from procgroup.launch.output.sinks import say
 
 _LAST_STEPS = ((signal.SIGHUP, 1.5), (signal.SIGINT, 1.0), (signal.SIGKILL, 0.0))
 

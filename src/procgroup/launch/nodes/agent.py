@@ -26,12 +26,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.errors import DistError
 from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.announcer import Announcer, describe_waiting
-from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.departure import Departure, Loss, find_loss
 from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.nodes.job_state import JobState
@@ -41,12 +40,13 @@ from procgroup.launch.nodes.wake_pipe import WakePipe
 from procgroup.launch.output.job_output import JobOutput
 from procgroup.launch.ranks.deadlines import shutdown_seconds
 from procgroup.launch.ranks.hung_ranks import HungRanks
-from procgroup.launch.ranks.worker_group import RankPlan, WorkerGroup
+from procgroup.launch.ranks.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure
     from procgroup.launch.nodes.events import Events
     from procgroup.launch.nodes.meeting import Meeting
+    from procgroup.launch.nodes.program import CommandProgram
 
 REPORT_SECONDS = 2.0
 """How long the other ranks may take, after the first failure, to raise errors of their own, when no restart is left."""
@@ -75,16 +75,6 @@ class Timeouts(NamedTuple):
     lead: float = 1.5
 
 
-class Program(Protocol):
-    """What the agents run in each round."""
-
-    def host(self, state: JobState) -> HostedStore:
-        """Host the store of the running round's ranks, on the first node."""
-
-    def plans(self, state: JobState, node_rank: int) -> Sequence[RankPlan]:
-        """Return the ranks to start on a node; the state holds the address of their store."""
-
-
 class Agent:
     """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, and makes it anew after a loss.
 
@@ -96,7 +86,7 @@ class Agent:
     def __init__(
         self,
         meet: Callable[[Callable[[], None], JobState | None], Meeting | Solo],
-        program: Program,
+        program: CommandProgram,
         signals: Sequence[signal.Signals],
         timeouts: Timeouts,
         output: JobOutput,
@@ -104,12 +94,12 @@ class Agent:
         self._meet = meet
         self._program = program
         self._timeouts = timeouts
-        self._console = Console(output)
-        self._departure = Departure(signals, timeouts.shutdown, self._console)
+        self._output = output
+        self._departure = Departure(signals, timeouts.shutdown, output)
         self._group: WorkerGroup | None = None
         self._store: HostedStore | None = None
         self._proposed: tuple[str, int] = ("", -1)
-        self._announcer = Announcer(self._console)
+        self._announcer = Announcer(output)
         self._enough_since: float | None = None
         self._has_joined = False
         self._loss: Loss | None = None
@@ -150,7 +140,7 @@ class Agent:
         streams = group.streams if group is not None else []
         self._announcer.count(group)
         ends = [rank.descriptor for rank in self._group.living] if self._group is not None else []
-        self._console.move_bytes(streams, [inbox.descriptor, self._wakes.descriptor, *ends], self._timeout())
+        self._output.move_bytes(streams, [inbox.descriptor, self._wakes.descriptor, *ends], self._timeout())
         self._wakes.drain()
         self._departure.heed(inbox.take(), self._group, self._meeting)
         if self._group is not None:
@@ -223,11 +213,11 @@ class Agent:
         self._group = group = WorkerGroup(
             self._program.plans(state, node_rank),
             state.round,
-            self._console.say,
+            self._output.say,
             node_rank=node_rank,
             host=state.members[node_rank].host,
             awaits_cause=len(state.members) > 1,
-            hung=HungRanks(self._timeouts.hang, self._console.output.last_reports, self._console.say),
+            hung=HungRanks(self._timeouts.hang, self._output.last_reports, self._output.say),
         )
 
         def stops() -> bool:
@@ -236,7 +226,7 @@ class Agent:
 
         group.start(stops)
         if group.incomplete:
-            self._console.say(group.incomplete)
+            self._output.say(group.incomplete)
 
     def _host(self, state: JobState) -> None:
         earlier = self._store
@@ -324,7 +314,7 @@ class Agent:
         if self._loss is None:
             self._loss = loss
             if loss.text:
-                self._console.say(loss.text)
+                self._output.say(loss.text)
         if group is not None and group.living:
             self._end_group(group, others_go_on=True)
             return
@@ -339,7 +329,7 @@ class Agent:
         self._group = None
         self._proposed = ("", -1)
         self._has_joined = False
-        self._announcer = Announcer(self._console)
+        self._announcer = Announcer(self._output)
         self._meeting = self._meet(self._wakes.wake, memory)
 
     def _fail_alone(self, reason: str) -> None:
@@ -347,7 +337,7 @@ class Agent:
         if self._group is not None and self._group.living:
             self._end_group(self._group)
             return
-        self._console.say(reason)
+        self._output.say(reason)
         self._status = 1
 
     def _leave_when_ended(self) -> None:
@@ -393,4 +383,4 @@ class Agent:
 
     def _flush(self, inbox: SignalInbox) -> None:
         streams = self._group.streams if self._group is not None else []
-        self._console.flush(streams, inbox.descriptor, lambda: self._departure.note(inbox.take()))
+        self._output.flush(streams, inbox.descriptor, lambda: self._departure.note(inbox.take()))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from procgroup.launch.nodes import quorum
-from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.job_state import JobState
+from procgroup.launch.output.job_output import JobOutput
 from procgroup.launch.ranks.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ _REPEAT_SECONDS = 60.0
 
 
 class Announcer:
-    """Prints on the console what has changed from one state of the job to the next."""
+    """Prints what has changed from one state of the job to the next."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, output: JobOutput) -> None:
         self.waits_since: float = time.monotonic()
-        self._console = console
+        self._output = output
         self._seen: JobState | None = None
         self._next_report = WAIT_REPORT_SECONDS
         self._is_spare = False
@@ -44,7 +44,7 @@ class Announcer:
         earlier, self._seen = self._seen, state
         if state.node_rank(node_id) is None and state.phase == "running" and not self._is_spare:
             self._is_spare = True
-            self._console.say(
+            self._output.say(
                 f"this node is a spare: {len(state.members)} nodes run the job, and it replaces one that leaves"
             )
         if earlier is None or (state.phase, state.round) == (earlier.phase, earlier.round):
@@ -54,7 +54,7 @@ class Announcer:
         if state.reason and not state.is_last and state.reason != earlier.reason:
             counted = f"restart {state.restarts} of {state.settings.max_restarts}"
             is_counted = state.restarts > earlier.restarts
-            self._console.say(
+            self._output.say(
                 f"{state.reason}; {counted if is_counted else 'all ranks start again, which is not counted'}"
             )
 
@@ -62,21 +62,21 @@ class Announcer:
         """Print which nodes, or which store at ``place``, this node waits for, once it has waited for a while."""
         if self.waited() >= self._next_report and (state is None or not quorum.can_begin(state)):
             self._next_report = self.waited() + _REPEAT_SECONDS
-            self._console.say(f"waiting: {describe_waiting(state, place)}")
+            self._output.say(f"waiting: {describe_waiting(state, place)}")
 
     def count(self, group: WorkerGroup | None) -> None:
         """Show in the status line how many ranks run here."""
         if group is not None and self._seen is not None:
-            self._console.output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
+            self._output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
 
     def conclude(self, state: JobState, failures: Sequence[Failure], group: WorkerGroup | None) -> None:
         """Print the report of the job's end, after the ranks' output."""
         if failures:
             from procgroup.launch.failures import job_failures  # needed after a failure only
 
-            job_failures.report(failures, group, socket.gethostname(), self._console.output)
+            job_failures.report(failures, group, socket.gethostname(), self._output)
         elif state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
-            self._console.say(f"the job has ended: {state.reason}")
+            self._output.say(f"the job has ended: {state.reason}")
 
 
 def describe_waiting(state: JobState | None, place: str) -> str:

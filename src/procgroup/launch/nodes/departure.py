@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.launch.nodes import job_changes
-from procgroup.launch.nodes.console import Console
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.signals import with_forwarded
 from procgroup.launch.nodes.solo import Solo
+from procgroup.launch.output.job_output import JobOutput
 from procgroup.launch.ranks.deadlines import shutdown_seconds
 from procgroup.launch.ranks.worker_group import WorkerGroup
 
@@ -29,12 +29,12 @@ class Departure:
     defaults of ``shutdown_seconds``). ``received`` is the first of these signals that has come.
     """
 
-    def __init__(self, numbers: Sequence[signal.Signals], shutdown: float | None, console: Console) -> None:
+    def __init__(self, numbers: Sequence[signal.Signals], shutdown: float | None, output: JobOutput) -> None:
         self.received: signal.Signals | None = None
         self.numbers: list[signal.Signals] = with_forwarded(numbers)
         self._ending = frozenset(numbers)
         self._shutdown = shutdown
-        self._console = console
+        self._output = output
 
     @property
     def exit_status(self) -> int | None:
@@ -54,11 +54,11 @@ class Departure:
                     group.forward(number)
             elif self.received is None:
                 self.received = number
-                self._console.say(f"{number.name}: ending {_count_ranks(group)}")
+                self._output.say(f"{number.name}: ending {_count_ranks(group)}")
                 if group is not None:
                     self._end_by(number, group, meeting)
             elif number is signal.SIGINT:
-                self._console.say(f"SIGINT again: killing {_count_ranks(group)}")
+                self._output.say(f"SIGINT again: killing {_count_ranks(group)}")
                 if group is not None:
                     group.kill()
             elif group is not None:

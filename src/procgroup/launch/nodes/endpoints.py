@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from procgroup.cluster.addresses import parse_endpoint
 from procgroup.errors import DistNetworkError, StoreLost
-from procgroup.launch.nodes.console import say
+from procgroup.launch.output.sinks import say
 from procgroup.stores import addresses
 from procgroup.stores.store import Store
 from procgroup.stores.tcp import StoreServer, TCPStore

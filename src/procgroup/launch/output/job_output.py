@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.environ import NO_COLOR, TERM
+from procgroup.launch.output import byte_mover
+from procgroup.launch.output.byte_mover import Source
 from procgroup.launch.output.collapse import Collapser, CollapsingPrefixer
 from procgroup.launch.output.log_files import (
     JobDirectory,
@@ -90,10 +92,9 @@ class RankOutput(NamedTuple):
 class JobOutput:
     """The console and the log files of one agent. Use as a context manager, which removes temporary files at its end.
 
-    The owner calls ``tick`` at the time ``due``, ``take_progress`` when ``progress`` can be read, and ``finish`` before
-    the report. ``progress``, which exists on a terminal and with ``needs_progress``, has the address for
-    PROCGROUP_REPORT_SOCKET. ``last_reports`` is the time of each rank's last report in this attempt, in monotonic
-    seconds.
+    The owner calls ``move_bytes`` while ranks run, and ``finish`` before the report. ``progress``, which exists on a
+    terminal and with ``needs_progress``, has the address for PROCGROUP_REPORT_SOCKET. ``last_reports`` is the time of
+    each rank's last report in this attempt, in monotonic seconds.
     """
 
     def __init__(
@@ -184,6 +185,20 @@ class JobOutput:
             reports = self.progress.take()
             self.last_reports.update(dict.fromkeys(reports, time.monotonic()))
             self.status.report(reports)
+
+    def move_bytes(self, streams: Iterable[Source], wake: Iterable[int], timeout: float | None) -> None:
+        """Read from the ranks and write to the outputs as soon as possible; a readable ``wake`` ends the wait."""
+        reports = {} if self.progress is None else {self.progress.descriptor: self.take_progress}
+        if (due := self.due) is not None:
+            left = max(0.0, due - time.monotonic())
+            timeout = left if timeout is None else min(timeout, left)
+        byte_mover.move_bytes(streams, self.sinks, wake, timeout, reports)
+        self.tick()
+
+    def flush(self, streams: Sequence[Source], wake: int, was_interrupted: Callable[[], bool]) -> None:
+        """Write all pending output; return early once a signal has come and the output is not read."""
+        self.finish()
+        byte_mover.flush(self.sinks, lambda seconds: self.move_bytes(streams, [wake], seconds), was_interrupted)
 
     def say(self, text: str) -> None:
         """Print one line of the launcher on stderr."""

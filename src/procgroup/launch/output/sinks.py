@@ -22,6 +22,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is shown as several lines, so that one rank cannot fill the launcher's memory."""
@@ -207,6 +208,12 @@ def open_sinks() -> tuple[Sink, Sink]:
         stderr.put_lines(None, f"procgroup run: cannot write to stdout: {error.strerror}\n".encode())
 
     return Sink(1, report) if out else ClosedSink(), stderr
+
+
+def say(text: str) -> None:
+    """Print one line of the launcher on stderr, before there are sinks."""
+    with suppress(OSError):  # a full disk; the exit status still shows a failure
+        print(f"procgroup run: {text}", file=sys.stderr, flush=True)
 
 
 def _file_of(descriptor: int) -> tuple[int, int] | None:
