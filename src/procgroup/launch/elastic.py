@@ -24,8 +24,10 @@ from procgroup.launch import flags
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.failures.report import first_failure
 from procgroup.launch.nodes.job_plan import plan
+from procgroup.launch.nodes.program import CommandProgram
 from procgroup.launch.output.log_options import from_torch_template
-from procgroup.launch.run import make_agent, make_program, open_output
+from procgroup.launch.ranks.placement import place
+from procgroup.launch.run import make_agent, open_output
 from procgroup.launch.spawning.spawn_errors import process_exception
 
 __all__ = ["LaunchConfig", "elastic_launch"]
@@ -116,7 +118,7 @@ class elastic_launch:  # noqa: N801  (torch's name, which reads as a function's)
         thread.
         """
         with TemporaryDirectory(prefix="procgroup_") as folder, open_output(self._options, self._plan) as output:
-            program = make_program(self._options, self._plan, self._command(Path(folder), arguments))
+            program = CommandProgram(self._plan, self._command(Path(folder), arguments), place(self._options))
             agent = make_agent(self._options, program, output)
             agent.reports = False
             status = agent.run()

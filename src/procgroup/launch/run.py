@@ -52,10 +52,11 @@ def run_agent(
     ``shares_console``: the agents of the other nodes write to the same place.
     """
     from procgroup.launch.nodes.job_plan import unused_flags
-    from procgroup.launch.ranks.worker_environment import REPLACED
+    from procgroup.launch.nodes.program import REPLACED, CommandProgram
+    from procgroup.launch.ranks.placement import place
 
-    program = make_program(options, job_plan, command)
-    placement = program.placement
+    placement = place(options)
+    program = CommandProgram(job_plan, command, placement)
     notes = [*_environment_notes(placement, REPLACED), *placement.notes, *unused_flags(options, job_plan)]
     notes += _task_notes(options)
     if options.dry_run:
@@ -68,23 +69,6 @@ def run_agent(
         agent = make_agent(options, program, output)
         agent.shares_console = shares_console
         return agent.run() or int(output.has_failed)
-
-
-def make_program(options: argparse.Namespace, job_plan: JobPlan, command: Sequence[str]) -> CommandProgram:
-    """Return the program that the agents run in each round: ``command`` as the ranks."""
-    from procgroup.launch.nodes.program import CommandProgram
-    from procgroup.launch.ranks.placement import place
-    from procgroup.launch.ranks.worker_environment import Job
-
-    placement = place(options)
-    job = Job(
-        run_id=job_plan.run_id,
-        threads_per_rank=min(placement.threads),
-        signals=",".join(number.name for number in options.signals_to_handle),
-        replace_gloo=options.replace_gloo,
-        uses_agent_store=job_plan.kind == "static",
-    )
-    return CommandProgram(job_plan, job, command, placement)
 
 
 def open_output(options: argparse.Namespace, job_plan: JobPlan) -> JobOutput:
@@ -102,12 +86,12 @@ def make_agent(options: argparse.Namespace, program: CommandProgram, output: Job
     from procgroup.launch.nodes.agent import Agent
 
     program.output = output
-    agent = Agent(program.plan.meet, program, options.signals_to_handle, program.plan.timeouts, output)
+    agent = Agent(program, output)
     if options.event_log_handler == "console":
         from procgroup.launch.nodes.events import Events
 
-        job = program.job
-        agent.events = Events(output, job.run_id, options.role, options.rdzv_backend, options.script)
+        plan = program.plan
+        agent.events = Events(output, plan.run_id, plan.role, options.rdzv_backend, options.script)
     return agent
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -76,26 +76,19 @@ class Timeouts(NamedTuple):
 
 
 class Agent:
-    """Runs one node's part of the job. ``meet(wake, memory)`` makes the meeting, and makes it anew after a loss.
+    """Runs one node's part of the job. It meets the others by the program's plan, and anew after a loss.
 
     After ``run``, ``failures`` are the failures that ended the job. ``run`` prints them unless ``reports`` is False;
     with ``shares_console``, where all agents write to the same terminal, only the agent of the first failure prints
     them. ``events``, if given, writes the end of the job for other programs.
     """
 
-    def __init__(
-        self,
-        meet: Callable[[Callable[[], None], JobState | None], Meeting | Solo],
-        program: CommandProgram,
-        signals: Sequence[signal.Signals],
-        timeouts: Timeouts,
-        output: JobOutput,
-    ) -> None:
-        self._meet = meet
+    def __init__(self, program: CommandProgram, output: JobOutput) -> None:
         self._program = program
-        self._timeouts = timeouts
+        self._meet = program.plan.meet
+        self._timeouts: Timeouts = program.plan.timeouts
         self._output = output
-        self._departure = Departure(signals, timeouts.shutdown, output)
+        self._departure = Departure(program.plan.signals, self._timeouts.shutdown, output)
         self._group: WorkerGroup | None = None
         self._store: HostedStore | None = None
         self._proposed: tuple[str, int] = ("", -1)
@@ -110,7 +103,7 @@ class Agent:
         self.failures: list[Failure] = []
         self._status: int | None = None
         self._wakes = WakePipe()
-        self._meeting: Meeting | Solo = meet(self._wakes.wake, None)
+        self._meeting: Meeting | Solo = self._meet(self._wakes.wake, None)
 
     @property
     def ranks(self) -> list[int]:

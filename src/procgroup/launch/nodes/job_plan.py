@@ -17,6 +17,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from signal import Signals
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from procgroup.cluster.addresses import without_password
@@ -78,6 +79,8 @@ class JobPlan(NamedTuple):
     host: str = ""
     processes: int = 1
     role: str = "default"
+    signals: tuple[Signals, ...] = ()
+    replace_gloo: bool = False
 
     def meet(self, wake: Callable[[], None], memory: JobState | None) -> Meeting | Solo:
         """Start the meeting of this node with the others."""
@@ -173,6 +176,8 @@ def plan(options: argparse.Namespace) -> JobPlan:
         local_addr=options.local_addr,
         processes=options.nproc_per_node,
         role=options.role,
+        signals=tuple(options.signals_to_handle),
+        replace_gloo=options.replace_gloo,
     )
 
 

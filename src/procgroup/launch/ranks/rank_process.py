@@ -22,6 +22,16 @@ from procgroup.launch.ranks.interrupt_filter import InterruptFilter
 TAIL_BYTES = 64 * 1024
 
 
+class RankPlan(NamedTuple):
+    """How to start one rank; ``rank`` is the global rank, ``cpus`` the CPUs to which it is bound (empty: all)."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    output: RankOutput
+    rank: int
+    cpus: Collection[int] = ()
+
+
 class Ending(NamedTuple):
     """How a rank ended: ``exit_code`` (negative for a signal), when (monotonic seconds), its peak memory in bytes."""
 
@@ -58,40 +68,29 @@ class Stream(PipeReader):
 class RankProcess:
     """A rank's process, in a session and process group of its own.
 
-    ``output`` receives its streams. With ``standard_input`` it inherits the launcher's stdin, otherwise an empty one.
-    ``notice`` is the descriptor of the preemption notice. ``cpus`` are the CPUs to which it is bound, by default those
-    of the launcher. ``killed_for`` is the reason why the launcher killed it as a failed rank.
+    Rank 0 inherits the launcher's stdin, the others have an empty one. ``notice`` is the descriptor of the preemption
+    notice. ``killed_for`` is the reason why the launcher killed it as a failed rank.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        output: RankOutput,
-        *,
-        standard_input: bool,
-        notice: int | None = None,
-        cpus: Collection[int] = (),
-    ) -> None:
-        self.rank = rank
-        self.error_file: str = output.error_file
+    def __init__(self, plan: RankPlan, notice: int) -> None:
+        self.rank: int = plan.rank
+        self.error_file: str = plan.output.error_file
         self.ending: Ending | None = None
         self.ended_by_launcher = False
         self.killed_for: str = ""
         out, err = os.pipe(), os.pipe()
         self.streams: list[Stream] = [
-            Stream(pipe[0], stream) for pipe, stream in zip((out, err), output.streams, strict=True)
+            Stream(pipe[0], stream) for pipe, stream in zip((out, err), plan.output.streams, strict=True)
         ]
         try:
             self._process = subprocess.Popen(
-                dying_with_this_process(command, cpus),
-                env={**environment, PROCGROUP_NOTICE.name: "" if notice is None else str(notice)},
-                stdin=None if standard_input else subprocess.DEVNULL,
+                dying_with_this_process(plan.command, plan.cpus),
+                env={**plan.environment, PROCGROUP_NOTICE.name: str(notice)},
+                stdin=None if plan.rank == 0 else subprocess.DEVNULL,
                 stdout=out[1],
                 stderr=err[1],
                 start_new_session=True,
-                pass_fds=[] if notice is None else [notice],
+                pass_fds=[notice],
             )
         finally:
             os.close(out[1])

@@ -16,30 +16,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.launch import open_files
-from procgroup.launch.output.job_output import RankOutput
 from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, UNKILLABLE_SECONDS, NextStep
 from procgroup.launch.ranks.preemption import Notice
-from procgroup.launch.ranks.rank_process import RankProcess, Stream
+from procgroup.launch.ranks.rank_process import RankPlan, RankProcess, Stream
 
 if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure
     from procgroup.launch.ranks.hung_ranks import HungRanks
-
-
-class RankPlan(NamedTuple):
-    """How to start one rank; ``rank`` is the global rank, ``cpus`` the CPUs to which it is bound (empty: all)."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    output: RankOutput
-    rank: int
-    cpus: Collection[int] = ()
 
 
 class WorkerGroup:
@@ -83,17 +72,7 @@ class WorkerGroup:
             if stops():
                 return
             try:
-                self.ranks.append(
-                    RankProcess(
-                        plan.rank,
-                        plan.command,
-                        plan.environment,
-                        plan.output,
-                        standard_input=plan.rank == 0,
-                        notice=self._notice.descriptor,
-                        cpus=plan.cpus,
-                    )
-                )
+                self.ranks.append(RankProcess(plan, self._notice.descriptor))
             except OSError as error:
                 self.incomplete = f"cannot start rank {plan.rank}: {open_files.describe(error)}"
                 self.kill()
