@@ -7,52 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
 
-from procgroup.diagnostics.bench.rank_loop import Buffers, Call, Driver, serve
-
-if TYPE_CHECKING:
-    import torch
-
-
-def tensor_of(buffers: Buffers) -> torch.Tensor:
-    import torch
-
-    return torch.from_numpy(buffers.array)
-
-
-def ping_pong(buffers: Buffers) -> Call:
-    import torch.distributed as dist
-
-    tensor = tensor_of(buffers)
-
-    def call() -> None:
-        if buffers.rank == 0:
-            dist.send(tensor, 1)
-            dist.recv(tensor, 1)
-        elif buffers.rank == 1:
-            dist.recv(tensor, 0)
-            dist.send(tensor, 0)
-
-    return call
-
-
-def window(buffers: Buffers) -> Call:
-    import torch
-    import torch.distributed as dist
-
-    tensor = tensor_of(buffers)
-    rows = list(torch.from_numpy(buffers.output))
-
-    def call() -> None:
-        works = [dist.irecv(row, buffers.partner) for row in rows]
-        works += [dist.isend(tensor, buffers.partner) for _ in rows]
-        for work in works:
-            work.wait()
-
-    return call
+from procgroup.diagnostics.bench.peers.torch_functions import operations
+from procgroup.diagnostics.bench.rank_loop import Driver, serve
 
 
 def run_rank(socket_path: str, rank: int, ranks: int) -> None:
@@ -60,31 +17,9 @@ def run_rank(socket_path: str, rank: int, ranks: int) -> None:
     import torch
     import torch.distributed as dist
 
-    operations: dict[str, Callable[[Buffers], Call]] = {
-        "all_reduce": lambda buffers: partial(dist.all_reduce, tensor_of(buffers)),
-        "broadcast": lambda buffers: partial(dist.broadcast, tensor_of(buffers), 0),
-        "reduce": lambda buffers: partial(dist.reduce, tensor_of(buffers), 0),
-        "all_gather": lambda buffers: partial(
-            dist.all_gather, list(torch.from_numpy(buffers.output)), tensor_of(buffers)
-        ),
-        "gather": lambda buffers: partial(
-            dist.gather, tensor_of(buffers), list(torch.from_numpy(buffers.output)) or None, 0
-        ),
-        "scatter": lambda buffers: partial(
-            dist.scatter, tensor_of(buffers), list(torch.from_numpy(buffers.pieces)) or None, 0
-        ),
-        "reduce_scatter": lambda buffers: partial(
-            dist.reduce_scatter_tensor, tensor_of(buffers), torch.from_numpy(buffers.pieces).view(-1)
-        ),
-        "all_to_all": lambda buffers: partial(
-            dist.all_to_all_single, torch.from_numpy(buffers.output), torch.from_numpy(buffers.pieces)
-        ),
-        "barrier": lambda buffers: dist.barrier,
-        "send_recv": ping_pong,
-        "window": window,
-    }
     dist.init_process_group("gloo", init_method=f"file://{socket_path}.rendezvous", rank=rank, world_size=ranks)
-    serve(driver, rank, ranks, operations, f"torch {torch.__version__}")
+    known = operations(dist, dist.reduce_scatter_tensor, torch.from_numpy)
+    serve(driver, rank, ranks, known, f"torch {torch.__version__}")
     dist.destroy_process_group()
 
 
