@@ -83,13 +83,7 @@ class ArrayView:
 
     def numbers(self) -> Any:
         """Return a NumPy array over the same memory, of this array's dtype."""
-        import numpy
-
-        if self.dtype.startswith(("bfloat16", "float8")):
-            import ml_dtypes
-
-            return self.elements().view(getattr(ml_dtypes, self.dtype))
-        return self.elements().view(numpy.dtype(self.dtype))
+        return self.elements().view(numpy_dtype(self.dtype))
 
     def copy_from(self, source: ArrayView) -> None:
         """Overwrite the elements with those of an array that has as many of the same size; the two may overlap."""
@@ -114,6 +108,17 @@ class _Memory:
             "strides": seen.strides,
             "typestr": f"|V{seen.itemsize}",
         }
+
+
+def numpy_dtype(name: str) -> Any:
+    """Return NumPy's dtype, or that of ml_dtypes."""
+    import numpy
+
+    if name.startswith(("bfloat16", "float8")):
+        import ml_dtypes
+
+        return numpy.dtype(getattr(ml_dtypes, name))
+    return numpy.dtype(name)
 
 
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

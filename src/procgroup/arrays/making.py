@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup.arrays.array_view import DTYPES
+from procgroup.arrays.array_view import DTYPES, numpy_dtype
 
 LIBRARIES = ("numpy", "torch")
 """The libraries whose arrays can lie in memory that is given, and be written."""
@@ -40,17 +40,6 @@ def dtype_name(dtype: Any) -> str:
     if name not in DTYPES:
         raise TypeError(f"expected `dtype` to be one of {', '.join(sorted(DTYPES))}, got {dtype!r}")
     return name
-
-
-def numpy_dtype(name: str) -> Any:
-    """Return NumPy's dtype, or that of ml_dtypes."""
-    import numpy
-
-    if name.startswith(("bfloat16", "float8")):
-        import ml_dtypes
-
-        return numpy.dtype(getattr(ml_dtypes, name))
-    return numpy.dtype(name)
 
 
 def itemsize_of(name: str) -> int:

@@ -111,16 +111,6 @@ def barrier(group: ProcessGroup | None = None) -> None:
         chosen.barrier()
 
 
-def combine(leaves: Leaves, op: AnyReduceOp, group: ProcessGroup) -> Any:
-    """Return the tree of ``leaves`` with each array combined with those of the other ranks."""
-    return perform(leaves, AllReduce(op), group)
-
-
-def copy(leaves: Leaves, root: int, group: ProcessGroup) -> Any:
-    """Return the tree of ``leaves`` with the arrays of group rank ``root``."""
-    return perform(leaves, Broadcast(root), group)
-
-
 def _perform(tree: T, operation: Operation, group: ProcessGroup) -> T:
     if tracing.is_active():
         traced: T = tracing.perform(tree, operation, group)

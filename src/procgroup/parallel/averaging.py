@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from procgroup.errors import ArgumentError
-from procgroup.functional.collectives import combine, copy
+from procgroup.functional.calls import perform
 from procgroup.functional.fusing import Leaves
+from procgroup.functional.operations import AllReduce, Broadcast
 from procgroup.functional.trees import paths
 from procgroup.groups import checks
 from procgroup.groups.group import ProcessGroup
@@ -36,7 +37,7 @@ def average_gradients(tree: T, group: ProcessGroup | None = None) -> T:
                 f"floating-point or complex dtype. Leave it out of the tree, or convert it."
             )
     _require_same_trees(leaves, chosen, "average_gradients")
-    result: T = combine(leaves, ReduceOp.AVG, chosen)
+    result: T = perform(leaves, AllReduce(ReduceOp.AVG), chosen)
     return result
 
 
@@ -50,7 +51,7 @@ def broadcast_parameters(tree: T, root: int = 0, group: ProcessGroup | None = No
     root = checks.group_rank(root, chosen.size(), chosen.group_name)
     leaves = _leaves(tree)
     _require_same_trees(leaves, chosen, "broadcast_parameters", f" from rank {root}")
-    result: T = copy(leaves, root, chosen)
+    result: T = perform(leaves, Broadcast(root), chosen)
     return result
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import ssl
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from urllib.parse import quote, unquote, urlsplit
 
 from procgroup.errors import DistNetworkError, DistStoreError, StoreLost
@@ -170,15 +170,13 @@ class EtcdStore(DatabaseStore):
         found = self._keys.find(Range(self._barrier_key(key)))
         return found[0].value if found else None
 
-    @contextmanager
-    def _watch(self, awaited: Awaited) -> Iterator[EtcdWatch]:
+    def _watch(self, awaited: Awaited) -> AbstractContextManager[EtcdWatch]:
         if awaited.barriers:
             ranges = [Range(self._barrier_key(key)) for key in awaited.keys]
         else:
             ranges = [self._all_of(key) for key in awaited.keys]
         # Entering a barrier changes its cell; only the deletion of the cell, the barrier's end, wakes the callers.
-        with self._keys.watch(ranges, deletions=awaited.barriers) as watch:
-            yield watch
+        return self._keys.watch(ranges, deletions=awaited.barriers)
 
     def delete_all(self) -> None:
         self._keys.delete_all()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from urllib.parse import urlsplit
 
 from procgroup.errors import StoreLimitError
@@ -143,11 +143,9 @@ class RedisStore(DatabaseStore):
         )
         return cell
 
-    @contextmanager
-    def _watch(self, awaited: Awaited) -> Iterator[Subscription]:
+    def _watch(self, awaited: Awaited) -> AbstractContextManager[Subscription]:
         kind = BARRIER_CHANNEL if awaited.barriers else KEY_CHANNEL
-        with self._server.subscribed([kind + key for key in dict.fromkeys(awaited.keys)]) as subscription:
-            yield subscription
+        return self._server.subscribed([kind + key for key in dict.fromkeys(awaited.keys)])
 
     def delete_all(self) -> None:
         self._server.keep_trying(lambda: self._server.client().unlink(*self._server.hashes.values()))

@@ -81,14 +81,10 @@ class StoreServer:
         self._users: dict[int, str] = {}
         _servers.add(self)
         at_process_end(_linger, priority=0)
-        self._is_open_to_anybody = not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
-        if warns_keyless and self._is_open_to_anybody:
+        # Whether other hosts can connect without a secret.
+        self.is_open_to_anybody: bool = not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        if warns_keyless and self.is_open_to_anybody:
             _say_keyless(self.port)
-
-    @property
-    def is_open_to_anybody(self) -> bool:
-        """Whether other hosts can connect without a secret."""
-        return self._is_open_to_anybody
 
     @property
     def running(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from types import FrameType
 
-from procgroup.errors import GroupBroken, PeerFailed, PeerLost
+from procgroup.errors import GroupBroken, PeerFailed, PeerLost, name_ranks
 
 # What a rank raises because another one has failed before.
 _CONSEQUENCES = (PeerLost, PeerFailed, GroupBroken)
@@ -48,11 +48,6 @@ class RanksTimeout(TimeoutError):
         self.errors: dict[int, BaseException] = dict(errors)
         raised = "".join(f"\n--- rank {rank} raised {error!r}" for rank, error in sorted(errors.items()))
         super().__init__(f"{name_ranks(running)} of {size} not over after {seconds:g} s{raised}{stacks}")
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 1" or "ranks 1, 2"."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
 
 
 def cause(errors: Mapping[int, BaseException]) -> BaseException | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 
 from procgroup.environ import PROCGROUP_JOB_KEY, Variable
 from procgroup.launch.nodes.job_state import WorkerStore
@@ -54,11 +53,3 @@ class HostedStore:
     def _release_port(self) -> None:
         if isinstance(self._reserved, ReservedPort):
             self._reserved.close()
-
-    def __enter__(self) -> HostedStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Container, Sequence
 from typing import Any
 
-from procgroup.api.objects import all_gather_object
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.ddp.parameter_slot import ParameterSlot
 from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
 from procgroup.parallel.pytorch import torch
+from procgroup.parallel.rank_comparison import gather, gather_if_different
 from procgroup.parallel.training_errors import GraphChanged, ModelMismatch
 
 _NOTHING = "nothing"
@@ -19,18 +18,11 @@ _NOTHING = "nothing"
 def require_same_model(group: ProcessGroup, named_parameters: Sequence[tuple[str, Any]]) -> None:
     """Raise ModelMismatch on every rank when the parameters differ in number, name, shape, dtype or layout."""
     mine = [_describe(name, parameter) for name, parameter in named_parameters]
-    digest = hashlib.sha256("\n".join(mine).encode()).digest()
-    digests = bytearray(len(digest) * group.size())
-    group.all_gather_single(digests, bytearray(digest))
-    differing = [
-        rank for rank in range(group.size()) if not digests.startswith(digests[: len(digest)], len(digest) * rank)
-    ]
-    if not differing:
-        return
-    models: list[Any] = [None] * group.size()
-    all_gather_object(models, mine, group, safe=True)
-    expected, got = _first_difference(models[0], models[differing[0]])
-    raise ModelMismatch(expected=expected, got=got, rank=differing[0], ranks=differing)
+    models = gather_if_different(group, mine)
+    if models is not None:
+        differing = [rank for rank, model in enumerate(models) if model != models[0]]
+        expected, got = _first_difference(models[0], models[differing[0]])
+        raise ModelMismatch(expected=expected, got=got, rank=differing[0], ranks=differing)
 
 
 def _describe(name: str, parameter: Any) -> str:
@@ -119,6 +111,4 @@ class StaticGraph:
             for slot, expected in zip(self._slots, self._uses or (), strict=True)
             if slot.arrivals != expected
         ]
-        found: list[Any] = [None] * group.size()
-        all_gather_object(found, changes, group, safe=True)
-        return GraphChanged(uses=dict(enumerate(found)))
+        return GraphChanged(uses=dict(enumerate(gather(group, changes))))

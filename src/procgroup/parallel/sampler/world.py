@@ -7,8 +7,7 @@ description of it in the group's store; a rank with another description reads th
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from procgroup.api import default_group
@@ -25,7 +24,7 @@ class Comparison:
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._number = 0
-        with _ignore_lost_store():
+        with suppress(DistStoreError):  # the store's host has ended: data can be read without a comparison
             self._number = group.get_group_store().add(f"samplers/of_rank/{group.rank()}", 1)
 
     def compare(self, key: str, description: str) -> None:
@@ -33,7 +32,7 @@ class Comparison:
         if self._number == 0 or not self._group.is_usable():
             return
         group, first = self._group, ""
-        with _ignore_lost_store():
+        with suppress(DistStoreError):
             store = PrefixStore(f"samplers/{self._number}", group.get_group_store())
             first = store.compare_set(key, "", f"{group.rank()} {description}").decode()
         other_rank, _, other = first.partition(" ")
@@ -77,10 +76,3 @@ def _world_of_torch() -> tuple[int, int]:
             "or pass `num_replicas` and `rank` to DistributedSampler."
         )
     return torch.distributed.get_world_size(), torch.distributed.get_rank()
-
-
-@contextmanager
-def _ignore_lost_store() -> Iterator[None]:
-    """Skip the comparison when the store's host has ended: data can be read without it."""
-    with suppress(DistStoreError):
-        yield
