@@ -38,10 +38,9 @@ def meeting_point(environment: Mapping[str, str] | None = None) -> Endpoint:
         raise ValueError(f"SLURM_STEP_NODELIST does not name the step's nodes: {error}") from error
 
 
-def step_name(environment: Mapping[str, str] | None = None) -> str:
+def step_name() -> str:
     """Return the name of this step, such as ``slurm 17.0``: stores refuse connections of steps with another name."""
-    environment = os.environ if environment is None else environment
-    return f"slurm {environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
+    return f"slurm {os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}"
 
 
 def expand_hosts(text: str) -> list[str]:

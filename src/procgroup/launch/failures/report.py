@@ -1,4 +1,4 @@
-"""Find the rank that failed first, and write the report.
+"""Find the rank that failed first of those of all nodes, and print the report at the job's end.
 
 Words: a *failure* is a rank that ended with an error, not because the launcher ended it. A failure is *secondary* when
 it only follows from another rank's end: the rank lost a peer, the store, or a connection to one of them. The *first*
@@ -11,10 +11,18 @@ a rank names the rank that it lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from procgroup.environ import TORCHELASTIC_ERROR_FILE
+from procgroup.launch.failures.error_file import pass_on
 from procgroup.launch.failures.evidence import TRACEBACK_HEADER
 from procgroup.launch.failures.failure import Failure
 from procgroup.launch.output.rank_ranges import format_ranks
+
+if TYPE_CHECKING:
+    from procgroup.launch.output.job_output import JobOutput
+    from procgroup.launch.ranks.worker_group import WorkerGroup
 
 # Errors that all ranks of a call raise, with texts that differ in the order of the ranks only.
 _SHARED = frozenset({"CollectiveMismatch", "Deadlock"})
@@ -28,6 +36,42 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     blamed_ranks = {failure.blamed_rank for failure in failures}
     blamed_nodes = {failure.node_rank for failure in causes if failure.rank in blamed_ranks}
     return _earliest([failure for failure in causes if failure.node_rank in blamed_nodes] or causes)
+
+
+def summary(failures: Sequence[Failure]) -> str:
+    """Return in one line why the ranks of a node failed."""
+    first = first_failure(failures)
+    return f"rank {first.rank} ({first.host}, pid {first.pid}) failed: {first.reason}"
+
+
+def report(failures: Sequence[Failure], group: WorkerGroup | None, host: str, output: JobOutput) -> None:
+    """Print the job's failures after the ranks' output; ``group`` are this node's ranks.
+
+    The first failure is also written to the launcher's own error file, for the program that started the launcher.
+    """
+    ranks = group.ranks if group is not None else []
+    ended = [rank.rank for rank in ranks if rank.ended_by_launcher]
+    left = [rank.rank for rank in ranks if not rank.ended_by_launcher and rank.ending and not rank.ending.exit_code]
+    output.finish()
+    output.put(describe(failures, ended, left, host))
+    _pass_on(first_failure(failures), output)
+
+
+def read(records: Sequence[str], own: Sequence[Failure]) -> list[Failure]:
+    """Read the records of all nodes, in the order in which the nodes posted them.
+
+    A record of one of this node's ``own`` failures is replaced by that failure, which holds more. Unreadable records
+    are left out.
+    """
+    of_own = {(failure.node_rank, failure.rank, failure.pid): failure for failure in own}
+    failures: list[Failure] = []
+    for record in records:
+        try:
+            failure = Failure.from_json(record)
+        except ValueError:
+            continue
+        failures.append(of_own.get((failure.node_rank, failure.rank, failure.pid), failure))
+    return failures
 
 
 def describe(failures: Sequence[Failure], ended: Sequence[int], left: Sequence[int], host: str) -> str:
@@ -85,3 +129,13 @@ def _reason_after(failure: Failure, first: Failure) -> str:
 
 def _ranks(ranks: Sequence[int], one: str, many: str) -> str:
     return f"rank {ranks[0]} {one}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)} {many}"
+
+
+def _pass_on(first: Failure, output: JobOutput) -> None:
+    path = TORCHELASTIC_ERROR_FILE.get()
+    if not path:
+        return
+    try:
+        pass_on(Path(path), first.record, message=first.reason, traceback=first.evidence, exit_code=first.exit_code)
+    except OSError as error:
+        output.say(f"cannot write TORCHELASTIC_ERROR_FILE={path}: {error.strerror}")

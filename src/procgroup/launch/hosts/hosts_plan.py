@@ -7,21 +7,42 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from procgroup.cluster.hosts import Host
-from procgroup.environ import PROCGROUP_JOB_KEY
+from procgroup.environ import (
+    PROCGROUP_JOB_KEY,
+    PROCGROUP_MASTER,
+    PROCGROUP_NOTICE,
+    PROCGROUP_REPORT_SOCKET,
+    PROCGROUP_STORE,
+    PROCGROUP_STORE_KEY,
+)
 from procgroup.launch.flag_values import NodeRange
 from procgroup.launch.hosts.agent_channel import Assignment
-from procgroup.launch.hosts.exported_environment import exported_environment
 from procgroup.launch.hosts.ssh import Ssh, SshError, local_command, remote_command
 from procgroup.launch.nodes.endpoints import parse_endpoints, source_address
 from procgroup.types import Endpoint
 
 JOIN_SECONDS = 60
 """How long the started agents may take to meet, without join_timeout in --rdzv-conf."""
+
+EXPORTED_PREFIXES = ("PROCGROUP_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "TORCH_", "JAX_", "XLA_", "PYTHON")
+"""Variables whose names begin so are exported without --export."""
+
+# Variables of another job, of which this command is itself a rank.
+_OF_ANOTHER_JOB = {
+    variable.name
+    for variable in (
+        PROCGROUP_MASTER,
+        PROCGROUP_NOTICE,
+        PROCGROUP_REPORT_SOCKET,
+        PROCGROUP_STORE,
+        PROCGROUP_STORE_KEY,
+    )
+}
 
 # Flags of this command alone, and flags that each agent gets with a value of its own.
 _NOT_PASSED_ON = {"hosts", "hostfile", "ssh", "ssh_timeout", "chdir", "export", "remote_python", "use_env"} | {
@@ -135,6 +156,29 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
     except ValueError as error:
         options.parser.error(f"--export ({options.sources['export']}): {error}")
     return {**environment, PROCGROUP_JOB_KEY.name: PROCGROUP_JOB_KEY.get() or secrets.token_hex(32)}
+
+
+def exported_environment(asked: str, base: Mapping[str, str], flags: Collection[str]) -> dict[str, str]:
+    """Return the variables of ``base`` that are exported, and those of ``asked``: ``NAME,NAME=VALUE``.
+
+    Variables that set one of the launcher's ``flags`` are left out, because agents get the flags themselves. Raises
+    ValueError for an invalid name, and for one that is not set.
+    """
+    kept_back = _OF_ANOTHER_JOB | {f"PROCGROUP_{flag.upper()}" for flag in flags}
+    found = {name: value for name, value in base.items() if name.startswith(EXPORTED_PREFIXES)}
+    return {name: value for name, value in found.items() if name not in kept_back} | _asked(asked, base)
+
+
+def _asked(text: str, base: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not name.isidentifier():
+            raise ValueError(f"expected NAME,NAME=VALUE, got the name {name!r}; use NAME for a value with commas")
+        if not equals and name not in base:
+            raise ValueError(f"{name} is not set here; set it, or write {name}=VALUE")
+        found[name] = value if equals else base[name]
+    return found
 
 
 def _shared_flags(options: argparse.Namespace, hosts: int) -> list[str]:

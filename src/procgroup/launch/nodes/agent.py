@@ -34,9 +34,8 @@ from procgroup.launch.nodes.announcer import Announcer, describe_waiting
 from procgroup.launch.nodes.departure import Departure, Loss, find_loss
 from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.nodes.job_state import JobState
-from procgroup.launch.nodes.signals import SignalInbox
+from procgroup.launch.nodes.signals import SignalInbox, WakePipe
 from procgroup.launch.nodes.solo import Solo
-from procgroup.launch.nodes.wake_pipe import WakePipe
 from procgroup.launch.output.job_output import JobOutput
 from procgroup.launch.ranks.deadlines import shutdown_seconds
 from procgroup.launch.ranks.hung_ranks import HungRanks
@@ -263,10 +262,10 @@ class Agent:
             return
         self._status = state.exit_status
         if state.failures:
-            from procgroup.launch.failures import job_failures  # needed after a failure only
+            from procgroup.launch.failures.report import first_failure, read  # needed after a failure only
 
-            self.failures = job_failures.read(state.failures, self._group.failures if self._group is not None else ())
-            self._status = job_failures.exit_status(self.failures, state.exit_status)
+            self.failures = read(state.failures, self._group.failures if self._group is not None else ())
+            self._status = first_failure(self.failures).exit_status if self.failures else state.exit_status
         if self.events is not None:
             self.events.show(state, state.node_rank(self._node_id), self._group, self._status)
         if self.reports and self._is_reporter(state):
@@ -287,8 +286,7 @@ class Agent:
             return "", [], 1
         if not group.failures:
             return group.incomplete, [], 1
-        from procgroup.launch.failures.job_failures import summary
-        from procgroup.launch.failures.report import first_failure
+        from procgroup.launch.failures.report import first_failure, summary
 
         records = [failure.to_json() for failure in group.failures]
         return summary(group.failures), records, first_failure(group.failures).exit_status

@@ -72,9 +72,9 @@ class Announcer:
     def conclude(self, state: JobState, failures: Sequence[Failure], group: WorkerGroup | None) -> None:
         """Print the report of the job's end, after the ranks' output."""
         if failures:
-            from procgroup.launch.failures import job_failures  # needed after a failure only
+            from procgroup.launch.failures.report import report  # needed after a failure only
 
-            job_failures.report(failures, group, socket.gethostname(), self._output)
+            report(failures, group, socket.gethostname(), self._output)
         elif state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
             self._output.say(f"the job has ended: {state.reason}")
 

@@ -1,14 +1,14 @@
-"""Signals to the launcher, delivered to its loop."""
+"""Ends of the wait of the launcher's loop: wakes of other threads, and signals."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
-
-from procgroup.launch.nodes.wake_pipe import WakePipe
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -16,6 +16,38 @@ _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 def with_forwarded(ending: Sequence[signal.Signals]) -> list[signal.Signals]:
     """Return the signals that end the ranks, and those that are only forwarded to them."""
     return [*ending, *(number for number in _FORWARDED if number not in ending)]
+
+
+class WakePipe:
+    """A loop waits until ``descriptor`` can be read; ``wake`` makes it readable, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.descriptor: int
+        self.write_end: int
+        self.descriptor, self.write_end = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self.write_end, False)
+
+    def wake(self) -> None:
+        """End the loop's wait, or its next one; do nothing after ``close``."""
+        with self._lock, suppress(BlockingIOError):  # the pipe is full, so the loop does not wait
+            if not self._is_closed:
+                os.write(self.write_end, b".")
+
+    def drain(self) -> None:
+        """Forget the wakes that have come, so that the loop can wait again."""
+        with suppress(BlockingIOError):
+            while os.read(self.descriptor, 4096):
+                pass
+
+    def close(self) -> None:
+        """Close both ends, while other threads may still call ``wake``."""
+        with self._lock:
+            self._is_closed = True
+            os.close(self.descriptor)
+            os.close(self.write_end)
 
 
 class SignalInbox:
