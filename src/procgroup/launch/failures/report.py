@@ -44,14 +44,15 @@ def summary(failures: Sequence[Failure]) -> str:
     return f"rank {first.rank} ({first.host}, pid {first.pid}) failed: {first.reason}"
 
 
-def report(failures: Sequence[Failure], group: WorkerGroup | None, host: str, output: JobOutput) -> None:
+def report(failures: Sequence[Failure], group: WorkerGroup, host: str, output: JobOutput) -> None:
     """Print the job's failures after the ranks' output; ``group`` are this node's ranks.
 
     The first failure is also written to the launcher's own error file, for the program that started the launcher.
     """
-    ranks = group.ranks if group is not None else []
-    ended = [rank.rank for rank in ranks if rank.ended_by_launcher]
-    left = [rank.rank for rank in ranks if not rank.ended_by_launcher and rank.ending and not rank.ending.exit_code]
+    ended = [rank.rank for rank in group.ranks if rank.ended_by_launcher]
+    left = [
+        rank.rank for rank in group.ranks if not rank.ended_by_launcher and rank.ending and not rank.ending.exit_code
+    ]
     output.finish()
     output.put(describe(failures, ended, left, host))
     _pass_on(first_failure(failures), output)

@@ -88,7 +88,8 @@ class Agent:
         self._timeouts: Timeouts = program.plan.timeouts
         self._output = output
         self._departure = Departure(program.plan.signals, self._timeouts.shutdown, output)
-        self._group: WorkerGroup | None = None
+        # The ranks of the last round that began on this node; none before it, and none after a loss.
+        self._group = WorkerGroup((), -1, output.say)
         self._store: HostedStore | None = None
         self._proposed: tuple[str, int] = ("", -1)
         self._announcer = Announcer(output)
@@ -107,7 +108,7 @@ class Agent:
     @property
     def ranks(self) -> list[int]:
         """The global ranks of the last round that this node started."""
-        return [rank.rank for rank in self._group.ranks] if self._group is not None else []
+        return [rank.rank for rank in self._group.ranks]
 
     def run(self) -> int:
         """Run this node's part until the job ends or a signal ends it; return the exit status."""
@@ -120,23 +121,20 @@ class Agent:
                 self._flush(inbox)
                 return self._departure.exit_status or self._status
             finally:
-                if self._group is not None:
-                    for rank in self._group.ranks:
-                        rank.signal(signal.SIGKILL)
+                for rank in self._group.ranks:
+                    rank.signal(signal.SIGKILL)
                 self._meeting.close()
                 self._close()
 
     def _turn(self, inbox: SignalInbox) -> None:
         """Wait for the next event, and record it."""
-        group = self._group
-        streams = group.streams if group is not None else []
-        self._announcer.count(group)
-        ends = [rank.descriptor for rank in self._group.living] if self._group is not None else []
-        self._output.move_bytes(streams, [inbox.descriptor, self._wakes.descriptor, *ends], self._timeout())
+        self._announcer.count(self._group)
+        ends = [rank.descriptor for rank in self._group.living]
+        wake = [inbox.descriptor, self._wakes.descriptor, *ends]
+        self._output.move_bytes(self._group.streams, wake, self._timeout())
         self._wakes.drain()
         self._departure.heed(inbox.take(), self._group, self._meeting)
-        if self._group is not None:
-            self._group.watch(self._report_seconds())
+        self._group.watch(self._report_seconds())
 
     def _follow(self, inbox: SignalInbox) -> None:
         """Take the step that the job's state and this node's ranks require."""
@@ -182,7 +180,7 @@ class Agent:
         node_rank = state.node_rank(self._node_id)
         if node_rank is None:
             return  # a spare node, until a member leaves
-        if self._group is None or self._group.round != state.round:
+        if self._group.round != state.round:
             self._start(state, node_rank, inbox)
         elif state.notice and self._proposed != ("warn", state.round):
             self._proposed = ("warn", state.round)
@@ -200,8 +198,7 @@ class Agent:
             if node_rank == 0 and self._proposed != ("publish", state.round):
                 self._host(state)
             return
-        if self._group is not None:
-            self._group.close()
+        self._group.close()
         self._group = group = WorkerGroup(
             self._program.plans(state, node_rank),
             state.round,
@@ -238,7 +235,7 @@ class Agent:
     def _stop_round(self, state: JobState, inbox: SignalInbox) -> None:
         """End this node's ranks, then propose "stopped"."""
         group = self._group
-        if group is not None and group.round == state.round and group.living:
+        if group.round == state.round and group.living:
             self._end_group(group, others_go_on=not quorum.has_quorum(state))
         elif state.node_rank(self._node_id) is not None and self._node_id not in state.passed:
             known = set(state.failures)
@@ -257,14 +254,14 @@ class Agent:
 
     def _conclude(self, state: JobState, inbox: SignalInbox) -> None:
         """Report, once this node's ranks have ended; the job's exit status is that of the first failure."""
-        if self._group is not None and self._group.living:
+        if self._group.living:
             self._end_group(self._group)
             return
         self._status = state.exit_status
         if state.failures:
             from procgroup.launch.failures.report import first_failure, read  # needed after a failure only
 
-            self.failures = read(state.failures, self._group.failures if self._group is not None else ())
+            self.failures = read(state.failures, self._group.failures)
             self._status = first_failure(self.failures).exit_status if self.failures else state.exit_status
         if self.events is not None:
             self.events.show(state, state.node_rank(self._node_id), self._group, self._status)
@@ -282,8 +279,6 @@ class Agent:
     def _failures_here(self) -> tuple[str, list[str], int]:
         """Return why this node's ranks failed: one line, the records for the other nodes, and an exit status."""
         group = self._group
-        if group is None:
-            return "", [], 1
         if not group.failures:
             return group.incomplete, [], 1
         from procgroup.launch.failures.report import first_failure, summary
@@ -306,18 +301,17 @@ class Agent:
             self._loss = loss
             if loss.text:
                 self._output.say(loss.text)
-        if group is not None and group.living:
+        if group.living:
             self._end_group(group, others_go_on=True)
             return
         if self._loss.is_end:
             self._status = 1
             return
         self._meeting.close()
-        if group is not None:
-            group.close()
+        group.close()
         memory, self._loss = self._loss.memory, None
         self._lost_silently = self._meeting.is_silent
-        self._group = None
+        self._group = WorkerGroup((), -1, self._output.say)
         self._proposed = ("", -1)
         self._has_joined = False
         self._announcer = Announcer(self._output)
@@ -325,14 +319,14 @@ class Agent:
 
     def _fail_alone(self, reason: str) -> None:
         """End this node's part with an error of its own."""
-        if self._group is not None and self._group.living:
+        if self._group.living:
             self._end_group(self._group)
             return
         self._output.say(reason)
         self._status = 1
 
     def _leave_when_ended(self) -> None:
-        if self._group is None or not self._group.living:
+        if not self._group.living:
             self._departure.leave(self._meeting)
             self._status = self._departure.exit_status
 
@@ -354,7 +348,7 @@ class Agent:
     def _timeout(self) -> float | None:
         """Return how long the loop may wait, in seconds; None for no limit."""
         times = []
-        if self._group is not None and (event := self._group.next_event()) is not None:
+        if (event := self._group.next_event()) is not None:
             times.append(event)
         state = self._meeting.state
         if state is None or state.phase == "forming":
@@ -368,10 +362,8 @@ class Agent:
         if self._store is not None:
             self._store.close()
             self._store = None  # its descriptors end with it, and this agent is part of reference cycles
-        if self._group is not None:
-            self._group.close()
+        self._group.close()
         self._wakes.close()
 
     def _flush(self, inbox: SignalInbox) -> None:
-        streams = self._group.streams if self._group is not None else []
-        self._output.flush(streams, inbox.descriptor, lambda: self._departure.note(inbox.take()))
+        self._output.flush(self._group.streams, inbox.descriptor, lambda: self._departure.note(inbox.take()))

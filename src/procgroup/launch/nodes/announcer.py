@@ -64,18 +64,18 @@ class Announcer:
             self._next_report = self.waited() + _REPEAT_SECONDS
             self._output.say(f"waiting: {describe_waiting(state, place)}")
 
-    def count(self, group: WorkerGroup | None) -> None:
+    def count(self, group: WorkerGroup) -> None:
         """Show in the status line how many ranks run here."""
-        if group is not None and self._seen is not None:
+        if group.ranks and self._seen is not None:
             self._output.status.count(len(group.living), len(group.ranks), self._seen.restarts)
 
-    def conclude(self, state: JobState, failures: Sequence[Failure], group: WorkerGroup | None) -> None:
+    def conclude(self, state: JobState, failures: Sequence[Failure], group: WorkerGroup) -> None:
         """Print the report of the job's end, after the ranks' output."""
         if failures:
             from procgroup.launch.failures.report import report  # needed after a failure only
 
             report(failures, group, socket.gethostname(), self._output)
-        elif state.exit_status and state.reason and (group is None or state.reason != group.incomplete):
+        elif state.exit_status and state.reason and state.reason != group.incomplete:
             self._output.say(f"the job has ended: {state.reason}")
 
 

@@ -46,22 +46,19 @@ class Departure:
         self.received = next((number for number in numbers if number in self._ending), self.received)
         return self.received is not None
 
-    def heed(self, numbers: Sequence[signal.Signals], group: WorkerGroup | None, meeting: Meeting | Solo) -> None:
+    def heed(self, numbers: Sequence[signal.Signals], group: WorkerGroup, meeting: Meeting | Solo) -> None:
         """End the ranks on the first signal; kill them on a Ctrl-C after it; forward all other signals."""
         for number in numbers:
             if number not in self._ending:
-                if group is not None:
-                    group.forward(number)
+                group.forward(number)
             elif self.received is None:
                 self.received = number
                 self._output.say(f"{number.name}: ending {_count_ranks(group)}")
-                if group is not None:
-                    self._end_by(number, group, meeting)
+                self._end_by(number, group, meeting)
             elif number is signal.SIGINT:
                 self._output.say(f"SIGINT again: killing {_count_ranks(group)}")
-                if group is not None:
-                    group.kill()
-            elif group is not None:
+                group.kill()
+            else:
                 group.forward(number)
 
     def leave(self, meeting: Meeting | Solo) -> None:
@@ -131,6 +128,6 @@ def _loss_of_store(meeting: Meeting | Solo, state: JobState) -> Loss:
     return Loss(f"{why}{counted}", memory)
 
 
-def _count_ranks(group: WorkerGroup | None) -> str:
-    number = len(group.living) if group is not None else 0
+def _count_ranks(group: WorkerGroup) -> str:
+    number = len(group.living)
     return "1 rank" if number == 1 else f"{number} ranks"

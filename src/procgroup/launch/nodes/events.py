@@ -30,7 +30,7 @@ class Events:
     entry_point: str
     began: float = field(default_factory=time.monotonic)
 
-    def show(self, state: JobState, node_rank: int | None, group: WorkerGroup | None, exit_status: int) -> None:
+    def show(self, state: JobState, node_rank: int | None, group: WorkerGroup, exit_status: int) -> None:
         """Write a line for each rank of this node, and one for its agent; ``state`` is the final one."""
         shared = {
             "run_id": self.run_id,
@@ -44,8 +44,7 @@ class Events:
             "duration_ms": None,
         }
         of_group = {"group_world_size": len(state.members), "entry_point": self.entry_point}
-        ranks = group.ranks if group is not None else []
-        lines = [_of_rank(shared, of_group, local_rank, rank) for local_rank, rank in enumerate(ranks)]
+        lines = [_of_rank(shared, of_group, local_rank, rank) for local_rank, rank in enumerate(group.ranks)]
         name = "FAILED" if exit_status else "SUCCEEDED"
         lines.append(_line("AGENT", name, {**shared, "global_rank": None, "worker_id": None}, of_group))
         self.output.put("".join(f"{line}\n" for line in lines))

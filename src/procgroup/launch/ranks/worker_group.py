@@ -58,7 +58,6 @@ class WorkerGroup:
         self._node_rank = node_rank
         self._host = host
         self._say = say
-        self._kills_before = OutOfMemoryKills.so_far()
         self._steps = NextStep()
         self._settles_at: float | None = None
         self._failed_at = 0.0
@@ -68,6 +67,7 @@ class WorkerGroup:
 
     def start(self, stops: Callable[[], bool]) -> None:
         """Start the ranks in order, until ``stops()`` returns True. A rank that cannot be started ends the others."""
+        self._kills_before = OutOfMemoryKills.so_far()
         for plan in self._plans:
             if stops():
                 return
