@@ -16,7 +16,6 @@ that of the sum of all ranks' losses: rank r's gradient is d(loss of rank 0 + ..
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,9 +66,13 @@ class Operation(ABC):
         leading = (size,) if self.returns_one_per_rank else ()
         return (*leading, *self.part_shape(leaf, size))
 
-    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]] | None:
-        """Return the transposed operation, and what a cotangent becomes first in a group of that size; None: none."""
+    def transposed(self) -> Operation | None:
+        """Return the transposed operation, which takes the cotangents of the results; None where there is none."""
         return None
+
+    def cotangent(self, given: Any, size: int) -> Any:
+        """Return what the transposed operation takes for the cotangent of a result, in a group of that size."""
+        return given
 
     def describe(self) -> str:
         """Return what errors call this call."""
@@ -106,10 +109,8 @@ class AllReduce(Collective):
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return given.array, self.op
 
-    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]] | None:
-        if self.op in (ReduceOp.SUM, ReduceOp.AVG):
-            return self, _unchanged
-        return None
+    def transposed(self) -> Operation | None:
+        return self if self.op in (ReduceOp.SUM, ReduceOp.AVG) else None
 
     def describe(self) -> str:
         return f"functional.{self.name}({_name_of(self.op)})"
@@ -127,8 +128,8 @@ class Broadcast(Collective):
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return given.array, self.root
 
-    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
-        return ReduceToRoot(self.root), _unchanged
+    def transposed(self) -> Operation:
+        return ReduceToRoot(self.root)
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,8 @@ class ReduceToRoot(Collective):
         if group.rank() != self.root:
             given.clear()
 
-    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
-        return Broadcast(self.root), _unchanged
+    def transposed(self) -> Operation:
+        return Broadcast(self.root)
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ class AllGather(Collective):
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return result.array, given.array
 
-    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
-        return ReduceScatter(ReduceOp.SUM), _unchanged
+    def transposed(self) -> Operation:
+        return ReduceScatter(ReduceOp.SUM)
 
 
 @dataclass(frozen=True)
@@ -179,12 +180,11 @@ class ReduceScatter(Collective):
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return result.array, given.array, self.op
 
-    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]] | None:
-        if self.op == ReduceOp.SUM:
-            return AllGather(), _unchanged
-        if self.op == ReduceOp.AVG:
-            return AllGather(), lambda cotangent, size: cotangent / size
-        return None
+    def transposed(self) -> Operation | None:
+        return AllGather() if self.op in (ReduceOp.SUM, ReduceOp.AVG) else None
+
+    def cotangent(self, given: Any, size: int) -> Any:
+        return given / size if self.op == ReduceOp.AVG else given
 
     def describe(self) -> str:
         return f"functional.{self.name}({_name_of(self.op)})"
@@ -202,8 +202,8 @@ class AllToAll(Collective):
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return result.array, given.array, None, None
 
-    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
-        return self, _unchanged
+    def transposed(self) -> Operation:
+        return self
 
 
 @dataclass(frozen=True)
@@ -230,12 +230,8 @@ class SendRecv(Operation):
     def _stays_here(self, group: ProcessGroup) -> bool:
         return self.destination == self.source == group.rank()
 
-    def transposed(self) -> tuple[Operation, Callable[[Any, int], Any]]:
-        return SendRecv(self.source, self.destination), _unchanged
-
-
-def _unchanged(cotangent: Any, size: int) -> Any:
-    return cotangent
+    def transposed(self) -> Operation:
+        return SendRecv(self.source, self.destination)
 
 
 def _name_of(op: AnyReduceOp) -> str:

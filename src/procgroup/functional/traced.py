@@ -195,9 +195,9 @@ def _transpose(cotangents: Sequence[Any], *arrays: Any, call: TracedCall) -> lis
     assert call.operation is not None
     transposed = call.operation.transposed()
     assert transposed is not None
-    operation, prepare = transposed
-    given = [prepare(ad.instantiate_zeros(cotangent), call.group.size()) for cotangent in cotangents]
-    found = _call_p.bind(*given, call=TracedCall(operation, call.group))
+    size = call.group.size()
+    given = [call.operation.cotangent(ad.instantiate_zeros(cotangent), size) for cotangent in cotangents]
+    found = _call_p.bind(*given, call=TracedCall(transposed, call.group))
     return [change if ad.is_undefined_primal(array) else None for change, array in zip(found, arrays, strict=True)]
 
 

@@ -13,6 +13,7 @@ import ssl
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from urllib.parse import quote, unquote, urlsplit
 
 from procgroup.errors import DistNetworkError, DistStoreError, StoreLost
@@ -182,8 +183,7 @@ class EtcdStore(DatabaseStore):
         self._keys.delete_all()
 
     def clone(self) -> EtcdStore:
-        clone = EtcdStore.__new__(EtcdStore)
-        clone._seconds, clone._max_value_bytes = self._seconds, self._max_value_bytes
+        clone = copy(self)
         clone._keys = self._keys.clone()
         return clone
 

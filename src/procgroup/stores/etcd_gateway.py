@@ -158,14 +158,9 @@ class EtcdGateway:
 
     def _post(self, endpoint: Endpoint, path: str, data: bytes, timeout: float) -> Any:
         connection = self._take_idle(endpoint, timeout) or self._connect(endpoint, timeout)
-        try:
+        with _closing_on_error(connection, timeout):
             response = self._send(connection, path, data)
             content = response.read()
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, (OSError, http.client.HTTPException)):
-                raise _NoAnswerError(_reason(error, timeout)) from error
-            raise
         self._keep(endpoint, connection)
         return _decoded(endpoint, response.status, content)
 
@@ -187,17 +182,12 @@ class EtcdGateway:
         self, endpoint: Endpoint, data: bytes, confirmations: int, timeout: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = self._connect(endpoint, timeout)
-        try:
+        with _closing_on_error(connection, timeout):
             response = self._send(connection, "/v3/watch", data)
             for _ in range(confirmations):
                 answer = _decoded(endpoint, response.status, response.readline())
                 if answer["result"].get("canceled"):
                     raise Refusal(endpoint, 0, answer["result"].get("cancel_reason", "the watch was cancelled"))
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, (OSError, http.client.HTTPException)):
-                raise _NoAnswerError(_reason(error, timeout)) from error
-            raise
         return connection, response
 
     def _connect(self, endpoint: Endpoint, timeout: float) -> http.client.HTTPConnection:
@@ -254,6 +244,18 @@ class EtcdWatch:
 def _share(left: float, untried: int) -> float:
     """Return how many of the seconds that are left one of the untried endpoints gets."""
     return max(left / untried, min(left, _LEAST_SHARE_SECONDS), 0.001)
+
+
+@contextmanager
+def _closing_on_error(connection: http.client.HTTPConnection, timeout: float) -> Iterator[None]:
+    """Close a connection after an error within the block; an error of the connection becomes _NoAnswerError."""
+    try:
+        yield
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, (OSError, http.client.HTTPException)):
+            raise _NoAnswerError(_reason(error, timeout)) from error
+        raise
 
 
 def _close_all(connections: list[tuple[Endpoint, http.client.HTTPConnection]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 from procgroup import _native
 from procgroup.stores.request_store import RequestStore
 
@@ -18,9 +20,8 @@ class HashStore(RequestStore):
         self._requests = _native.InProcessStore()
 
     def clone(self) -> HashStore:
-        clone = HashStore.__new__(HashStore)
+        clone = copy(self)
         clone._requests = self._requests.clone()
-        clone._seconds = self._seconds
         return clone
 
     def close(self) -> None:

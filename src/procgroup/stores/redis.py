@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from urllib.parse import urlsplit
 
 from procgroup.errors import StoreLimitError
@@ -151,8 +152,7 @@ class RedisStore(DatabaseStore):
         self._server.keep_trying(lambda: self._server.client().unlink(*self._server.hashes.values()))
 
     def clone(self) -> RedisStore:
-        clone = RedisStore.__new__(RedisStore)
-        clone._seconds = self._seconds
+        clone = copy(self)
         clone._server = self._server.clone()
         return clone
 

@@ -282,12 +282,8 @@ class TCPStore(RequestStore):
         return view
 
     def clone(self) -> TCPStore:
-        clone = TCPStore.__new__(TCPStore)
-        clone._seconds = self._seconds
-        clone._host, clone._port = self._host, self._port
-        clone._hosting = self._hosting
-        clone._uses_libuv = self._uses_libuv
-        clone._requests = clone._connect(_HOST if self._hosting else 0)
+        clone = copy(self)
+        clone._requests = self._connect(_HOST if self._hosting else 0)
         return clone
 
     def close(self) -> None:
