@@ -85,24 +85,12 @@ class JobPlan(NamedTuple):
     def meet(self, wake: Callable[[], None], memory: JobState | None) -> Meeting | Solo:
         """Start the meeting of this node with the others."""
         if self.kind == "solo":
-            return Solo(self._node(os.urandom(8).hex(), None), self.settings, wake)
+            return Solo(self.node(os.urandom(8).hex(), None), self.settings, wake)
         from procgroup.launch.nodes.meeting import Meeting  # most jobs have one node, and start sooner without it
 
-        find = self.find or self._find
-        others = self._others if len(self.endpoints) > 1 else None
-        return Meeting(
-            find,
-            self._node,
-            self.run_id,
-            self.settings,
-            wake,
-            lease=self.lease,
-            memory=memory,
-            others=others,
-            place=self._meeting_place(),
-        )
+        return Meeting(self, wake, memory)
 
-    def _meeting_place(self) -> str:
+    def meeting_place(self) -> str:
         """Describe where the nodes meet, which node hosts the store there, and the job's id."""
         where = ", ".join(map(str, self.endpoints)) or self.place
         host = "hosted by node 0; " if self.kind == "static" else "hosted by the node there; " if self.endpoints else ""
@@ -114,11 +102,14 @@ class JobPlan(NamedTuple):
             return self.is_host
         return any(addresses.is_local(endpoint.host) for endpoint in self.endpoints)
 
-    def _find(self, stops: Callable[[], bool]) -> FoundStore:
+    def find_store(self, stops: Callable[[], bool]) -> FoundStore:
+        """Connect to the agents' store, or host it here; wait without a limit, until ``stops()`` returns True."""
+        if self.find is not None:
+            return self.find(stops)
         answers_torch = self.kind == "static"
         return find_store(self.endpoints, stops, is_host=self.is_host, answers_torch=answers_torch)
 
-    def _others(self, found: FoundStore) -> Iterator[tuple[int, FoundStore]]:
+    def others(self, found: FoundStore) -> Iterator[tuple[int, FoundStore]]:
         """Yield the stores at the other endpoints, each with its distance from this one in the list."""
         places = {endpoint: place for place, endpoint in enumerate(self.endpoints)}
         here = places.get(found.endpoint, 0) if found.endpoint is not None else 0
@@ -126,7 +117,8 @@ class JobPlan(NamedTuple):
             assert other.endpoint is not None
             yield places[other.endpoint] - here, other
 
-    def _node(self, node_id: str, found: FoundStore | None) -> Node:
+    def node(self, node_id: str, found: FoundStore | None) -> Node:
+        """Describe this node for the others; ``found`` is the agents' store, None in a job of one node."""
         hosts_store = found is not None and found.server is not None
         return Node(
             id=node_id,

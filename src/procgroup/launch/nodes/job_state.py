@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 from procgroup.environ import PROCGROUP_JOB_KEY, Variable
@@ -152,9 +152,11 @@ class JobState(NamedTuple):
             if fields["phase"] not in get_args(Phase):
                 raise ValueError(f"the phase {fields['phase']!r}")
             store = fields["store"]
+            kinds = get_type_hints(cls)
             return cls(
                 **{
-                    **{name: kind(fields[name]) for name, kind in _PLAIN_FIELDS.items()},
+                    **{name: kind(fields[name]) for name, kind in kinds.items() if kind in (int, bool, float)},
+                    "reason": printable(str(fields["reason"])),
                     "settings": _read(Settings, fields["settings"]),
                     "phase": fields["phase"],
                     "members": tuple(_read_node(node) for node in fields["members"]),
@@ -168,18 +170,6 @@ class JobState(NamedTuple):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise ValueError(f"expected a job's state: {error!r}") from error
 
-
-_PLAIN_FIELDS: Mapping[str, Callable[[Any], object]] = {
-    "version": int,
-    "round": int,
-    "restarts": int,
-    "is_last": bool,
-    "is_recovery": bool,
-    "is_moving": bool,
-    "reason": lambda text: printable(str(text)),
-    "exit_status": int,
-    "notice": float,
-}
 
 _Fields = TypeVar("_Fields", Settings, Node, WorkerStore)
 

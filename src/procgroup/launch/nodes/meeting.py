@@ -17,20 +17,24 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
 from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.endpoints import FoundStore
 from procgroup.launch.nodes.job_changes import Change, JobConflict, JobEnded
-from procgroup.launch.nodes.job_state import JobState, Node, Settings
+from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.leases import Lease, Watcher
 from procgroup.launch.nodes.shared_state import SharedState, read_latest
 from procgroup.launch.nodes.store_requests import PAUSE_SECONDS, StoreRequests
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import OnDisconnect, Store
+
+if TYPE_CHECKING:
+    from procgroup.launch.nodes.job_plan import JobPlan
 
 _CLOSE_SECONDS = 2.0
 _ELSEWHERE_SECONDS = 1.0
@@ -42,43 +46,26 @@ _LINGER_SECONDS = 10.0
 class Meeting:
     """One agent's view of the job, which threads of its own keep up to date.
 
-    ``find(stops)`` connects to the store at ``place``, or hosts it; ``describe`` makes the Node, given the store.
     ``state`` is the latest known state, None until this node has joined. ``wake`` is called in another thread whenever
-    ``state``, ``lost`` or ``error`` has changed. ``lost`` is the reason why the store cannot be reached; then
-    ``is_silent`` means that the store's connections have not ended, and ``moves`` that this agent left the store for a
-    better one. ``error`` is the exception that keeps the node out of the job.
+    ``state``, ``lost`` or ``error`` has changed. ``lost`` is the reason why the store at ``place`` cannot be reached;
+    then ``is_silent`` means that the store's connections have not ended, and ``moves`` that this agent left the store
+    for a better one. ``error`` is the exception that keeps the node out of the job. ``memory`` is the last state that
+    this agent knows from a store that was lost.
 
-    ``memory`` is the last state that this agent knows from a store that was lost. ``others(found)`` yields the stores
-    at the other endpoints, each with its distance in the list. While nodes are missing at the store that this agent
-    hosts, the agent checks whether more nodes have met at another one.
+    While nodes are missing at the store that this agent hosts, the agent checks whether more nodes have met at another
+    endpoint of the plan.
     """
 
-    def __init__(
-        self,
-        find: Callable[[Callable[[], bool]], FoundStore],
-        describe: Callable[[str, FoundStore], Node],
-        job: str,
-        settings: Settings,
-        wake: Callable[[], None],
-        *,
-        lease: Lease | None = None,
-        memory: JobState | None = None,
-        others: Callable[[FoundStore], Iterator[tuple[int, FoundStore]]] | None = None,
-        place: str = "",
-    ) -> None:
+    def __init__(self, plan: JobPlan, wake: Callable[[], None], memory: JobState | None) -> None:
         self.node_id: str = os.urandom(8).hex()
-        self.place: str = place
+        self.place: str = plan.meeting_place()
         self.lost: str = ""
         self.is_silent: bool = False
         self.moves: bool = False
         self.error: Exception | None = None
-        self._find = find
-        self._describe = describe
-        self._job = job
-        self._settings = settings
+        self._plan = plan
         self._memory = memory
-        self._lease = lease or Lease()
-        self._others = others
+        self._lease: Lease = plan.lease
         self._wake = wake
         self._changes: queue.SimpleQueue[Change | threading.Event] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -189,19 +176,21 @@ class Meeting:
             self._apply(change)
 
     def _join(self) -> None:
-        self._found = self._find(self._closing.is_set)
-        self._store = PrefixStore(f"agents/{self._job}", self._found.store.with_timeout(self._lease.request_seconds))
-        node = self._describe(self.node_id, self._found)
+        self._found = self._plan.find_store(self._closing.is_set)
+        self._store = PrefixStore(
+            f"agents/{self._plan.run_id}", self._found.store.with_timeout(self._lease.request_seconds)
+        )
+        node = self._plan.node(self.node_id, self._found)
         is_on_server = self._found.is_on_server
         self._requests = StoreRequests(self._lease, self.place, self._closing, is_on_server=is_on_server)
         self._requests.persist(self._beat)
         self._on_disconnect = self._store.set_on_disconnect(f"gone/{self.node_id}", "")
-        self._shared = SharedState(self._store, self._settings, self._wake)
+        self._shared = SharedState(self._store, self._plan.settings, self._wake)
         self._requests.persist(self._shared.find)
         if self._memory is not None:
             memory = self._memory
             self._apply(lambda state: job_changes.recall(state, memory))
-        join = partial(job_changes.join, node=node, settings=self._settings)
+        join = partial(job_changes.join, node=node, settings=self._plan.settings)
         try:
             self._apply(join)
         except JobEnded:
@@ -272,14 +261,14 @@ class Meeting:
         Two stores exist when agents were started, or lost their store, while a network was cut.
         """
         state, found = self._known, self._found
-        if self._others is None or found is None or found.server is None or state is None:
+        if len(self._plan.endpoints) < 2 or found is None or found.server is None or state is None:
             return
         if state.phase not in ("forming", "running") or len(state.members) == state.settings.max_nodes:
             return
         if time.monotonic() < self._looks_elsewhere_at:
             return
         with suppress(DistError):
-            self.moves = any(self._is_better(place, other, state) for place, other in self._others(found))
+            self.moves = any(self._is_better(place, other, state) for place, other in self._plan.others(found))
         pause = _LOOK_ELSEWHERE_SECONDS if quorum.is_active(state) else 0.0
         self._looks_elsewhere_at = time.monotonic() + pause
         if self.moves:
@@ -288,7 +277,7 @@ class Meeting:
     def _is_better(self, place: int, other: FoundStore, mine: JobState) -> bool:
         """Return whether to move to another store, ``place`` entries further in the list of endpoints; close it."""
         try:
-            store = PrefixStore(f"agents/{self._job}", other.store.with_timeout(_ELSEWHERE_SECONDS))
+            store = PrefixStore(f"agents/{self._plan.run_id}", other.store.with_timeout(_ELSEWHERE_SECONDS))
             theirs = read_latest(store)
         except (DistError, ValueError):
             return False
