@@ -32,8 +32,7 @@ class AgentOutput(PipeReader):
     """
 
     def __init__(self, descriptor: int, host: str, sink: Sink, early_sink: Sink) -> None:
-        super().__init__(descriptor)
-        self.sink = sink
+        super().__init__(descriptor, sink)
         self.answer: bytes = b""
         self.tail: bytes = b""
         self._host = host

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 
-from procgroup.environ import PROCGROUP_JOB_KEY, Variable
 from procgroup.launch.nodes.job_state import WorkerStore
 from procgroup.launch.nodes.reserved_port import ReservedPort
 from procgroup.stores.tcp import StoreServer
 
 
 class HostedStore:
-    """A store server in this process, and the variables by which ranks find it.
+    """A store server in this process, and its record, by which ranks find it.
 
     Its port is bound once and kept until ``close``, so no other process can take it in between. ``master`` is the
     MASTER_PORT of the ranks: a reserved port, which is kept free for a PyTorch program's own store, or the number of a
@@ -40,10 +39,6 @@ class HostedStore:
     def record(self) -> WorkerStore:
         """Return the address and the secret of the store, for the ranks of other nodes."""
         return WorkerStore(self.host, self.master_port, self.port, self.job_key)
-
-    def environment(self, key: Variable[str] = PROCGROUP_JOB_KEY) -> dict[str, str]:
-        """Return the variables by which a rank finds this store; ``key`` is the variable of the secret."""
-        return self.record().environment(key)
 
     def close(self) -> None:
         """Stop serving and release the ports. Idempotent."""

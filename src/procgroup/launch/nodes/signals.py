@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -75,9 +75,7 @@ class SignalInbox:
             self._earlier[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._earlier_wakeup)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
+from procgroup.launch.output.pipe_reader import PipeReader
 from procgroup.launch.output.sinks import Sink
 
 FLUSH_SECONDS = 1.0
@@ -16,20 +16,8 @@ _PENDING_BYTES = 1 << 20
 _LONGEST_POLL_SECONDS = 86400.0  # poll() takes a number of milliseconds of 32 bits
 
 
-class Source(Protocol):
-    """A pipe that is read while its sink has room."""
-
-    descriptor: int
-    open: bool
-    sink: Sink
-
-    def read_some(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
 def move_bytes(
-    sources: Iterable[Source],
+    sources: Iterable[PipeReader],
     sinks: Iterable[Sink],
     wake: Iterable[int],
     timeout: float | None,

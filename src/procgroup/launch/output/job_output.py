@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.environ import NO_COLOR, TERM
 from procgroup.launch.output import byte_mover
-from procgroup.launch.output.byte_mover import Source
 from procgroup.launch.output.collapse import Collapser, CollapsingPrefixer
 from procgroup.launch.output.log_files import (
     JobDirectory,
@@ -27,6 +26,7 @@ from procgroup.launch.output.log_files import (
     make_private_directory,
 )
 from procgroup.launch.output.log_options import STDERR, STDOUT, LogOptions, Streams, fill_prefix, prefix_template
+from procgroup.launch.output.pipe_reader import PipeReader
 from procgroup.launch.output.sinks import LinePrefixer, Sink, open_sinks
 from procgroup.launch.output.status_line import StatusLine
 
@@ -186,7 +186,7 @@ class JobOutput:
             self.last_reports.update(dict.fromkeys(reports, time.monotonic()))
             self.status.report(reports)
 
-    def move_bytes(self, streams: Iterable[Source], wake: Iterable[int], timeout: float | None) -> None:
+    def move_bytes(self, streams: Iterable[PipeReader], wake: Iterable[int], timeout: float | None) -> None:
         """Read from the ranks and write to the outputs as soon as possible; a readable ``wake`` ends the wait."""
         reports = {} if self.progress is None else {self.progress.descriptor: self.take_progress}
         if (due := self.due) is not None:
@@ -195,7 +195,7 @@ class JobOutput:
         byte_mover.move_bytes(streams, self.sinks, wake, timeout, reports)
         self.tick()
 
-    def flush(self, streams: Sequence[Source], wake: int, was_interrupted: Callable[[], bool]) -> None:
+    def flush(self, streams: Sequence[PipeReader], wake: int, was_interrupted: Callable[[], bool]) -> None:
         """Write all pending output; return early once a signal has come and the output is not read."""
         self.finish()
         byte_mover.flush(self.sinks, lambda seconds: self.move_bytes(streams, [wake], seconds), was_interrupted)

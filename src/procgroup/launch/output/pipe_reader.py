@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 
+from procgroup.launch.output.sinks import Sink
+
 READ_BYTES = 64 * 1024
 
 # The largest content of a pipe whose writer has ended (the largest size that an ordinary user may set).
@@ -12,10 +14,11 @@ _PIPE_BYTES = 1 << 20
 
 
 class PipeReader(ABC):
-    """The reading end of a pipe, which never blocks. A subclass handles the data."""
+    """The reading end of a pipe, which never blocks. A subclass handles the data, which is for ``sink``."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, sink: Sink) -> None:
         self.descriptor = descriptor
+        self.sink = sink
         self.open: bool = True
         os.set_blocking(descriptor, False)
 

@@ -15,7 +15,6 @@ from procgroup.environ import PROCGROUP_NOTICE
 from procgroup.launch.failures.evidence import TRACEBACK_HEADER
 from procgroup.launch.output.job_output import RankOutput, StreamOutput
 from procgroup.launch.output.pipe_reader import PipeReader
-from procgroup.launch.output.sinks import Sink
 from procgroup.launch.ranks.die_with_parent import dying_with_this_process
 from procgroup.launch.ranks.interrupt_filter import InterruptFilter
 
@@ -44,8 +43,7 @@ class Stream(PipeReader):
     """One stream of a rank, read from a pipe; ``tail`` is the end of the data read."""
 
     def __init__(self, descriptor: int, output: StreamOutput) -> None:
-        super().__init__(descriptor)
-        self.sink: Sink = output.sink
+        super().__init__(descriptor, output.sink)
         self.tail: bytearray = bytearray()
         self.traceback_time: float | None = None
         self.interrupts: InterruptFilter = InterruptFilter()

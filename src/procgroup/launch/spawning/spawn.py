@@ -107,7 +107,7 @@ def _start(
 ) -> SpawnContext:
     hosts = nprocs > 0 and not MASTER_ADDR.is_set() and not MASTER_PORT.is_set()
     store = HostedStore(job_key=PROCGROUP_JOB_KEY.get()) if hosts else None
-    environment = store.environment(_key_variable()) if store else {}
+    environment = store.record().environment(_key_variable()) if store else {}
     # Under forkserver the children's parent is a server that lives as long as they do.
     parent_pid = None if context.get_start_method() == "forkserver" else os.getpid()
     kills_before = OutOfMemoryKills.so_far()

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from procgroup.parallel.pytorch import torch
-
-
-class Optimizer(Protocol):
-    """An object with an optimizer's ``step()``."""
-
-    def step(self) -> Any: ...
 
 
 class BackwardOptimizers:
     """The optimizers of one wrapped model that step at the end of each backward whose gradients are averaged."""
 
     def __init__(self) -> None:
-        self._optimizers: list[Optimizer] = []
+        self._optimizers: list[Any] = []
         self._has_taken_over = False
 
     def add(self, optimizer_class: Callable[..., Any], parameters: Iterable[Any], *args: Any, **kwargs: Any) -> None:
