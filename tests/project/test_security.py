@@ -41,7 +41,7 @@ def test_procgroup_reads_its_own_objects_with_safe() -> None:
             found.append(source.stem)
             keywords = {word.arg: ast.unparse(word.value) for word in call.keywords}
             assert keywords.get("safe") == "True", f"{source}:{call.lineno} trusts the sender"
-    assert {"model_checks", "rank_comparison"} <= set(found)
+    assert "rank_comparison" in found
 
 
 def test_one_file_alone_unpickles_what_other_processes_send() -> None:
