@@ -21,9 +21,7 @@ def usable_cores() -> int:
 
 def cores_by_affinity() -> int:
     """Return the number of cores that the scheduler may place this process on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def quota_of(directories: Iterable[Path]) -> float | None:

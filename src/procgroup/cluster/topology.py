@@ -30,9 +30,7 @@ class Topology:
 
     @classmethod
     def of_this_process(cls, system: Path = Path("/") / SYSTEM) -> Topology:
-        """Return the topology of the CPUs that this process may run on. Raises OSError on systems other than Linux."""
-        if not hasattr(os, "sched_getaffinity"):
-            raise OSError("this system cannot bind processes to CPUs")
+        """Return the topology of the CPUs that this process may run on."""
         return cls(frozenset(os.sched_getaffinity(0)), system)
 
     @cached_property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,12 +28,7 @@ def dying_with_this_process(command: Iterable[str], cpus: Iterable[int] = ()) ->
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends; if that has happened already, end now.
-
-    Does nothing on systems other than Linux.
-    """
-    if sys.platform != "linux":
-        return
+    """Have the kernel kill this process when its parent ends; if that has happened already, end now."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -49,10 +43,8 @@ def die_with_writer(pipe: int) -> None:
     """Have the kernel kill this process when a pipe has no writer left; if it has none already, end now.
 
     For a process whose parent is not the one to follow. All that was written must have been read: what comes
-    later kills as well. Does nothing on systems other than Linux.
+    later kills as well.
     """
-    if sys.platform != "linux":
-        return
     import fcntl
     import select
 

@@ -54,10 +54,7 @@ def _place(options: argparse.Namespace, environment: Mapping[str, str], root: Pa
     from procgroup.cluster.topology import SYSTEM, Topology  # needed for this flag only
     from procgroup.launch.ranks.binding import bind
 
-    try:
-        topology = Topology.of_this_process(root / SYSTEM)
-    except OSError as error:
-        raise ValueError(f"--numa-binding ({options.sources['numa_binding']}): {error}") from error
+    topology = Topology.of_this_process(root / SYSTEM)
     nodes = [accelerators.numa_node(gpu, root) for gpu in chosen.gpus]
     binding = bind(options.numa_binding, ranks, topology, nodes)
     notes += [binding.note] if binding.note else []

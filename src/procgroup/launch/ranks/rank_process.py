@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -126,8 +125,7 @@ class RankProcess:
             _, status, usage = os.wait4(self.pid, 0)
             os.close(self.descriptor)
             self._process.returncode = os.waitstatus_to_exitcode(status)
-            unit = 1 if sys.platform == "darwin" else 1024
-            self.ending = Ending(self._process.returncode, time.monotonic(), usage.ru_maxrss * unit)
+            self.ending = Ending(self._process.returncode, time.monotonic(), usage.ru_maxrss * 1024)
             for stream in self.streams:
                 stream.drain()
         return True

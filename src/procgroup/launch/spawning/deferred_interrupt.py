@@ -19,8 +19,7 @@ class DeferredInterrupt:
     def __init__(self) -> None:
         self._handler: Callable[[int, FrameType | None], Any] | None = None
         self._deferred = False
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._restore)
+        os.register_at_fork(after_in_child=self._restore)
 
     def __enter__(self) -> None:
         handler = signal.getsignal(signal.SIGINT)

@@ -24,8 +24,7 @@ class LastingStarter:
         self._lock = threading.Lock()
         self._requests: queue.SimpleQueue[tuple[BaseProcess, _Answers]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget_thread)
+        os.register_at_fork(after_in_child=self._forget_thread)
 
     def start(self, process: BaseProcess, started: list[BaseProcess]) -> None:
         """Call ``process.start()``, which may raise, and add the process to ``started``.
