@@ -71,13 +71,13 @@ def run_rank(socket_path: str, rank: int, ranks: int) -> None:
             dist.gather, tensor_of(buffers), list(torch.from_numpy(buffers.output)) or None, 0
         ),
         "scatter": lambda buffers: partial(
-            dist.scatter, tensor_of(buffers), list(torch.from_numpy(buffers.pieces)) or None, 0
+            dist.scatter, tensor_of(buffers), list(torch.from_numpy(buffers.blocks)) or None, 0
         ),
         "reduce_scatter": lambda buffers: partial(
-            dist.reduce_scatter_tensor, tensor_of(buffers), torch.from_numpy(buffers.pieces).view(-1)
+            dist.reduce_scatter_tensor, tensor_of(buffers), torch.from_numpy(buffers.blocks).view(-1)
         ),
         "all_to_all": lambda buffers: partial(
-            dist.all_to_all_single, torch.from_numpy(buffers.output), torch.from_numpy(buffers.pieces)
+            dist.all_to_all_single, torch.from_numpy(buffers.output), torch.from_numpy(buffers.blocks)
         ),
         "barrier": lambda buffers: dist.barrier,
         "send_recv": ping_pong,
