@@ -7,11 +7,11 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from procgroup.api.objects import all_gather_object
+from procgroup.errors import GraphChanged, ModelMismatch
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.ddp.parameter_slot import ParameterSlot
 from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
 from procgroup.parallel.pytorch import torch
-from procgroup.parallel.training_errors import GraphChanged, ModelMismatch
 
 _NOTHING = "nothing"
 
