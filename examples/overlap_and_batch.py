@@ -5,7 +5,7 @@
 
 Over TCP, as between hosts, a message costs time of its own, whatever its size: 200 small tensors are summed faster as
 one. In the shared memory of one host (the second command) a call costs so little that this hardly matters. With
-async_op=True a call returns at once, and the sum is there when wait() is over: rank 0 computes while it would wait for
+async_op=True a call returns at once, and the sum is there when wait() returns: rank 0 computes while it would wait for
 rank 1. Rank 0 prints the times, which are those of this machine.
 """
 

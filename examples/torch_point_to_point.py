@@ -20,7 +20,7 @@ else:
     dist.recv(number, src=0)
 print(f"rank {rank} has {number.item():g}")
 
-# isend and irecv return at once. Leave the tensor alone until wait() is over.
+# isend and irecv return at once. Leave the tensor alone until wait() returns.
 number = torch.zeros(1, dtype=torch.bfloat16)
 if rank == 0:
     number += 2

@@ -20,7 +20,7 @@ class Switch:
         self.hosts: list[Host] = []
 
     def cut(self, host: Host) -> None:
-        """Let nothing to or from a host pass any more; no connection is told."""
+        """Let nothing to or from a host pass any more; no connection is closed."""
         self._set(host, "down")
 
     def heal(self, host: Host) -> None:

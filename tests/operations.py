@@ -78,7 +78,7 @@ class Part:
         return all(work.is_completed() for work in self._works)
 
     def wrong(self) -> str:
-        """Describe what is wrong with the arrays of a call that is over; "" for nothing.
+        """Describe what is wrong with the arrays of a completed call; "" for nothing.
 
         Elements that were only moved are compared to the bit.
         """

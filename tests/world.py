@@ -20,7 +20,7 @@ imported NumPy and procgroup already, so a world of 4 starts in some 50 ms::
 
     done = run_command([sys.executable, "-m", "procgroup", "run", "script.py"], timeout=30)
 
-A world that is not over at its deadline is made to dump the Python stacks of all its threads on all its
+A world that has not ended at its deadline is made to dump the Python stacks of all its threads on all its
 ranks, is killed, and `WorldTimeout` shows everything. The function must stand at the top of its module.
 """
 
@@ -94,7 +94,7 @@ class WorldFailed(AssertionError):
 
 
 class WorldTimeout(WorldFailed):
-    """The world was not over at its deadline; the outputs end with the stacks of the ranks that hung."""
+    """The world had not ended at its deadline; the outputs end with the stacks of the ranks that hung."""
 
 
 class World:
@@ -135,7 +135,7 @@ class World:
         while running := [process for process in self._processes if process.exitcode is None]:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise self._time_out(f"not over after {timeout:g} s")
+                raise self._time_out(f"still running after {timeout:g} s")
             wait_for_sentinels([process.sentinel for process in running], left)
         return [self._outcome(rank) for rank in range(len(self._processes))]
 
@@ -286,7 +286,7 @@ def run_command(
         done = subprocess.CompletedProcess(command, process.returncode, stdout.read(), stderr.read())
     if timed_out:
         outcome = Outcome(0, exit_code=done.returncode, output=done.stdout + done.stderr)
-        raise WorldTimeout([outcome], f"{' '.join(command)}: not over after {timeout:g} s")
+        raise WorldTimeout([outcome], f"{' '.join(command)}: still running after {timeout:g} s")
     return done
 
 

@@ -33,8 +33,9 @@ _NAMES_OF_MODULES = {
     "errors": (
         "ArgumentError CollectiveMismatch CollectiveTimeout Deadlock DistBackendError DistError DistNetworkError "
         "DistStoreError ForkedProcessError GroupBroken GroupDestroyed IncompleteEnvironment ObjectError "
-        "OperationError PeerFailed PeerLost PicklingFailed QueueEmptyError RendezvousConflict RendezvousError "
-        "RendezvousTimeout StoreLimitError StoreLost StoreTimeout UnpicklingFailed WaitTimeout"
+        "OperationError PeerFailed PeerLost PicklingFailed ProcessExitedException ProcessRaisedException "
+        "QueueEmptyError RendezvousConflict RendezvousError RendezvousTimeout StoreLimitError StoreLost StoreTimeout "
+        "UnpicklingFailed WaitTimeout"
     ),
     "groups.group": "ProcessGroup",
     "groups.work": "Work",
@@ -42,7 +43,6 @@ _NAMES_OF_MODULES = {
     "launch.output.progress": "report",
     "launch.failures.record": "record",
     "launch.spawning.spawn": "ProcessContext spawn start_processes",
-    "launch.spawning.spawn_errors": "ProcessExitedException ProcessRaisedException",
     "parallel.mesh": "DeviceMesh init_device_mesh",
     "rendezvous.handlers": "register_rendezvous_handler rendezvous",
     "rendezvous.launcher_stores": "MPIStore SlurmStore",

@@ -94,6 +94,8 @@ from procgroup.errors import OperationError as OperationError
 from procgroup.errors import PeerFailed as PeerFailed
 from procgroup.errors import PeerLost as PeerLost
 from procgroup.errors import PicklingFailed as PicklingFailed
+from procgroup.errors import ProcessExitedException as ProcessExitedException
+from procgroup.errors import ProcessRaisedException as ProcessRaisedException
 from procgroup.errors import QueueEmptyError as QueueEmptyError
 from procgroup.errors import RendezvousConflict as RendezvousConflict
 from procgroup.errors import RendezvousError as RendezvousError
@@ -112,8 +114,6 @@ from procgroup.launch.ranks.preemption import preempted as preempted
 from procgroup.launch.spawning.spawn import ProcessContext as ProcessContext
 from procgroup.launch.spawning.spawn import spawn as spawn
 from procgroup.launch.spawning.spawn import start_processes as start_processes
-from procgroup.launch.spawning.spawn_errors import ProcessExitedException as ProcessExitedException
-from procgroup.launch.spawning.spawn_errors import ProcessRaisedException as ProcessRaisedException
 from procgroup.parallel.mesh import DeviceMesh as DeviceMesh
 from procgroup.parallel.mesh import init_device_mesh as init_device_mesh
 from procgroup.rendezvous.handlers import register_rendezvous_handler as register_rendezvous_handler

@@ -19,18 +19,24 @@
         │   ├── GroupDestroyed         a group was used after destroy_process_group
         │   └── ForkedProcessError     a group was used in a forked child
         ├── DistNetworkError           a connection could not be made
+        │   └── Refused, CutShort      by a process that is no rank of this job; in the middle of the handshake
         ├── DistStoreError             in a key-value store
         │   ├── QueueEmptyError        queue_pop(block=False) found nothing
         │   ├── StoreTimeout           the deadline passed before the keys were there
         │   ├── StoreLost              the store's server is gone
         │   └── StoreLimitError        a key or value is larger than the store takes
-        └── RendezvousError            while ranks find each other
-            ├── IncompleteEnvironment  env:// lacks variables; says what started this process, and what to write
-            ├── RendezvousTimeout      some ranks never came; names them
-            └── RendezvousConflict     two ranks claim one place, or disagree on the world size
+        ├── RendezvousError            while ranks find each other
+        │   ├── IncompleteEnvironment      env:// lacks variables; says what started this process, and what to write
+        │   ├── RendezvousTimeout          some ranks never came; names them
+        │   └── RendezvousConflict         two ranks claim one place, or disagree on the world size
+        └── ModelMismatch, BackwardFailed, GraphChanged, InputsExhausted, RanksApart: in data-parallel training
 
     ValueError, RuntimeError
     └── ArgumentError                  an array or list that does not fit its call
+
+    Exception
+    └── ProcessException               a spawned process failed
+        └── ProcessRaisedException, ProcessExitedException: its function raised; it ended without an exception
 
 Each is built from data and keeps it as attributes; the text follows from the data.
 """
@@ -39,6 +45,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from procgroup import failure_text
+from procgroup.failure_text import global_rank, name_rank, state_of_array
 
 
 class DistError(RuntimeError):
@@ -57,7 +66,7 @@ class ArgumentError(ValueError, RuntimeError):
 
 
 class _CallError(DistBackendError):
-    """What the errors of one call on a group have in common: which call it was, and this rank's place in the group."""
+    """An error of one call on a group, with this rank's place in the group."""
 
     def __init__(
         self, text: str, *, op: str, group: str, rank: int, size: int, members: Sequence[int] = (), number: str = ""
@@ -103,35 +112,8 @@ class CollectiveMismatch(OperationError):
     ) -> None:
         self.calls: dict[int, str] = dict(calls)
         self.pair = pair
-        did, happened = "has", f"the ranks have different {differing}"
-        if not differing:
-            did = "called"
-            happened, advice = _MISMATCHES.get(call["op"]) or (_DIFFERENT_BLOCKS if pair else _DIFFERENT_CALLS)
-        mine = self.calls[call["rank"]]
-        others = [f"{_name(rank, call)} {did} {text}" for rank, text in sorted(self.calls.items()) if text != mine]
-        shown = pair or ", ".join([f"this rank {did} {mine}", *others])
-        super().__init__(f"{happened}: {shown}", advice=advice, **call)
-
-
-_DIFFERENT_CALLS = (
-    "the ranks made different calls",
-    "Make the same call with the same op, dtype, count and root on every rank; no array was changed.",
-)
-_DIFFERENT_BLOCKS = (
-    "the ranks do not agree on the size of a block",
-    "Give rank r, in its output split for rank s, the size that rank s gives in its input split for rank r; "
-    "no array was changed.",
-)
-_DIFFERENT_MESSAGES = (
-    "the message is not what was expected",
-    "Send and receive the same dtype and count; no array was changed.",
-)
-_DIFFERENT_GROUPS = (
-    "the ranks make different groups",
-    "Pass the same ranks on every member, and make groups in the same order; no group was made.",
-)
-_MISMATCHES = {"send": _DIFFERENT_MESSAGES, "recv": _DIFFERENT_MESSAGES}
-_MISMATCHES |= {"new_group": _DIFFERENT_GROUPS, "split_group": _DIFFERENT_GROUPS}
+        happened, advice = failure_text.mismatch(self.calls, pair, differing, advice, call)
+        super().__init__(happened, advice=advice, **call)
 
 
 class CollectiveTimeout(OperationError):
@@ -147,19 +129,11 @@ class CollectiveTimeout(OperationError):
         self, *, missing: Sequence[int], seconds: float, calls: Mapping[int, str] | None = None, **call: Any
     ) -> None:
         self.missing: tuple[int, ...] = tuple(missing)
-        self.global_missing: tuple[int, ...] = tuple(_global(rank, call) for rank in self.missing)
+        self.global_missing: tuple[int, ...] = tuple(global_rank(rank, call) for rank in self.missing)
         self.seconds = seconds
         self.calls: dict[int, str] = dict(calls or {})
-        awaited = "a message from any rank, or for an earlier call to end"
-        if self.missing:
-            awaited = _names(self.missing, call)
-        doing = "; ".join(f"{_name(rank, call)} is {text}" for rank, text in self.calls.items())
-        super().__init__(
-            f"not complete after {_rounded(seconds)} s; still waiting for {awaited}{': ' if doing else ''}{doing}",
-            # PyTorch's own tests look for the word "timeout" between two spaces.
-            advice=f"{_state_of_array(call)}See what those ranks are doing, or pass a longer timeout than that.",
-            **call,
-        )
+        happened, advice = failure_text.timeout(self.missing, seconds, self.calls, call)
+        super().__init__(happened, advice=advice, **call)
 
 
 class Deadlock(OperationError):
@@ -170,11 +144,9 @@ class Deadlock(OperationError):
 
     def __init__(self, *, waits: Mapping[int, str], **call: Any) -> None:
         self.waits: dict[int, str] = dict(waits)
-        super().__init__(
-            "deadlock: " + ", ".join(f"rank {rank} in {wait}" for rank, wait in self.waits.items()),
-            advice="Let one of these ranks make its other call first, or use isend and irecv.",
-            **call,
-        )
+        happened = "deadlock: " + ", ".join(f"rank {rank} in {wait}" for rank, wait in waits.items())
+        advice = "Let one of these ranks make its other call first, or use isend and irecv."
+        super().__init__(happened, advice=advice, **call)
 
 
 class PeerLost(OperationError):
@@ -186,15 +158,13 @@ class PeerLost(OperationError):
 
     def __init__(self, *, peer: int, pid: int, how: str, host: str = "", **call: Any) -> None:
         self.peer = peer
-        self.global_peer: int = _global(peer, call)
+        self.global_peer: int = global_rank(peer, call)
         self.pid = pid
         self.host = host
         self.how = how
-        super().__init__(
-            f"lost {_name(peer, call)} (pid {pid}{host and f' on {host}'}): {how}",
-            advice=f"{_state_of_array(call)}Look at that rank's own output for the cause.",
-            **call,
-        )
+        advice = f"{state_of_array(call)}Look at that rank's own output for the cause."
+        process = f"(pid {pid}{host and f' on {host}'})"
+        super().__init__(f"lost {name_rank(peer, call)} {process}: {how}", advice=advice, **call)
 
 
 class PeerFailed(OperationError):
@@ -217,16 +187,13 @@ class PeerFailed(OperationError):
         **call: Any,
     ) -> None:
         self.peer = peer
-        self.global_peer: int = _global(peer, call)
+        self.global_peer: int = global_rank(peer, call)
         self.reason = reason
         self.cause = cause
         self.missing: tuple[int, ...] = tuple(missing)
         self.seconds = seconds
-        super().__init__(
-            f"{_name(peer, call)} failed: {reason}",
-            advice=f"{_state_of_array(call)}Look at rank {self.global_peer}'s own error for the cause.",
-            **call,
-        )
+        advice = f"{state_of_array(call)}Look at rank {self.global_peer}'s own error for the cause."
+        super().__init__(f"{name_rank(peer, call)} failed: {reason}", advice=advice, **call)
 
 
 class GroupBroken(OperationError):
@@ -255,12 +222,9 @@ class PicklingFailed(ObjectError):
     """A rank could not pickle its object. That rank raises the error itself, the others this."""
 
     def __init__(self, *, source: int, **call: Any) -> None:
-        super().__init__(
-            f"{_name(source, call)} could not pickle its object",
-            source=source,
-            advice=f"No object was received; look at rank {_global(source, call)}'s own error.",
-            **call,
-        )
+        advice = f"No object was received; look at rank {global_rank(source, call)}'s own error."
+        happened = f"{name_rank(source, call)} could not pickle its object"
+        super().__init__(happened, source=source, advice=advice, **call)
 
 
 class UnpicklingFailed(ObjectError):
@@ -269,12 +233,9 @@ class UnpicklingFailed(ObjectError):
     def __init__(self, *, source: int, kind: str, safe: bool = False, **call: Any) -> None:
         self.kind = kind
         mending = "trust the sender with safe=False" if safe else "make its type importable on this rank"
-        super().__init__(
-            f"cannot unpickle the {kind} of {_name(source, call)}",
-            source=source,
-            advice=f"Send dicts, lists, numbers, strings and arrays, or {mending}.",
-            **call,
-        )
+        advice = f"Send dicts, lists, numbers, strings and arrays, or {mending}."
+        happened = f"cannot unpickle the {kind} of {name_rank(source, call)}"
+        super().__init__(happened, source=source, advice=advice, **call)
 
 
 class WaitTimeout(DistBackendError):
@@ -283,10 +244,7 @@ class WaitTimeout(DistBackendError):
     def __init__(self, *, op: str, where: str, seconds: float) -> None:
         self.op = op
         self.seconds = seconds
-        super().__init__(
-            f"{op} on {where}: not complete after waiting {seconds:g} s. The call goes on: wait again, "
-            "and leave its arrays alone until then."
-        )
+        super().__init__(failure_text.wait_timeout(op, where, seconds))
 
 
 class GroupDestroyed(DistBackendError, ValueError):
@@ -294,24 +252,26 @@ class GroupDestroyed(DistBackendError, ValueError):
 
     def __init__(self, group: str) -> None:
         self.group = group
-        super().__init__(
-            f"Invalid process group specified: group {group} has been destroyed. "
-            "Call init_process_group again, and use the group that it makes."
-        )
+        super().__init__(failure_text.group_destroyed(group))
 
 
 class ForkedProcessError(DistBackendError):
     """A process group was used in a forked child, which shares no connection with the other ranks."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what} was used in a forked child of the process that made it; "
-            "call init_process_group in the child, or use only arrays there."
-        )
+        super().__init__(failure_text.forked_process(what))
 
 
 class DistNetworkError(DistError):
     """A connection could not be made."""
+
+
+class Refused(DistNetworkError):
+    """The other side is not a rank of this job, or cannot be reached."""
+
+
+class CutShort(Refused):
+    """The other side closed the connection in the middle of the handshake; another attempt may succeed."""
 
 
 class DistStoreError(DistError):
@@ -332,9 +292,7 @@ class StoreTimeout(DistStoreError):
         self.keys: tuple[str, ...] = tuple(keys)
         self.seconds = seconds
         self.what = what
-        names = ", ".join(f"/{key}" for key in self.keys) if what == "wait" else ", ".join(self.keys)
-        label = "keys" if what == "wait" else "key"
-        super().__init__(f"{what} timeout after {round(seconds * 1000)}ms, {label}: {names}")
+        super().__init__(failure_text.store_timeout(self.keys, seconds, what))
 
 
 class StoreLost(DistStoreError):
@@ -371,12 +329,7 @@ class IncompleteEnvironment(RendezvousError, ValueError):
         self.missing: tuple[str, ...] = tuple(missing)
         self.found: dict[str, str] = dict(found)
         self.launcher = launcher
-        also = f" (also missing: {', '.join(self.missing[1:])})" if self.missing[1:] else ""
-        shown = ", ".join(f"{name}={value}" for name, value in self.found.items())
-        super().__init__(
-            "Error initializing procgroup using env:// rendezvous: environment variable "
-            f"{self.missing[0]} expected, but not set{also}; already set: {shown or 'none of them'}. {advice}"
-        )
+        super().__init__(f"{failure_text.incomplete_environment(self.missing, self.found)}. {advice}")
 
 
 class RendezvousTimeout(RendezvousError):
@@ -387,49 +340,97 @@ class RendezvousTimeout(RendezvousError):
         self.joined: dict[int, str] = dict(joined)
         self.size = size
         self.seconds = seconds
-        where = ", ".join(f"{rank}@{place}" for rank, place in sorted(self.joined.items())) or "none"
-        super().__init__(
-            f"rendezvous not complete after {seconds:g} s: still missing {name_ranks(self.missing)} of {size} "
-            f"(joined: {where}). Start the missing ranks with the same address and world size."
-        )
+        super().__init__(failure_text.rendezvous_timeout(self.missing, self.joined, size, seconds))
 
 
 class RendezvousConflict(RendezvousError):
     """Two processes claim one rank, or the ranks disagree on the world size."""
 
 
-def _global(rank: int, call: Mapping[str, Any]) -> int:
-    """Return the global rank of a group rank of the group that a call was made on."""
-    members = call.get("members")
-    return int(members[rank]) if members else rank
+class ModelMismatch(DistError):
+    """The ranks have wrapped different models; no parameter was changed.
+
+    ``ranks`` are the ranks that differ from rank 0, and ``rank`` is the first of them. ``expected`` and ``got`` are the
+    first different parameters of rank 0 and of ``rank``: name, shape and dtype, or "nothing".
+    """
+
+    def __init__(self, *, expected: str, got: str, rank: int, ranks: Sequence[int]) -> None:
+        self.expected = expected
+        self.got = got
+        self.rank = rank
+        self.ranks: tuple[int, ...] = tuple(ranks)
+        super().__init__(failure_text.model_mismatch(expected, got, rank, ranks))
 
 
-def _name(rank: int, call: Mapping[str, Any]) -> str:
-    """Return "rank 1", or "rank 3 (rank 1 of group 2)" where the two differ."""
-    return _names([rank], call)
+class BackwardFailed(DistError):
+    """A backward failed on ``ranks``, so all ranks dropped its gradients.
+
+    The group remains usable: all ranks can continue with the next step.
+    """
+
+    def __init__(self, *, ranks: Sequence[int]) -> None:
+        self.ranks: tuple[int, ...] = tuple(ranks)
+        super().__init__(failure_text.backward_failed(ranks))
 
 
-def _names(ranks: Sequence[int], call: Mapping[str, Any]) -> str:
-    """Return "ranks 1, 2", or "ranks 3, 5 (ranks 1, 2 of group 2)" where they differ."""
-    found = [_global(rank, call) for rank in ranks]
-    return name_ranks(found) + ("" if found == list(ranks) else f" ({name_ranks(ranks)} of group {call['group']})")
+class GraphChanged(DistError):
+    """With static_graph=True, a backward used other parameters than the first one, or used them more or less often.
+
+    ``uses`` maps ranks to lists of (name, shape, times in the first backward, times in this one).
+    """
+
+    def __init__(self, *, uses: Mapping[int, Sequence[tuple[str, tuple[int, ...], int, int]]]) -> None:
+        self.uses: dict[int, list[tuple[str, tuple[int, ...], int, int]]] = {
+            rank: list(changes) for rank, changes in uses.items() if changes
+        }
+        super().__init__(failure_text.graph_changed(self.uses))
 
 
-def _state_of_array(call: Mapping[str, Any]) -> str:
-    intact = call.get("intact")
-    if intact is None:
-        return ""
-    return "No array was changed. " if intact else "The array that this call writes may be half done. "
+class InputsExhausted(DistError):
+    """In join(throw_on_early_termination=True), ``ranks`` have no more inputs. All ranks raise it at the same step."""
+
+    def __init__(self, *, ranks: Sequence[int]) -> None:
+        self.ranks: tuple[int, ...] = tuple(ranks)
+        super().__init__(failure_text.inputs_exhausted(ranks))
 
 
-def _rounded(seconds: float) -> str:
-    """Three digits: what a part of a call has left of the timeout that was passed is no round number."""
-    return f"{float(f'{seconds:.3g}'):g}"
+class RanksApart(DistError):
+    """In join(), the ranks call the model differently. ``places`` maps each rank to a description of its call."""
+
+    def __init__(self, *, places: Mapping[int, str]) -> None:
+        self.places: dict[int, str] = dict(places)
+        super().__init__(failure_text.ranks_apart(self.places))
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 1" or "ranks 1, 2"."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+class ProcessException(Exception):
+    """A spawned process failed. ``error_index`` is its number among the processes, ``error_pid`` its pid."""
+
+    def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
+        super().__init__(msg)
+        self.msg = msg
+        self.error_index = error_index
+        self.error_pid = error_pid
+
+    def __reduce__(self) -> tuple[type[ProcessException], tuple[object, ...]]:
+        return type(self), (self.msg, self.error_index, self.error_pid)
+
+
+class ProcessRaisedException(ProcessException):
+    """The function raised; the text holds the child's traceback."""
+
+
+class ProcessExitedException(ProcessException):
+    """The process ended without an exception: ``exit_code`` is negative for a signal, then ``signal_name`` names it."""
+
+    def __init__(
+        self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
+    ) -> None:
+        super().__init__(msg, error_index, error_pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+
+    def __reduce__(self) -> tuple[type[ProcessException], tuple[object, ...]]:
+        return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
 
 
 _OPERATION_ERRORS: dict[str, type[OperationError]] = {

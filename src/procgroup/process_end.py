@@ -79,8 +79,8 @@ def has_failed_to_start() -> bool:
     return _has_failed_to_start
 
 
-def wait_for_others(is_over: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> None:
-    """Wait until ``is_over()``, for at most ``limit`` seconds, or 2 s when a group has failed on this process.
+def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> None:
+    """Wait until ``ended()``, for at most ``limit`` seconds, or 2 s when a group has failed on this process.
 
     After 2 s one line on stderr shows what is waited for, which ``awaited()`` returns. ``pause`` is slept between
     two looks.
@@ -89,7 +89,7 @@ def wait_for_others(is_over: Callable[[], bool], limit: float, awaited: Callable
     if has_failed():
         limit = min(limit, FAILED_SECONDS)
     is_silent = limit > FAILED_SECONDS
-    while not is_over():
+    while not ended():
         waited = time.monotonic() - started
         if waited >= limit:
             return

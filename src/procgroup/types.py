@@ -1,4 +1,4 @@
-"""Value types that every room shares."""
+"""Value types that every package shares."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_every_rank_is_told_all_who_are_missing(wait_all_ranks: bool, transport:
 
     errors = run_ranks(meet_without_two, 4, **placed(transport, 4))
     for rank in (0, 2):
-        # Rank 0 may have been alone when its time was over.
+        # Rank 0 may have been alone when its time had passed.
         assert {1, 3} <= set(errors[rank].missing) <= {1, 2, 3}
         assert errors[rank].op == "monitored_barrier"
         text = str(errors[rank])

@@ -1,4 +1,4 @@
-"""Arrays of every library become memory through one door, without a copy, or are refused in words."""
+"""Arrays of every library become memory through one function, without a copy, or are refused with advice."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_foreign_dlpack_dtypes_are_refused(code: int, bits: int, lanes: int, mon
 
 @pytest.mark.parametrize(("device", "where"), [(2, "a CUDA device"), (10, "a ROCm device"), (99, "DLPack's type 99")])
 def test_other_devices_are_refused_by_name(device: int, where: str) -> None:
-    with pytest.raises(TypeError, match=f"`tensor` lies on .*{where}.*CPU memory"):
+    with pytest.raises(TypeError, match=f"`tensor` is on .*{where}.*CPU memory"):
         view(Exporter(np.ones(3), device=device))
 
 
@@ -161,7 +161,7 @@ def test_cupy_arrays_are_refused_with_the_way_through_cpu_memory(monkeypatch: py
         device = type("Device", (), {"id": 3})
 
     monkeypatch.setitem(__import__("sys").modules, "cupy", type("cupy", (), {"ndarray": FakeArray}))
-    with pytest.raises(TypeError, match=r"`tensor` lies on CUDA device 3.*tensor\.get\(\)"):
+    with pytest.raises(TypeError, match=r"`tensor` is on CUDA device 3.*tensor\.get\(\)"):
         view(FakeArray())
 
 

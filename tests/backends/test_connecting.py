@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from procgroup.backends import connecting
-from procgroup.backends.connecting import Connection, Details, Refused, connect_all
+from procgroup.backends.connecting import Connection, Details, connect_all
 from procgroup.backends.handshake import _proof
 from procgroup.backends.mesh import Mesh, hosts_of
 from procgroup.backends.route import Route
-from procgroup.errors import DistNetworkError
+from procgroup.errors import DistNetworkError, Refused
 from procgroup.stores.hash import HashStore
 from procgroup.stores.members import Member
 from procgroup.stores.start_up import StartUp

@@ -72,7 +72,7 @@ def look_at_a_work(rank: int, size: int) -> None:
         assert not work.is_completed()
         assert not work.is_success()
         assert work.exception() is None
-        with pytest.raises(RuntimeError, match="not over"):
+        with pytest.raises(RuntimeError, match="not completed"):
             work.result()
         future = work.get_future()
         assert not future.done()

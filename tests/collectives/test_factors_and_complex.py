@@ -22,7 +22,7 @@ from world import placed
 SIZE = 4
 """A power of two: an average is exact."""
 COUNTS = [0, 1, 5, 9000, 70_000]
-"""What is small, what is cut into pieces, and what is read in place."""
+"""Counts of small calls, of calls in several chunks, and of single copy."""
 FACTORS = [0.5, 2, -1.0, np.float32(0.25)]
 """One per rank."""
 

@@ -46,7 +46,7 @@ def test_messages_of_every_length_arrive(transport: str, dtype: str) -> None:
 
 def messages_that_are_lent(rank: int, size: int) -> None:
     dist.init_process_group(timeout=20)
-    for count in (1 << 20, (1 << 20) + 3, 3 << 20):  # from 8 MiB on, on one host, they are read where they lie
+    for count in (1 << 20, (1 << 20) + 3, 3 << 20):  # from 8 MiB on, on one host, they are read in place
         array = np.arange(count) + rank
         got = np.zeros_like(array)
         works = [dist.isend(array, 1 - rank), dist.irecv(got, 1 - rank)] if count % 2 else []
@@ -320,7 +320,7 @@ def a_receive_that_is_waiting() -> None:
         future = work.get_future()
         assert not work.is_completed()
         assert not future.done()
-        with pytest.raises(RuntimeError, match="recv on group 0 .* is not over yet"):
+        with pytest.raises(RuntimeError, match="recv on group 0 .* has not completed"):
             work.result()
         with pytest.raises(dist.WaitTimeout, match=r"not complete after waiting 0.05 s. The call goes on"):
             work.wait(0.05)

@@ -33,7 +33,7 @@ def exchange(count: int, way: str) -> list[Any] | None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("way", ["recv", "recv, when the message is there", "irecv"])
-def test_what_is_received_into_a_column_is_there_when_the_call_is_over(transport: str, way: str) -> None:
+def test_what_is_received_into_a_column_is_there_when_the_call_has_completed(transport: str, way: str) -> None:
     for count in (1, 6, 1000, 200_000):
         columns = run_ranks(exchange, 2, count, way, **placed(transport, 2))[1]
         assert columns is not None

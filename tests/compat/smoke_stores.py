@@ -54,14 +54,14 @@ def prefix_store() -> None:
     assert under.get("mine/key") == b"value"
 
 
-_VERBS = """
+_METHODS = """
     add append barrier check clone compare_set delete_key get has_extended_api list_keys multi_get multi_set num_keys
     queue_len queue_pop queue_push set set_timeout timeout wait
 """
 
 
-@shows(*(f"HashStore.{verb}" for verb in _VERBS.split()), ranks=0)
-def store_verbs() -> None:
+@shows(*(f"HashStore.{method}" for method in _METHODS.split()), ranks=0)
+def store_methods() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=20))
     assert store.timeout == timedelta(seconds=20)

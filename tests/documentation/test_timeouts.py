@@ -76,7 +76,7 @@ NO_DEADLINES_OF_USERS = {
     "cluster.pmi._LONGEST_POLL_SECONDS": "one wait of many",
     "groups.issue._IDLE_SECONDS": "a thread without work ends",
     "groups.issue._GRACE_SECONDS": "a thread's end is awaited",
-    "launch.nodes.departure.SETTLE_SECONDS": "other agents are told that this one leaves",
+    "launch.nodes.departure.SETTLE_SECONDS": "other agents learn that this one leaves",
     "launch.nodes.announcer.WAIT_REPORT_SECONDS": "how soon a line is printed",
     "launch.nodes.announcer._REPEAT_SECONDS": "how often a line is repeated",
     "launch.flag_values.MOST_SECONDS": "bounds what a flag may say",

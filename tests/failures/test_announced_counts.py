@@ -1,4 +1,4 @@
-"""A rank whose sheet of an all_to_all says more than any memory holds: the others refuse it and name it, none hangs."""
+"""A rank whose buffer table of an all_to_all has sizes above any memory: the others refuse and name it."""
 
 from __future__ import annotations
 

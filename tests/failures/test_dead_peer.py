@@ -75,7 +75,7 @@ def expect_lost(outcomes: list[Outcome], pid: int, operation: str) -> None:
         assert (data["peer"], data["pid"]) == (ABSENT, pid), text
         assert data["how"] and data["rank"] == rank and data["size"] == SIZE
         assert f"rank {ABSENT}" in text and str(pid) in text and operation.split()[0] in text
-        assert moment - ended < allowance(1.0), f"rank {rank} was told {moment - ended:.2f} s after the end"
+        assert moment - ended < allowance(1.0), f"rank {rank} was notified {moment - ended:.2f} s after the end"
         alone = operation in ("send", "recv")  # a message lost is no harm to calls that have nothing to do with it
         assert later is not None and later[0] in (("GroupBroken", "PeerLost") if alone else ("GroupBroken",)), later
         assert took < allowance(0.2), f"a call on a broken group took {took:.2f} s"

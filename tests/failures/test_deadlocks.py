@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in a circle are told so, in the same words; no sound program ever is.
+"""Ranks that wait for each other in a cycle raise the same error; no correct program does.
 
 The calls have time limits far beyond what the reports take.
 """
@@ -45,8 +45,8 @@ def meet(rank: int, size: int) -> None:
             dist.recv(token, peer, tag=99)
 
 
-def circles_of_messages(rank: int, size: int) -> dict[str, Any]:
-    """One circle for each pair of ranks; then they all meet, because a group is not broken by it."""
+def cycles_of_messages(rank: int, size: int) -> dict[str, Any]:
+    """One cycle for each pair of ranks; then they all meet, because a group is not broken by it."""
     dist.init_process_group(timeout=60)
     array, large, peer = np.zeros(3), np.zeros(LARGE), rank ^ 1
     cases: list[Callable[[], Any]] = [
@@ -61,7 +61,7 @@ def circles_of_messages(rank: int, size: int) -> dict[str, Any]:
 
 @transports
 def test_two_ranks_that_wait_for_each_other_are_told_what_each_is_in(transport: str) -> None:
-    outcomes = run(circles_of_messages, 6, timeout=60, environment=on(transport))
+    outcomes = run(cycles_of_messages, 6, timeout=60, environment=on(transport))
     expected = [
         {0: "recv from 1", 1: "recv from 0"},
         {2: "send to 3 with tag 1", 3: "send to 2 with tag 1"},
@@ -75,7 +75,7 @@ def test_two_ranks_that_wait_for_each_other_are_told_what_each_is_in(transport: 
 
 
 def three_ranks(rank: int, size: int) -> list[Any]:
-    """A circle of three; then rank 0 in a collective and rank 1 in a receive, and rank 2 in the same collective."""
+    """A cycle of three; then rank 0 in a collective and rank 1 in a receive, and rank 2 in the same collective."""
     dist.init_process_group(timeout=60)
     afterwards = dist.new_group()
     found: list[Any] = [caught(lambda: dist.recv(np.zeros(1), (rank + 1) % size))]
@@ -88,18 +88,18 @@ def three_ranks(rank: int, size: int) -> list[Any]:
         with pytest.raises(dist.PeerFailed) as failed:
             dist.all_reduce(np.zeros(1))
         found.append(str(failed.value))
-    dist.barrier(group=afterwards)  # nobody's process ends before all have been told
+    dist.barrier(group=afterwards)  # no process ends before all have raised
     return found
 
 
 @transports
-def test_longer_circles_and_collectives_name_all_their_members_and_nobody_else(transport: str) -> None:
+def test_longer_cycles_and_collectives_name_all_their_members_and_nobody_else(transport: str) -> None:
     outcomes = run(three_ranks, 3, timeout=60, environment=on(transport))
     for found in outcomes:
         assert found[0]["waits"] == {0: "recv from 1", 1: "recv from 2", 2: "recv from 0"}
     for found in outcomes[:2]:
         assert found[1]["waits"] == {0: "all_reduce #1 without 1", 1: "recv from 0"}
-    assert "rank 0 failed: deadlock" in outcomes[2][1], "who waits for a rank in the circle hears that it gave up"
+    assert "rank 0 failed: deadlock" in outcomes[2][1], "a rank that waits for one in the cycle is notified"
 
 
 LONG = 2.5
@@ -155,7 +155,7 @@ SOUND = [a_thread_sends, a_short_limit_ends_the_wait, an_alarm_sends, a_rank_is_
 
 
 def sound_programs(rank: int, size: int) -> None:
-    """Waits that look like circles, and are none: one program for each pair of ranks."""
+    """Waits that look like cycles, and are none: one program for each pair of ranks."""
     dist.init_process_group(timeout=60)
     SOUND[rank // 2](rank, rank ^ 1)
 

@@ -1,6 +1,6 @@
-"""Lists and split sizes that do not fit those of the other ranks: every rank is told, and no array changes.
+"""Lists and split sizes that do not fit those of the other ranks: every rank raises, and no array changes.
 
-Afterwards the group is over. Ranks are threads, so that a world for each takes milliseconds.
+Afterwards the group has ended. Ranks are threads, so that a world for each takes milliseconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def exchange(a: Arrays, expected: list[int], given: list[int], dtype: str = "flo
 
 
 def disagree(many: int) -> dict[str, tuple[Call, Call, str]]:
-    """What the first two ranks do, what the last one does instead, and a word of what all are told."""
+    """What the first two ranks do, what the last one does instead, and a word of the error of all."""
     n = many
 
     def gather(a: Arrays, count: int = n, dtype: str = "float64", root: int = 0) -> object:
@@ -101,7 +101,7 @@ def disagree(many: int) -> dict[str, tuple[Call, Call, str]]:
 
 
 def disagree_once(what: str, many: int) -> tuple[str, dict[int, str]]:
-    """Make one of the calls; return what this rank was told."""
+    """Make one of the calls; return this rank's error."""
     usual, other, _ = disagree(many)[what]
     arrays = Arrays()
     with pytest.raises(dist.CollectiveMismatch) as caught:
@@ -120,6 +120,6 @@ def test_what_shows_beside_the_others_is_told_to_every_rank(transport: str, many
         calls = told[0][1]
         for rank, (text, described) in enumerate(told):
             assert f"rank {rank} of {SIZE}" in text, f"{what}: {text}"
-            assert described == calls, f"{what}: the ranks are told different things"
+            assert described == calls, f"{what}: the ranks raise different errors"
             assert word in text, f"{what} names no {word!r}: {text}"
         assert SIZE - 1 in calls and len(calls) > 1, f"{what}: {calls}"

@@ -1,4 +1,4 @@
-"""Ranks that are killed or stopped in the middle of any collective: the others are told whom they lost or wait for.
+"""Ranks that are killed or stopped in the middle of any collective: the others name the rank that they lost or await.
 
 Each collective is called over and over, so that the rank ends at any moment of it. The worlds of all collectives run
 at the same time: they wait more than they work.
@@ -85,7 +85,7 @@ def expect_lost(seen: dict[str, list[Any]]) -> None:
 
 
 def expect_late(seen: dict[str, list[Any]], transport: str) -> None:
-    """A survivor whose time is up names the victim; one that hears of it first names both that one and the victim.
+    """A survivor whose time is up names the victim; one that is notified first names both that one and the victim.
 
     A broadcast over TCP comes to rank 0 by way of rank 2, so rank 0 may rightly say that it waits for that one.
     """
@@ -154,5 +154,5 @@ def test_ctrl_c_ends_the_wait_in_any_collective(transport: str, name: str) -> No
         time.sleep(0.5)
         world.kill(0, signal.SIGINT)
         world.wait_for_output(0, "told", 10)
-        world.kill(VICTIM, signal.SIGKILL)  # the other one is told of the interrupt or of this, and ends
+        world.kill(VICTIM, signal.SIGKILL)  # the other one is notified of the interrupt or of this, and ends
         assert world.wait(60)[0].value == "interrupted"

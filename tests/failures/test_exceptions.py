@@ -92,7 +92,7 @@ def _indented(lines: str) -> str:
 
 
 def expect_told(outputs: list[str], seconds: float, reason: str = "ValueError: no such file:") -> None:
-    """Expect that every rank but rank 1 was told within so many seconds."""
+    """Expect that every rank but rank 1 was notified within so many seconds."""
     raised = re.search(r"raised (\S+)", outputs[1])
     assert raised, outputs
     for rank, output in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""Ctrl-C: every call that waits raises KeyboardInterrupt, and the other ranks are told."""
+"""Ctrl-C: every call that waits raises KeyboardInterrupt, and the other ranks are notified."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def expect_interrupt(transport: str, operation: str, async_op: bool) -> None:
         return  # the interrupted wait leaves its call as it was
     name, peer, text, moment = outcomes[2].value
     assert name in ("PeerFailed", "PeerLost") and peer == 0, text
-    assert moment - sent < allowance(1.0), f"the other rank was told after {moment - sent:.2f} s"
+    assert moment - sent < allowance(1.0), f"the other rank was notified after {moment - sent:.2f} s"
 
 
 @transports

@@ -1,4 +1,4 @@
-"""Ranks that make different calls: each is told what each rank called, no array changes, the group is over."""
+"""Ranks that make different calls: each error names every rank's call, no array changes, the group has ended."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def expect_mismatch(calls: list[Case], transport: str) -> None:
     described = results[0][0]
     assert sorted(described) == list(range(len(calls))), described
     for rank, (seen, took, text) in enumerate(results):
-        assert seen == described, "each rank is told the same"
-        assert took < allowance(1.0), f"rank {rank} was told after {took:.2f} s"
+        assert seen == described, "each rank raises the same error"
+        assert took < allowance(1.0), f"rank {rank} raised after {took:.2f} s"
         assert f"rank {rank} of {len(calls)}" in text
     for rank, call in enumerate(calls):
         text = described[rank]

@@ -1,4 +1,4 @@
-"""Lists and split sizes that are wrong on one rank: it is told, no byte moves, and the group goes on."""
+"""Lists and split sizes that are wrong on one rank: it raises, no byte moves, and the group goes on."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ON_ROOT: dict[str, tuple[Call, str]] = {
         "an output overlaps with an input",
     ),
 }
-"""What the root does, and what it is told. The errors of arrays name the rank; those of lists need not."""
+"""The root's call, and its error. The errors of arrays name the rank; those of lists need not."""
 
 ON_OTHERS: dict[str, tuple[Call, str]] = {
     "gather with a list": (

@@ -207,7 +207,7 @@ def use_a_work_in_a_child(rank: int, size: int) -> None:
 
 
 @transports
-def test_a_work_of_the_parent_is_over_with_an_error_in_a_child(transport: str) -> None:
+def test_a_work_of_the_parent_has_completed_with_an_error_in_a_child(transport: str) -> None:
     run(use_a_work_in_a_child, 2, environment=on(transport))
 
 

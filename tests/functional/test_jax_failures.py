@@ -60,7 +60,7 @@ def play_mismatch(rank: int, size: int) -> None:
     with pytest.raises(RuntimeError, match="^mine$"):
         raises_other()
 
-    # The group is over, the default one is not: the next step of a program can go on.
+    # The group has ended, the default one has not: the next step of a program can go on.
     with pytest.raises(dist.DistError), functional.jit_errors():
         jax.block_until_ready(jax.jit(lambda x: functional.all_reduce(x, group=groups[1]))(jnp.ones(2)))
     total = jax.jit(functional.all_reduce)(jnp.ones(3))

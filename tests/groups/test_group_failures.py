@@ -1,4 +1,4 @@
-"""Groups that are not made, that end, and whose members end: who hears of it, and that the others go on."""
+"""Groups that are not made, that end, and whose members end: which ranks are notified, and that the others go on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wait_for_a_rank_that_never_comes(gave_up: list[threading.Event]) -> None:
     dist.barrier()
     if rank == 2:
         assert all(event.wait(60) for event in gave_up)
-        error = error_of_making([0, 1, 2])  # too late: told at once
+        error = error_of_making([0, 1, 2])  # too late: notified at once
         assert isinstance(error, dist.PeerFailed)
         assert "its time limit of 1 s passed while it waited for rank" in error.reason
     else:

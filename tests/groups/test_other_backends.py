@@ -469,10 +469,10 @@ def watch() -> list[str]:
     seen: list[str] = []
     lock = threading.Lock()
 
-    def hook(verb: str, arguments: tuple[Any, ...]) -> Any:
+    def hook(operation: str, arguments: tuple[Any, ...]) -> Any:
         with lock:
-            seen.append(verb)
-        return lambda error: seen.append(f"{verb} {type(error).__name__}")
+            seen.append(operation)
+        return lambda error: seen.append(f"{operation} {type(error).__name__}")
 
     remove = current().add_hook(hook)
     dist.all_reduce(np.ones(2))

@@ -146,7 +146,7 @@ class Normed(nn.Module):
 
 
 class Failing(torch.autograd.Function):  # type: ignore[misc]
-    """Its backward fails when it was told so."""
+    """Its backward fails on request."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Any, fails: bool) -> Any:

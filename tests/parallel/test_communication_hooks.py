@@ -28,8 +28,8 @@ from parallel.hooks import (  # noqa: E402
 )
 from parallel.models import batch, loss_of, part, wrap  # noqa: E402
 
+from procgroup.errors import BackwardFailed  # noqa: E402
 from procgroup.parallel import communication_hooks as hooks  # noqa: E402
-from procgroup.parallel.training_errors import BackwardFailed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -20,8 +20,8 @@ from parallel import models  # noqa: E402 - it needs torch
 from parallel.models import assert_same_gradients, batch, loss_of, part, wrap  # noqa: E402
 from torch import nn  # noqa: E402
 
+from procgroup.errors import BackwardFailed, GraphChanged, ModelMismatch  # noqa: E402
 from procgroup.parallel import DistributedDataParallel  # noqa: E402
-from procgroup.parallel.training_errors import BackwardFailed, GraphChanged, ModelMismatch  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early")]
 both_moments = pytest.mark.parametrize("early", [0, 1 << 40], ids=["beside the backward", "at its end"])
@@ -85,7 +85,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: DistributedDataParallel(nn.Linear(2, 2), device_ids=[0]), ValueError, "device_ids"),
     (lambda: DistributedDataParallel(nn.Linear(2, 2), output_device=0), ValueError, "output_device"),
     (lambda: DistributedDataParallel(nn.LazyLinear(2)), RuntimeError, "uninitialized parameters"),
-    (lambda: DistributedDataParallel(nn.Linear(2, 2, device="meta")), ValueError, "module lies on .'meta'."),
+    (lambda: DistributedDataParallel(nn.Linear(2, 2, device="meta")), ValueError, "module is on .'meta'."),
     (lambda: DistributedDataParallel(nn.SyncBatchNorm(2)), ValueError, "SyncBatchNorm"),
     (lambda: DistributedDataParallel(nn.Linear(2, 2), process_group="gloo"), TypeError, "a group of procgroup"),  # type: ignore[arg-type]
     (lambda: wrap(models.perceptron)[0].register_comm_hook(None, 5), TypeError, "must be callable"),  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from parallel import models  # noqa: E402 - it needs torch
 from parallel.models import assert_same_gradients, batch, loss_of, part, wrap  # noqa: E402
 from torch import nn  # noqa: E402
 
+from procgroup.errors import BackwardFailed, InputsExhausted, RanksApart  # noqa: E402
 from procgroup.parallel import Join, Joinable, JoinHook  # noqa: E402
-from procgroup.parallel.training_errors import BackwardFailed, InputsExhausted, RanksApart  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("average_early")]
 

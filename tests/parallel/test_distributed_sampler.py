@@ -185,7 +185,7 @@ def test_what_a_loader_draws_ahead_does_not_count_once_use_is_told() -> None:
         DistributedSampler(range(3), 1, 0).advance(1)
 
 
-def test_an_epoch_whose_samples_are_all_used_is_over_also_where_a_rest_was_dropped() -> None:
+def test_an_epoch_whose_samples_are_all_used_has_ended_also_where_a_rest_was_dropped() -> None:
     sampler = DistributedSampler(range(11), 4, 0, mode="drop")
     assert len(list(sampler)) == 2
     sampler.advance(1)

@@ -124,7 +124,7 @@ def _monitored_barrier(timeout: timedelta, *, wait_all_ranks: bool = False) -> N
 
 
 def barrier_that_one_misses(rank: int, size: int, folder: Path) -> Any:
-    """The first rank is told who did not come."""
+    """The first rank's error names the ranks that did not come."""
     if rank == 1:
         time.sleep(1.5)
         return "late"

@@ -36,9 +36,9 @@ def test_make_starts_nothing_where_something_is_missing(tmp_path: Path, target: 
 
 
 def test_a_line_with_a_forbidden_word_is_named(tmp_path: Path) -> None:
-    room = tmp_path / "src" / "procgroup"
-    room.mkdir(parents=True)
-    (room / "names.py").write_text("import socket\nname = socket.getfqdn()\n")
+    package = tmp_path / "src" / "procgroup"
+    package.mkdir(parents=True)
+    (package / "names.py").write_text("import socket\nname = socket.getfqdn()\n")
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "check_words.py").write_text((ROOT / "tools" / "check_words.py").read_text())
     done = world.run_command(["python3", "tools/check_words.py"], directory=tmp_path)

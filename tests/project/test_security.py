@@ -32,10 +32,10 @@ def test_security_lists_the_calls_that_unpickle() -> None:
 
 
 def test_procgroup_reads_its_own_objects_with_safe() -> None:
-    room = SOURCES / "groups"
+    package = SOURCES / "groups"
     found = []
     for source in SOURCES.rglob("*.py"):
-        if source.is_relative_to(room) or source == SOURCES / "api" / "objects.py":
+        if source.is_relative_to(package) or source == SOURCES / "api" / "objects.py":
             continue
         for call in calls_that_move_objects(source):
             found.append(source.stem)

@@ -1,4 +1,4 @@
-"""What a URL and the environment must say, and in which words they are told that it is missing."""
+"""The parts that a URL and the environment must have, and the errors where one is missing."""
 
 from __future__ import annotations
 

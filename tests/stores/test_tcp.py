@@ -276,7 +276,7 @@ def test_a_foreign_server_is_named_long_before_the_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "status", "body", "text"),
+    ("method", "status", "body", "text"),
     [
         ("num_keys", 0, b"123", "ends inside a field"),
         ("list_keys", 0, struct.pack("<I", 9) + b"short", "ends inside a field"),
@@ -284,7 +284,7 @@ def test_a_foreign_server_is_named_long_before_the_timeout() -> None:
         ("num_keys", 4, b"", "ends inside a field"),
     ],
 )
-def test_a_reply_that_makes_no_sense_is_an_error_of_the_store(verb: str, status: int, body: bytes, text: str) -> None:
+def test_a_reply_that_makes_no_sense_is_an_error_of_the_store(method: str, status: int, body: bytes, text: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -301,7 +301,7 @@ def test_a_reply_that_makes_no_sense_is_an_error_of_the_store(verb: str, status:
         thread.start()
         store = TCPStore("127.0.0.1", listener.getsockname()[1], timeout=5)
         with pytest.raises(DistStoreError, match=text):
-            getattr(store, verb)()
+            getattr(store, method)()
         store.close()
         thread.join()
 

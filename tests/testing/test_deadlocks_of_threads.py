@@ -1,6 +1,6 @@
-"""Ranks that are threads and wait for each other in a circle are told so long before the world's deadline.
+"""Ranks that are threads and wait for each other in a cycle raise Deadlock long before the world's deadline.
 
-Nothing else is taken for a circle: a rank that is late, or a call that another thread is going to make. A thread that
+Nothing else is taken for a cycle: a rank that is late, or a call that another thread is going to make. A thread that
 another test has left behind might make one; so each of these tests plays in a process of its own.
 """
 
@@ -22,17 +22,17 @@ from world import placed, run
 transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 LONG = 0.6
-"""Some times longer than a circle of threads takes to be found."""
+"""Some times longer than a cycle of threads takes to be found."""
 
 
 def deadlocks(function: Callable[[], Any], size: int, transport: str) -> dict[int, BaseException]:
-    """Return what each rank raised. At the deadline it would be RanksTimeout; a circle takes some 0.2 seconds."""
+    """Return what each rank raised. At the deadline it would be RanksTimeout; a cycle takes some 0.2 seconds."""
     with pytest.raises(RanksFailed) as caught:
         run_ranks(function, size, **placed(transport, size), timeout=25)
     return dict(caught.value.errors)
 
 
-def receive_in_a_circle(rank: int, world_size: int, size: int, transport: str) -> None:
+def receive_in_a_cycle(rank: int, world_size: int, size: int, transport: str) -> None:
     errors = deadlocks(lambda: dist.recv(np.zeros(1), (dist.get_rank() + 1) % size), size, transport)
     assert sorted(errors) == list(range(size))
     for error in errors.values():
@@ -43,8 +43,8 @@ def receive_in_a_circle(rank: int, world_size: int, size: int, transport: str) -
 
 @transports
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_circle_of_receives_is_told_to_each_of_its_ranks(size: int, transport: str) -> None:
-    run(receive_in_a_circle, 1, args=(size, transport))
+def test_a_cycle_of_receives_is_reported_on_each_of_its_ranks(size: int, transport: str) -> None:
+    run(receive_in_a_cycle, 1, args=(size, transport))
 
 
 def meet_or_receive(rank: int, world_size: int, transport: str) -> None:
@@ -77,7 +77,7 @@ def receive_and_go_on(rank: int, world_size: int, transport: str) -> None:
 
 
 @transports
-def test_the_group_goes_on_after_a_circle_of_messages(transport: str) -> None:
+def test_the_group_goes_on_after_a_cycle_of_messages(transport: str) -> None:
     run(receive_and_go_on, 1, args=(transport,))
 
 

@@ -60,7 +60,7 @@ def test_messages_go_from_thread_to_thread(transport: str) -> None:
 
 
 @transports
-def test_a_world_that_is_over_leaves_no_memory_and_no_descriptor_open(transport: str) -> None:
+def test_a_world_that_has_ended_leaves_no_memory_and_no_descriptor_open(transport: str) -> None:
     def use() -> None:
         total_of_ranks(3)
         work = dist.all_reduce(np.ones(3), async_op=True)
@@ -140,7 +140,7 @@ def test_the_deadline_ends_calls() -> None:
             while True:
                 time.sleep(0.001)
 
-    with pytest.raises(RanksTimeout, match="ranks 0, 1, 2 of 3 not over after 0.3 s") as caught:
+    with pytest.raises(RanksTimeout, match="ranks 0, 1, 2 of 3 still running after 0.3 s") as caught:
         run_ranks(meet_without_one, 3, timeout=timedelta(seconds=0.3))
     assert caught.value.running == (0, 1, 2)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("rank ")]
@@ -173,7 +173,7 @@ def test_the_deadline_ends_python_code_too() -> None:
             counted.append(dist.get_rank())
             time.sleep(0.001)
 
-    with pytest.raises(RanksTimeout, match="rank 0 of 1 not over after 0.1 s"):
+    with pytest.raises(RanksTimeout, match="rank 0 of 1 still running after 0.1 s"):
         run_ranks(count, 1, timeout=0.1)
     after = len(counted)
     time.sleep(0.05)

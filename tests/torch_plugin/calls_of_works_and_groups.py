@@ -23,7 +23,7 @@ def an_asynchronous_call_has_a_work_and_a_future(rank: int, size: int) -> None:
     assert work.result() == [tensor]
     for wait in ("synchronize", "block_current_stream"):
         if rank == 1:
-            time.sleep(0.1)  # what does not wait for this rank is not over yet
+            time.sleep(0.1)  # what does not wait for this rank has not completed yet
         work = dist.barrier(async_op=True)
         getattr(work, wait)()
         assert work.is_completed() and work.is_success()
@@ -35,7 +35,7 @@ def an_asynchronous_call_has_a_work_and_a_future(rank: int, size: int) -> None:
 
 
 @call
-def blocking_calls_of_the_group_return_a_work_that_is_over(rank: int, size: int) -> None:
+def blocking_calls_of_the_group_return_a_completed_work(rank: int, size: int) -> None:
     options = dist.AllreduceOptions()
     options.asyncOp = False
     tensor = torch.ones(2)
@@ -190,7 +190,7 @@ def the_recorder_sees_torch_s_calls(rank: int, size: int) -> None:
 
 @call
 def tensors_of_other_devices_go_to_their_backend_or_are_refused(rank: int, size: int) -> None:
-    with pytest.raises(procgroup.DistBackendError, match="lies on meta. It has no elements: make it on the CPU"):
+    with pytest.raises(procgroup.DistBackendError, match="is on meta. It has no elements: make it on the CPU"):
         dist.all_reduce(torch.ones(1, device="meta"))
 
 

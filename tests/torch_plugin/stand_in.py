@@ -156,7 +156,7 @@ def on_device(values: torch.Tensor) -> DeviceTensor:
 
 
 class NewTensorsOnDevice(TorchFunctionMode):
-    """Inside of it, torch makes tensors on the device unless it is told one."""
+    """Inside of it, torch makes tensors on the device unless a device is named."""
 
     def __torch_function__(self, function: Any, kinds: Any, arguments: Any = (), named: Any = None) -> Any:
         made = function(*arguments, **(named or {}))

@@ -1,4 +1,4 @@
-"""A world with the stand-in for a device, whose tensors go whole or in pieces."""
+"""A world with the stand-in for a device, whose tensors go whole or in chunks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if importlib.util.find_spec("torch") is not None:
     import torch.distributed as dist
     from torch_plugin import stand_in
 
-PIECES = [4 << 20, 8]
+CHUNKS = [4 << 20, 8]
 
 
-def join(seconds: float = 30.0, piece_bytes: int = PIECES[0], backend: str = "procgroup") -> None:
+def join(seconds: float = 30.0, chunk_bytes: int = CHUNKS[0], backend: str = "procgroup") -> None:
     """Initialise with the stand-in, whose streams are late by other times on each rank."""
     from procgroup import torch_plugin
     from procgroup.torch_plugin import host_tensors
 
     stand_in.register()
     torch_plugin.register()
-    host_tensors.PIECE_BYTES = piece_bytes
+    host_tensors.CHUNK_BYTES = chunk_bytes
     dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
 
 

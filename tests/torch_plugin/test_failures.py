@@ -139,7 +139,7 @@ def test_a_timeout_of_a_call_is_kept_and_names_who_is_late(form: str) -> None:
     kinds = {entry["kind"] for entry in found}
     assert kinds <= {"CollectiveTimeout", "PeerFailed"} and "CollectiveTimeout" in kinds, found
     assert all("rank 1" in entry["text"] and float(entry["took"]) < 10.0 for entry in found), found
-    # One that came later than the other hears from it before its own second is over.
+    # One that came later than the other is notified by it before its own second has passed.
     assert all(float(entry["took"]) >= 1.0 for entry in found if entry["kind"] == "CollectiveTimeout"), found
 
 

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from torch_plugin.stand_in_world import PIECES, join, on_device
+from torch_plugin.stand_in_world import CHUNKS, join, on_device
 
 from world import run
 
@@ -38,8 +38,8 @@ NOT_STANDING_IN = frozenset(
 )
 
 
-def make_the_calls(rank: int, size: int, kind: str, piece_bytes: int) -> dict[str, str]:
-    join(piece_bytes=piece_bytes)
+def make_the_calls(rank: int, size: int, kind: str, chunk_bytes: int) -> dict[str, str]:
+    join(chunk_bytes=chunk_bytes)
     if kind == "cuda":
         became = calls.make(rank, size, ON_HOST, lambda: torch.device("cuda", 0))
     else:
@@ -49,7 +49,7 @@ def make_the_calls(rank: int, size: int, kind: str, piece_bytes: int) -> dict[st
     return became
 
 
-@pytest.fixture(scope="module", params=PIECES, ids=["whole", "in pieces"])
+@pytest.fixture(scope="module", params=CHUNKS, ids=["whole", "in chunks"])
 def of_ranks(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run(make_the_calls, 3, args=("stand-in", request.param), timeout=100, torch=True)
 
@@ -60,9 +60,9 @@ def test_a_pytorch_program_on_a_stand_in_device(of_ranks: list[dict[str, str]], 
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="there is no CUDA device here; the tests of the stand-in device ran")
-@pytest.mark.parametrize("piece_bytes", PIECES, ids=["whole", "in pieces"])
-def test_a_pytorch_program_on_cuda(piece_bytes: int) -> None:
-    of_ranks = run(make_the_calls, 3, args=("cuda", piece_bytes), timeout=100, torch=True)
+@pytest.mark.parametrize("chunk_bytes", CHUNKS, ids=["whole", "in chunks"])
+def test_a_pytorch_program_on_cuda(chunk_bytes: int) -> None:
+    of_ranks = run(make_the_calls, 3, args=("cuda", chunk_bytes), timeout=100, torch=True)
     for name in (name for name in NAMES if name not in ON_HOST):
         calls.require_success(name, of_ranks)
 
@@ -85,8 +85,8 @@ def test_tensors_are_staged_where_no_other_backend_is_named_for_their_device(bac
     run(name_backends, 2, args=(backend,), environment=replace, torch=True)
 
 
-def mix(rank: int, size: int, piece_bytes: int) -> None:
-    join(piece_bytes=piece_bytes)
+def mix(rank: int, size: int, chunk_bytes: int) -> None:
+    join(chunk_bytes=chunk_bytes)
     choices = random.Random(1)  # the same on all ranks
     pending = []
     for step in range(60):
@@ -105,10 +105,10 @@ def mix(rank: int, size: int, piece_bytes: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("piece_bytes", PIECES, ids=["whole", "in pieces"])
+@pytest.mark.parametrize("chunk_bytes", CHUNKS, ids=["whole", "in chunks"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_staged_calls_and_calls_on_the_host_keep_one_order(size: int, piece_bytes: int) -> None:
-    run(mix, size, args=(piece_bytes,), timeout=60, torch=True)
+def test_staged_calls_and_calls_on_the_host_keep_one_order(size: int, chunk_bytes: int) -> None:
+    run(mix, size, args=(chunk_bytes,), timeout=60, torch=True)
 
 
 def use_streams(rank: int, size: int) -> None:
@@ -145,7 +145,7 @@ def receive_into_a_tensor_in_use(rank: int, size: int) -> None:
         work = dist.irecv(tensor, 0)
         while not work.is_completed():
             time.sleep(0.001)
-        time.sleep(20 * stand_in.LATEST)  # a copy that does not wait is over by now
+        time.sleep(20 * stand_in.LATEST)  # a copy that does not wait has completed by now
         may_go_on.set()
         work.wait()
         assert tensor.tolist() == [1.0, 2.0]
@@ -161,7 +161,7 @@ def test_results_can_be_used_on_the_stream_that_is_current_at_the_wait() -> None
 
 
 def receive_before_anything_is_copied_in(rank: int, size: int) -> list[float]:
-    join(piece_bytes=8)
+    join(chunk_bytes=8)
     from procgroup.torch_plugin.side_streams import SideStreams
 
     one_is_out = threading.Event()
@@ -189,8 +189,8 @@ def test_what_a_strided_tensor_held_never_comes_after_what_it_receives_in_pieces
 
 
 def overlap(rank: int, size: int) -> float:
-    """Copy the last piece in only when the first one is out: without overlap this would never end."""
-    join(piece_bytes=64)
+    """Copy the last chunk in only when the first one is out: without overlap this would never end."""
+    join(chunk_bytes=64)
     from procgroup.torch_plugin.side_streams import SideStreams
 
     tensor = stand_in.on_device(torch.arange(100.0))

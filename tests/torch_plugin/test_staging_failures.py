@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from torch_plugin.stand_in_world import PIECES, join, on_device
+from torch_plugin.stand_in_world import CHUNKS, join, on_device
 
 import procgroup
 from world import attempt, run
@@ -60,10 +60,10 @@ def test_tensors_of_several_devices_are_refused_before_anything_is_sent() -> Non
         assert found[4][0] == "ValueError", found[4]
 
 
-def disagree(rank: int, size: int, piece_bytes: int) -> dict[str, Any]:
-    join(piece_bytes=piece_bytes)
+def disagree(rank: int, size: int, chunk_bytes: int) -> dict[str, Any]:
+    join(chunk_bytes=chunk_bytes)
     groups = [dist.new_group() for _ in range(4)]
-    # Nearly as long: in pieces of 2 the ranks differ in the second one only.
+    # Nearly as long: in chunks of 2 the ranks differ in the second one only.
     nearly = stand_in.on_device(torch.ones(40 + rank))
     tensor = stand_in.on_device(torch.ones(40 * (rank + 1)))
     found = {
@@ -77,19 +77,19 @@ def disagree(rank: int, size: int, piece_bytes: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("piece_bytes", PIECES, ids=["whole", "in pieces"])
-def test_a_mismatch_is_told_on_every_rank_and_nothing_is_written(piece_bytes: int) -> None:
-    for found in run(disagree, 3, args=(piece_bytes,), torch=True):
+@pytest.mark.parametrize("chunk_bytes", CHUNKS, ids=["whole", "in chunks"])
+def test_a_mismatch_is_told_on_every_rank_and_nothing_is_written(chunk_bytes: int) -> None:
+    for found in run(disagree, 3, args=(chunk_bytes,), torch=True):
         assert found["blocking"][0] == found["asynchronous"][0] == "CollectiveMismatch", found
         assert found["future"][0] == "RuntimeError"
         for way in ("nearly", "blocking", "asynchronous", "future"):
             assert "the ranks made different calls" in found[way][1], found
-            assert ("go in pieces; these are the sizes of one" in found[way][1]) == (piece_bytes == PIECES[1])
+            assert ("are sent in chunks; these are the sizes of one" in found[way][1]) == (chunk_bytes == CHUNKS[1])
         assert found["later"][0] == "GroupBroken"
 
 
 def tell_of_the_first_piece_last(rank: int, size: int) -> tuple[str, str, float]:
-    join(piece_bytes=8)
+    join(chunk_bytes=8)
     from procgroup.torch_plugin.work import TorchWork
 
     tell, held = TorchWork.on_completion, []
@@ -98,13 +98,13 @@ def tell_of_the_first_piece_last(rank: int, size: int) -> tuple[str, str, float]
     def hold(self: Any, callback: Any) -> None:
         if held:
             tell(self, callback)
-            store.set("two pieces are on their way", "")
+            store.set("two chunks are in flight", "")
         held.append(callback)
 
     if rank == 0:
         TorchWork.on_completion = hold  # type: ignore[method-assign]
     else:
-        store.wait(["two pieces are on their way"])
+        store.wait(["two chunks are in flight"])
     tensor = stand_in.on_device(torch.ones(40 * (rank + 1)))
     return seen(lambda: dist.all_reduce(tensor, async_op=True).wait())
 
@@ -114,8 +114,8 @@ def test_what_the_first_piece_that_fails_says_is_told() -> None:
         assert kind == "CollectiveMismatch", text
 
 
-def lose(rank: int, size: int, piece_bytes: int) -> tuple[str, str, float]:
-    join(piece_bytes=piece_bytes)
+def lose(rank: int, size: int, chunk_bytes: int) -> tuple[str, str, float]:
+    join(chunk_bytes=chunk_bytes)
     dist.all_reduce(on_device(1.0))
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -125,9 +125,9 @@ def lose(rank: int, size: int, piece_bytes: int) -> tuple[str, str, float]:
     return found[0]
 
 
-@pytest.mark.parametrize("piece_bytes", PIECES, ids=["whole", "in pieces"])
-def test_a_killed_rank_is_named_and_pending_calls_fail(piece_bytes: int) -> None:
-    outcomes = attempt(lose, 3, args=(piece_bytes,), torch=True)
+@pytest.mark.parametrize("chunk_bytes", CHUNKS, ids=["whole", "in chunks"])
+def test_a_killed_rank_is_named_and_pending_calls_fail(chunk_bytes: int) -> None:
+    outcomes = attempt(lose, 3, args=(chunk_bytes,), torch=True)
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.error is None, outcome.traceback
         kind, text, took = outcome.value
@@ -160,7 +160,7 @@ def test_a_device_that_hangs_ends_the_group_at_the_deadline_or_by_abort(how: str
     assert first["staged"][2] < 10.0 and second["staged"][2] < 10.0
     assert first["staged"][0] == ("DistBackendError" if how == "deadline" else "GroupBroken"), first
     assert how != "deadline" or "the device did not copy its tensors by the call's deadline" in first["staged"][1]
-    assert second["staged"][0] in ("PeerFailed", "PeerLost"), second  # over TCP it hears of it when rank 0 leaves
+    assert second["staged"][0] in ("PeerFailed", "PeerLost"), second  # over TCP it learns that when rank 0 leaves
     assert first["behind"][0] == second["behind"][0] == "GroupBroken", (first, second)
 
 
@@ -174,7 +174,7 @@ def wait_briefly(rank: int, size: int) -> None:
         with pytest.raises(procgroup.errors.WaitTimeout):
             work.wait(timedelta(seconds=0.05))
         assert not work.is_completed() and not work.is_success() and work.exception() is None
-        with pytest.raises(RuntimeError, match="not over yet"):
+        with pytest.raises(RuntimeError, match="not completed"):
             work.result()
         store.set("rank 0 has waited in vain", "")
     assert work.wait() and work.is_success()

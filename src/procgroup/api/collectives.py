@@ -2,7 +2,7 @@
 
 ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks.
 
-Each returns None when the call is over or, with ``async_op=True``, a Work. ``timeout`` is a timedelta or
+Each returns None when the call has completed or, with ``async_op=True``, a Work. ``timeout`` is a timedelta or
 seconds; None means the group's own. A rank that is not in the group is warned, and nothing happens.
 """
 

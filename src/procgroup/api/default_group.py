@@ -20,7 +20,7 @@ GroupTimeout = Timeout | None
 """How long a call may take: None means the group's own timeout."""
 
 Sync = Literal[False]
-"""``async_op=False``: the call returns when it is over."""
+"""``async_op=False``: the call returns when it has completed."""
 
 Async = Literal[True]
 """``async_op=True``: the call returns a Work."""

@@ -1,4 +1,4 @@
-"""CuPy arrays: they lie in GPU memory, which the transports that there are do not reach."""
+"""CuPy arrays: they are in GPU memory, which no transport can access."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def view(array: Any, writable: bool, name: str) -> ArrayView | None:
     if not isinstance(array, known):
         return None
     raise TypeError(
-        f"`{name}` lies on CUDA device {array.device.id}, and this group moves arrays in CPU memory. "
+        f"`{name}` is on CUDA device {array.device.id}, and this group moves arrays in CPU memory. "
         f"Pass {name}.get(), and copy the result back with {name}.set()."
     )

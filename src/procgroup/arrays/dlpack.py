@@ -59,7 +59,7 @@ _get_pointer.restype = ctypes.c_void_p
 
 
 def view(array: Any, name: str) -> ArrayView:
-    """Describe an array that has ``__dlpack__``. Raises TypeError when it lies elsewhere or cannot be exported."""
+    """Describe an array that has ``__dlpack__``. Raises TypeError if it is on a device or cannot be exported."""
     if hasattr(array, "__dlpack_device__"):
         _check_device(int(array.__dlpack_device__()[0]), name)
     capsule = _export(array, name)
@@ -110,7 +110,7 @@ def _check_device(device: int, name: str) -> None:
     if device not in _CPU:
         where = _DEVICES.get(device, f"a device of DLPack's type {device}")
         raise TypeError(
-            f"`{name}` lies on {where}, and this group moves arrays in CPU memory. Pass a copy in CPU memory."
+            f"`{name}` is on {where}, and this group moves arrays in CPU memory. Pass a copy in CPU memory."
         )
 
 

@@ -30,7 +30,7 @@ def view(array: Any, writable: bool, name: str) -> ArrayView | None:
     if len(devices) != 1 or any(device.platform != "cpu" for device in devices):
         where = ", ".join(sorted(map(str, devices)))
         raise TypeError(
-            f"`{name}` lies on {where}, and this group moves arrays in the memory of one CPU device. "
+            f"`{name}` is on {where}, and this group moves arrays in the memory of one CPU device. "
             f"Pass jax.device_get({name})."
         )
     import numpy

@@ -10,7 +10,7 @@ from typing import Any
 from procgroup.arrays.array_view import DTYPES, numpy_dtype
 
 LIBRARIES = ("numpy", "torch")
-"""The libraries whose arrays can lie in memory that is given, and be written."""
+"""The libraries whose arrays can be made in given memory, and be written."""
 
 
 def library_of(array: Any) -> str:

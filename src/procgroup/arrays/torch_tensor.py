@@ -45,7 +45,7 @@ def _check(torch: Any, tensor: Any, name: str) -> None:
         raise TypeError(f"`{name}` is a meta tensor, which has no elements. Pass a tensor with memory.")
     if not tensor.is_cpu:
         raise TypeError(
-            f"`{name}` lies on {tensor.device}, and this group moves arrays in CPU memory. "
+            f"`{name}` is on {tensor.device}, and this group moves arrays in CPU memory. "
             f"Pass {name}.cpu(), and copy the result back."
         )
     if tensor.layout is not torch.strided:

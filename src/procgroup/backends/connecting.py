@@ -29,7 +29,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
-from procgroup.backends.handshake import CutShort, Refused, Steps, accept_from, connect_to, receive_exactly, send_all
+from procgroup.backends.handshake import Steps, accept_from, connect_to, receive_exactly, send_all
+from procgroup.errors import CutShort, Refused
 
 Address = str | list[Any]
 """The name of an abstract Unix socket, or a literal host and a port."""

@@ -26,7 +26,7 @@ from collections.abc import Generator
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import TypeVar
 
-from procgroup.errors import DistNetworkError
+from procgroup.errors import CutShort, Refused
 
 T = TypeVar("T")
 Steps = Generator[int, None, T]
@@ -36,14 +36,6 @@ _HELLO = struct.Struct("!8sI32s")
 _MAGIC = b"procgrp1"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-
-
-class Refused(DistNetworkError):
-    """The other side is not a rank of this job, or cannot be reached."""
-
-
-class CutShort(Refused):
-    """The other side closed the connection in the middle of the handshake; another attempt may succeed."""
 
 
 def connect_to(connection: socket.socket, rank: int, peer: int, key: bytes) -> Steps[None]:

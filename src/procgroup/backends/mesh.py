@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 
 from procgroup import environ
 from procgroup.backends.connecting import Address, Connection, Details, connect_all
-from procgroup.backends.handshake import Refused
 from procgroup.backends.route import Route
-from procgroup.errors import DistNetworkError
+from procgroup.errors import DistNetworkError, Refused
 from procgroup.stores.start_up import StartUp
 from procgroup.stores.store import Store
 

@@ -59,7 +59,7 @@ class Work:
     def result(self) -> list[Any]:
         """Return the call's arrays. Raises RuntimeError while it runs, and its error if it failed."""
         if not self._operation.is_completed():
-            raise RuntimeError(f"{self.op} on {self._place._where()} is not over yet; call wait() before result().")
+            raise RuntimeError(f"{self.op} on {self._place._where()} has not completed; call wait() before result().")
         error = self._operation.exception()
         if error is not None:
             raise error

@@ -70,11 +70,11 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
 @contextmanager
 def _reporting(line: str, first: float) -> Iterator[None]:
     """Print ``line`` while this goes on: after ``first`` seconds (0: never), and once a minute from then on."""
-    is_over = threading.Event()
+    has_ended = threading.Event()
 
     def report() -> None:
         pause = first
-        while not is_over.wait(min(pause, threading.TIMEOUT_MAX)):
+        while not has_ended.wait(min(pause, threading.TIMEOUT_MAX)):
             print(f"procgroup: {line}", file=sys.stderr, flush=True)
             pause = _REPEAT_SECONDS
 
@@ -85,7 +85,7 @@ def _reporting(line: str, first: float) -> Iterator[None]:
     try:
         yield
     finally:
-        is_over.set()
+        has_ended.set()
         if reporter.is_alive():
             reporter.join()
 

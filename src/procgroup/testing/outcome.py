@@ -11,7 +11,8 @@ from pathlib import Path
 from threading import Thread
 from types import FrameType
 
-from procgroup.errors import GroupBroken, PeerFailed, PeerLost, name_ranks
+from procgroup.errors import GroupBroken, PeerFailed, PeerLost
+from procgroup.failure_text import name_ranks
 
 # What a rank raises because another one has failed before.
 _CONSEQUENCES = (PeerLost, PeerFailed, GroupBroken)
@@ -39,7 +40,7 @@ class RanksFailed(ExceptionGroup[Exception]):
 
 
 class RanksTimeout(TimeoutError):
-    """Some ranks were not over at the deadline. ``running`` lists them, ``errors`` is what other ranks raised."""
+    """Some ranks were still running at the deadline. ``running`` lists them, ``errors`` is what other ranks raised."""
 
     def __init__(
         self, running: Sequence[int], size: int, seconds: float, stacks: str, errors: Mapping[int, BaseException]
@@ -47,7 +48,7 @@ class RanksTimeout(TimeoutError):
         self.running: tuple[int, ...] = tuple(running)
         self.errors: dict[int, BaseException] = dict(errors)
         raised = "".join(f"\n--- rank {rank} raised {error!r}" for rank, error in sorted(errors.items()))
-        super().__init__(f"{name_ranks(running)} of {size} not over after {seconds:g} s{raised}{stacks}")
+        super().__init__(f"{name_ranks(running)} of {size} still running after {seconds:g} s{raised}{stacks}")
 
 
 def cause(errors: Mapping[int, BaseException]) -> BaseException | None:

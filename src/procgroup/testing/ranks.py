@@ -29,14 +29,14 @@ class _Stopped(SystemExit):
 class _Rank(threading.Thread):
     """One rank: a thread with a default group of its own."""
 
-    def __init__(self, group: ProcessGroup, call: Callable[[], Any], over: threading.Semaphore) -> None:
+    def __init__(self, group: ProcessGroup, call: Callable[[], Any], ended: threading.Semaphore) -> None:
         super().__init__(name=f"rank {group.rank()}", daemon=True)
         self.group = group
         self.value: Any = None
         self.error: BaseException | None = None
-        self.is_over = False
+        self.has_ended = False
         self._call = call
-        self._over = over
+        self._ended = ended
 
     def run(self) -> None:
         default_group.use_own_slot()
@@ -53,8 +53,8 @@ class _Rank(threading.Thread):
             except _Stopped:  # stop() came while this rank was leaving already
                 leave_at_once(self.group, error)
         finally:
-            self.is_over = True
-            self._over.release()
+            self.has_ended = True
+            self._ended.release()
 
     def stop(self) -> None:
         """End this rank's calls, and raise in its Python code."""
@@ -84,15 +84,15 @@ def run_ranks(
     deadline. KeyboardInterrupt, SystemExit and pytest's skip of any rank are raised as they are.
     """
     seconds = types.seconds(timeout)
-    over = threading.Semaphore(0)
+    ended = threading.Semaphore(0)
     # The deadline of a call must not come before that of the world, which says more.
     groups = make_groups(size, types.seconds(types.DEFAULT_TIMEOUT), transport, hosts, backend)
     admit_this_thread(groups[0])
-    ranks = [_Rank(group, lambda: function(*arguments), over) for group in groups]
+    ranks = [_Rank(group, lambda: function(*arguments), ended) for group in groups]
     for rank in ranks:
         rank.start()
     try:
-        _await(ranks, over, seconds)
+        _await(ranks, ended, seconds)
     except BaseException:
         _stop(ranks)
         raise
@@ -104,11 +104,11 @@ def run_ranks(
     raise RanksFailed({rank: error for rank, error in errors.items() if isinstance(error, Exception)}, size)
 
 
-def _await(ranks: list[_Rank], over: threading.Semaphore, seconds: float) -> None:
+def _await(ranks: list[_Rank], ended: threading.Semaphore, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for _ in ranks:
-        if not over.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
-            running = {rank: thread for rank, thread in enumerate(ranks) if not thread.is_over}
+        if not ended.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+            running = {rank: thread for rank, thread in enumerate(ranks) if not thread.has_ended}
             raise RanksTimeout(list(running), len(ranks), seconds, stacks_of(running), _errors(ranks))
     for thread in ranks:
         thread.join()

@@ -1,8 +1,8 @@
 """The backend that torch from 2.15 on looks for in a process group: a Backend.
 
-torch's hooks and what has no place in ``PyProcessGroup`` reach procgroup by it. It does not stand alone, in a process
-group of torch's: what that returns hides all of a Python work but ``wait`` and its future, and would answer that a call
-is never over.
+It carries torch's hooks and the other features that ``PyProcessGroup`` lacks. It is not used without that class, in a
+process group of torch's: the works of such a group hide all of a Python work but ``wait`` and its future, and would
+report that a call has never completed.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class _Threads:
         threading.Thread(target=self._work, args=(task,), name="procgroup-callbacks", daemon=True).start()
 
     def finish(self, seconds: float) -> bool:
-        """Wait until all tasks are over; tell whether they were in so many seconds."""
+        """Wait for all tasks, at most so many seconds; return whether all have completed."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._unfinished, seconds)
 

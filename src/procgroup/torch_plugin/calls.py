@@ -2,7 +2,7 @@
 
 torch's functions call these methods from Python, and torch's C++ code (stock DDP, the functional collectives) calls
 them by the same names. Each takes the forms that torch's own takes: lists and an options object, or one tensor and
-arguments. A call whose options say ``asyncOp`` False, as the blocking functions have it, is over when it returns.
+arguments. A call whose options say ``asyncOp`` False, as the blocking functions have it, has completed when it returns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from procgroup.torch_plugin.arguments import limit_of, listed, nested, only, opt
 from procgroup.torch_plugin.profiling import is_profiling, profiled, recorded
 from procgroup.torch_plugin.side_streams import can_stage
 from procgroup.torch_plugin.staging import StagedCalls
-from procgroup.torch_plugin.work import OVER, TorchWork, over
+from procgroup.torch_plugin.work import COMPLETED, TorchWork, completed_work
 
 _CPU = torch.device("cpu")
 
@@ -91,7 +91,7 @@ class TorchCalls:
 
     def _elsewhere(self, tensor: Any) -> Any:
         """Return what makes the calls on a tensor that is not in CPU memory. Raises DistBackendError for none."""
-        if tensor.is_cpu or can_stage(tensor.device):  # the first of several can lie there, which are refused in words
+        if tensor.is_cpu or can_stage(tensor.device):  # the first of several may be there, and is refused with advice
             return StagedCalls(self)
         kind = tensor.device.type
         if kind == "meta":
@@ -99,7 +99,7 @@ class TorchCalls:
         else:
             advice = f"Pass tensor.cpu(), or name a backend for it: init_process_group('cpu:procgroup,{kind}:NAME')."
         raise DistBackendError(
-            f"backend {self._name!r} moves tensors in CPU memory, and this one lies on {kind}. {advice}"
+            f"backend {self._name!r} moves tensors in CPU memory, and this one is on {kind}. {advice}"
         )
 
     def _elsewhere_at(self, device: Any) -> Any | None:
@@ -118,9 +118,9 @@ class TorchCalls:
         limit = None if limit.days < 0 else limit
         if tensor.is_sparse:
             sparse.all_reduce(self.group, tensor, combine, limit)
-            return over(tensors)
+            return completed_work(tensors)
         call = self.group.all_reduce(tensor, combine, opts.asyncOp, limit)
-        return OVER if call is None else TorchWork(call, tensors)
+        return COMPLETED if call is None else TorchWork(call, tensors)
 
     @profiled("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
@@ -129,7 +129,7 @@ class TorchCalls:
         if not _on_cpu(tensors):
             return self._elsewhere(tensors[0]).allreduce_coalesced(tensors, opts)
         call = self.group.all_reduce_coalesced(tensors, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, tensors)
+        return COMPLETED if call is None else TorchWork(call, tensors)
 
     @profiled("broadcast")
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: Any = None) -> Any:
@@ -140,7 +140,7 @@ class TorchCalls:
         if not tensor.is_cpu:
             return self._elsewhere(tensor).broadcast(tensors, opts)
         call = self.group.broadcast(tensor, opts.rootRank, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, tensors)
+        return COMPLETED if call is None else TorchWork(call, tensors)
 
     @profiled("reduce")
     def reduce(
@@ -159,7 +159,7 @@ class TorchCalls:
         if not tensor.is_cpu:
             return self._elsewhere(tensor).reduce(tensors, opts)
         call = self.group.reduce(tensor, opts.rootRank, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, tensors)
+        return COMPLETED if call is None else TorchWork(call, tensors)
 
     @profiled("all_gather", inputs=1)
     def allgather(
@@ -173,7 +173,7 @@ class TorchCalls:
         if not tensor.is_cpu:
             return self._elsewhere(tensor).allgather(output_tensors, input_tensors, opts)
         call = self.group.all_gather(only(output_tensors), tensor, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, self._gathered(output_tensors))
+        return COMPLETED if call is None else TorchWork(call, self._gathered(output_tensors))
 
     @profiled("all_gather_coalesced", inputs=1)
     def allgather_coalesced(
@@ -184,7 +184,7 @@ class TorchCalls:
         if not _on_cpu(input_list):
             return self._elsewhere(input_list[0]).allgather_coalesced(output_lists, input_list, opts)
         call = self.group.all_gather_coalesced(output_lists, input_list, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_lists)
+        return COMPLETED if call is None else TorchWork(call, output_lists)
 
     @profiled("all_gather_single", inputs=1)
     def all_gather_single(self, output: Any, input: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
@@ -193,7 +193,7 @@ class TorchCalls:
         if not input.is_cpu:
             return self._elsewhere(input).all_gather_single(output, input, opts)
         call = self.group.all_gather_single(output, input, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, [output])
+        return COMPLETED if call is None else TorchWork(call, [output])
 
     @profiled("all_gather_single_coalesced", inputs=1)
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
@@ -202,7 +202,7 @@ class TorchCalls:
         if not _on_cpu(inputs):
             return self._elsewhere(inputs[0]).all_gather_single_coalesced(outputs, inputs, opts)
         call = self.group.all_gather_single_coalesced(outputs, inputs, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, outputs)
+        return COMPLETED if call is None else TorchWork(call, outputs)
 
     @profiled("gather", inputs=1)
     def gather(
@@ -223,7 +223,7 @@ class TorchCalls:
             return self._elsewhere(tensor).gather(output_tensors, input_tensors, opts)
         outputs = only(output_tensors) if output_tensors else None
         call = self.group.gather(tensor, outputs, opts.rootRank, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, self._gathered(output_tensors))
+        return COMPLETED if call is None else TorchWork(call, self._gathered(output_tensors))
 
     @profiled("gather_single", inputs=1)
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
@@ -234,7 +234,7 @@ class TorchCalls:
         is_root = opts.rootRank == self.group.rank()
         outputs = list(output.reshape(self.group.size(), -1)) if is_root else None
         call = self.group.gather(input, outputs, opts.rootRank, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, [output])
+        return COMPLETED if call is None else TorchWork(call, [output])
 
     @profiled("scatter", inputs=1)
     def scatter(
@@ -255,7 +255,7 @@ class TorchCalls:
             return self._elsewhere(tensor).scatter(output_tensors, input_tensors, opts)
         inputs = only(input_tensors) if input_tensors else None
         call = self.group.scatter(tensor, inputs, opts.rootRank, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_tensors)
+        return COMPLETED if call is None else TorchWork(call, output_tensors)
 
     @profiled("reduce_scatter", inputs=1)
     def reduce_scatter(
@@ -277,7 +277,7 @@ class TorchCalls:
         call = self.group.reduce_scatter(
             tensor, only(input_tensors), reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts)
         )
-        return OVER if call is None else TorchWork(call, output_tensors)
+        return COMPLETED if call is None else TorchWork(call, output_tensors)
 
     @profiled("reduce_scatter_single", inputs=1)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
@@ -286,7 +286,7 @@ class TorchCalls:
         if not input.is_cpu:
             return self._elsewhere(input).reduce_scatter_single(output, input, opts)
         call = self.group.reduce_scatter_single(output, input, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, [output])
+        return COMPLETED if call is None else TorchWork(call, [output])
 
     @profiled("reduce_scatter_single_coalesced", inputs=1)
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
@@ -297,7 +297,7 @@ class TorchCalls:
         call = self.group.reduce_scatter_single_coalesced(
             outputs, inputs, reduce_op(opts.reduceOp), opts.asyncOp, limit_of(opts)
         )
-        return OVER if call is None else TorchWork(call, outputs)
+        return COMPLETED if call is None else TorchWork(call, outputs)
 
     @profiled("all_to_all", inputs=1)
     def alltoall(self, output_tensors: Sequence[Any], input_tensors: Sequence[Any], opts: Any = None) -> Any:
@@ -306,7 +306,7 @@ class TorchCalls:
         if not _on_cpu(input_tensors):
             return self._elsewhere(input_tensors[0]).alltoall(output_tensors, input_tensors, opts)
         call = self.group.all_to_all(output_tensors, input_tensors, opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, output_tensors)
+        return COMPLETED if call is None else TorchWork(call, output_tensors)
 
     @profiled("all_to_all", inputs=1)
     def all_to_all_single(
@@ -325,7 +325,7 @@ class TorchCalls:
         call = self.group.all_to_all_single(
             output, input, output_split_sizes, input_split_sizes, opts.asyncOp, limit_of(opts)
         )
-        return OVER if call is None else TorchWork(call, [output])
+        return COMPLETED if call is None else TorchWork(call, [output])
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Wait until every rank has come here."""
@@ -341,7 +341,7 @@ class TorchCalls:
             if other is not None:
                 return other.barrier(opts)
         call = self.group.barrier(opts.asyncOp, limit_of(opts))
-        return OVER if call is None else TorchWork(call, [])
+        return COMPLETED if call is None else TorchWork(call, [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; otherwise raise what names those who did not."""

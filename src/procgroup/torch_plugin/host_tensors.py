@@ -1,7 +1,7 @@
-"""What of a staged call lies in the host's memory: its *parts*, of which each is one of procgroup's calls.
+"""The host tensors of a staged call, divided into *parts*: each part is one of procgroup's calls.
 
-Most calls have one part. Large tensors of calls that treat each element alike go in *pieces*, with a part for each:
-while one is on its way between the ranks, the next is copied in and the last one out.
+Most calls have one part. Large tensors of element-wise calls are sent in *chunks*, one part for each: while a chunk is
+sent between the ranks, the next is copied in and the last one out.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import torch
 
 from procgroup.torch_plugin.side_streams import Pairs, SideStreams, host_like
 
-PIECE_BYTES = 4 << 20
-"""How large pieces are at most. All ranks need the same."""
+CHUNK_BYTES = 4 << 20
+"""The largest size of a chunk. All ranks need the same."""
 
-_IN_PIECES = ("allreduce", "broadcast", "reduce")
-_IN_PLACE = (*_IN_PIECES, "allreduce_coalesced", "send")
+_IN_CHUNKS = ("allreduce", "broadcast", "reduce")
+_IN_PLACE = (*_IN_CHUNKS, "allreduce_coalesced", "send")
 _RECEIVES = ("recv", "recv_anysource")
 _RESULT_ON_ROOT = ("reduce", "gather_single")
 
 
 class Part:
-    """One call on host tensors, with what is copied before and after it."""
+    """One call on host tensors, with the copies before and after it."""
 
     def __init__(self, arguments: list[Any], reads: Pairs, writes: Pairs) -> None:
         self.arguments = arguments
@@ -34,8 +34,8 @@ class Part:
 def parts_of(name: str, arguments: list[Any], streams: SideStreams, *, is_root: bool) -> tuple[list[Part], Pairs]:
     """Return what is called and copied, and what is copied at the end."""
     reads, writes = _reads_and_writes(name, is_root)
-    if name in _IN_PIECES and (lengths := _lengths(arguments[0][0])):
-        return _pieces(arguments, lengths, streams, reads=reads, writes=writes)
+    if name in _IN_CHUNKS and (lengths := _lengths(arguments[0][0])):
+        return _chunks(arguments, lengths, streams, reads=reads, writes=writes)
     of_arguments: list[Pairs] = [[] for _ in arguments]
     hosts = [_stand_in(argument, pairs) for argument, pairs in zip(arguments, of_arguments, strict=True)]
     inputs = of_arguments[0 if name in _IN_PLACE else 1] if reads else []
@@ -64,14 +64,14 @@ def _lengths(tensor: Any) -> list[int]:
     sizes one of these two differs, and the mismatch is reported before anything is written.
     """
     count: int = tensor.numel()
-    full: int = max(PIECE_BYTES // tensor.element_size(), 1)
+    full: int = max(CHUNK_BYTES // tensor.element_size(), 1)
     if count < 2 * full:
         return []
     number = (count - 1) // (full + 1)
     return [number, count - number * (full + 1), *[full] * number]
 
 
-def _pieces(
+def _chunks(
     arguments: list[Any], lengths: list[int], streams: SideStreams, *, reads: bool, writes: bool
 ) -> tuple[list[Part], Pairs]:
     tensor, last = arguments[0][0].detach(), []
@@ -85,8 +85,8 @@ def _pieces(
     flat = flat.view(-1)
     hosts = host_like(flat).split(lengths)
     parts = [
-        Part([[host], *arguments[1:]], [(host, piece)] if reads else [], [(piece, host)] if writes else [])
-        for host, piece in zip(hosts, flat.split(lengths), strict=True)
+        Part([[host], *arguments[1:]], [(host, chunk)] if reads else [], [(chunk, host)] if writes else [])
+        for host, chunk in zip(hosts, flat.split(lengths), strict=True)
     ]
     parts[1].writes += parts[0].writes
     parts[0].writes = []

@@ -42,13 +42,13 @@ class SideStreams:
         self.out: Any = self._module.Stream(device)
 
     def event(self, stream: Any | None = None) -> Any:
-        """Return an event that is over when all is that a stream, or else the current one, was given so far."""
+        """Record an event on a stream (default: the current stream)."""
         event = self._module.Event()
         event.record(stream or self._module.current_stream(self.device))
         return event
 
     def let_current_wait(self, event: Any) -> None:
-        """Let the current stream go on once an event is over; the calling thread does not wait."""
+        """Make the current stream wait for an event; the calling thread does not wait."""
         self._module.current_stream(self.device).wait_event(event)
 
     @contextlib.contextmanager
@@ -59,7 +59,7 @@ class SideStreams:
             yield
 
     def copy(self, pairs: Pairs, stream: Any) -> None:
-        """Copy the second of each pair to the first on a stream, which keeps their memory until that is over."""
+        """Copy the second of each pair to the first on a stream, which keeps their memory until then."""
         with torch.inference_mode(), self.using(stream):  # autograd's rules for writing in place are not for this
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
@@ -69,7 +69,7 @@ class SideStreams:
 
 
 def wait_on_host(event: Any, deadline: float, what: str, is_aborted: Callable[[], bool]) -> bool:
-    """Wait until an event is over; False where the group was aborted. Raises DistBackendError at the deadline.
+    """Wait until an event has completed; False where the group was aborted. Raises DistBackendError at the deadline.
 
     It asks again and again, since torch's own waiting has no end where the device hangs.
     """

@@ -1,4 +1,4 @@
-"""Calls on tensors that lie on a device, as a GPU, by way of the host's memory.
+"""Run calls on the tensors of a device, such as a GPU, through host memory.
 
 The *caller's stream* is the current one of the device where a call is made. Two *side streams* of the group copy: *in*,
 from the device to the host, and *out*. *Host tensors* stand for the device's in procgroup's call::
@@ -10,8 +10,8 @@ from the device to the host, and *out*. *Host tensors* stand for the device's in
 
 ``ready``, ``copied`` and ``back`` are events. Streams wait for them; threads wait for ``copied`` alone. Ranks match
 calls by their order, so the call is deferred until then: what the group is asked meanwhile is issued behind it.
-``wait()`` returns when procgroup's call is over, as that of torch's Gloo does; the results can be used on the stream
-that is current then.
+``wait()`` returns when procgroup's call has completed, as torch's Gloo does; the results can be used on the stream that
+is current then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from procgroup.torch_plugin import callbacks
 from procgroup.torch_plugin.arguments import limit_of, listed
 from procgroup.torch_plugin.host_tensors import Part, parts_of
 from procgroup.torch_plugin.side_streams import Pairs, SideStreams, wait_on_host
-from procgroup.torch_plugin.work import TorchWork, over
+from procgroup.torch_plugin.work import TorchWork, completed_work
 
 _TITLES = {
     "allreduce": "all_reduce",
@@ -94,7 +94,7 @@ class StagedCall:
         return True
 
     def until_back(self) -> None:
-        """Wait until the results lie on the device; the call was a success."""
+        """Wait until the results are on the device, after a successful call."""
         if self._back is not None:
             deadline = time.monotonic() + self._seconds
             wait_on_host(self._back, deadline, self._what, lambda: self._deferring.is_aborted)
@@ -110,7 +110,7 @@ class StagedCall:
 
     def result(self) -> list[Any]:
         if not self._end.done():
-            raise RuntimeError(f"{self._what} is not over yet; call wait() before result().")
+            raise RuntimeError(f"{self._what} has not completed; call wait() before result().")
         self.wait()
         return []
 
@@ -136,7 +136,7 @@ class StagedCall:
             self._fail(self._cause_of(error))
 
     def _cause_of(self, error: BaseException) -> BaseException:
-        """Return what broke the group where that was an earlier piece, which is over then or soon will be."""
+        """Return ``error``; for a GroupBroken the error of the earlier chunk that broke the group."""
         if isinstance(error, GroupBroken):
             for work in self._works:
                 try:
@@ -185,7 +185,7 @@ class StagedCall:
             self._fail(error)
 
     def _first_of(self, error: BaseException) -> BaseException:
-        """Return the error of the earliest failed block; completions may arrive out of order."""
+        """Return the error of the earliest failed chunk; completions may arrive out of order."""
         errors = [work.exception() for work in self._works if work.is_completed()]
         return next((each for each in errors if each is not None), error)
 
@@ -194,7 +194,7 @@ class StagedCall:
             if self._end.done():
                 return
             if isinstance(error, CollectiveMismatch) and self._parts > 1:
-                error.args = (f"{error} Large tensors on a device go in pieces; these are the sizes of one.",)
+                error.args = (f"{error} Large tensors on a device are sent in chunks; these are the sizes of one.",)
             self._end.set_exception(error)
 
 
@@ -298,4 +298,4 @@ def _at_once(tensor: Any, call: Callable[[Any], Any]) -> TorchWork:
     host = tensor.cpu()
     call(host)
     tensor.copy_(host)
-    return over([tensor])
+    return completed_work([tensor])

@@ -55,7 +55,7 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         self._group_rank = group_rank
 
     def wait(self, timeout: timedelta = _UNLIMITED) -> bool:
-        """Wait until the call is over and return True; raise what made it fail. Zero means its own deadline."""
+        """Wait for the call and return True; raise the error of a failed call. Zero means its own deadline."""
         return self._call.wait(None if timeout is _UNLIMITED else timeout)
 
     def is_completed(self) -> bool:
@@ -63,7 +63,7 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         return self._call.is_completed()
 
     def is_success(self) -> bool:
-        """Tell whether the call is over and went well."""
+        """Return whether the call has completed without an error."""
         return self._call.is_success()
 
     def exception(self) -> BaseException | None:
@@ -76,15 +76,15 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         return self._outputs
 
     def synchronize(self) -> None:
-        """Wait until the call is over."""
+        """Wait until the call has completed."""
         self._call.wait()
 
     def block_current_stream(self) -> None:
-        """Wait until the call is over: on CPUs the calling thread is the stream."""
+        """Wait until the call has completed: on CPUs the calling thread is the stream."""
         self._call.wait()
 
     def source_rank(self) -> int:
-        """Return the group rank that a receive, which is over, got its message from. RuntimeError for other calls."""
+        """Return the group rank of a completed receive's sender. RuntimeError for other calls."""
         rank = self._call.source_rank()
         return rank if self._group_rank is None else self._group_rank(rank)
 
@@ -99,7 +99,7 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         return future
 
     def on_completion(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once when the call is over: on the thread that completes calls, or here if it is over."""
+        """Call ``callback`` once when the call completes: on the thread that completes calls, or here if it has."""
         self._call.get_future().add_done_callback(lambda _: callback())
 
     def _make_future(self) -> Any:
@@ -119,8 +119,8 @@ class TorchWork(distributed.Work):  # type: ignore[misc]
         return future
 
 
-class _Over:
-    """A call that is over, and went well."""
+class _CompletedCall:
+    """A call that has completed without an error."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
@@ -138,7 +138,7 @@ class _Over:
         return []
 
     def source_rank(self) -> int:
-        raise RuntimeError("sourceRank() is for receives; this call was a blocking collective, which is over.")
+        raise RuntimeError("sourceRank() is for receives; this call was a blocking collective, which has completed.")
 
     def get_future(self) -> Future:
         future = Future()
@@ -146,10 +146,10 @@ class _Over:
         return future
 
 
-def over(outputs: Any) -> TorchWork:
-    """Return the work of a call that was done at once although it might have been waited for."""
-    return TorchWork(_Over(), outputs)
+def completed_work(outputs: Any) -> TorchWork:
+    """Return the work of a call that has completed before it returned."""
+    return TorchWork(_CompletedCall(), outputs)
 
 
-OVER = over([])
-"""The work of every blocking call: it is over, and its tensors are with the caller."""
+COMPLETED = completed_work([])
+"""The work of every blocking call: completed, and without its tensors, which the caller has."""

@@ -119,13 +119,13 @@ class Peer:
         tail = self._log.read_text(errors="replace").strip().splitlines()[-6:]
         return PeerFailure(self.name, "\n    ".join([reason, *tail]))
 
-    def close(self, patience: float = 10.0) -> None:
-        """End every process of this peer: politely, and after ``patience`` seconds by force. May be called again."""
+    def close(self, timeout: float = 10.0) -> None:
+        """End every process of this peer: politely, and after ``timeout`` seconds by force. May be called again."""
         with contextlib.suppress(OSError):
             for connection in self._connections:
                 connection.send("quit")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(patience)
+            self._launcher.wait(timeout)
         self.kill()
 
     def kill(self) -> None:

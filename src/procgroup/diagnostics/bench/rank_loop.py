@@ -26,8 +26,8 @@ Allocate = Callable[[tuple[int, ...]], Any]
 DTYPE = sys.argv[sys.argv.index("--dtype") + 1] if "--dtype" in sys.argv else "float32"
 
 
-def piece_value(sender: int, receiver: int) -> int:
-    """What rank ``sender`` gives to rank ``receiver``, everywhere in that piece."""
+def block_value(sender: int, receiver: int) -> int:
+    """What rank ``sender`` gives to rank ``receiver``, everywhere in that block."""
     return sender + 1 + 10 * receiver
 
 
@@ -41,7 +41,7 @@ def messages_in_turn(operation: str, size_in_bytes: int) -> int:
 class Buffers:
     """The arrays of one operation on one rank.
 
-    ``array`` holds so many bytes. Where ranks exchange pieces, each as long as ``array``, ``pieces`` has a row for each
+    ``array`` holds so many bytes. Where ranks exchange blocks, each as long as ``array``, ``blocks`` has a row for each
     rank that gets one from this rank, and ``output`` one for each rank that sends one; else they are empty. In a window
     ``output`` has a row for each message from rank ``partner``. ``allocate`` makes an array of a shape.
     """
@@ -52,8 +52,8 @@ class Buffers:
         gives = operation in ("reduce_scatter", "all_to_all") or (operation == "scatter" and rank == 0)
         self.array: Any = allocate((count,))
         self.array.fill(0 if operation in ("scatter", "reduce_scatter") else rank + 1)
-        self.pieces: Any = allocate((ranks if gives else 0, count))
-        self.pieces.T[:] = [piece_value(rank, receiver) for receiver in range(len(self.pieces))]
+        self.blocks: Any = allocate((ranks if gives else 0, count))
+        self.blocks.T[:] = [block_value(rank, receiver) for receiver in range(len(self.blocks))]
         self.partner: int = rank ^ 1
         has_window = operation == "window" and self.partner < ranks
         messages = messages_in_turn(operation, size_in_bytes) if has_window else 0
@@ -77,12 +77,12 @@ def _is_gathered(buffers: Buffers) -> bool:
 
 
 def _is_own_sum(buffers: Buffers) -> bool:
-    values = [piece_value(sender, buffers.rank) for sender in range(buffers.ranks)]
+    values = [block_value(sender, buffers.rank) for sender in range(buffers.ranks)]
     return bool((buffers.array == sum(values)).all())
 
 
 def _is_exchanged(buffers: Buffers) -> bool:
-    values = [piece_value(sender, buffers.rank) for sender in range(buffers.ranks)]
+    values = [block_value(sender, buffers.rank) for sender in range(buffers.ranks)]
     return bool((buffers.output == np.array(values)[:, None]).all())
 
 
@@ -92,7 +92,7 @@ CORRECT: Mapping[str, Callable[[Buffers], bool]] = {
     "broadcast": lambda buffers: bool((buffers.array == 1).all()),
     "all_gather": _is_gathered,
     "gather": _is_gathered,
-    "scatter": lambda buffers: bool((buffers.array == piece_value(0, buffers.rank)).all()),
+    "scatter": lambda buffers: bool((buffers.array == block_value(0, buffers.rank)).all()),
     "reduce_scatter": _is_own_sum,
     "all_to_all": _is_exchanged,
     "send_recv": lambda buffers: buffers.rank != 1 or bool((buffers.array == 1).all()),

@@ -14,10 +14,11 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
+from procgroup.errors import ProcessException
 from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, INTERRUPT_SECONDS, SHUTDOWN_SECONDS, UNKILLABLE_SECONDS
 from procgroup.launch.spawning.child_report import Report, receive_report
-from procgroup.launch.spawning.spawn_errors import ProcessException, process_exception
+from procgroup.launch.spawning.spawn_errors import process_exception
 
 if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure

@@ -37,7 +37,7 @@ class PeriodicModelAverager:
         self.step: int = 0
 
     def average_parameters(self, params: Iterable[Any]) -> None:
-        """Count a step, and average the parameters or parameter groups if the period is over.
+        """Count a step, and average the parameters or parameter groups if the period has ended.
 
         Unlike in torch, parameters without a gradient are averaged too: all ranks must average the same parameters,
         and ranks may use different ones.

@@ -73,7 +73,7 @@ def require_wrappable(
         )
     if devices - {"cpu"}:
         raise ValueError(
-            f"DistributedDataParallel averages gradients in CPU memory, but the module lies on {sorted(devices)}. "
+            f"DistributedDataParallel averages gradients in CPU memory, but the module is on {sorted(devices)}. "
             "Move the module with module.cpu()."
         )
     if any(isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules()):

@@ -90,7 +90,7 @@ class BucketAssignment:
             self._arrived.append(slot.index)
 
     @property
-    def is_first_round_over(self) -> bool:
+    def has_ended_first_round(self) -> bool:
         """Whether the order of arrival is known."""
         return self._arrived is None
 

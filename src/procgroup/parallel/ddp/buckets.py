@@ -1,6 +1,6 @@
 """Gradient buckets: the memory of gradients that one collective averages.
 
-Small gradients share a *packed* bucket. It lies in memory that the ranks of one host share, so the collective copies
+Small gradients share a *packed* bucket. It is in memory that the ranks of one host share, so the collective copies
 nothing in. Its gradients are packed once, when all of them have arrived; afterwards each gradient is a tensor over the
 bucket's memory. A forked child gets a copy of that memory, because it may add to gradients.
 

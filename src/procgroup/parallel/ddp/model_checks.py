@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any
 
+from procgroup.errors import GraphChanged, ModelMismatch
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.ddp.parameter_slot import ParameterSlot
 from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
 from procgroup.parallel.pytorch import torch
 from procgroup.parallel.rank_comparison import gather, gather_if_different
-from procgroup.parallel.training_errors import GraphChanged, ModelMismatch
 
 _NOTHING = "nothing"
 

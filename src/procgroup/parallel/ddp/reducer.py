@@ -29,7 +29,7 @@ from operator import attrgetter
 from typing import Any
 
 from procgroup.arrays.untraced import untraced
-from procgroup.errors import GroupBroken
+from procgroup.errors import BackwardFailed, GroupBroken
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.interface import GradBucket, Hook, HookCall
 from procgroup.parallel.ddp.autograd_hooks import (
@@ -45,7 +45,6 @@ from procgroup.parallel.ddp.mixed_precision import NarrowCopies
 from procgroup.parallel.ddp.model_checks import StaticGraph
 from procgroup.parallel.ddp.parameter_slot import AT_END, ParameterSlot
 from procgroup.parallel.ddp.synchronized_flags import SynchronizedFlags
-from procgroup.parallel.training_errors import BackwardFailed
 from procgroup.types import AnyReduceOp, ReduceOp
 
 EARLY_BYTES = 4 << 20
@@ -111,7 +110,7 @@ class Reducer:
 
     def set_static_graph(self) -> None:
         """Expect the same graph in every backward. Raises RuntimeError after the first one."""
-        if self._assignment.is_first_round_over:
+        if self._assignment.has_ended_first_round:
             raise RuntimeError(
                 "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
                 "constructed."

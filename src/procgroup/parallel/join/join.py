@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, ClassVar
 
+from procgroup.errors import InputsExhausted, RanksApart
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.group_choice import group_of
-from procgroup.parallel.training_errors import InputsExhausted, RanksApart
 from procgroup.types import ReduceOp
 
 JOINED = 1

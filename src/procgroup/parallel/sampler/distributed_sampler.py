@@ -221,8 +221,8 @@ class DistributedSampler(Generic[Index]):
 
     def _start(self) -> Start:
         """Return the start of the next pass."""
-        is_over = self._pass is not None and self._pass.is_complete
-        return self._resume if self._resume.epoch == self.epoch and not is_over else Start(self.epoch)
+        has_ended = self._pass is not None and self._pass.is_complete
+        return self._resume if self._resume.epoch == self.epoch and not has_ended else Start(self.epoch)
 
     def _end_previous_pass(self) -> None:
         """Discard the previous pass; warn if it has completed the epoch that starts now."""

@@ -117,8 +117,8 @@ class Pass:
         reached = self.start + count * self._replicas
         if self._total is None or self._length is None:
             return reached
-        is_over = count >= self._length and self.is_exhausted
-        return self._total if is_over else min(reached, self._total)
+        has_ended = count >= self._length and self.is_exhausted
+        return self._total if has_ended else min(reached, self._total)
 
 
 def is_read_by_workers() -> bool:

@@ -53,12 +53,12 @@ def operations(
         "reduce": lambda buffers: partial(dist.reduce, array(buffers), 0),
         "all_gather": lambda buffers: partial(dist.all_gather, rows(buffers.output), array(buffers)),
         "gather": lambda buffers: partial(dist.gather, array(buffers), rows(buffers.output), 0),
-        "scatter": lambda buffers: partial(dist.scatter, array(buffers), rows(buffers.pieces), 0),
+        "scatter": lambda buffers: partial(dist.scatter, array(buffers), rows(buffers.blocks), 0),
         "reduce_scatter": lambda buffers: partial(
-            reduce_scatter, array(buffers), tensor_of(buffers.pieces.reshape(-1))
+            reduce_scatter, array(buffers), tensor_of(buffers.blocks.reshape(-1))
         ),
         "all_to_all": lambda buffers: partial(
-            dist.all_to_all_single, tensor_of(buffers.output), tensor_of(buffers.pieces)
+            dist.all_to_all_single, tensor_of(buffers.output), tensor_of(buffers.blocks)
         ),
         "barrier": lambda buffers: dist.barrier,
         "send_recv": ping_pong,

@@ -1,4 +1,4 @@
-"""What a rank finds in its environment, and what it is told from where."""
+"""The environment variables of a rank, and their sources."""
 
 from __future__ import annotations
 

@@ -90,9 +90,9 @@ def test_ranks_that_blame_each_other_lead_to_the_one_at_the_end() -> None:
     assert first_failure(chain).rank == 2
 
 
-def test_a_circle_of_blame_is_left_at_the_earliest() -> None:
-    circle = [failure(0, traceback(lost(1)), 2.0), failure(1, traceback(lost(0)), 1.0)]
-    assert first_failure(circle).rank == 1
+def test_a_cycle_of_blame_is_left_at_the_earliest() -> None:
+    cycle = [failure(0, traceback(lost(1)), 2.0), failure(1, traceback(lost(0)), 1.0)]
+    assert first_failure(cycle).rank == 1
 
 
 def test_between_nodes_the_order_of_posting_decides_and_clocks_do_not() -> None:

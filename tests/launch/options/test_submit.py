@@ -35,6 +35,7 @@ if "fail" in sys.argv and dist.get_rank() == 2:
 dist.barrier()
 """
 
+JOBSET_MODEL = Path(__file__).parents[1] / "jobset_model.py"
 EXPECTED = [f"rank {rank} of 4, local rank {rank}, with a key: 10 ['a b']" for rank in range(4)]
 
 
@@ -94,7 +95,7 @@ def test_a_manifest_is_valid(kind: str, directory: Path) -> None:
     assert submit(directory, "k8s", *flags, "--write-only", "train.py", "a: b", '"#').returncode == 0
     check = [str(programs / "kubernetes-validate"), "--strict", "train.yaml"]
     if kind == "jobset":
-        check = [str(programs / "python"), str(Path(__file__).with_name("jobset_model.py")), "train.yaml"]
+        check = [str(programs / "python"), str(JOBSET_MODEL), "train.yaml"]
     done = world.run_command(check, directory=directory, environment={"PYTHONPATH": ""}, timeout=60)
     assert done.returncode == 0, done.stderr + done.stdout
     text = (directory / "train.yaml").read_text()
@@ -108,7 +109,7 @@ def test_the_checks_find_what_is_wrong_in_a_manifest(directory: Path) -> None:
     submit(directory, "k8s", *flags)
     path = directory / "train.yaml"
     path.write_text(path.read_text().replace("completionMode", "completionmode"))
-    check = [str(programs / "python"), str(Path(__file__).with_name("jobset_model.py")), "train.yaml"]
+    check = [str(programs / "python"), str(JOBSET_MODEL), "train.yaml"]
     done = world.run_command(check, directory=directory, environment={"PYTHONPATH": ""}, timeout=60)
     assert done.returncode != 0 and "has no completionmode" in done.stderr
 

@@ -1,4 +1,4 @@
-"""How a job ends: signals to the launcher, its own death, ranks that resist, children of ranks."""
+"""How a job ends: signals to the launcher, also at its start, its own death, ranks that resist, children of ranks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from launch.conftest import Launcher
+from procgroup.launch.hosts.agent_channel import Assignment
 from world import run_command
 
 SLEEP = """
@@ -38,6 +40,20 @@ WITH_CHILD = """
     while not all(path.exists() for path in shown):
         time.sleep(0.01)
     {end}
+"""
+INTERRUPTED = """
+    import runpy, signal, sys
+
+    class Interrupt:
+        def find_spec(self, name, path=None, target=None):
+            if name == interrupted:
+                signal.raise_signal(signal.SIGINT)
+
+    module, interrupted, *arguments = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.meta_path.insert(0, Interrupt())
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 
 Gone = Callable[[list[int], float], None]
@@ -296,3 +312,31 @@ def test_sixteen_jobs_at_once_do_not_collide(start_launcher: Any) -> None:
     assert [job.process.wait(timeout=40) for job in jobs] == [0] * 16
     assert len({job.pids("port")[0] for job in jobs}) >= 2
     assert all(len(set(job.pids("port"))) == 1 for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("module", "interrupted", "arguments"),
+    [
+        ("procgroup", "procgroup.launch.run", ["run"]),
+        ("procgroup.launch", "procgroup.launch.flags", []),
+        (
+            "procgroup.launch.hosts.remote_agent",
+            "procgroup.launch.nodes.job_plan",
+            ["--nnodes=1", "--rdzv-backend=c10d"],
+        ),
+    ],
+)
+def test_an_interrupt_during_an_import_ends_the_command_without_a_traceback(
+    launcher: Launcher, module: str, interrupted: str, arguments: list[str]
+) -> None:
+    script = launcher.script("print('ran')")
+    program = launcher.script(INTERRUPTED, "interrupted.py")
+    given = Assignment(0, "host1", str(launcher.directory), {}, 0).to_line() + b"127.0.0.1:0\n"
+    done = subprocess.run(
+        [sys.executable, program, module, interrupted, *arguments, script],
+        input=given,
+        capture_output=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
+    assert b"ran" not in done.stdout
