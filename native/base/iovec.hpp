@@ -1,4 +1,4 @@
-// An array of bytes that lies in several places, as many small arrays do: what is sent is copied from where they lie.
+// Scatter-gather lists: an array of bytes in several blocks of memory, which are sent without copying them together.
 #pragma once
 
 #include <cstddef>

@@ -72,7 +72,7 @@ nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool as
   return message(OpKind::kRecv, std::move(view), peer, tag, async_op, seconds);
 }
 
-// The one operation that stands for all which were over at once, and came from this rank.
+// The shared operation of all calls that completed at once, with messages from this rank.
 nb::object PythonGroup::over(int source) {
   nb::object& operation = over_.try_emplace(source).first->second;
   if (!operation.is_valid()) operation = nb::cast(PythonOperation(engine_, source));

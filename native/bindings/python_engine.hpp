@@ -186,7 +186,7 @@ class PythonOperation {
  public:
   PythonOperation(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Issued> issued)
       : engine_(std::move(engine)), issued_(std::move(issued)) {}
-  // One that was over at once, and well.
+  // A call that completed at once, without an error.
   PythonOperation(std::shared_ptr<PythonEngine> engine, int source) : engine_(std::move(engine)), source_(source) {}
 
   bool wait(nb::handle timeout) {

@@ -247,10 +247,10 @@ bool Engine::is_quiet() {
   return messages_.is_quiet();
 }
 
-void Engine::ask(int peer) {
+void Engine::subscribe(int peer) {
   if (!uses_sockets_) return;
   const std::lock_guard lock(messages_mutex_);
-  waits_.ask(peer);
+  waits_.subscribe(peer);
 }
 
 void Engine::publish() {
@@ -267,7 +267,7 @@ void Engine::announce(const std::vector<WaitEdge>& cycle) {
 
 bool Engine::pump() {
   const bool moved = messages_.pump();
-  if (waits_.is_asked())
+  if (waits_.has_queries())
     waits_.answer([this](uint64_t group) {
       return describe_calls(recorder_->read(), group, [this](uint64_t identity) { return group_of(identity); });
     });
@@ -302,7 +302,7 @@ std::string Engine::calls_in_memory(const Arena& arena, uint64_t group) const {
 void Engine::await_answers(const std::vector<int>& peers, uint64_t group) {
   const Deadline deadline = Deadline::after(kAnswerSeconds);
   const auto is_answered = [this](int peer) { return peer_arena(peer) != nullptr || !waits_.calls(peer).empty(); };
-  ask_calls(peers, group);
+  query_calls(peers, group);
   while (!deadline.passed()) {
     {
       const std::lock_guard lock(messages_mutex_);
@@ -313,15 +313,15 @@ void Engine::await_answers(const std::vector<int>& peers, uint64_t group) {
   }
 }
 
-void Engine::ask_calls(const std::vector<int>& peers, uint64_t group) {
+void Engine::query_calls(const std::vector<int>& peers, uint64_t group) {
   const std::lock_guard lock(messages_mutex_);
-  for (const int peer : peers) waits_.ask_calls(peer, group);
+  for (const int peer : peers) waits_.query_calls(peer, group);
 }
 
 void Engine::report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group) {
   std::vector<int> described = call.awaited;
   if (described.size() > kDescribedRanks) described.resize(kDescribedRanks);
-  if (due == WaitReport::Due::kQuestion && uses_sockets_) ask_calls(described, group);
+  if (due == WaitReport::Due::kQuestion && uses_sockets_) query_calls(described, group);
   if (due != WaitReport::Due::kLine) return;
   WaitingCall global = call;
   global.rank = global_rank(call.rank);

@@ -97,7 +97,7 @@ class Engine final : public Waiter, public WaitForGraph {
   // group: read in shared memory, else requested by messages, within about 0.2 s. Not under that mutex.
   std::vector<std::string> calls_of(const std::vector<int>& peers, uint64_t group);
   // Request the state of those of these world ranks whose memory this rank cannot read. Not under that mutex.
-  void ask_calls(const std::vector<int>& peers, uint64_t group);
+  void query_calls(const std::vector<int>& peers, uint64_t group);
   // The groups of this rank, by which calls_of names what a rank is in.
   void add_name(uint64_t group, NamedGroup named);
   void remove_name(uint64_t group);
@@ -119,7 +119,7 @@ class Engine final : public Waiter, public WaitForGraph {
   const WaitEdgeBoard* board(int peer) const override { return peer == rank() ? board_ : peers_[index(peer)]->board; }
   bool is_idle() override { return progress_->is_idle(); }
   bool is_quiet() override;
-  void ask(int peer) override;
+  void subscribe(int peer) override;
   void publish() override;
   void announce(const std::vector<WaitEdge>& cycle) override;
 

@@ -78,7 +78,7 @@ std::shared_ptr<GroupOperation> Group::start(Request request, double seconds) {
 }
 
 std::shared_ptr<GroupOperation> Group::start(Request request, double seconds, LanguageRuntime& language) {
-  // A group of one rank waits for nobody: its calls are over when they were issued.
+  // A group of one rank waits for nobody: its calls complete when they are issued.
   const bool leaves_it = engine_.policy().core_to_spare && size() > 1;
   if (leaves_it || queued_.load(std::memory_order_acquire) != 0) return start(std::move(request), seconds);
   std::shared_ptr<GroupOperation> operation = enqueue(std::move(request), seconds);
@@ -217,14 +217,14 @@ Progress Group::advance_messages() {
   }
   if (running.empty()) return Progress::kDone;
   Progress progress = Progress::kWaiting;
-  bool is_any_over = false;
+  bool has_any_completed = false;
   for (const std::shared_ptr<GroupOperation>& message : running) {
     const Progress one = message->advance();
     if (one != Progress::kWaiting) progress = Progress::kMoved;
-    is_any_over = is_any_over || one == Progress::kDone;
+    has_any_completed = has_any_completed || one == Progress::kDone;
   }
   std::vector<std::shared_ptr<GroupOperation>> swept;
-  if (is_any_over) {
+  if (has_any_completed) {
     const std::lock_guard lock(queue_mutex_);
     swept = sweep_messages();
   }

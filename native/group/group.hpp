@@ -198,7 +198,7 @@ class Group final : public Source {
   std::atomic<int> queued_{0};                 // calls in queue_
   std::mutex queue_mutex_;                     // guards queue_ and messages_
   std::deque<std::shared_ptr<GroupOperation>> queue_;
-  std::vector<std::shared_ptr<GroupOperation>> messages_;  // those that are over stay for a while
+  std::vector<std::shared_ptr<GroupOperation>> messages_;  // completed ones stay for a while
   size_t crowded_ = kFewMessages;                          // messages_ is swept when it is as long as this
   uint64_t looked_at_ = 0;                                 // the last message that the progress thread has looked at
   std::atomic<bool> completed_{false};                     // broken or left; reason_ says why
@@ -228,7 +228,7 @@ class GroupOperation : public Operation {
   virtual Descriptor call() const = 0;
   virtual int source() const { return -1; }  // completed receives: the sender's group rank
   // Of the thread that examines it: see LastLooks.
-  bool is_looked_at_enough() { return last_looks_.are_over(); }
+  bool is_looked_at_enough() { return last_looks_.are_exhausted(); }
   WaitReport& wait_report() { return wait_report_; }
   // Somebody is to be told of its end, though no thread waits for it.
   void watch();

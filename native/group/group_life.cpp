@@ -142,7 +142,7 @@ void Group::make_relay() {
       engine_.messages(), engine_.messages_mutex(), [this] { return engine_.pump(); }, view(), options_.limits);
   state_->on_failure = [this](const Failure& failure, const Descriptor& call) {
     // Request this before the failure is posted, which ends the calls of the ranks that receive it.
-    if (failure.kind == Failure::Kind::kTimeout) engine_.ask_calls(explained_peers(failure, false), options_.id);
+    if (failure.kind == Failure::Kind::kTimeout) engine_.query_calls(explained_peers(failure, false), options_.id);
     break_with(own_view(cause_of(failure)), call);
   };
   if (!state_->topology.is_leader()) return;

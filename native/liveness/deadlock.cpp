@@ -31,7 +31,7 @@ std::optional<Failure> DeadlockDetector::examine(const std::function<std::option
                                                  const std::function<bool()>& alone) {
   if (!is_suspicious()) return std::nullopt;
   if (shown_)
-    if (std::optional<Failure> deadlock = told_since(graph_.own_board()->epoch())) return deadlock;
+    if (std::optional<Failure> deadlock = verdict_since(graph_.own_board()->epoch())) return deadlock;
   std::optional<Failure> deadlock = look(awaited, alone);
   graph_.publish();
   return deadlock;
@@ -51,7 +51,7 @@ std::optional<Failure> DeadlockDetector::look(const std::function<std::optional<
   }
   // Found while this wait showed another rank in between: the finder has ended its own wait, and will not check again.
   if (first_epoch_ != 0)
-    if (std::optional<Failure> deadlock = told_since(first_epoch_, &now->ranks)) return deadlock;
+    if (std::optional<Failure> deadlock = verdict_since(first_epoch_, &now->ranks)) return deadlock;
   show(choose(*now));
   const WaitEdgeBoard* next = graph_.board(shown_->next);
   const std::optional<WaitEdge> theirs = next == nullptr ? std::nullopt : next->wait(shown_->next);
@@ -111,7 +111,7 @@ std::vector<WaitEdge> DeadlockDetector::cycle_from(int rank) const {
   std::vector<WaitEdge> path;
   for (int at = rank; path.size() < WaitEdgeBoard::kMembers;) {
     if (at < 0 || at >= graph_.world_size()) return {};
-    graph_.ask(at);
+    graph_.subscribe(at);
     const WaitEdgeBoard* board = graph_.board(at);
     const std::optional<WaitEdge> wait = board == nullptr ? std::nullopt : board->wait(at);
     if (!wait) return rank == graph_.rank() ? std::vector<WaitEdge>{} : path;
@@ -134,10 +134,10 @@ bool DeadlockDetector::stands(const std::vector<WaitEdge>& cycle) const {
 }
 
 std::optional<Failure> DeadlockDetector::announced() const {
-  return first_epoch_ == 0 ? std::nullopt : told_since(first_epoch_);
+  return first_epoch_ == 0 ? std::nullopt : verdict_since(first_epoch_);
 }
 
-std::optional<Failure> DeadlockDetector::told_since(uint64_t epoch, const std::vector<int>* awaited) const {
+std::optional<Failure> DeadlockDetector::verdict_since(uint64_t epoch, const std::vector<int>* awaited) const {
   const auto mine = [&](const WaitEdge& wait) {
     return wait.rank == graph_.rank() && wait.epoch >= epoch &&
            (awaited == nullptr || std::ranges::find(*awaited, wait.next) != awaited->end());

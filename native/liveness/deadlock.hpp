@@ -1,13 +1,13 @@
-// Finds ranks that wait for each other in a cycle, and nothing else: a false alarm would end a sound program.
+// Detect cycles of ranks that wait for each other, without false alarms: one would end a correct program.
 //
 // A rank shows its wait (see WaitEdgeBoard) only when nothing but the awaited rank can end it:
 //   - it is a blocking receive from one rank that nothing has matched, a blocking send of a large message that nothing
 //     has matched, or a collective for which the awaited member has not come;
 //   - it lasts a second already (100 ms where ranks are threads), and its own limit is above kShortSeconds: a caller
-//   that sets a short one may mean to go on;
+//   that sets a short one may intend to continue;
 //   - no other thread runs Python in this process (ranks that are threads: none but theirs and those that await them),
 //   and no group of it has an asynchronous call pending;
-//   - nothing that was sent to this rank lies unread, and nothing that it sends unwritten.
+//   - no message to this rank is unread, and none from it unwritten.
 // So a rank that shows a wait acts again only after a message or an arrival from `next`. Take a cycle of ranks
 // that all show a wait, each of which has confirmed the epoch of its next one, with all epochs unchanged while this
 // was read. Then at one moment all of it was true at once, and no message from a member's next one was on its way:
@@ -17,8 +17,8 @@
 // The rank that finds the cycle announces it, with the epochs, before it fails; the other members read that, and fail
 // with the same text. The finder keeps the verdict, too: it may check again before it fails, when the others show no
 // wait any more.
-// What a Python signal handler might send is not considered. Ranks that share no memory see copies of the boards, which
-// may be old; messages/wait_edge_exchange.hpp says why that is enough.
+// Messages that a Python signal handler might send are not considered. Ranks that share no memory see copies of the
+// boards, which may be old; messages/wait_edge_exchange.hpp says why that is enough.
 #pragma once
 
 #include <cstdint>
@@ -47,11 +47,11 @@ class WaitForGraph {
   virtual WaitEdgeBoard* own_board() = 0;
   virtual const WaitEdgeBoard* board(int rank) const = 0;  // or the copy of it; null when there is none
   virtual bool is_idle() = 0;                              // whether no asynchronous call is pending
-  // Whether nothing lies unread or unwritten. Moves what can be moved.
+  // Whether no message is unread or unwritten. Moves messages as far as possible first.
   virtual bool is_quiet() = 0;
-  // For ranks that share no memory, see WaitEdgeExchange: request that rank's board; send the own board; send a verdict
-  // to the members of a cycle.
-  virtual void ask(int) {}
+  // For ranks that share no memory, see WaitEdgeExchange: subscribe to that rank's board; send the own board; send a
+  // verdict to the members of a cycle.
+  virtual void subscribe(int) {}
   virtual void publish() {}
   virtual void announce(const std::vector<WaitEdge>&) {}
 };
@@ -79,7 +79,7 @@ class DeadlockDetector {
 
  private:
   // Only where this wait was for one of `awaited`, unless that is null.
-  std::optional<Failure> told_since(uint64_t epoch, const std::vector<int>* awaited = nullptr) const;
+  std::optional<Failure> verdict_since(uint64_t epoch, const std::vector<int>* awaited = nullptr) const;
   bool is_suspicious();
   std::optional<Failure> look(const std::function<std::optional<Awaited>()>& awaited,
                               const std::function<bool()>& alone);

@@ -1,12 +1,12 @@
 // The wait edge that a rank publishes while it is stuck in a call, by which ranks detect a cycle of waits.
 //
 // Vocabulary. A rank *shows* a wait when it can do nothing before one other rank, `next`, acts: its only thread waits,
-// nothing is pending, nothing lies unread or unwritten. `epoch` is another number for every wait that is shown. A rank
-// *confirms* its next one's epoch when it has seen that wait shown and has then still found nothing from there. A
+// no call is pending, no message is unread or unwritten. `epoch` is a new number for every wait that is shown. A rank
+// *confirms* its next one's epoch when it has seen that wait shown and has then still received nothing from it. A
 // *verdict* announces to the members of a cycle, with their epochs, that one of them has found it.
 //
-// Memory order. `epoch` and `version` are odd while what belongs to them changes. Every field is stored with release
-// and loaded with acquire: a reader that finds the same even number before and after has not read a mixture.
+// Memory order. `epoch` and `version` are odd while the fields that they guard change. Every field is stored with
+// release and loaded with acquire: a reader that finds the same even number before and after has not read a mixture.
 #pragma once
 
 #include <atomic>
@@ -22,13 +22,13 @@ namespace procgroup {
 // One rank's place in a cycle. Ranks are world ranks.
 struct WaitEdge {
   int rank = -1;
-  int next = -1;  // for whom it waits
+  int next = -1;  // the awaited rank
   OpKind op = OpKind::kBarrier;
   uint64_t number = 0;  // of a message its tag, of a collective its sequence number
   uint64_t epoch = 0;
 
   bool is_message() const { return procgroup::is_message(op); }
-  // For people: "recv from 1", "all_reduce #3 without 1".
+  // A text for error messages: "recv from 1", "all_reduce #3 without 1".
   std::string describe() const;
 };
 
@@ -36,7 +36,7 @@ class WaitEdgeBoard {
  public:
   static constexpr size_t kMembers = 64;  // in the longest cycle that is found
 
-  // For the rank whose board it is; one thread at a time.
+  // For the owner of the board; one thread at a time.
   void show(const WaitEdge& wait);
   void hide();
   void confirm(uint64_t epoch) { confirmed_.store(epoch, std::memory_order_release); }
@@ -45,7 +45,7 @@ class WaitEdgeBoard {
   // that.
   void copy(const WaitEdge& wait, uint64_t confirmed);
 
-  // For everybody. Nothing while no wait is shown.
+  // For every rank. Nothing while no wait is shown.
   std::optional<WaitEdge> wait(int rank) const;
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
   uint64_t confirmed() const { return confirmed_.load(std::memory_order_acquire); }

@@ -35,7 +35,7 @@ bool Connection::write() {
   try {
     return outbox_.write(*channel_);
   } catch (const ChannelClosed& closed) {
-    // What the peer had sent before may still be readable; it was published, so it is delivered.
+    // Frames that the peer had sent before may still be readable; they were published, so they are delivered.
     drain();
     if (!fault_) fault_ = loss(describe(closed));
     return true;
@@ -54,7 +54,7 @@ bool Connection::read() {
   return true;
 }
 
-// Read what is there already. The bound keeps a peer that floods us from holding us here.
+// Read the frames that have arrived. The bound keeps a flooding peer from occupying this thread.
 void Connection::drain() {
   for (int turn = 0; turn < 16 && read(); ++turn) {
   }
@@ -141,7 +141,7 @@ void Connection::begin_data() {
   current_.kept = false;
 }
 
-// Where the next byte of the payload goes; null when it is discarded: the receive was given up or failed.
+// Where the next byte of the payload goes; null when it is discarded: the receive was cancelled or failed.
 std::byte* Connection::destination() {
   if (current_.kept) return current_.payload.data() + current_.payload_read;
   if (current_.receive->is_completed()) return nullptr;
@@ -184,18 +184,18 @@ void Connection::end_eager() {
     if (!current_.receive->is_completed()) current_.receive->complete(current_.payload_bytes);
     return;
   }
-  Arrival arrival{.source = peer_,
-                  .key = current_.header.key,
-                  .announced = false,
-                  .number = 0,
-                  .bytes = current_.payload_bytes,
-                  .type = current_.header.type,
-                  .payload = std::move(current_.payload)};
+  UnexpectedMessage message{.source = peer_,
+                            .key = current_.header.key,
+                            .announced = false,
+                            .number = 0,
+                            .bytes = current_.payload_bytes,
+                            .type = current_.header.type,
+                            .payload = std::move(current_.payload)};
   current_.payload.clear();
   // A receive may have been started while the payload was on its way.
-  if (const auto receive = matching_.take_posted(arrival.key, peer_)) return accept(std::move(arrival), receive);
-  if (arrival.key == kExitKey) return take_exit(arrival.payload);
-  matching_.keep(std::move(arrival));
+  if (const auto receive = matching_.take_posted(message.key, peer_)) return accept(std::move(message), receive);
+  if (message.key == kExitKey) return take_exit(message.payload);
+  matching_.keep(std::move(message));
 }
 
 void Connection::take_exit(const std::vector<std::byte>& record) {
@@ -218,19 +218,19 @@ void Connection::end_data() {
 }
 
 void Connection::on_announce(const FrameHeader& header) {
-  Arrival arrival{.source = peer_,
-                  .key = header.key,
-                  .announced = true,
-                  .number = header.number,
-                  .bytes = header.bytes,
-                  .type = header.type,
-                  .payload = {}};
-  if (const auto receive = matching_.take_posted(header.key, peer_)) return accept(std::move(arrival), receive);
-  matching_.keep(std::move(arrival));
+  UnexpectedMessage message{.source = peer_,
+                            .key = header.key,
+                            .announced = true,
+                            .number = header.number,
+                            .bytes = header.bytes,
+                            .type = header.type,
+                            .payload = {}};
+  if (const auto receive = matching_.take_posted(header.key, peer_)) return accept(std::move(message), receive);
+  matching_.keep(std::move(message));
 }
 
 void Connection::on_withdraw(const FrameHeader& header) {
-  const Failure withdrawn = failed(peer_, "the sender gave the message up before it was complete");
+  const Failure withdrawn = failed(peer_, "the sender cancelled the message before it was complete");
   matching_.forget_announced(peer_, header.key, header.number);
   if (const auto receive = reads_.remove(header.number)) fail_unless_completed(*receive, withdrawn);
   const auto stream = streams_.find(header.number);
@@ -239,24 +239,24 @@ void Connection::on_withdraw(const FrameHeader& header) {
   streams_.erase(stream);
 }
 
-void Connection::accept(Arrival arrival, const std::shared_ptr<ReceiveTransfer>& receive) {
+void Connection::accept(UnexpectedMessage message, const std::shared_ptr<ReceiveTransfer>& receive) {
   receive->source = peer_;
-  if (!receive->fits(arrival.bytes, arrival.type)) {
-    receive->refuse(peer_, arrival.bytes, arrival.type);
-    if (arrival.announced) outbox_.refuse(arrival.number, receive->capacity);
+  if (!receive->fits(message.bytes, message.type)) {
+    receive->refuse(peer_, message.bytes, message.type);
+    if (message.announced) outbox_.refuse(message.number, receive->capacity);
     return;
   }
-  if (arrival.announced) {
-    if (streams_.contains(arrival.number) || reads_.contains(arrival.number)) {
+  if (message.announced) {
+    if (streams_.contains(message.number) || reads_.contains(message.number)) {
       fail_unless_completed(*receive, lost(peer_, "it announced two messages with one number"));
       fault_ = *receive->failure();
-    } else if (!single_copy_ || !reads_.begin(*single_copy_, arrival.number, receive, arrival.bytes)) {
-      stream(arrival.number, receive, arrival.bytes);
+    } else if (!single_copy_ || !reads_.begin(*single_copy_, message.number, receive, message.bytes)) {
+      stream(message.number, receive, message.bytes);
     }
     return;
   }
-  if (!arrival.payload.empty()) std::memcpy(receive->data, arrival.payload.data(), arrival.payload.size());
-  receive->complete(arrival.payload.size());
+  if (!message.payload.empty()) std::memcpy(receive->data, message.payload.data(), message.payload.size());
+  receive->complete(message.payload.size());
 }
 
 void Connection::stream(uint64_t number, std::shared_ptr<ReceiveTransfer> receive, uint64_t total) {
@@ -266,17 +266,17 @@ void Connection::stream(uint64_t number, std::shared_ptr<ReceiveTransfer> receiv
 
 bool Connection::read_exposed() {
   if (!channel_ || fault_ || reads_.empty()) return false;
-  SingleCopyReads::Read over;
+  SingleCopyReads::Read ended;
   try {
-    switch (reads_.advance(*single_copy_, over)) {
-      case SingleCopyReads::Became::kRead:
+    switch (reads_.advance(*single_copy_, ended)) {
+      case SingleCopyReads::Outcome::kBlock:
         break;
-      case SingleCopyReads::Became::kTaken:
-        outbox_.take(over.number);
-        over.receive->complete(over.done);
+      case SingleCopyReads::Outcome::kCompleted:
+        outbox_.take(ended.number);
+        ended.receive->complete(ended.done);
         break;
-      case SingleCopyReads::Became::kUnreadable:
-        stream(over.number, std::move(over.receive), over.total);
+      case SingleCopyReads::Outcome::kUnreadable:
+        stream(ended.number, std::move(ended.receive), ended.total);
     }
   } catch (const std::out_of_range&) {
     fault_ = lost(peer_, "it exposed memory outside of its arena");
@@ -289,7 +289,7 @@ bool Connection::send_at_once(const FrameHeader& header, const void* data) {
   try {
     return channel_->write_whole(&header, sizeof header, data, static_cast<size_t>(header.bytes));
   } catch (const ChannelClosed&) {
-    return false;  // the ordinary way meets it again, and tells what it means
+    return false;  // the ordinary path meets it again, and records the fault
   }
 }
 
@@ -309,7 +309,7 @@ AtOnce Connection::receive_at_once(const FrameHeader& expected, void* data) {
   }
 }
 
-void Connection::give_up(const ReceiveTransfer& receive) {
+void Connection::stop(const ReceiveTransfer& receive) {
   if (const uint64_t number = reads_.remove(receive)) outbox_.refuse(number, receive.capacity);
   for (const auto& [number, stream] : streams_) {
     if (stream.receive.get() == &receive) outbox_.refuse(number, receive.capacity);
@@ -318,7 +318,7 @@ void Connection::give_up(const ReceiveTransfer& receive) {
 
 void Connection::fail(const Failure& failure) {
   if (failure_) return;
-  drain();  // what the peer had published before is delivered
+  drain();  // frames that the peer had published before are delivered
   failure_ = failure;
   outbox_.fail_all(failure);
   reads_.fail_all(failure);

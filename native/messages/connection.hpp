@@ -1,4 +1,4 @@
-// One peer: its channel, what is to be written to it, and the frame that is being read from it.
+// The connection to one peer: its channel, its queues of outgoing frames, and the frame that is being read.
 #pragma once
 
 #include <array>
@@ -19,9 +19,9 @@
 
 namespace procgroup {
 
-// Arrivals that are kept for one peer before its channel is left unread. The peer's writes then fill the
-// channel and stop: nothing is lost and memory stays bounded. While this process itself waits for something
-// from that peer, a message or the answer to one, it reads on: what it waits for may lie behind.
+// Bytes of unexpected messages that are kept for one peer before its channel is left unread. The peer's writes then
+// fill the channel and stop: nothing is lost and memory stays bounded. While this process itself waits for a message
+// from that peer, or for the answer to one, it reads on: the awaited frame may be queued behind.
 inline constexpr size_t kKeptBytesLimit = 64 * 1024 * 1024;
 
 class Connection {
@@ -38,14 +38,14 @@ class Connection {
     return !current_.active && staged_begin_ == staged_end_ && outbox_.idle() && reads_.empty() && !paused();
   }
 
-  // Read or write as much as goes now, within one turn's bound; tell whether anything moved.
+  // Read or write as much as possible now, within one turn's bound; return whether anything moved.
   // Both record a broken channel or a malformed frame as fault() and do not throw.
   bool read();
   bool write();
-  // Read a block of what the peer exposes; tell whether there was any.
+  // Read a block of a message that the peer exposes; return whether there was one.
   bool read_exposed();
   const Failure* fault() const { return fault_ ? &*fault_ : nullptr; }
-  // What the peer has said of its end, see Messages::post_exit; null when nothing.
+  // The exit record that the peer has sent, see Messages::post_exit; null when none.
   const Failure* exit_failure() const { return exit_ ? &*exit_ : nullptr; }
 
   // Messages::send_at_once and Messages::receive_at_once, for this peer.
@@ -54,15 +54,15 @@ class Connection {
 
   void send(std::shared_ptr<SendTransfer> transfer) { outbox_.send(std::move(transfer)); }
   void cancel(SendTransfer& transfer, const Failure& failure) { outbox_.cancel(transfer, failure); }
-  // Stop what comes into this receive, when anything does.
-  void give_up(const ReceiveTransfer& receive);
-  // Give an arrival from this peer to the receive that matched it.
-  void accept(Arrival arrival, const std::shared_ptr<ReceiveTransfer>& receive);
+  // Stop the transfer into this receive, if one is in progress.
+  void stop(const ReceiveTransfer& receive);
+  // Deliver a message from this peer to the receive that matched it.
+  void accept(UnexpectedMessage message, const std::shared_ptr<ReceiveTransfer>& receive);
 
-  // Fail everything with this peer, now and later, and let the channel go.
+  // Fail all transfers with this peer, now and later, and close the channel.
   void fail(const Failure& failure);
 
-  // Events to poll for; 0 when this connection waits for nothing that a socket could tell.
+  // Events to poll for; 0 when this connection waits for no event of a socket.
   short events() const;
   int descriptor() const { return channel_ ? channel_->descriptor() : -1; }
 

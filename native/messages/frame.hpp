@@ -1,4 +1,4 @@
-// Frames: what runs over a channel between two ranks.
+// The frames of a channel between two ranks.
 //
 // Vocabulary. A *frame* is a header of fixed size and then `payload` bytes. The *number* of a large
 // message is counted by its sender, per channel; frames about one message carry its number.
@@ -11,16 +11,17 @@
 //                            data(number) + bytes ---->       straight into the receive's buffer,
 //                            data(number) + bytes ---->       at most kBulkBytes in each frame
 //
-//   larger, on one host      announce, and a exposure -------->   see exposure.hpp: read where it lies, when matched
-//                            <-------------- taken(number)    or grant, when it cannot be read: then as above
+//   larger, on one host      announce, and an exposure --->   read from the sender's buffer when matched, see
+//                            <-------------- taken(number)    single_copy.hpp; grant when it cannot be read: as above
 //
 //   sizes differ, or the     <-- refuse(number, capacity)     the sender's transfer fails
-//   receive was given up
-//   the send was given up    withdraw(key, number) ---->      the receiver forgets the message
+//   receive was cancelled
+//   the send was cancelled   withdraw(key, number) ---->      the receiver forgets the message
 //
 // A refuse and a withdraw, or a grant and a withdraw, may cross on the wire: the one that finds nothing
-// with its number is ignored; so is a taken for what is not exposed. Data with an unknown number cannot happen and ends
-// the connection. Headers travel as they lie in memory: all ranks are little-endian, which the handshake has checked.
+// with its number is ignored; so is a taken for a message that is not exposed. Data with an unknown number cannot
+// happen and ends the connection. Headers are sent in their memory layout: all ranks are little-endian, which the
+// handshake has checked.
 #pragma once
 
 #include <bit>
@@ -47,7 +48,7 @@ struct FrameHeader {
   uint64_t bytes = 0;   // eager, data: of the payload; announce: of the message; refuse: of the receive
 };
 static_assert(sizeof(FrameHeader) == 40 && std::is_trivially_copyable_v<FrameHeader>);
-static_assert(std::endian::native == std::endian::little, "frames travel as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "headers are sent in their memory layout");
 
 inline FrameHeader eager_header(MessageKey key, size_t bytes, ElementType type) {
   return {.kind = FrameKind::kEager, .type = type, .key = key, .bytes = bytes};

@@ -6,11 +6,11 @@
 namespace procgroup {
 namespace {
 
-// What one arrival costs beside its payload: its record and its share of the queue. Counting it bounds a
+// Bytes of one unexpected message beside its payload: its record and its share of the queue. Counting them bounds a
 // flood of empty messages too.
 constexpr size_t kRecordBytes = 128;
 
-size_t cost(const Arrival& arrival) { return arrival.payload.size() + kRecordBytes; }
+size_t cost(const UnexpectedMessage& message) { return message.payload.size() + kRecordBytes; }
 
 }  // namespace
 
@@ -32,7 +32,7 @@ std::shared_ptr<ReceiveTransfer> Matching::take_posted(MessageKey key, int sourc
 bool Matching::awaits(int source) const {
   const auto accepts = [source](const auto& receive) { return receive->accepts(source); };
   return std::any_of(posted_.begin(), posted_.end(), [&](const auto& entry) {
-    // What is of no group is listened for all the time.
+    // Keys of no group have listeners all the time.
     return entry.first.group != 0 && std::any_of(entry.second.begin(), entry.second.end(), accepts);
   });
 }
@@ -57,60 +57,61 @@ std::vector<std::shared_ptr<ReceiveTransfer>> Matching::take_posted_if(
   return taken;
 }
 
-void Matching::keep(Arrival arrival) {
-  if (const auto found = listeners_.find(arrival.key); found != listeners_.end() && !arrival.announced)
-    return found->second(arrival.source, arrival.payload);
-  kept_bytes_[static_cast<size_t>(arrival.source)] += cost(arrival);
-  arrivals_[arrival.key].push_back(std::move(arrival));
+void Matching::keep(UnexpectedMessage message) {
+  if (const auto found = listeners_.find(message.key); found != listeners_.end() && !message.announced)
+    return found->second(message.source, message.payload);
+  kept_bytes_[static_cast<size_t>(message.source)] += cost(message);
+  unexpected_[message.key].push_back(std::move(message));
 }
 
 void Matching::listen(MessageKey key, Listener listener) {
   listeners_.erase(key);
   if (!listener) return;
   const Listener& registered = listeners_.emplace(key, std::move(listener)).first->second;
-  const auto kept = arrivals_.find(key);
-  if (kept == arrivals_.end()) return;
-  for (const Arrival& arrival : kept->second) registered(arrival.source, arrival.payload);
-  forget_if(kept->second, [](const Arrival&) { return true; });
-  arrivals_.erase(kept);
+  const auto kept = unexpected_.find(key);
+  if (kept == unexpected_.end()) return;
+  for (const UnexpectedMessage& message : kept->second) registered(message.source, message.payload);
+  forget_if(kept->second, [](const UnexpectedMessage&) { return true; });
+  unexpected_.erase(kept);
 }
 
-std::optional<Arrival> Matching::take_arrival(const ReceiveTransfer& receive) {
-  const auto found = arrivals_.find(receive.key);
-  if (found == arrivals_.end()) return std::nullopt;
+std::optional<UnexpectedMessage> Matching::take_unexpected(const ReceiveTransfer& receive) {
+  const auto found = unexpected_.find(receive.key);
+  if (found == unexpected_.end()) return std::nullopt;
   auto& queue = found->second;
-  const auto place =
-      std::find_if(queue.begin(), queue.end(), [&](const Arrival& arrival) { return receive.accepts(arrival.source); });
+  const auto place = std::find_if(queue.begin(), queue.end(),
+                                  [&](const UnexpectedMessage& message) { return receive.accepts(message.source); });
   if (place == queue.end()) return std::nullopt;
-  Arrival arrival = std::move(*place);
+  UnexpectedMessage message = std::move(*place);
   queue.erase(place);
-  if (queue.empty()) arrivals_.erase(found);
-  kept_bytes_[static_cast<size_t>(arrival.source)] -= cost(arrival);
-  return arrival;
+  if (queue.empty()) unexpected_.erase(found);
+  kept_bytes_[static_cast<size_t>(message.source)] -= cost(message);
+  return message;
 }
 
-void Matching::forget_if(std::deque<Arrival>& queue, const std::function<bool(const Arrival&)>& holds) {
-  std::erase_if(queue, [&](const Arrival& arrival) {
-    if (!holds(arrival)) return false;
-    kept_bytes_[static_cast<size_t>(arrival.source)] -= cost(arrival);
+void Matching::forget_if(std::deque<UnexpectedMessage>& queue,
+                         const std::function<bool(const UnexpectedMessage&)>& holds) {
+  std::erase_if(queue, [&](const UnexpectedMessage& message) {
+    if (!holds(message)) return false;
+    kept_bytes_[static_cast<size_t>(message.source)] -= cost(message);
     return true;
   });
 }
 
 void Matching::forget_announced(int source, MessageKey key, uint64_t number) {
-  const auto found = arrivals_.find(key);
-  if (found == arrivals_.end()) return;
-  forget_if(found->second, [&](const Arrival& arrival) {
-    return arrival.announced && arrival.source == source && arrival.number == number;
+  const auto found = unexpected_.find(key);
+  if (found == unexpected_.end()) return;
+  forget_if(found->second, [&](const UnexpectedMessage& message) {
+    return message.announced && message.source == source && message.number == number;
   });
-  if (found->second.empty()) arrivals_.erase(found);
+  if (found->second.empty()) unexpected_.erase(found);
 }
 
 void Matching::forget_all_announced(int source) {
-  for (auto& [key, queue] : arrivals_) {
-    forget_if(queue, [&](const Arrival& arrival) { return arrival.announced && arrival.source == source; });
+  for (auto& [key, queue] : unexpected_) {
+    forget_if(queue, [&](const UnexpectedMessage& message) { return message.announced && message.source == source; });
   }
-  std::erase_if(arrivals_, [](const auto& entry) { return entry.second.empty(); });
+  std::erase_if(unexpected_, [](const auto& entry) { return entry.second.empty(); });
 }
 
 }  // namespace procgroup

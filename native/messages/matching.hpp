@@ -1,10 +1,10 @@
-// Matching: which receive gets which message.
+// Match messages with receives.
 //
-// Vocabulary. A receive that found no message is *posted*; a message that found no receive is an
-// *arrival* and is kept. For each key there is one queue of posted receives, in the order in which they
-// were started, and one of arrivals, in the order in which they came; both are searched from the front,
-// so messages of one key from one rank are received in the order in which they were sent, also by
-// receives from any source.
+// Vocabulary. A receive that found no message is *posted*; a message that found no receive is *unexpected*
+// and is kept. For each key there is one queue of posted receives, in the order in which they were started,
+// and one of unexpected messages, in the order in which they arrived; both are searched from the front, so
+// messages of one key from one rank are received in the order in which they were sent, also by receives
+// from any source.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@
 
 namespace procgroup {
 
-struct Arrival {
+struct UnexpectedMessage {
   int source;
   MessageKey key;
-  bool announced;  // a large message, of which only the number is here
+  bool announced;  // a large message, of which only the announcement has arrived
   uint64_t number;
   uint64_t bytes;
   ElementType type;
@@ -35,11 +35,11 @@ class Matching {
   explicit Matching(int world_size) : kept_bytes_(static_cast<size_t>(world_size), 0) {}
 
   void post(std::shared_ptr<ReceiveTransfer> receive);
-  // The posted receive that gets this message, removed from its queue; null when there is none.
+  // The posted receive that matches this message, removed from its queue; null when there is none.
   std::shared_ptr<ReceiveTransfer> take_posted(MessageKey key, int source);
-  // Whether a receive is posted, or a message has arrived, under this key.
+  // Whether a receive is posted, or an unexpected message is kept, under this key.
   bool holds(MessageKey key) const {
-    return (!posted_.empty() && posted_.contains(key)) || (!arrivals_.empty() && arrivals_.contains(key));
+    return (!posted_.empty() && posted_.contains(key)) || (!unexpected_.empty() && unexpected_.contains(key));
   }
   // Whether a receive of some group is posted that a message from this rank could match.
   bool awaits(int source) const;
@@ -48,15 +48,15 @@ class Matching {
   std::vector<std::shared_ptr<ReceiveTransfer>> take_posted_if(
       const std::function<bool(const ReceiveTransfer&)>& holds);
 
-  void keep(Arrival arrival);
-  // Hand what arrives under this key, and what is kept, to the listener instead of keeping it; until it is null.
+  void keep(UnexpectedMessage message);
+  // Pass the messages of this key, kept ones and later ones, to the listener instead of keeping them; null ends that.
   void listen(MessageKey key, Listener listener);
-  // The arrival that this receive gets, removed from its queue.
-  std::optional<Arrival> take_arrival(const ReceiveTransfer& receive);
+  // The unexpected message that matches this receive, removed from its queue.
+  std::optional<UnexpectedMessage> take_unexpected(const ReceiveTransfer& receive);
   void forget_announced(int source, MessageKey key, uint64_t number);
   void forget_all_announced(int source);
 
-  // Memory that the arrivals from this rank take, their records included.
+  // Memory of the unexpected messages from this rank, their records included.
   size_t kept_bytes(int source) const { return kept_bytes_[static_cast<size_t>(source)]; }
 
  private:
@@ -65,10 +65,10 @@ class Matching {
       return static_cast<size_t>((key.group ^ (key.tag * 0x9e3779b97f4a7c15u)) * 0xff51afd7ed558ccdu >> 7);
     }
   };
-  void forget_if(std::deque<Arrival>& queue, const std::function<bool(const Arrival&)>& holds);
+  void forget_if(std::deque<UnexpectedMessage>& queue, const std::function<bool(const UnexpectedMessage&)>& holds);
 
   std::unordered_map<MessageKey, std::deque<std::shared_ptr<ReceiveTransfer>>, KeyHash> posted_;
-  std::unordered_map<MessageKey, std::deque<Arrival>, KeyHash> arrivals_;
+  std::unordered_map<MessageKey, std::deque<UnexpectedMessage>, KeyHash> unexpected_;
   std::vector<size_t> kept_bytes_;
   std::unordered_map<MessageKey, Listener, KeyHash> listeners_;
 };

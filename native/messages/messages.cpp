@@ -31,8 +31,8 @@ struct Messages::State {
 
   bool is_failed(int peer) const { return connections[static_cast<size_t>(peer)]->failure() != nullptr; }
 
-  // The failure that this receive meets: its peer's, or with any source that of the last peer that could
-  // still have sent; null while one lives.
+  // The failure of this receive: its peer's, or with any source that of the last peer that could still have sent; null
+  // while one lives.
   const Failure* failure_of(const ReceiveTransfer& receive) const {
     const Failure* failure = nullptr;
     for (const auto& connection : connections) {
@@ -57,7 +57,7 @@ struct Messages::State {
     fail(peer, stated ? *stated : *connection.fault());
   }
 
-  // Write what was just queued; a small message then leaves in the call that sent it.
+  // Write the frame that was just queued; a small message then leaves in the call that sent it.
   void write_now(int peer) {
     with(peer).write();
     fail_if_faulty(peer);
@@ -72,9 +72,9 @@ struct Messages::State {
 
   void receive(const std::shared_ptr<ReceiveTransfer>& receive) {
     if (receive->peer != kAnySource) with(receive->peer);
-    if (auto arrival = matching.take_arrival(*receive)) {
-      const int source = arrival->source;
-      with(source).accept(*std::move(arrival), receive);
+    if (auto message = matching.take_unexpected(*receive)) {
+      const int source = message->source;
+      with(source).accept(*std::move(message), receive);
       write_now(source);
     } else if (const Failure* failure = failure_of(*receive)) {
       receive->fail(*failure);
@@ -183,7 +183,7 @@ void Messages::cancel(Transfer& transfer, Failure failure) {
   state_->matching.remove_posted(receive);
   receive.fail(std::move(failure));
   if (receive.source < 0) return;
-  state_->with(receive.source).give_up(receive);
+  state_->with(receive.source).stop(receive);
   state_->write_now(receive.source);
 }
 

@@ -2,9 +2,9 @@
 //
 // Vocabulary. A *message* goes from one rank to another under a *key* (group, tag); messages with one
 // key between two ranks arrive in the order in which they were sent. A message of at most kEagerBytes
-// is *eager*: it is written at once and, when nobody has asked for it yet, kept by the receiver as
-// *unexpected*. A larger one announces itself, waits until the receiver has matched it (*granted*),
-// and then streams into the receiver's own buffer; or the receiver copies it from where it lies (exposure.hpp).
+// is *eager*: it is written at once and, when no receive is posted for it yet, kept by the receiver as
+// *unexpected*. A larger one takes the *rendezvous* path: it is announced, waits until a receive matches (*granted*),
+// and then streams into the receiver's own buffer; or the receiver copies it from the sender's (single_copy.hpp).
 // The same frames run over sockets and shared memory.
 //
 // The ranks in the failures and in missing() of a transfer are world ranks; groups translate them.
@@ -39,25 +39,25 @@ struct MessageKey {
   bool operator==(const MessageKey&) const = default;
 };
 
-// Of the message in which a rank says why it ends. No group has the identity 0.
+// The key of a rank's exit record. No group has the identity 0.
 inline constexpr MessageKey kExitKey{0, uint64_t{1} << 63 | 2};
 
-// What the elements of a message are: a Dtype's number plus one, or nothing but bytes. Both sides must agree.
+// The element type of a message: a Dtype's number plus one, or untyped bytes. Both sides must agree.
 using ElementType = uint16_t;
 inline constexpr ElementType kUntyped = 0;
 inline ElementType element_type(Dtype dtype) { return static_cast<ElementType>(static_cast<int>(dtype) + 1); }
 
-// What became of a message that was to go or come at once: kNot means that the ordinary way has to be taken.
+// The result of an immediate send or receive: kNot means that the ordinary path has to be taken.
 enum class AtOnce { kDone, kNotYet, kNot };
 
-// Hears small messages as they arrive, from a world rank; it may not use Messages.
+// Receives small messages as they arrive, from a world rank; it may not use Messages.
 using Listener = std::function<void(int source, const std::vector<std::byte>& message)>;
 
 // One send or receive. Its buffer must live until is_completed().
 class Transfer : public Operation {
  public:
-  int source = -1;   // receives, when over: the world rank that it came from
-  size_t bytes = 0;  // receives, when over: how many bytes came
+  int source = -1;   // of a completed receive: the world rank of the sender
+  size_t bytes = 0;  // of a completed receive: the size of the message
 };
 
 struct SingleCopy;
@@ -67,43 +67,43 @@ class Messages {
   explicit Messages(int rank, int world_size);
   ~Messages();
 
-  // Large messages to and from this peer are read where they lie, when there is `single_copy`.
+  // Large messages to and from this peer are read from the sender's buffer, when there is `single_copy`.
   void attach(int peer, std::unique_ptr<Channel> channel, const SingleCopy* single_copy = nullptr);
   bool attached(int peer) const;
 
   // Start a transfer; `peer` is a world rank. A message whose size or type differs from the receive's
-  // fails that receive (Failure kMismatch; `reason` says what was sent); the channel stays usable.
+  // fails that receive (Failure kMismatch; `reason` describes the message); the channel stays usable.
   std::shared_ptr<Transfer> send(int peer, MessageKey key, const void* data, size_t bytes, ElementType type = kUntyped);
-  // The `bytes` bytes from `offset` on of an array that lies in several places.
+  // The `bytes` bytes from `offset` on of a scatter-gather list.
   std::shared_ptr<Transfer> send(int peer, MessageKey key, std::span<const Iovec> iovecs, size_t offset, size_t bytes);
   // `sources` restricts kAnySource to these world ranks (the group's members).
   std::shared_ptr<Transfer> receive(int peer, MessageKey key, void* data, size_t capacity,
                                     const std::vector<int>* sources = nullptr, ElementType type = kUntyped);
-  // As receive(), but a smaller message is taken too; the transfer's `bytes` tells its size.
+  // As receive(), but a smaller message is accepted too; the transfer's `bytes` is its size.
   std::shared_ptr<Transfer> receive_up_to(int peer, MessageKey key, void* data, size_t capacity,
                                           const std::vector<int>* sources = nullptr);
-  // The shortcuts of blocking calls, which make no transfer. A small message is written whole, when nothing is being
-  // written to that peer; false when it was not. A small message is taken whole, when it is the next that the peer
-  // sent, and nobody else could be meant.
+  // The fast path of blocking calls, which makes no transfer. Sending writes a small message whole when nothing is
+  // being written to that peer, and returns false otherwise. Receiving takes a small message whole when it is the next
+  // one of the peer and no other receive could match it.
   bool send_at_once(int peer, MessageKey key, const void* data, size_t bytes, ElementType type);
   AtOnce receive_at_once(int peer, MessageKey key, void* data, size_t bytes, ElementType type);
-  // Send a message of which Messages keeps the bytes itself, and for which nobody waits.
+  // Send a message that Messages keeps itself, without a transfer to wait for.
   void post(int peer, MessageKey key, std::vector<std::byte> message);
   // Send a peer the record of why this process ends, after all that was sent before. When it is sudden, every transfer
   // with this rank fails there now; else those for which the end of the connection comes too early.
   void post_exit(int peer, const Failure& failure);
-  // What a peer has sent so; null when nothing. With `sudden`, only a sudden one.
+  // The exit record that a peer has sent; null when none. With `sudden`, only a sudden one.
   const Failure* exit_failure(int peer, bool sudden) const;
-  // Set-up: what tells why a peer ends, or nothing, where it says so by other means than post_exit. It is asked when
-  // the peer's channel has ended, which may be seen first.
+  // Set-up: a function that returns why a peer has ended, or nothing, where the peer publishes that by other means than
+  // post_exit. It is called when the peer's channel has ended, which may be seen first.
   void read_ends_with(std::function<std::optional<Failure>(int peer)> stated_end);
-  // Hand every small message under this key to the listener, also those that have arrived already, and keep none: a
-  // peer may send them at any time, and they need no room here. Until the listener is null.
+  // Pass every small message under this key to the listener, also those that have arrived already, and keep none: a
+  // peer may send them at any time, and they take no memory here. A null listener ends that.
   void listen(MessageKey key, Listener listener);
-  // Give up a transfer that is not over; it fails with `failure` and its buffer is not touched again.
+  // Cancel a transfer that has not completed; it fails with `failure` and its buffer is not touched again.
   void cancel(Transfer& transfer, Failure failure);
 
-  // Advance every channel as far as it goes now; tell whether anything moved.
+  // Advance every channel as far as possible now; return whether anything moved.
   bool pump();
 
   // Every transfer with that peer fails with this failure, now and later; but small messages that had
@@ -113,7 +113,7 @@ class Messages {
 
   // What to poll while waiting for sockets (events already set).
   void descriptors(std::vector<pollfd>& into) const;
-  // Whether no frame is half read or waits to be written; after pump() has moved nothing, nothing lies unread either.
+  // Whether no frame is half read or waits to be written; after pump() has moved nothing, nothing is unread either.
   bool is_quiet() const;
   // Whether everything that was sent has left this process.
   bool flushed() const;

@@ -58,7 +58,7 @@ void Outbox::refused(uint64_t number, uint64_t capacity) {
   const std::shared_ptr<SendTransfer> transfer = found->second.transfer;
   cancel(*transfer, failed(transfer->peer, "the receiver refused the message of " + std::to_string(transfer->size) +
                                                " bytes: its receive is for other elements or another size (" +
-                                               std::to_string(capacity) + " bytes), or was given up"));
+                                               std::to_string(capacity) + " bytes), or was cancelled"));
 }
 
 void Outbox::cancel(SendTransfer& transfer, const Failure& failure) {
@@ -78,7 +78,7 @@ void Outbox::cancel(SendTransfer& transfer, const Failure& failure) {
 }
 
 void Outbox::fail_all(const Failure& failure) {
-  // Loans end before their senders learn that they may use the arrays again.
+  // End the exposures before the sends complete: their users may write into the buffers then.
   for (auto& [number, message] : messages_) message.exposure.end();
   for (const SmallFrame& frame : small_) {
     if (frame.transfer) fail_unless_completed(*frame.transfer, failure);
@@ -118,7 +118,7 @@ bool Outbox::start_next() {
   return true;
 }
 
-// What lies in several parts is made one block here, a frame at a time, which stays in cache until it is written.
+// A scattered payload is copied into one block here, a frame at a time, which stays in cache until it is written.
 void Outbox::start(const FrameHeader& header, std::shared_ptr<SendTransfer> transfer, size_t first) {
   const bool carries = header.kind == FrameKind::kEager || header.kind == FrameKind::kData;
   const size_t bytes = carries ? static_cast<size_t>(header.bytes) : 0;
@@ -170,8 +170,8 @@ void Outbox::finish_current() {
   transfer->finish();
 }
 
-// A frame that was begun must end, or all later ones are lost; the sender's buffer is not ours any more,
-// so the rest of the frame is copied.
+// A frame that was begun must be completed, or all later ones are lost. The sender's buffer may change from now on, so
+// copy the rest of the frame.
 void Outbox::abandon_current() {
   current_.staged.insert(current_.staged.end(), current_.rest, current_.rest + current_.rest_bytes);
   current_.rest_bytes = 0;

@@ -1,8 +1,8 @@
-// The writing side of one connection: which frame is written next, and how far it is.
+// The send queue of one connection: it schedules frames and writes them.
 //
 // Small frames wait in one queue, in order. Large messages that were granted take turns, one data frame
 // each, and small frames go in between: at most kSmallInARow of them while a large message waits, so
-// that neither kind can hold up the other for ever.
+// that neither kind can starve the other.
 #pragma once
 
 #include <cstddef>
@@ -34,11 +34,11 @@ class Outbox {
   void refused(uint64_t number, uint64_t capacity);
   void taken(uint64_t number);
 
-  // Fail the send and take it out of what is still to be written.
+  // Fail the send and remove its frames from the queues.
   void cancel(SendTransfer& transfer, const Failure& failure);
   void fail_all(const Failure& failure);
 
-  // Write as much as the channel takes now, within one turn's bound; tell whether anything moved.
+  // Write as much as the channel takes now, within one turn's bound; return whether anything moved.
   bool write(Channel& channel);
 
   bool has_something_to_write() const { return current_.active || !small_.empty() || !streams_.empty(); }
@@ -57,12 +57,12 @@ class Outbox {
     Exposure exposure;  // until it is granted
     size_t sent = 0;
   };
-  // The frame that is being written: first `staged` (the header and a payload that is small, or lies in several
-  // places), then `rest`.
+  // The frame that is being written: first `staged` (the header and a payload that is small or scattered), then
+  // `rest`.
   struct CurrentFrame {
     bool active = false;
     FrameHeader header;
-    std::shared_ptr<SendTransfer> transfer;  // null when nobody waits for this frame
+    std::shared_ptr<SendTransfer> transfer;  // null when no transfer waits for this frame
     std::vector<std::byte> staged;
     size_t staged_written = 0;
     const std::byte* rest = nullptr;
@@ -70,7 +70,7 @@ class Outbox {
   };
 
   bool start_next();
-  // Begin a frame; what it carries of the transfer begins at `first`.
+  // Begin a frame, whose payload is the transfer's data from `first` on.
   void start(const FrameHeader& header, std::shared_ptr<SendTransfer> transfer, size_t first);
   size_t write_current(Channel& channel);
   void finish_current();

@@ -25,8 +25,8 @@ bool ExposureTable::exposes(uint64_t number) const {
   return entry(number).number.load(std::memory_order_seq_cst) == number;
 }
 
-Exposure::Exposure(ExposureTable& book, uint64_t number, RemotePlace place) {
-  ExposureTable::Entry& entry = book.entries_[number % ExposureTable::kEntries];
+Exposure::Exposure(ExposureTable& table, uint64_t number, RemotePlace place) {
+  ExposureTable::Entry& entry = table.entries_[number % ExposureTable::kEntries];
   if (entry.number.load(std::memory_order_relaxed) != 0) return;
   entry.place.store(place, std::memory_order_relaxed);
   entry.number.store(number, std::memory_order_release);
@@ -37,7 +37,7 @@ void Exposure::end() {
   if (entry_ == nullptr) return;
   entry_->number.store(0, std::memory_order_seq_cst);
 #if !defined(__SANITIZE_THREAD__)
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // before what the sender's user writes into the array next
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // before the sender's user writes into the array
 #endif
   entry_ = nullptr;
 }
@@ -59,19 +59,19 @@ bool SingleCopyReads::begin(const SingleCopy& single_copy, uint64_t number, std:
   return true;
 }
 
-SingleCopyReads::Became SingleCopyReads::advance(const SingleCopy& single_copy, Read& over) {
+SingleCopyReads::Outcome SingleCopyReads::advance(const SingleCopy& single_copy, Read& ended) {
   Read& read = reads_.front();
   const size_t bytes = std::min(kChunkBytes, static_cast<size_t>(read.total) - read.done);
-  const bool counts = single_copy.peer->read_exposed(read.receive->data + read.done, read.place, read.done, bytes) &&
-                      single_copy.theirs->exposes(read.number);
-  if (counts) read.done += bytes;
-  if (counts && read.done < read.total) {
+  const bool valid = single_copy.peer->read_exposed(read.receive->data + read.done, read.place, read.done, bytes) &&
+                     single_copy.theirs->exposes(read.number);
+  if (valid) read.done += bytes;
+  if (valid && read.done < read.total) {
     std::rotate(reads_.begin(), std::next(reads_.begin()), reads_.end());
-    return Became::kRead;
+    return Outcome::kBlock;
   }
-  over = std::move(read);
+  ended = std::move(read);
   reads_.pop_front();
-  return counts ? Became::kTaken : Became::kUnreadable;
+  return valid ? Outcome::kCompleted : Outcome::kUnreadable;
 }
 
 std::shared_ptr<ReceiveTransfer> SingleCopyReads::remove(uint64_t number) {

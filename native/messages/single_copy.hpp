@@ -1,12 +1,12 @@
-// Large messages that lie still: the receiver copies them from where the sender has them, in one copy instead of two.
+// Single copy: the receiver reads a large message directly from the sender's buffer, in one copy instead of two.
 //
-// Vocabulary. Each rank has a *book* for every other one of its host, in its arena. An entry in it says that a message
-// is on *exposure*, and where it lies: the receiver may read it there. A exposure begins before the message is
-// announced, and ends before the sender's user gets the array back, however that comes: the receiver has taken the
-// message, asks for a stream instead, or is lost; or the send is given up.
+// Vocabulary. Each rank has in its arena an *exposure table* for every other rank of its host. An entry is an
+// *exposure*: it publishes the address of a message's buffer, which the receiver may then read. An exposure begins
+// before the message is announced, and ends before the sender's user gets the buffer back: when the receiver has
+// completed the read, has requested a stream instead or is lost, or when the send is cancelled.
 //
-// A reader may have been stopped for any time between two of its steps. So it looks into the book after every read,
-// and what it read counts only if the exposure lasted.
+// A reader may be stopped for any time between two of its steps. So it checks the exposure table after every read, and
+// discards the data unless the exposure still lasts.
 #pragma once
 
 #include <array>
@@ -31,12 +31,12 @@ inline size_t single_copy_bytes() { return has_fast_string_copies() ? size_t{256
 // What one rank exposes to one other. Written by the exposer alone.
 class ExposureTable {
  public:
-  // Loans at a time. A message for which there is no room is streamed.
+  // Concurrent exposures. A message for which no entry is free is streamed.
   static constexpr size_t kEntries = 8;
 
-  // Reader: where the message lies; nothing when it is not exposed.
+  // Reader: the address of the message; nothing when it is not exposed.
   std::optional<RemotePlace> find(uint64_t number) const;
-  // Reader: whether what was read of the message before now counts.
+  // Reader: whether the data that was read of the message until now is valid.
   bool exposes(uint64_t number) const;
 
  private:
@@ -57,8 +57,8 @@ class ExposureTable {
 class Exposure {
  public:
   Exposure() = default;
-  // Lends nothing when the book has no room for this number.
-  Exposure(ExposureTable& book, uint64_t number, RemotePlace place);
+  // Exposes nothing when the entry for this number is in use.
+  Exposure(ExposureTable& table, uint64_t number, RemotePlace place);
   Exposure(Exposure&& other) noexcept : entry_(std::exchange(other.entry_, nullptr)) {}
   Exposure& operator=(Exposure&&) = delete;
   ~Exposure() { end(); }
@@ -84,10 +84,10 @@ struct SingleCopy {
 // The receives that read what one peer exposes, in turn, a block at a time.
 class SingleCopyReads {
  public:
-  enum class Became {
-    kRead,  // a block
-    kTaken,
-    kUnreadable,  // the exposure is over, or the memory cannot be read
+  enum class Outcome {
+    kBlock,  // read one block; more follow
+    kCompleted,
+    kUnreadable,  // the exposure has ended, or the memory cannot be read
   };
   struct Read {
     uint64_t number;
@@ -101,9 +101,9 @@ class SingleCopyReads {
   bool contains(uint64_t number) const;
   // Read this message; false when the peer does not expose it.
   bool begin(const SingleCopy& single_copy, uint64_t number, std::shared_ptr<ReceiveTransfer> receive, uint64_t total);
-  // Read the next block; not when empty. What is over is handed out, and is no longer here. Throws std::out_of_range,
-  // and changes nothing, when the peer named a place outside of its arena.
-  Became advance(const SingleCopy& single_copy, Read& over);
+  // Read the next block; not when empty. A read that has ended is removed and returned in `ended`. Throws
+  // std::out_of_range, and changes nothing, when the peer named a place outside of its arena.
+  Outcome advance(const SingleCopy& single_copy, Read& ended);
   // Stop reading it; the receive that it was for.
   std::shared_ptr<ReceiveTransfer> remove(uint64_t number);
   // Stop reading into this receive; the message's number, or 0 when it is not read here.

@@ -1,4 +1,4 @@
-// The two kinds of transfer, as the rooms of Messages see them.
+// The two kinds of transfer, as the parts of Messages see them.
 #pragma once
 
 #include <algorithm>
@@ -29,14 +29,15 @@ inline Failure lost(int peer, std::string reason) {
   return failure;
 }
 
-// For people: "5 float64". The type may come from a peer, and be none.
+// A text for error messages: "5 float64". The type may come from a peer, and be invalid.
 inline std::string elements(uint64_t bytes, ElementType type) {
   if (type == kUntyped || type > kDtypes) return std::to_string(bytes) + " bytes";
   const Dtype dtype = static_cast<Dtype>(type - 1);
   return std::to_string(bytes / dtype_size(dtype)) + " " + dtype_name(dtype);
 }
 
-// Messages::pump moves all transfers, so advancing one only tells whether it is over. missing() gives world ranks.
+// Messages::pump moves all transfers, so advancing one only returns whether it has completed. missing() gives world
+// ranks.
 class SendTransfer final : public Transfer {
  public:
   SendTransfer(int to, MessageKey under, const void* from, size_t count)
@@ -47,9 +48,9 @@ class SendTransfer final : public Transfer {
   Progress advance() override { return is_completed() ? Progress::kDone : Progress::kWaiting; }
   std::vector<int> missing() const override { return {peer}; }
 
-  // Bytes that lie in several places have no `data`.
+  // A scatter-gather list has no `data`.
   bool is_scattered() const { return !iovecs_.empty(); }
-  // The bytes from `first` on, as far as they lie in one block.
+  // The bytes from `first` on, as far as they are contiguous.
   std::span<const std::byte> run(size_t first) const {
     if (!is_scattered()) return {data + first, size - first};
     const std::span<const std::byte> found = contiguous_run(iovecs_, offset_ + first);
@@ -67,7 +68,7 @@ class SendTransfer final : public Transfer {
   const std::byte* const data;
   const size_t size;
   ElementType type = kUntyped;
-  std::vector<std::byte> kept;  // what `data` points to, when nobody else keeps it
+  std::vector<std::byte> kept;  // the bytes of `data`, when this transfer owns them
 
  private:
   const std::span<const Iovec> iovecs_;
@@ -76,8 +77,8 @@ class SendTransfer final : public Transfer {
 
 class ReceiveTransfer final : public Transfer {
  public:
-  ReceiveTransfer(int from, MessageKey under, void* into, size_t room, const std::vector<int>* among)
-      : peer(from), key(under), data(static_cast<std::byte*>(into)), capacity(room) {
+  ReceiveTransfer(int from, MessageKey under, void* into, size_t limit, const std::vector<int>* among)
+      : peer(from), key(under), data(static_cast<std::byte*>(into)), capacity(limit) {
     if (from == kAnySource && among != nullptr) sources = *among;
   }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr MessageKey kKey{0, uint64_t{1} << 63 | 1};  // no group has the identity 0
 
-enum class Kind : uint32_t { kAsks, kShows, kOver, kVerdict, kAsksCalls, kCalls };
+enum class Kind : uint32_t { kSubscribe, kWait, kWaitEnded, kVerdict, kCallsQuery, kCalls };
 
 bool is_cycle(const std::vector<WaitEdge>& waits) {
   for (size_t index = 0; index < waits.size(); ++index)
@@ -22,9 +22,9 @@ bool is_cycle(const std::vector<WaitEdge>& waits) {
 
 }  // namespace
 
-// As they travel: a head, and then `waits` waits; of kCalls as many bytes of text. kAsksCalls has its group in
-// `confirmed`.
-struct WaitEdgeExchange::Head {
+// A message is a header, and then `waits` waits; in a kCalls, `waits` is the size of the text that follows. A
+// kCallsQuery has its group in `confirmed`.
+struct WaitEdgeExchange::Header {
   Kind kind;
   uint32_t waits;
   uint64_t confirmed;
@@ -61,11 +61,11 @@ const WaitEdgeBoard* WaitEdgeExchange::add(int peer) {
   return &copy->board;
 }
 
-void WaitEdgeExchange::ask(int peer) {
+void WaitEdgeExchange::subscribe(int peer) {
   Copy* copy = copies_[static_cast<size_t>(peer)].get();
-  if (copy == nullptr || copy->asked) return;
-  copy->asked = true;
-  post(peer, {.kind = Kind::kAsks, .waits = 0, .confirmed = 0}, {});
+  if (copy == nullptr || copy->subscribed) return;
+  copy->subscribed = true;
+  post(peer, {.kind = Kind::kSubscribe, .waits = 0, .confirmed = 0}, {});
 }
 
 void WaitEdgeExchange::publish(const WaitEdgeBoard& own) {
@@ -73,17 +73,17 @@ void WaitEdgeExchange::publish(const WaitEdgeBoard& own) {
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
     Copy* copy = copies_[static_cast<size_t>(peer)].get();
     if (copy == nullptr) continue;
-    if (!wait) copy->asked = false;
-    if (!copy->asks) continue;
+    if (!wait) copy->subscribed = false;
+    if (!copy->subscriber) continue;
     if (!wait) {
-      if (copy->told_epoch == 0) continue;
-      copy->asks = false;  // it will ask again
-      copy->told_epoch = 0;
-      post(peer, {.kind = Kind::kOver, .waits = 0, .confirmed = 0}, {});
-    } else if (copy->told_epoch != wait->epoch || copy->told_confirmed != own.confirmed()) {
-      copy->told_epoch = wait->epoch;
-      copy->told_confirmed = own.confirmed();
-      post(peer, {.kind = Kind::kShows, .waits = 1, .confirmed = copy->told_confirmed}, {Wait::of(*wait)});
+      if (copy->sent_epoch == 0) continue;
+      copy->subscriber = false;  // it will subscribe again
+      copy->sent_epoch = 0;
+      post(peer, {.kind = Kind::kWaitEnded, .waits = 0, .confirmed = 0}, {});
+    } else if (copy->sent_epoch != wait->epoch || copy->sent_confirmed != own.confirmed()) {
+      copy->sent_epoch = wait->epoch;
+      copy->sent_confirmed = own.confirmed();
+      post(peer, {.kind = Kind::kWait, .waits = 1, .confirmed = copy->sent_confirmed}, {Wait::of(*wait)});
     }
   }
 }
@@ -91,20 +91,20 @@ void WaitEdgeExchange::publish(const WaitEdgeBoard& own) {
 void WaitEdgeExchange::announce(const std::vector<WaitEdge>& cycle) {
   std::vector<Wait> waits;
   for (const WaitEdge& wait : cycle) waits.push_back(Wait::of(wait));
-  const Head head{.kind = Kind::kVerdict, .waits = static_cast<uint32_t>(waits.size()), .confirmed = 0};
+  const Header header{.kind = Kind::kVerdict, .waits = static_cast<uint32_t>(waits.size()), .confirmed = 0};
   for (const WaitEdge& wait : cycle)
-    if (copies_[static_cast<size_t>(wait.rank)]) post(wait.rank, head, waits);
+    if (copies_[static_cast<size_t>(wait.rank)]) post(wait.rank, header, waits);
 }
 
-void WaitEdgeExchange::ask_calls(int peer, uint64_t group) {
+void WaitEdgeExchange::query_calls(int peer, uint64_t group) {
   Copy* copy = copies_[static_cast<size_t>(peer)].get();
   if (copy == nullptr) return;
   const int64_t now = now_ns();
-  if (copy->asked_ns != 0 && copy->asked_group == group && now - copy->asked_ns < kFreshNs) return;
-  copy->asked_ns = now;
-  copy->asked_group = group;
+  if (copy->queried_ns != 0 && copy->queried_group == group && now - copy->queried_ns < kFreshNs) return;
+  copy->queried_ns = now;
+  copy->queried_group = group;
   copy->calls.clear();
-  post(peer, {.kind = Kind::kAsksCalls, .waits = 0, .confirmed = group}, {});
+  post(peer, {.kind = Kind::kCallsQuery, .waits = 0, .confirmed = group}, {});
 }
 
 const std::string& WaitEdgeExchange::calls(int peer) const {
@@ -117,67 +117,67 @@ void WaitEdgeExchange::answer(const std::function<std::string(uint64_t group)>& 
   const int64_t now = now_ns();
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
     Copy* copy = copies_[static_cast<size_t>(peer)].get();
-    if (copy == nullptr || !copy->question || now - copy->answered_ns < kAnswerNs) continue;
-    const std::string text = describe(*std::exchange(copy->question, std::nullopt)).substr(0, kCallsBytes);
-    --questions_;
+    if (copy == nullptr || !copy->query || now - copy->answered_ns < kAnswerNs) continue;
+    const std::string text = describe(*std::exchange(copy->query, std::nullopt)).substr(0, kCallsBytes);
+    --queries_;
     copy->answered_ns = now;
-    const Head head{.kind = Kind::kCalls, .waits = static_cast<uint32_t>(text.size()), .confirmed = 0};
-    std::vector<std::byte> message(sizeof head + text.size());
-    std::memcpy(message.data(), &head, sizeof head);
-    std::memcpy(message.data() + sizeof head, text.data(), text.size());
+    const Header header{.kind = Kind::kCalls, .waits = static_cast<uint32_t>(text.size()), .confirmed = 0};
+    std::vector<std::byte> message(sizeof header + text.size());
+    std::memcpy(message.data(), &header, sizeof header);
+    std::memcpy(message.data() + sizeof header, text.data(), text.size());
     messages_.post(peer, kKey, std::move(message));
   }
 }
 
-void WaitEdgeExchange::post(int peer, const Head& head, const std::vector<Wait>& waits) {
+void WaitEdgeExchange::post(int peer, const Header& header, const std::vector<Wait>& waits) {
   const size_t bytes = waits.size() * sizeof(Wait);
-  std::vector<std::byte> message(sizeof head + bytes);
-  std::memcpy(message.data(), &head, sizeof head);
-  if (bytes > 0) std::memcpy(message.data() + sizeof head, waits.data(), bytes);
+  std::vector<std::byte> message(sizeof header + bytes);
+  std::memcpy(message.data(), &header, sizeof header);
+  if (bytes > 0) std::memcpy(message.data() + sizeof header, waits.data(), bytes);
   messages_.post(peer, kKey, std::move(message));
 }
 
 void WaitEdgeExchange::take(int peer, const std::vector<std::byte>& message) {
   Copy* copy = copies_[static_cast<size_t>(peer)].get();
-  Head head;
-  if (copy == nullptr || message.size() < sizeof head) return;
-  std::memcpy(&head, message.data(), sizeof head);
-  if (head.kind == Kind::kCalls) return take_text(*copy, head, message);
-  if (head.waits > WaitEdgeBoard::kMembers || message.size() != sizeof head + head.waits * sizeof(Wait)) return;
+  Header header;
+  if (copy == nullptr || message.size() < sizeof header) return;
+  std::memcpy(&header, message.data(), sizeof header);
+  if (header.kind == Kind::kCalls) return take_text(*copy, header, message);
+  if (header.waits > WaitEdgeBoard::kMembers || message.size() != sizeof header + header.waits * sizeof(Wait)) return;
   std::vector<WaitEdge> waits;
-  for (size_t index = 0; index < head.waits; ++index) {
+  for (size_t index = 0; index < header.waits; ++index) {
     Wait wait;
-    std::memcpy(&wait, message.data() + sizeof head + index * sizeof wait, sizeof wait);
+    std::memcpy(&wait, message.data() + sizeof header + index * sizeof wait, sizeof wait);
     if (!wait.is_possible(static_cast<int>(copies_.size()))) return;
     waits.push_back(wait.shown());
   }
-  switch (head.kind) {
-    case Kind::kAsks:
-      copy->asks = true;
-      copy->told_epoch = 0;
+  switch (header.kind) {
+    case Kind::kSubscribe:
+      copy->subscriber = true;
+      copy->sent_epoch = 0;
       return;
-    case Kind::kShows:
-      if (waits.size() == 1 && waits[0].rank == peer) copy->board.copy(waits[0], head.confirmed);
+    case Kind::kWait:
+      if (waits.size() == 1 && waits[0].rank == peer) copy->board.copy(waits[0], header.confirmed);
       return;
-    case Kind::kOver:
-      copy->asked = false;
+    case Kind::kWaitEnded:
+      copy->subscribed = false;
       copy->board.hide();
       return;
     case Kind::kVerdict:
       if (is_cycle(waits)) copy->board.announce(waits);
       return;
-    case Kind::kAsksCalls:
-      if (!copy->question) ++questions_;
-      copy->question = head.confirmed;
+    case Kind::kCallsQuery:
+      if (!copy->query) ++queries_;
+      copy->query = header.confirmed;
       return;
     case Kind::kCalls:
       return;
   }
 }
 
-void WaitEdgeExchange::take_text(Copy& copy, const Head& head, const std::vector<std::byte>& message) {
-  if (head.waits > kCallsBytes || message.size() != sizeof head + head.waits) return;
-  copy.calls = readable(reinterpret_cast<const char*>(message.data() + sizeof head), head.waits);
+void WaitEdgeExchange::take_text(Copy& copy, const Header& header, const std::vector<std::byte>& message) {
+  if (header.waits > kCallsBytes || message.size() != sizeof header + header.waits) return;
+  copy.calls = readable(reinterpret_cast<const char*>(message.data() + sizeof header), header.waits);
 }
 
 }  // namespace procgroup

@@ -1,18 +1,22 @@
-// Shows the waits of ranks that share no memory with this one: small messages keep a copy of their boards here.
+// Exchange wait edges between ranks that share no memory: each keeps a copy of the others' boards, updated by messages.
 //
-//     asks      tell me what you are in     from a rank that waits for me, or for one that waits for me, and so on
-//     shows     my wait and whose I have confirmed, or that it is over; to those who have asked, when it changes
-//     verdict   the cycle that I have found                                           to its other members
-//     asks for calls    which calls are you in?         from a rank whose call has reached its deadline without me
-//     calls             those that I am in, in words    to that rank
+//     message        contents                            from                                    to
+//     subscribe      none                                a rank that waits, directly or not      the awaited rank
+//     wait           the wait edge, the epoch that its   a rank that waits, at every change      its subscribers
+//                    rank has confirmed
+//     wait ended     none                                a rank whose wait has ended             its subscribers
+//     verdict        a cycle of waits                    the rank that has found it              its other members
+//     calls query    a group                             a rank whose call has reached its       a rank that has not
+//                                                        deadline                                joined that call
+//     calls          a text that names the calls         that rank                               the querying rank
 //
-// Messages between two ranks arrive in order. So whoever sees a peer's wait has everything that the peer sent before
-// it, and what it confirms stays true: a peer acts again only after its own next one has. Take a cycle in which each
-// has confirmed the wait that the next one is in: the first to act would have got a message that was sent after that
-// wait began, by somebody who had acted before it. So a copy may be old, and the cycle is still a deadlock.
+// Messages between two ranks arrive in order. So a rank that sees a peer's wait has received all messages that the peer
+// sent before it, and a confirmation stays true: a peer acts again only after the rank that it awaits has acted. Take a
+// cycle in which each rank has confirmed the wait of its next one: the first to act would have received a message that
+// was sent after that wait began, by a rank that had acted before it. So even an old copy proves a deadlock.
 //
-// Everything here but board() happens under the mutex that guards Messages. Ranks are world ranks. Nothing is kept of
-// what peers send but one board for each, and what makes no sense is ignored.
+// The caller of everything here but board() holds the mutex that guards Messages. Ranks are world ranks. One board for
+// each peer is all that is kept of its messages, and a malformed message is ignored.
 #pragma once
 
 #include <cstddef>
@@ -34,20 +38,20 @@ class WaitEdgeExchange {
   WaitEdgeExchange(const WaitEdgeExchange&) = delete;
   ~WaitEdgeExchange();
 
-  // Set-up: keep a copy of this peer's board; where it lies.
+  // Set-up: keep a copy of this peer's board, and return it.
   const WaitEdgeBoard* add(int peer);
-  // Let that rank tell what it shows; nothing for a rank that was not added.
-  void ask(int peer);
-  // Tell those who have asked what has changed on this rank's board.
+  // Subscribe to that rank's wait; without effect for a rank that was not added.
+  void subscribe(int peer);
+  // Send the subscribers the changes of this rank's board.
   void publish(const WaitEdgeBoard& own);
   void announce(const std::vector<WaitEdge>& cycle);
 
-  // Ask a rank which calls it is in, for a reader who waits in this group. Without effect within kFreshNs of the same
-  // question. The answer, in words, when there is one.
-  void ask_calls(int peer, uint64_t group);
+  // Query the pending calls of a rank, for an error message about this group. Without effect within kFreshNs of the
+  // same query. calls() returns the answer, or an empty text.
+  void query_calls(int peer, uint64_t group);
   const std::string& calls(int peer) const;
-  // Answer those who have asked, each at most every kAnswerNs: a peer that reads nothing could ask without end.
-  bool is_asked() const { return questions_ != 0; }
+  // Answer the pending queries, each rank's at most every kAnswerNs: a peer that reads nothing could query without end.
+  bool has_queries() const { return queries_ != 0; }
   void answer(const std::function<std::string(uint64_t group)>& describe);
 
  private:
@@ -57,27 +61,27 @@ class WaitEdgeExchange {
 
   struct Copy {
     WaitEdgeBoard board;
-    bool asked = false;       // by this rank, in its present wait
-    bool asks = false;        // that rank
-    uint64_t told_epoch = 0;  // to that rank, and not yet that it is over; 0 when nothing is
-    uint64_t told_confirmed = 0;
-    int64_t asked_ns = 0;  // when this rank asked for its calls
-    uint64_t asked_group = 0;
-    std::string calls;                 // its answer
-    std::optional<uint64_t> question;  // the group of that rank's question, which is not answered yet
+    bool subscribed = false;  // this rank to the peer, in its present wait
+    bool subscriber = false;  // the peer to this rank
+    uint64_t sent_epoch = 0;  // of the wait that was last sent to the peer; 0 when none, or after `wait ended`
+    uint64_t sent_confirmed = 0;
+    int64_t queried_ns = 0;  // when this rank queried the peer's calls
+    uint64_t queried_group = 0;
+    std::string calls;              // the peer's answer
+    std::optional<uint64_t> query;  // the group of the peer's query, until it is answered
     int64_t answered_ns = 0;
   };
-  struct Head;
+  struct Header;
   struct Wait;
 
-  void post(int peer, const Head& head, const std::vector<Wait>& waits);
+  void post(int peer, const Header& header, const std::vector<Wait>& waits);
   void take(int peer, const std::vector<std::byte>& message);
-  void take_text(Copy& copy, const Head& head, const std::vector<std::byte>& message);
+  void take_text(Copy& copy, const Header& header, const std::vector<std::byte>& message);
 
   Messages& messages_;
   const int rank_;
   std::vector<std::unique_ptr<Copy>> copies_;  // by rank; null for those that share memory
-  int questions_ = 0;                          // that wait for an answer
+  int queries_ = 0;                            // unanswered ones of all peers
 };
 
 }  // namespace procgroup

@@ -12,7 +12,7 @@
 
 namespace procgroup {
 
-// Larger arrays are reduced where they lie: to copy them twice takes longer than a call of their own.
+// Larger arrays are reduced in place: to copy them twice takes longer than a call of their own.
 inline constexpr size_t kPackedArrayBytes = size_t{16} << 10;
 // What one pack holds, and the memory that it takes.
 inline constexpr size_t kPackBytes = size_t{256} << 10;

@@ -53,8 +53,8 @@ struct Request {
   std::function<void()> before;
   std::function<void()> after;
   // Where another backend moves the bytes (`descriptor.external`): do what can be done now, once all ranks are known to
-  // agree; true when this rank's part is over. It is given the root; of a message, the other rank. Throws what makes
-  // the call fail.
+  // agree; true when this rank's part has completed. It is given the root; of a message, the other rank. Throws what
+  // makes the call fail.
   std::function<bool(int)> transfer;
 };
 

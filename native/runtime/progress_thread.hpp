@@ -42,7 +42,7 @@ class ProgressThread {
   void remove(Source* source);
   // There is work: start the thread if it does not run yet, wake it if it sleeps.
   void notify();
-  // The same for work that can wait a little: most messages are over before, and cost no thread a wake.
+  // The same for work that can wait a little: most messages have completed by then, and wake no thread.
   void notify_soon();
   // Whether nothing is pending in any source.
   bool is_idle();

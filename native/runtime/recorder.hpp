@@ -53,7 +53,7 @@ class Recorder {
 
   // A call starts now; returns its index.
   uint64_t begin(const Descriptor& call);
-  // A call that is over already, and started at that many ticks.
+  // A call that has completed already, and started at that many ticks.
   void record(const Descriptor& call, uint64_t started);
   // Ends; without effect when so many calls came after that the entry is another's by now.
   void complete(uint64_t index);

@@ -22,7 +22,7 @@ class Unlocked {
   LanguageRuntime& language_;
 };
 
-// Poll until the operation is over (true), or nothing has moved for as long as polling pays, or it is time to
+// Poll until the operation has completed (true), or nothing has moved for as long as polling pays, or it is time to
 // look at what else may end the wait.
 bool poll_unlocked(Operation& operation, const WaitPolicy& policy, const std::atomic<uint32_t>& news, uint32_t known) {
   Backoff backoff(policy);
@@ -76,7 +76,7 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waite
     bool moved = false;
     const auto ready = [&] { return moved = operation.advance() != Progress::kWaiting; };
     if (failure) {
-      if (last_looks.are_over() || !ready()) operation.give_up(std::move(*failure));
+      if (last_looks.are_exhausted() || !ready()) operation.give_up(std::move(*failure));
     } else {
       waiter.sleep(deadline.remaining_ns(std::min(kSliceNs, operation.longest_sleep_ns())), ready);
     }

@@ -88,7 +88,7 @@ class Slice {
 class LastLooks {
  public:
   // Called at every look after something has ended the wait.
-  bool are_over() {
+  bool are_exhausted() {
     const int64_t now = now_ns();
     if (since_ns_ == 0) since_ns_ = now;
     return now - since_ns_ > kLengthNs;
@@ -113,7 +113,7 @@ class Waiter {
 // Tells what, outside of the operation itself, ends it: a lost or failed peer, an abort.
 using Examine = std::function<std::optional<Failure>(const Operation&)>;
 
-// Advance `operation` until it is over. `seconds` is its time limit. Host's lock is held on entry and exit.
+// Advance `operation` until it has completed. `seconds` is its time limit. Host's lock is held on entry and exit.
 void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waiter& waiter, LanguageRuntime& language,
            const Examine& examine);
 

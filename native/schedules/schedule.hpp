@@ -27,7 +27,7 @@ inline constexpr int kEveryone = -1;
 
 // A range of bytes that a step reads or writes.
 struct Place {
-  // kPeerInput and kPeerOutput are another rank's array where it lies: of blocks, the one that is for this rank.
+  // kPeerInput and kPeerOutput are another rank's array, read in place: of blocks, the one that is for this rank.
   enum class Kind : uint8_t { kInput, kOutput, kSlot, kPeerInput, kPeerOutput, kScratch };
   Kind kind = Kind::kInput;
   int8_t slot = 0;  // kSlot

@@ -1,4 +1,4 @@
-// Schedules in which ranks read each other's arrays where they lie: one copy, no slots.
+// Schedules in which ranks read each other's arrays in place: one copy, no slots.
 //
 // Nobody writes another's array. A rank publishes when it has read what it needs; a rank whose array others read ends
 // its call only after they have published. all_reduce, in which results are read too:

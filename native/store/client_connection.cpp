@@ -22,7 +22,7 @@ constexpr int64_t kSilenceNs = 1000 * kMillisecond;  // how long to wait for an 
 constexpr int64_t kLongestPauseNs = 200 * kMillisecond;
 constexpr double kCancelSeconds = 0.3;
 constexpr double kAnswerSeconds = 0.8;
-constexpr size_t kCopyBytes = 64 * 1024;  // larger tails are sent from where they lie
+constexpr size_t kCopyBytes = 64 * 1024;  // larger tails are sent in place
 // A server that closes this many connections during the handshake is not a store that is being restarted.
 constexpr int kSilentCloses = 3;
 

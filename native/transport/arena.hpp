@@ -38,7 +38,7 @@ struct ArenaHeader {
   uint64_t ring_capacity;    // of each ring
   uint64_t recorder;         // offset of this rank's recorder
   uint64_t wait_edge_board;  // offset of what this rank shows of a call in which it is stuck
-  uint64_t exposure_tables;  // offset of what this rank exposes, one book per world rank
+  uint64_t exposure_tables;  // offset of this rank's exposure tables, one per world rank
   uint64_t nonce;            // lies at this address of the owner's own memory too: see PeerMemory
   uint64_t nonce_address;
   alignas(64) LifeWord life;

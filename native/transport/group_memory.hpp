@@ -64,7 +64,7 @@ struct GroupMemory {
   FailureHead failure;
   uint64_t failure_details;  // offset in the arena; 0 where there was no memory for them
   // The last call that this rank gave up; stored before its arrays go back to their user. Until then, and until all
-  // have acknowledged (progress), the arrays of a call are exposed: who reads them where they lie looks here
+  // have acknowledged (progress), the arrays of a call are exposed: a rank that reads them in place looks here
   // afterwards.
   std::atomic<uint64_t> given_up;
   // Of the leader of a host in a group that spans hosts: offset of the memory in which it announces, in the members'

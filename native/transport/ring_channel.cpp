@@ -45,7 +45,7 @@ size_t RingChannel::room(size_t wanted) {
   if (incoming_->closed.load(std::memory_order_acquire) != 0) throw ChannelClosed{EPIPE};
   if (const size_t room = capacity_ - used(head_, seen_tail_); room >= wanted) return room;
   // Acquire pairs with the consumer's release of tail: its reads of the bytes that we are about to
-  // overwrite are over.
+  // overwrite have completed.
   const uint64_t tail = outgoing_->tail.load(std::memory_order_acquire);
   const size_t room = capacity_ - used(head_, tail);
   seen_tail_ = tail;

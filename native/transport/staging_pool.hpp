@@ -37,7 +37,7 @@ class StagingPool {
       sequence_ = sequence;
       return offset_;
     }
-    // The call is over on this rank. After a call that failed it may be left out: the block then stays in use.
+    // The call has completed on this rank. After a call that failed it may be left out: the block then stays in use.
     void end() {
       if (state_.load(std::memory_order_relaxed) == State::kInUse)
         state_.store(State::kIdle, std::memory_order_release);

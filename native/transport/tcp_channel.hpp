@@ -1,4 +1,4 @@
-// A channel over a connected stream socket. The handshake is over before: only frames run here.
+// A channel over a connected stream socket. The handshake has completed before: it carries only frames.
 #pragma once
 
 #include "base/file_descriptor.hpp"

@@ -42,7 +42,7 @@ inline constexpr OpKind kAllOps[] = {OpKind::kBroadcast, OpKind::kReduce,  OpKin
 
 class AnyCall {
  public:
-  // `number` makes the elements of this call differ from those of others. `arena`: where the arrays lie; null:
+  // `number` makes the elements of this call differ from those of others. `arena`: the memory of the arrays; null:
   // elsewhere.
   AnyCall(CallKind kind, int64_t number, int rank, int size, Arena* arena = nullptr)
       : kind_(kind), number_(number), rank_(rank), size_(size), allocator_{arena}, array_(allocator_) {
@@ -69,7 +69,7 @@ class AnyCall {
       if (outputs_[from] != given(static_cast<int>(from), has_input_blocks(kind_.op) ? rank_ : 0)) return false;
     return array_ == expected();
   }
-  // As users do: what was given is overwritten as soon as the call is over.
+  // As users do: overwrite the input as soon as the call has completed.
   void overwrite() {
     std::ranges::fill(array_, -1);
     for (Array& input : inputs_) std::ranges::fill(input, -1);

@@ -194,7 +194,7 @@ void everything(int size, ReadingRanges reading) {
 int main() {
   for (const int size : {1, 2, 3, 4, 7}) {
     everything(size, ReadingRanges::all({}));           // through slots
-    everything(size, ReadingRanges::all({.from = 0}));  // where the arrays lie
+    everything(size, ReadingRanges::all({.from = 0}));  // in place
     if (size == 1) continue;
     for (const size_t count : {2, 3001}) unequal_pairs_are_a_mismatch(size, count);
   }

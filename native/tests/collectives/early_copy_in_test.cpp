@@ -22,7 +22,7 @@ struct Member {
   explicit Member(CollectiveState shared) : state(std::move(shared)) {}
 
   bool is_done() const { return next == calls.size(); }
-  // Advance the call in hand once; true when it is over.
+  // Advance the call in hand once; true when it has completed.
   bool advance() {
     Call& mine = *calls[next];
     if (!running) running = std::make_unique<CollectiveCall>(state, mine.request);

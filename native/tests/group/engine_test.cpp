@@ -93,7 +93,7 @@ void the_caller_runs_along(int size) {
         check(await_completion(*operation, Deadline::after(60), {}, *world[static_cast<size_t>(group.rank())].engine,
                                language, interrupted) &&
                   !operation->failure(),
-              "expected to be over", group.rank());
+              "expected to have completed", group.rank());
       }
       for (const std::vector<int64_t>& data : arrays)
         check(data[2] == sum(size, 2), "sum of a call that was run along", group.rank());
@@ -118,7 +118,7 @@ void leaving_ends_what_a_caller_runs_along() {
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   group.leave();
   caller.join();
-  for (const auto& operation : operations) check(operation->is_completed(), "expected to be over", 0);
+  for (const auto& operation : operations) check(operation->is_completed(), "expected to have completed", 0);
 }
 
 void messages(Group& group, size_t count) {
@@ -133,7 +133,7 @@ void messages(Group& group, size_t count) {
   while (!sending->is_completed()) std::this_thread::yield();
 }
 
-// Arrays in the ranks' arenas are read where they lie; when one rank's is elsewhere, the result is the same.
+// Arrays in the ranks' arenas are read in place; when one rank's is elsewhere, the result is the same.
 void arrays_in_arenas(int size, bool everywhere) {
   std::vector<Rank> world = make_world(size);
   in_all_ranks(world, [&](Group& group) {

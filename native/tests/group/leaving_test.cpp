@@ -102,13 +102,13 @@ Failure failure_of(Group& group, double seconds) {
 }
 
 // Rank 3 gives up and leaves, rank 0 after it for that reason; then rank 2 comes, and sees both gone.
-void whoever_comes_last_hears_what_came_first() {
+void the_last_rank_learns_the_first_failure() {
   std::vector<Rank> world = make_world(4);
   const Failure first = failure_of(*world[3].group, 0.01);
   check(first.kind == Failure::Kind::kTimeout, "expected a timeout", 3);
   for (const int rank : {3, 0}) {
     Rank& gone = world[static_cast<size_t>(rank)];
-    if (rank == 0) check(failure_of(*gone.group, 600).peer == 3, "expected to hear of rank 3", 0);
+    if (rank == 0) check(failure_of(*gone.group, 600).peer == 3, "expected the loss of rank 3", 0);
     gone.group->leave();
     gone.engine->shutdown();
     while (world[2].engine->peer_status(rank) != PeerStatus::kLeft) std::this_thread::yield();
@@ -122,7 +122,7 @@ void whoever_comes_last_hears_what_came_first() {
 }  // namespace
 
 int main() {
-  whoever_comes_last_hears_what_came_first();
+  the_last_rank_learns_the_first_failure();
   what_was_published_stays(5);
   what_was_published_stays(100);
   leaving_ends_what_is_pending();

@@ -1,4 +1,4 @@
-// Messages that differ in size, are given up, or whose peer is lost.
+// Messages that differ in size, are cancelled, or whose peer is lost.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -39,7 +39,7 @@ void a_cancelled_receive_leaves_its_message_for_the_next() {
   int value = 5;
   int into[2] = {0, 0};
   auto cancelled = pair.second.receive(0, {1, 1}, &into[0], sizeof(int));
-  pair.second.cancel(*cancelled, kGivenUp);
+  pair.second.cancel(*cancelled, kCancelled);
   CHECK(failed_as(cancelled, Failure::Kind::kTimeout) && cancelled->failure()->seconds == 1.5);
   pair.first.send(1, {1, 1}, &value, sizeof value);
   auto next = pair.second.receive(0, {1, 1}, &into[1], sizeof(int));
@@ -54,7 +54,7 @@ void a_cancelled_announcement_was_never_sent() {
   Bytes into(kMiB);
   auto cancelled = pair.first.send(1, {1, 1}, large.data(), large.size());
   pair.settle();
-  pair.first.cancel(*cancelled, kGivenUp);
+  pair.first.cancel(*cancelled, kCancelled);
   pair.settle();
   auto send = pair.first.send(1, {1, 1}, second.data(), second.size());
   auto receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
@@ -63,7 +63,7 @@ void a_cancelled_announcement_was_never_sent() {
   CHECK(pair.first.flushed());
 }
 
-// The buffers are freed right after the cancel: a sanitizer sees whoever still touches them.
+// The buffers are freed right after the cancel: a sanitizer reports a late access.
 void a_stream_cancelled_on_either_side_fails_both_and_the_channel_lives() {
   for (const bool sender_cancels : {true, false}) {
     Pair pair(LinkKind::kRing);
@@ -74,10 +74,10 @@ void a_stream_cancelled_on_either_side_fails_both_and_the_channel_lives() {
     for (int round = 0; round < 5; ++round) CHECK(int{pair.first.pump()} + int{pair.second.pump()} > 0);
     CHECK(!send->is_completed() && !receive->is_completed());
     if (sender_cancels) {
-      pair.first.cancel(*send, kGivenUp);
+      pair.first.cancel(*send, kCancelled);
       large.reset();
     } else {
-      pair.second.cancel(*receive, kGivenUp);
+      pair.second.cancel(*receive, kCancelled);
       into.reset();
     }
     pair.settle();
@@ -102,7 +102,7 @@ void a_cancelled_eager_send_that_was_half_written_keeps_the_frames_whole() {
   auto data = std::make_unique<Bytes>(pattern(kEagerBytes, 1));
   auto send = first.send(1, {1, 1}, data->data(), data->size());
   CHECK(!send->is_completed());
-  first.cancel(*send, kGivenUp);
+  first.cancel(*send, kCancelled);
   data.reset();
   int value = 4;
   int got = 0;
@@ -157,8 +157,8 @@ void what_arrived_before_the_end_is_still_received() {
   }
 }
 
-// The end of the channel may be seen before the peer's own words, which lie in shared memory.
-void a_channel_that_ends_fails_with_what_the_peer_has_said() {
+// The end of the channel may be seen before the peer's exit record, which is in shared memory.
+void a_channel_that_ends_fails_with_the_peers_exit_record() {
   Victim victim;
   int got = 0;
   const Failure raised{.kind = Failure::Kind::kFailed, .peer = 1, .reason = "ValueError: no file"};
@@ -214,7 +214,7 @@ int main() {
   RUN_TEST(a_cancelled_eager_send_that_was_half_written_keeps_the_frames_whole);
   RUN_TEST(a_channel_that_closes_in_mid_message_fails_that_peer);
   RUN_TEST(what_arrived_before_the_end_is_still_received);
-  RUN_TEST(a_channel_that_ends_fails_with_what_the_peer_has_said);
+  RUN_TEST(a_channel_that_ends_fails_with_the_peers_exit_record);
   RUN_TEST(fail_peer_fails_every_transfer_with_it);
   RUN_TEST(any_source_survives_while_one_source_lives);
 }

@@ -1,4 +1,4 @@
-// What the tests of messages share: two ranks in one thread, and a rank beside a hostile peer.
+// Shared by the tests of messages: two ranks in one thread, and a rank beside a hostile peer.
 #pragma once
 
 #include <cstring>
@@ -31,7 +31,7 @@ inline bool failed_as(const TransferPtr& transfer, Failure::Kind kind) {
   return transfer->is_completed() && transfer->failure() != nullptr && transfer->failure()->kind == kind;
 }
 
-// Two ranks in one thread: what happens when is then decided by the test.
+// Two ranks in one thread: the test decides the order of events.
 struct Pair {
   explicit Pair(LinkKind kind = LinkKind::kUnixSocket) {
     ChannelPair ends = links.connect(kind, 0, 1);
@@ -47,7 +47,7 @@ struct Pair {
   Messages second{1, 2};
 };
 
-// Rank 0 of two, beside a raw channel on which the test writes what a hostile or dying peer would.
+// Rank 0 of two, beside a raw channel on which the test writes the bytes of a hostile or dying peer.
 struct Victim {
   Victim() {
     ChannelPair ends = links.connect(LinkKind::kUnixSocket, 0, 1);
@@ -88,6 +88,6 @@ struct Victim {
   std::unique_ptr<Channel> raw;
 };
 
-inline const Failure kGivenUp{.kind = Failure::Kind::kTimeout, .seconds = 1.5};
+inline const Failure kCancelled{.kind = Failure::Kind::kTimeout, .seconds = 1.5};
 
 }  // namespace procgroup::testing

@@ -10,7 +10,8 @@
 namespace procgroup::testing {
 namespace {
 
-// 80 MiB that nobody asked for: the receiver keeps 64 MiB, leaves the rest in the channel, and gets all of it later.
+// 80 MiB for which no receive is posted: the receiver keeps 64 MiB, leaves the rest in the channel, and gets all of it
+// later.
 void unexpected_messages_are_bounded_and_none_is_lost() {
   constexpr size_t kMessages = 80 * kMiB / kEagerBytes;
   Pair pair;
@@ -118,10 +119,10 @@ void random_frames_and_random_bytes_harm_nobody_else() {
         if (round % 4 == 0 || header.kind == FrameKind::kEager || header.kind == FrameKind::kData) {
           victim.write(payload.data(), payload.size());
         }
-        if (random() % 8 == 0) victim.messages.cancel(*transfers[random() % transfers.size()], kGivenUp);
+        if (random() % 8 == 0) victim.messages.cancel(*transfers[random() % transfers.size()], kCancelled);
       }
     } catch (const ChannelClosed&) {
-      // the victim has hung up on us
+      // the victim has closed the connection
     }
     victim.raw.reset();
     victim.settle();

@@ -1,4 +1,4 @@
-// Large messages that are read where they lie: what is read counts only while they are exposed.
+// Large messages that are read from the sender's buffer: data counts only while the exposure lasts.
 #include <signal.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -17,15 +17,15 @@
 namespace procgroup::testing {
 namespace {
 
-constexpr size_t kPiece = kMiB;  // read in one turn
+constexpr size_t kBlock = kMiB;  // read in one turn
 
-// A rank's arena, with the book of what it exposes.
+// A rank's arena, with its exposure table.
 struct Exposer {
   explicit Exposer(int rank) : arena(Arena::create(rank)), life(arena.header().life) {
     arena.header().exposure_tables = arena.allocate(sizeof(ExposureTable));
-    new (&book()) ExposureTable;
+    new (&table()) ExposureTable;
   }
-  ExposureTable& book() const {
+  ExposureTable& table() const {
     return *reinterpret_cast<ExposureTable*>(arena.at(arena.header().exposure_tables, sizeof(ExposureTable)));
   }
   Arena arena;
@@ -34,13 +34,13 @@ struct Exposer {
 
 enum class Reading { kAllowed, kArenaOnly };
 
-// A socket at whose other end is nobody who could be read.
+// A socket whose other end belongs to no process whose memory can be read.
 struct Stranger {
   FileDescriptor ends[2] = {};
   Stranger() { std::tie(ends[0], ends[1]) = tcp_sockets(); }
 };
 
-// Two ranks in one thread that expose to each other: what happens when is decided by the test.
+// Two ranks in one thread that expose to each other; the test decides the order of events.
 struct SingleCopyPair {
   explicit SingleCopyPair(Reading reading = Reading::kAllowed)
       : second_reads(exposers[0].arena, reading == Reading::kAllowed ? -1 : stranger.ends[0].get()),
@@ -51,8 +51,8 @@ struct SingleCopyPair {
     second.attach(0, std::move(ends.second), &exposed[1]);
   }
   SingleCopy single_copy(int rank, const PeerMemory& peer) const {
-    return {.mine = &exposers[rank].book(),
-            .theirs = &exposers[1 - rank].book(),
+    return {.mine = &exposers[rank].table(),
+            .theirs = &exposers[1 - rank].table(),
             .peer = &peer,
             .own = &exposers[rank].arena,
             .from = 100'000};
@@ -63,7 +63,7 @@ struct SingleCopyPair {
   }
   bool exposes_anything() const {
     for (uint64_t number = 1; number <= 20; ++number)
-      if (exposers[0].book().find(number) || exposers[1].book().find(number)) return true;
+      if (exposers[0].table().find(number) || exposers[1].table().find(number)) return true;
     return false;
   }
   Stranger stranger;
@@ -83,7 +83,7 @@ void read_blocks(SingleCopyPair& pair, int blocks) {
 
 void every_size_arrives_both_ways(Reading reading) {
   SingleCopyPair pair(reading);
-  for (const size_t size : {size_t{99'999}, size_t{100'000}, kPiece, kPiece + 1, 3 * kPiece, 5 * kPiece + 17}) {
+  for (const size_t size : {size_t{99'999}, size_t{100'000}, kBlock, kBlock + 1, 3 * kBlock, 5 * kBlock + 17}) {
     const Bytes sent[2] = {pattern(size, 1), pattern(size, 2)};
     Bytes received[2] = {Bytes(size), Bytes(size)};
     const TransferPtr transfers[] = {pair.first.send(1, {1, 1}, sent[0].data(), size),
@@ -104,7 +104,7 @@ void every_size_arrives_also_where_nothing_can_be_read() {
 
 void an_array_in_the_arena_is_read_through_the_mapping() {
   SingleCopyPair pair(Reading::kArenaOnly);
-  const Bytes content = pattern(2 * kPiece, 3);
+  const Bytes content = pattern(2 * kBlock, 3);
   std::byte* shared = pair.exposers[0].arena.at(pair.exposers[0].arena.allocate(content.size()), content.size());
   std::memcpy(shared, content.data(), content.size());
   Bytes into(content.size());
@@ -114,7 +114,7 @@ void an_array_in_the_arena_is_read_through_the_mapping() {
   CHECK(succeeded(send) && succeeded(receive) && into == content);
 }
 
-// More messages at a time than the book has room for: the rest are streamed.
+// More messages at a time than the exposure table has entries: the rest are streamed.
 void many_messages_at_a_time_arrive() {
   SingleCopyPair pair;
   std::vector<Bytes> sent;
@@ -129,7 +129,7 @@ void many_messages_at_a_time_arrive() {
 
 void another_size_is_refused_before_a_byte_moves() {
   SingleCopyPair pair;
-  const Bytes sent = pattern(2 * kPiece, 1);
+  const Bytes sent = pattern(2 * kBlock, 1);
   Bytes into(sent.size() + 8);
   auto receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
   auto send = pair.first.send(1, {1, 1}, sent.data(), sent.size());
@@ -140,7 +140,7 @@ void another_size_is_refused_before_a_byte_moves() {
 
 void a_small_message_overtakes_a_large_one_that_is_read() {
   SingleCopyPair pair;
-  const Bytes large = pattern(8 * kPiece, 1);
+  const Bytes large = pattern(8 * kBlock, 1);
   Bytes into(large.size());
   auto receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
   auto send = pair.first.send(1, {1, 1}, large.data(), large.size());
@@ -156,16 +156,16 @@ void a_small_message_overtakes_a_large_one_that_is_read() {
   CHECK(succeeded(send) && succeeded(receive) && into == large);
 }
 
-// The send is given up when all but the last block was read, and its user writes into the array at once.
+// The send is cancelled when all but the last block was read, and its user writes into the array at once.
 void a_send_that_is_cancelled_in_mid_read_is_no_message() {
   for (const int blocks : {1, 2}) {
     SingleCopyPair pair;
-    Bytes large = pattern(3 * kPiece, 1);
+    Bytes large = pattern(3 * kBlock, 1);
     Bytes into(large.size());
     auto receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
     auto send = pair.first.send(1, {1, 1}, large.data(), large.size());
     read_blocks(pair, blocks);
-    pair.first.cancel(*send, kGivenUp);
+    pair.first.cancel(*send, kCancelled);
     CHECK(failed_as(send, Failure::Kind::kTimeout) && !pair.exposes_anything());
     std::ranges::fill(large, static_cast<unsigned char>(0xee));
     pair.settle();
@@ -177,12 +177,12 @@ void a_send_that_is_cancelled_in_mid_read_is_no_message() {
   }
 }
 
-// Rank 1 with a real reader, beside a raw channel on which the test writes what rank 0 would.
+// Rank 1 with a real reader, beside a raw channel on which the test writes the frames of rank 0.
 struct Reader {
   explicit Reader(const Arena& theirs, const PeerMemory& peer) {
     ChannelPair ends = links.connect(LinkKind::kUnixSocket, 0, 1);
     raw = std::move(ends.first);
-    const SingleCopy single_copy{.mine = &own.book(),
+    const SingleCopy single_copy{.mine = &own.table(),
                                  .theirs = reinterpret_cast<const ExposureTable*>(
                                      theirs.at(theirs.header().exposure_tables, sizeof(ExposureTable))),
                                  .peer = &peer,
@@ -208,16 +208,16 @@ struct Reader {
   Messages messages{1, 2};
 };
 
-// The withdrawal has not come yet, or never will: the book alone tells that the exposure is over.
+// The withdrawal has not come yet, or never will: only the exposure table shows that the exposure has ended.
 void what_is_read_after_the_exposure_does_not_count() {
   Exposer owner(0);
   const PeerMemory peer(owner.arena, -1);
   Reader reader(owner.arena, peer);
-  const Bytes large = pattern(2 * kPiece, 1);
+  const Bytes large = pattern(2 * kBlock, 1);
   Bytes into(large.size());
   auto receive = reader.messages.receive(0, {1, 1}, into.data(), into.size());
   {
-    const Exposure exposure(owner.book(), 1, RemotePlace::of(large.data(), large.size(), owner.arena));
+    const Exposure exposure(owner.table(), 1, RemotePlace::of(large.data(), large.size(), owner.arena));
     reader.announce(1, large.size());
     CHECK(reader.messages.pump() && into[0] == large[0] && into[1] == large[1]);
   }
@@ -226,7 +226,7 @@ void what_is_read_after_the_exposure_does_not_count() {
   CHECK(!receive->is_completed() && answer.kind == FrameKind::kGrant && answer.number == 1);
 }
 
-// A process in which everything lies where it lay in this one when it began.
+// A forked process, which has this one's memory at the same addresses.
 class Copy {
  public:
   Copy() {
@@ -262,25 +262,25 @@ class Copy {
   FileDescriptor socket_;
 };
 
-// What is not read any more is asked for as a stream, until the watcher of lives says that the sender is lost.
+// The receiver requests the rest as a stream, until the life watcher reports that the sender is lost.
 void a_sender_that_dies_in_mid_read_is_lost() {
-  const Bytes large = pattern(4 * kPiece, 1);
+  const Bytes large = pattern(4 * kBlock, 1);
   const uint64_t nonce = 0x1234567;
   Copy sender;
-  Exposer book(0);
-  book.arena.header().nonce = nonce;
-  book.arena.header().nonce_address = reinterpret_cast<uintptr_t>(&nonce);
-  const PeerMemory peer(book.arena, sender.socket_descriptor());
+  Exposer owner(0);
+  owner.arena.header().nonce = nonce;
+  owner.arena.header().nonce_address = reinterpret_cast<uintptr_t>(&nonce);
+  const PeerMemory peer(owner.arena, sender.socket_descriptor());
   if (!peer.reads_everything()) {
     std::fputs("(the kernel forbids to read other processes)", stderr);
     return;
   }
-  Reader reader(book.arena, peer);
+  Reader reader(owner.arena, peer);
   Bytes into(large.size());
   auto receive = reader.messages.receive(0, {1, 1}, into.data(), into.size());
-  const Exposure exposure(book.book(), 1, RemotePlace::of(large.data(), large.size(), book.arena));
+  const Exposure exposure(owner.table(), 1, RemotePlace::of(large.data(), large.size(), owner.arena));
   reader.announce(1, large.size());
-  CHECK(reader.messages.pump() && std::equal(into.begin(), into.begin() + kPiece, large.begin()));
+  CHECK(reader.messages.pump() && std::equal(into.begin(), into.begin() + kBlock, large.begin()));
   sender.end();
   reader.settle();
   CHECK(!receive->is_completed() && reader.answer().kind == FrameKind::kGrant);
@@ -289,18 +289,18 @@ void a_sender_that_dies_in_mid_read_is_lost() {
 }
 
 void a_whole_message_is_read_from_another_process() {
-  const Bytes large = pattern(2 * kPiece + 5, 1);
+  const Bytes large = pattern(2 * kBlock + 5, 1);
   const uint64_t nonce = 0x7654321;
   Copy sender;
-  Exposer book(0);
-  book.arena.header().nonce = nonce;
-  book.arena.header().nonce_address = reinterpret_cast<uintptr_t>(&nonce);
-  const PeerMemory peer(book.arena, sender.socket_descriptor());
+  Exposer owner(0);
+  owner.arena.header().nonce = nonce;
+  owner.arena.header().nonce_address = reinterpret_cast<uintptr_t>(&nonce);
+  const PeerMemory peer(owner.arena, sender.socket_descriptor());
   if (!peer.reads_everything()) return;
-  Reader reader(book.arena, peer);
+  Reader reader(owner.arena, peer);
   Bytes into(large.size());
   auto receive = reader.messages.receive(0, {1, 1}, into.data(), into.size());
-  const Exposure exposure(book.book(), 1, RemotePlace::of(large.data(), large.size(), book.arena));
+  const Exposure exposure(owner.table(), 1, RemotePlace::of(large.data(), large.size(), owner.arena));
   reader.announce(1, large.size());
   reader.settle();
   CHECK(succeeded(receive) && into == large && reader.answer().kind == FrameKind::kTaken);
@@ -312,9 +312,9 @@ void a_place_that_does_not_exist_harms_nobody() {
   const PeerMemory peer(hostile.arena, -1);
   for (const uint64_t place : {~uint64_t{0}, uint64_t{1} << 63 | uint64_t{1} << 40, uint64_t{8}, ~uint64_t{0} >> 1}) {
     Reader reader(hostile.arena, peer);
-    Bytes into(2 * kPiece);
+    Bytes into(2 * kBlock);
     auto receive = reader.messages.receive(0, {1, 1}, into.data(), into.size());
-    const Exposure exposure(hostile.book(), 1, std::bit_cast<RemotePlace>(place));
+    const Exposure exposure(hostile.table(), 1, std::bit_cast<RemotePlace>(place));
     reader.announce(1, into.size());
     reader.settle();
     if (receive->is_completed()) {
@@ -329,18 +329,18 @@ void one_number_for_two_exposures_ends_that_peer() {
   Exposer hostile(0);
   const PeerMemory peer(hostile.arena, -1);
   Reader reader(hostile.arena, peer);
-  const Bytes large = pattern(4 * kPiece, 1);
+  const Bytes large = pattern(4 * kBlock, 1);
   Bytes into[2] = {Bytes(large.size()), Bytes(large.size())};
   const TransferPtr receives[] = {reader.messages.receive(0, {1, 1}, into[0].data(), large.size()),
                                   reader.messages.receive(0, {1, 1}, into[1].data(), large.size())};
-  const Exposure exposure(hostile.book(), 1, RemotePlace::of(large.data(), large.size(), hostile.arena));
+  const Exposure exposure(hostile.table(), 1, RemotePlace::of(large.data(), large.size(), hostile.arena));
   reader.announce(1, large.size());
   reader.announce(1, large.size());
   reader.settle();
   for (const TransferPtr& receive : receives) CHECK(failed_as(receive, Failure::Kind::kLost));
 }
 
-// A peer says that it has taken what is not exposed to it: a message that was granted, or that does not exist.
+// A peer acknowledges a message that is not exposed to it: one that was granted, or that does not exist.
 void only_what_is_exposed_can_be_taken() {
   Victim victim;
   const Bytes large = pattern(2 * kEagerBytes, 1);
@@ -352,15 +352,15 @@ void only_what_is_exposed_can_be_taken() {
   victim.check_that_rank_2_is_unharmed();
 }
 
-// The receiver's buffer is freed at once: a sanitizer sees whoever still writes into it.
+// The receiver's buffer is freed at once: a sanitizer reports a late write.
 void a_receive_that_is_cancelled_in_mid_read_fails_the_send() {
   SingleCopyPair pair;
-  const Bytes large = pattern(3 * kPiece, 1);
+  const Bytes large = pattern(3 * kBlock, 1);
   auto into = std::make_unique<Bytes>(large.size());
   auto receive = pair.second.receive(0, {1, 1}, into->data(), into->size());
   auto send = pair.first.send(1, {1, 1}, large.data(), large.size());
   read_blocks(pair, 1);
-  pair.second.cancel(*receive, kGivenUp);
+  pair.second.cancel(*receive, kCancelled);
   into.reset();
   pair.settle();
   CHECK(failed_as(receive, Failure::Kind::kTimeout) && failed_as(send, Failure::Kind::kFailed));
@@ -369,7 +369,7 @@ void a_receive_that_is_cancelled_in_mid_read_fails_the_send() {
 
 void a_receiver_that_is_lost_in_mid_read_ends_the_exposure() {
   SingleCopyPair pair;
-  const Bytes large = pattern(3 * kPiece, 1);
+  const Bytes large = pattern(3 * kBlock, 1);
   Bytes into(large.size());
   auto receive = pair.second.receive(0, {1, 1}, into.data(), into.size());
   auto send = pair.first.send(1, {1, 1}, large.data(), large.size());
@@ -382,7 +382,7 @@ void a_receiver_that_is_lost_in_mid_read_ends_the_exposure() {
 
 void exposures_end_with_their_messages() {
   SingleCopyPair pair;
-  const Bytes large = pattern(kPiece, 1);
+  const Bytes large = pattern(kBlock, 1);
   {
     Links links(2);
     Messages short_lived(0, 2);

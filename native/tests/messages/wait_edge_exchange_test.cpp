@@ -1,5 +1,5 @@
 // Deadlocks between ranks that share no memory: each is found on every member of the cycle, in the same words; a
-// message that is still on its way is never mistaken for one; letters that make no sense change nothing.
+// message that is still in flight is never mistaken for one; malformed messages change nothing.
 #include "messages/wait_edge_exchange.hpp"
 
 #include <poll.h>
@@ -40,7 +40,7 @@ class Member final : public WaitForGraph {
     }
     return messages_.is_quiet();
   }
-  void ask(int rank) override { exchange_.ask(rank); }
+  void subscribe(int rank) override { exchange_.subscribe(rank); }
   void publish() override { exchange_.publish(own_); }
   void announce(const std::vector<WaitEdge>& cycle) override { exchange_.announce(cycle); }
 
@@ -142,7 +142,7 @@ class AloneRuntime final : public LanguageRuntime {
   bool alone() override { return true; }
 };
 
-std::string told(const std::function<void(LanguageRuntime&)>& call) {
+std::string failure_in(const std::function<void(LanguageRuntime&)>& call) {
   AloneRuntime language;
   try {
     call(language);
@@ -152,16 +152,16 @@ std::string told(const std::function<void(LanguageRuntime&)>& call) {
   return "nothing";
 }
 
-std::string told_in_receive(Group& group, int from) {
+std::string failure_in_receive(Group& group, int from) {
   int64_t value = 0;
   const MessageRequest request{OpKind::kRecv, &value, 1, Dtype::kInt64, from, 0};
-  return told([&](LanguageRuntime& language) { group.run_message(request, 60, language); });
+  return failure_in([&](LanguageRuntime& language) { group.run_message(request, 60, language); });
 }
 
 void engines_find_cycles_of_receives_and_collectives() {
   std::vector<procgroup::Rank> world = make_world_of_sockets(3);
   in_all_ranks(world, [](Group& group) {
-    const std::string received = told_in_receive(group, (group.rank() + 1) % group.size());
+    const std::string received = failure_in_receive(group, (group.rank() + 1) % group.size());
     check(received == "deadlock: rank 0 in recv from 1, rank 1 in recv from 2, rank 2 in recv from 0", received.c_str(),
           group.rank());
   });
@@ -170,15 +170,15 @@ void engines_find_cycles_of_receives_and_collectives() {
     std::vector<int64_t> data(4);
     Request request = request_for(OpKind::kAllReduce, data);
     const std::string received = group.rank() == 1
-                                     ? told_in_receive(group, 0)
-                                     : told([&](LanguageRuntime& language) { group.run(request, 60, language); });
+                                     ? failure_in_receive(group, 0)
+                                     : failure_in([&](LanguageRuntime& language) { group.run(request, 60, language); });
     const std::string expected = group.rank() == 2 ? "rank 0 failed: " + cycle : cycle;
     check(received == expected, received.c_str(), group.rank());
   });
 }
 
-// What a failed call tells the others is written before the call returns: its rank may make no other one.
-void a_rank_that_gave_up_and_makes_no_other_call_is_heard() {
+// The failure notification of a call is written before the call returns: its rank may make no other one.
+void the_failure_of_a_rank_that_makes_no_other_call_arrives() {
   for (const bool asynchronous : {false, true}) {
     std::vector<procgroup::Rank> world = make_world_of_sockets(3);
     in_all_ranks(world, [&](Group& group) {
@@ -186,7 +186,7 @@ void a_rank_that_gave_up_and_makes_no_other_call_is_heard() {
       std::vector<int64_t> data(4);
       Request request = request_for(OpKind::kAllReduce, data);
       if (group.rank() == 0) {
-        const std::string received = told([&](LanguageRuntime& language) {
+        const std::string received = failure_in([&](LanguageRuntime& language) {
           if (!asynchronous) return group.run(request, 0.2, language);
           const auto operation = group.start(request, 0.2);
           while (!operation->is_completed()) poll(nullptr, 0, 5);
@@ -196,7 +196,7 @@ void a_rank_that_gave_up_and_makes_no_other_call_is_heard() {
       } else {
         poll(nullptr, 0, 400);
         const int64_t began = now_ns();
-        const std::string received = told([&](LanguageRuntime& language) { group.run(request, 20, language); });
+        const std::string received = failure_in([&](LanguageRuntime& language) { group.run(request, 20, language); });
         check(received.find("rank 0 failed") != std::string::npos, received.c_str(), 1);
         CHECK(now_ns() - began < 5'000'000'000);
       }
@@ -204,7 +204,7 @@ void a_rank_that_gave_up_and_makes_no_other_call_is_heard() {
   }
 }
 
-struct Letter {  // as it travels
+struct WireMessage {  // as WaitEdgeExchange sends it
   uint32_t kind;
   uint32_t waits;
   uint64_t confirmed;
@@ -214,17 +214,17 @@ struct Letter {  // as it travels
   } wait[2];
 };
 
-void letters_that_make_no_sense_change_nothing() {
+void malformed_messages_change_nothing() {
   constexpr MessageKey key{0, uint64_t{1} << 63 | 1};
   Pair pair;
   WaitEdgeExchange exchange(pair.first, 0, 2);
   const WaitEdgeBoard* board = exchange.add(1);
   constexpr auto kRecv = static_cast<uint64_t>(OpKind::kRecv);
-  const Letter good{1, 1, 4, {{1, 0, kRecv, 0, 6}, {}}};
-  const Letter cycle{3, 2, 0, {{1, 0, kRecv, 0, 6}, {0, 1, kRecv, 0, 2}}};
-  const auto post = [&](const Letter& letter, size_t bytes) {
-    Bytes message(sizeof letter);
-    std::memcpy(message.data(), &letter, sizeof letter);
+  const WireMessage good{1, 1, 4, {{1, 0, kRecv, 0, 6}, {}}};
+  const WireMessage cycle{3, 2, 0, {{1, 0, kRecv, 0, 6}, {0, 1, kRecv, 0, 2}}};
+  const auto post = [&](const WireMessage& sent, size_t bytes) {
+    Bytes message(sizeof sent);
+    std::memcpy(message.data(), &sent, sizeof sent);
     message.resize(bytes);
     const auto* begin = reinterpret_cast<const std::byte*>(message.data());
     pair.second.post(0, key, std::vector<std::byte>(begin, begin + bytes));
@@ -233,39 +233,39 @@ void letters_that_make_no_sense_change_nothing() {
   const size_t one = sizeof good - sizeof good.wait[1];
   for (const size_t bytes : {size_t{0}, size_t{3}, one - 1, one + 1, size_t{kEagerBytes}}) post(good, bytes);
   const auto changed = [&](auto change) {
-    Letter letter = good;
-    change(letter);
-    post(letter, one);
+    WireMessage message = good;
+    change(message);
+    post(message, one);
   };
-  changed([](Letter& letter) { letter.kind = 77; });
-  changed([](Letter& letter) { letter.waits = ~0U; });
-  changed([](Letter& letter) { letter.wait[0].rank = 0; });
-  changed([](Letter& letter) { letter.wait[0].next = 1; });
-  changed([](Letter& letter) { letter.wait[0].next = 2; });
-  changed([](Letter& letter) { letter.wait[0].next = -1; });
-  changed([](Letter& letter) { letter.wait[0].op = kOperations; });
-  changed([](Letter& letter) { letter.wait[0].op = uint64_t{1} << 40; });
-  changed([](Letter& letter) { letter.wait[0].epoch = 7; });
+  changed([](WireMessage& message) { message.kind = 77; });
+  changed([](WireMessage& message) { message.waits = ~0U; });
+  changed([](WireMessage& message) { message.wait[0].rank = 0; });
+  changed([](WireMessage& message) { message.wait[0].next = 1; });
+  changed([](WireMessage& message) { message.wait[0].next = 2; });
+  changed([](WireMessage& message) { message.wait[0].next = -1; });
+  changed([](WireMessage& message) { message.wait[0].op = kOperations; });
+  changed([](WireMessage& message) { message.wait[0].op = uint64_t{1} << 40; });
+  changed([](WireMessage& message) { message.wait[0].epoch = 7; });
   CHECK(!board->wait(1) && board->verdict().empty());
   post(good, one);
   CHECK(board->wait(1) && board->wait(1)->epoch == 6 && board->confirmed() == 4);
-  Letter open = cycle;
+  WireMessage open = cycle;
   open.wait[1].rank = 1;
   open.wait[1].next = 0;
   post(open, sizeof open);
   CHECK(board->verdict().empty());
   post(cycle, sizeof cycle);
   CHECK(board->verdict().size() == 2 && board->verdict()[0].describe() == "recv from 0");
-  // What is announced is dropped, and later letters still come.
+  // A large message is dropped, and later messages still arrive.
   const Bytes large(kEagerBytes + 1);
   const TransferPtr announced = pair.second.send(0, key, large.data(), large.size());
   post({2, 0, 0, {}}, sizeof good - sizeof good.wait);
   CHECK(!board->wait(1));
-  pair.second.cancel(*announced, kGivenUp);
+  pair.second.cancel(*announced, kCancelled);
   pair.settle();
 }
 
-void whoever_has_asked_is_told_until_the_wait_ends() {
+void a_subscriber_receives_the_wait_until_it_ends() {
   Pair pair;
   WaitEdgeExchange here(pair.first, 0, 2);
   WaitEdgeExchange there(pair.second, 1, 2);
@@ -275,8 +275,8 @@ void whoever_has_asked_is_told_until_the_wait_ends() {
   own.show({.rank = 0, .next = 1, .op = OpKind::kSend, .number = 3, .epoch = 0});
   here.publish(own);
   pair.settle();
-  CHECK(!copy->wait(0));  // nobody had asked
-  there.ask(0);
+  CHECK(!copy->wait(0));  // there was no subscriber
+  there.subscribe(0);
   pair.settle();
   here.publish(own);
   pair.settle();
@@ -297,9 +297,9 @@ void whoever_has_asked_is_told_until_the_wait_ends() {
 int main() {
   using namespace procgroup::testing;
   limit_seconds(110);
-  RUN_TEST(letters_that_make_no_sense_change_nothing);
-  RUN_TEST(whoever_has_asked_is_told_until_the_wait_ends);
+  RUN_TEST(malformed_messages_change_nothing);
+  RUN_TEST(a_subscriber_receives_the_wait_until_it_ends);
   RUN_TEST(tokens_go_round_and_are_lost);
   RUN_TEST(engines_find_cycles_of_receives_and_collectives);
-  RUN_TEST(a_rank_that_gave_up_and_makes_no_other_call_is_heard);
+  RUN_TEST(the_failure_of_a_rank_that_makes_no_other_call_arrives);
 }

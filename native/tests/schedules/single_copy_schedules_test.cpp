@@ -1,4 +1,4 @@
-// Schedules that read arrays where they lie, for every number of ranks, in random orders.
+// Schedules that read arrays in place, for every number of ranks, in random orders.
 #include "schedules/single_copy_schedules.hpp"
 
 #include <functional>
@@ -34,7 +34,7 @@ size_t unequal(int from, int to, size_t count) {
   return (from + to) % 3 == 0 ? 0 : count / static_cast<size_t>(1 + (from + 2 * to) % 4);
 }
 
-// A rank's user reuses its arrays as soon as its own schedule is over.
+// A rank's user reuses its arrays as soon as its own schedule has completed.
 void run(Simulation& world, const BlockTable& table, OpKind op, int root, unsigned seed) {
   for (int rank = 0; rank < world.size(); ++rank) {
     schedule_reading({.op = op,
