@@ -50,9 +50,17 @@ bool Executor::is_free(int slot) {
 
 bool Executor::advance() {
   if (stalled_on_ >= 0) return stay_stalled();
-  const Schedule& schedule = state_.schedule;
   if (!running_.empty()) reap_transfers(true);
-  const std::vector<Step>& steps = schedule.steps;
+  const size_t before = step_;
+  const bool completed = run_steps();
+  // What these steps announced and answered is written together, before this rank waits for anything.
+  if (step_ != before && !running_.empty()) reap_transfers(true);
+  return completed;
+}
+
+// Whether all steps and their transfers have completed.
+bool Executor::run_steps() {
+  const std::vector<Step>& steps = state_.schedule.steps;
   for (size_t bytes = 0; !failure_ && step_ < steps.size() && bytes < kTurnBytes; ++step_) {
     const Step& step = steps[step_];
     if (!running_.empty() && must_wait(step)) return false;

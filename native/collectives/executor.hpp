@@ -50,6 +50,7 @@ class Executor {
   };
 
   bool is_free(int slot);
+  bool run_steps();
   bool run(const Step& step);
   void note_copy_in(const Place& to);
   void run_copy(const Step& step);

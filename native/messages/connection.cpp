@@ -159,10 +159,13 @@ bool Connection::read_payload() {
   } else if (left > 0) {
     if (into == nullptr) return fill_staged();
     if (drained_) return false;
-    moved = channel_->read_some(into, left);
-    turn_bytes_ += moved;
-    drained_ = moved < left;
-    if (moved == 0) return false;
+    const size_t there = channel_->read_both(into, left, staged_.data(), staged_.size());
+    turn_bytes_ += there;
+    drained_ = there != left && there < left + staged_.size();
+    if (there == 0) return false;
+    moved = std::min(left, there);
+    staged_begin_ = 0;
+    staged_end_ = there - moved;
   }
   current_.payload_read += moved;
   if (current_.payload_read == current_.payload_bytes) end_frame();

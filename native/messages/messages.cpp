@@ -57,7 +57,8 @@ struct Messages::State {
     fail(peer, stated ? *stated : *connection.fault());
   }
 
-  // Write the frame that was just queued; a small message then leaves in the call that sent it.
+  // Write what is queued. A small message so leaves in the call that sent it; what a large one says leaves in the next
+  // pump, together with what its caller says of others.
   void write_now(int peer) {
     with(peer).write();
     fail_if_faulty(peer);
@@ -67,7 +68,7 @@ struct Messages::State {
     Connection& connection = with(transfer->peer);
     if (connection.failure() != nullptr) return transfer->fail(*connection.failure());
     connection.send(transfer);
-    write_now(transfer->peer);
+    if (transfer->size <= kEagerBytes) write_now(transfer->peer);
   }
 
   void receive(const std::shared_ptr<ReceiveTransfer>& receive) {
@@ -75,7 +76,7 @@ struct Messages::State {
     if (auto message = matching.take_unexpected(*receive)) {
       const int source = message->source;
       with(source).accept(*std::move(message), receive);
-      write_now(source);
+      fail_if_faulty(source);
     } else if (const Failure* failure = failure_of(*receive)) {
       receive->fail(*failure);
     } else {
@@ -130,6 +131,7 @@ void Messages::post(int peer, MessageKey key, std::vector<std::byte> message) {
   auto transfer = std::make_shared<SendTransfer>(peer, key, message.data(), message.size());
   transfer->kept = std::move(message);  // its bytes stay where they are
   state_->send(transfer);
+  state_->write_now(peer);
 }
 
 void Messages::post_exit(int peer, const Failure& failure) {

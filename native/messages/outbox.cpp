@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kSmallInARow = 16;
 constexpr size_t kTurnBytes = 1024 * 1024;  // written in one turn, so that other connections get theirs
-constexpr size_t kStagedBytes = 8 * 1024;   // payload copied beside its header: one system call, one packet
 
 }  // namespace
 
@@ -100,55 +99,69 @@ bool Outbox::write(Channel& channel) {
   return moved > 0;
 }
 
+bool Outbox::may_start_small() const {
+  return !small_.empty() && (streams_.empty() || small_in_a_row_ < kSmallInARow);
+}
+
+// Frames without a payload go together with the next one that has one: each system call on a socket costs some
+// microseconds, and so does each packet.
 bool Outbox::start_next() {
-  if (!small_.empty() && (streams_.empty() || small_in_a_row_ < kSmallInARow)) {
+  current_.staged.clear();
+  current_.staged_written = 0;
+  for (; may_start_small() && small_.front().header.kind != FrameKind::kEager; ++small_in_a_row_) {
+    stage(small_.front().header);
+    small_.pop_front();
+  }
+  if (may_start_small()) {
     SmallFrame frame = std::move(small_.front());
     small_.pop_front();
     ++small_in_a_row_;
     start(frame.header, std::move(frame.transfer), 0);
-    return true;
+  } else if (small_in_a_row_ = 0; !streams_.empty()) {
+    const uint64_t number = streams_.front();
+    streams_.pop_front();
+    const LargeMessage& message = messages_.at(number);
+    const size_t bytes = std::min(kBulkBytes, message.transfer->size - message.sent);
+    start({.kind = FrameKind::kData, .number = number, .bytes = bytes}, message.transfer, message.sent);
   }
-  small_in_a_row_ = 0;
-  if (streams_.empty()) return false;
-  const uint64_t number = streams_.front();
-  streams_.pop_front();
-  const LargeMessage& message = messages_.at(number);
-  const size_t bytes = std::min(kBulkBytes, message.transfer->size - message.sent);
-  start({.kind = FrameKind::kData, .number = number, .bytes = bytes}, message.transfer, message.sent);
-  return true;
+  current_.active = !current_.staged.empty();
+  return current_.active;
+}
+
+void Outbox::stage(const FrameHeader& header) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&header);
+  current_.staged.insert(current_.staged.end(), bytes, bytes + sizeof header);
 }
 
 // A scattered payload is copied into one block here, a frame at a time, which stays in cache until it is written.
 void Outbox::start(const FrameHeader& header, std::shared_ptr<SendTransfer> transfer, size_t first) {
-  const bool carries = header.kind == FrameKind::kEager || header.kind == FrameKind::kData;
-  const size_t bytes = carries ? static_cast<size_t>(header.bytes) : 0;
-  const std::span<const std::byte> run = carries ? transfer->run(first) : std::span<const std::byte>();
-  const size_t beside = run.size() < bytes ? bytes : std::min(bytes, kStagedBytes);
-  current_.active = true;
+  const size_t bytes = static_cast<size_t>(header.bytes);
+  const std::span<const std::byte> run = transfer->run(first);
+  const bool is_scattered = run.size() < bytes;
+  stage(header);
+  if (is_scattered) {
+    const size_t before = current_.staged.size();
+    current_.staged.resize(before + bytes);
+    transfer->copy(current_.staged.data() + before, first, bytes);
+  }
   current_.header = header;
-  current_.staged.resize(sizeof header + beside);
-  std::memcpy(current_.staged.data(), &header, sizeof header);
-  if (beside > 0) transfer->copy(current_.staged.data() + sizeof header, first, beside);
-  current_.staged_written = 0;
-  current_.rest_bytes = bytes - beside;
-  current_.rest = current_.rest_bytes == 0 ? nullptr : run.data() + beside;
+  current_.rest_bytes = is_scattered ? 0 : bytes;
+  current_.rest = is_scattered ? nullptr : run.data();
   current_.transfer = std::move(transfer);
 }
 
 size_t Outbox::write_current(Channel& channel) {
   size_t moved = 0;
-  if (current_.staged_written < current_.staged.size()) {
-    moved = channel.write_some(current_.staged.data() + current_.staged_written,
-                               current_.staged.size() - current_.staged_written);
-    current_.staged_written += moved;
-    if (current_.staged_written < current_.staged.size()) return moved;
-  }
-  while (current_.rest_bytes > 0) {
-    const size_t more = channel.write_some(current_.rest, current_.rest_bytes);
-    if (more == 0) return moved;
-    current_.rest += more;
-    current_.rest_bytes -= more;
-    moved += more;
+  while (current_.staged_written < current_.staged.size() || current_.rest_bytes > 0) {
+    const size_t staged = current_.staged.size() - current_.staged_written;
+    const size_t written = channel.write_both(current_.staged.data() + current_.staged_written, staged, current_.rest,
+                                              current_.rest_bytes);
+    if (written == 0) return moved;
+    const size_t of_staged = std::min(staged, written);
+    current_.staged_written += of_staged;
+    current_.rest += written - of_staged;
+    current_.rest_bytes -= written - of_staged;
+    moved += written;
   }
   finish_current();
   return moved;

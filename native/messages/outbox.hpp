@@ -57,8 +57,8 @@ class Outbox {
     Exposure exposure;  // until it is granted
     size_t sent = 0;
   };
-  // The frame that is being written: first `staged` (the header and a payload that is small or scattered), then
-  // `rest`.
+  // The frame that is being written: first `staged` (frames without a payload that go before it, its header, and a
+  // payload that is scattered), then `rest`.
   struct CurrentFrame {
     bool active = false;
     FrameHeader header;
@@ -70,6 +70,8 @@ class Outbox {
   };
 
   bool start_next();
+  bool may_start_small() const;
+  void stage(const FrameHeader& header);
   // Begin a frame, whose payload is the transfer's data from `first` on.
   void start(const FrameHeader& header, std::shared_ptr<SendTransfer> transfer, size_t first);
   size_t write_current(Channel& channel);

@@ -9,10 +9,14 @@ class Channel {
  public:
   virtual ~Channel() = default;
 
-  // Neither waits. Both return how many bytes were taken or given, 0 when nothing can move now, and
+  // None of these waits. They return how many bytes were taken or given, 0 when nothing can move now, and
   // throw ChannelClosed when nothing will ever move again.
-  virtual size_t write_some(const void* data, size_t bytes) = 0;
-  virtual size_t read_some(void* data, size_t bytes) = 0;
+  size_t write_some(const void* data, size_t bytes) { return write_both(data, bytes, nullptr, 0); }
+  size_t read_some(void* data, size_t bytes) { return read_both(data, bytes, nullptr, 0); }
+  // Write one block, and the next one behind it: one system call, one packet.
+  virtual size_t write_both(const void* data, size_t bytes, const void* next, size_t next_bytes) = 0;
+  // Fill one block; a channel where each read costs a system call puts into the next one what comes behind.
+  virtual size_t read_both(void* data, size_t bytes, void* next, size_t next_bytes) = 0;
 
   // A file descriptor to poll for more to read or write; -1 when the process's doorbell announces that.
   virtual int descriptor() const = 0;

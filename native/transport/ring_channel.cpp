@@ -91,15 +91,17 @@ void RingChannel::hand_back(size_t bytes, size_t ready) {
   if (ready >= capacity_ / 2) announce_();
 }
 
-size_t RingChannel::write_some(const void* data, size_t bytes) {
-  const size_t moved = std::min(bytes, room(bytes));
+size_t RingChannel::write_both(const void* data, size_t bytes, const void* next, size_t next_bytes) {
+  const size_t moved = std::min(bytes + next_bytes, room(bytes + next_bytes));
   if (moved == 0) return 0;
-  put(head_, data, moved);
+  const size_t first = std::min(bytes, moved);
+  put(head_, data, first);
+  put(head_ + first, next, moved - first);
   publish(moved);
   return moved;
 }
 
-size_t RingChannel::read_some(void* data, size_t bytes) {
+size_t RingChannel::read_both(void* data, size_t bytes, void* /*next*/, size_t /*next_bytes*/) {
   if (bytes == 0) return 0;
   const size_t there = ready();
   const size_t moved = std::min(bytes, there);

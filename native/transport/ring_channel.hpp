@@ -43,8 +43,8 @@ class RingChannel : public Channel {
   RingChannel(Ring* outgoing, Ring* incoming, size_t capacity, std::function<void()> announce);
   ~RingChannel() override;
 
-  size_t write_some(const void* data, size_t bytes) override;
-  size_t read_some(void* data, size_t bytes) override;
+  size_t write_both(const void* data, size_t bytes, const void* next, size_t next_bytes) override;
+  size_t read_both(void* data, size_t bytes, void* next, size_t next_bytes) override;
   int descriptor() const override { return -1; }
   bool write_whole(const void* head, size_t head_bytes, const void* rest, size_t rest_bytes) override;
   size_t peek(void* data, size_t bytes) override;

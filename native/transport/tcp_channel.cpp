@@ -6,7 +6,9 @@
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
+#include <array>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -70,15 +72,23 @@ bool TcpChannel::delivered() const {
   return !is_tcp_ || ::ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0;
 }
 
-size_t TcpChannel::write_some(const void* data, size_t bytes) {
-  if (bytes == 0) return 0;
-  const ssize_t moved = ::send(socket_.get(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+size_t TcpChannel::write_both(const void* data, size_t bytes, const void* next, size_t next_bytes) {
+  if (bytes + next_bytes == 0) return 0;
+  std::array<iovec, 2> blocks = {iovec{const_cast<void*>(data), bytes}, {const_cast<void*>(next), next_bytes}};
+  msghdr message{};
+  message.msg_iov = blocks.data();
+  message.msg_iovlen = blocks.size();
+  const ssize_t moved = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   return moved < 0 ? nothing_moved() : static_cast<size_t>(moved);
 }
 
-size_t TcpChannel::read_some(void* data, size_t bytes) {
-  if (bytes == 0) return 0;
-  const ssize_t moved = ::recv(socket_.get(), data, bytes, MSG_DONTWAIT);
+size_t TcpChannel::read_both(void* data, size_t bytes, void* next, size_t next_bytes) {
+  if (bytes + next_bytes == 0) return 0;
+  std::array<iovec, 2> blocks = {iovec{data, bytes}, {next, next_bytes}};
+  msghdr message{};
+  message.msg_iov = blocks.data();
+  message.msg_iovlen = blocks.size();
+  const ssize_t moved = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
   if (moved == 0) throw ChannelClosed{0};
   return moved < 0 ? nothing_moved() : static_cast<size_t>(moved);
 }

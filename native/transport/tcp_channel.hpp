@@ -14,8 +14,8 @@ class TcpChannel : public Channel {
   explicit TcpChannel(FileDescriptor socket, double user_timeout_s = 30);
   ~TcpChannel() override;
 
-  size_t write_some(const void* data, size_t bytes) override;
-  size_t read_some(void* data, size_t bytes) override;
+  size_t write_both(const void* data, size_t bytes, const void* next, size_t next_bytes) override;
+  size_t read_both(void* data, size_t bytes, void* next, size_t next_bytes) override;
   int descriptor() const override { return socket_.get(); }
   bool delivered() const override;
 

@@ -33,6 +33,12 @@ def test_a_plan_fills_the_time_with_samples_that_the_clock_can_resolve(call_ns: 
     assert plan.samples >= min(MOST_SAMPLES, 0.1 * 1e9 / max(call_ns, 20_000)) * 0.9
 
 
+def test_samples_of_ranks_that_share_cores_are_long_enough_for_the_turns_of_all() -> None:
+    plan = plan_for(700, seconds=0.1, shares_cores=True)
+    assert plan.calls * 700 >= 5_000_000
+    assert plan.samples == 19
+
+
 def test_a_slow_call_is_still_measured_a_few_times() -> None:
     assert plan_for(155e6, seconds=0.1).samples == FEWEST_SAMPLES
 

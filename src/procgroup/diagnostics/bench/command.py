@@ -87,7 +87,14 @@ def run(arguments: argparse.Namespace, known: Mapping[str, installed.StartPeer])
         peers, left_out = _start(arguments, known, directory, on_exit)
         for operation in arguments.op:
             run = InterleavedRun(
-                operation, peers, arguments.rounds, arguments.seconds, arguments.timeout, _say, dict(left_out)
+                operation,
+                peers,
+                arguments.rounds,
+                arguments.seconds,
+                arguments.timeout,
+                _say,
+                dict(left_out),
+                shares_cores=arguments.ranks > len(os.sched_getaffinity(0)),
             )
             names = list(peers)
             sizes = [ITEM_SIZES[arguments.dtype]] if operation == "barrier" else arguments.sizes

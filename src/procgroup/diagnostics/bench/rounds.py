@@ -46,7 +46,7 @@ class InterleavedRun:
     """Measures one operation on all peers, and leaves out those that fail, saying so through ``tell``.
 
     ``seconds`` is about how long one peer's turn takes; ``timeout`` is after how many seconds a
-    turn counts as stuck.
+    turn counts as stuck. ``shares_cores``: there are more ranks than usable cores.
     """
 
     operation: str
@@ -56,6 +56,7 @@ class InterleavedRun:
     timeout: float
     tell: Callable[[str], None]
     left_out: dict[str, str] = field(default_factory=dict)
+    shares_cores: bool = False
 
     def sizes(self, sizes: Iterable[int]) -> list[SizeResult]:
         """Measure every size in turn; ends early when no peer is left."""
@@ -77,8 +78,11 @@ class InterleavedRun:
         first = self._turn(name, size, Plan(FEWEST_SAMPLES, calls=1))
         if not first:
             return None
-        second = self._turn(name, size, plan_for(min(first), self.seconds / 5))
-        return plan_for(statistics.median(second), self.seconds) if second else None
+        second = self._turn(name, size, self._plan(min(first), self.seconds / 5))
+        return self._plan(statistics.median(second), self.seconds) if second else None
+
+    def _plan(self, call_ns: float, seconds: float) -> Plan:
+        return plan_for(call_ns, seconds, shares_cores=self.shares_cores)
 
     def _turn(self, name: str, size: int, plan: Plan) -> Sequence[float]:
         """Return the times of one turn; an empty list when the peer is, or just was, left out."""

@@ -9,6 +9,10 @@ from math import ceil
 SHORTEST_SAMPLE_NS = 10_000
 """A sample takes at least this long, so that reading the clock (about 50 ns) costs less than a percent of it."""
 
+SHORTEST_SHARED_SAMPLE_NS = 5_000_000
+"""The same where ranks share cores: in a shorter sample a rank that may run ahead of the others measures its own turns
+on the core, and the median leaves out its waits for theirs."""
+
 FEWEST_SAMPLES = 3
 MOST_SAMPLES = 1000
 
@@ -32,9 +36,9 @@ def rotating_order(names: Sequence[str], round_index: int) -> list[str]:
     return order[::-1] if round_index % 2 else order
 
 
-def plan_for(call_ns: float, seconds: float) -> Plan:
+def plan_for(call_ns: float, seconds: float, *, shares_cores: bool = False) -> Plan:
     """Return the plan that fills about ``seconds`` with calls of ``call_ns`` nanoseconds each."""
     call_ns = max(call_ns, 1.0)
-    calls = max(1, ceil(SHORTEST_SAMPLE_NS / call_ns))
+    calls = max(1, ceil((SHORTEST_SHARED_SAMPLE_NS if shares_cores else SHORTEST_SAMPLE_NS) / call_ns))
     samples = int(seconds * 1e9 / (calls * call_ns))
     return Plan(samples=min(max(samples, FEWEST_SAMPLES), MOST_SAMPLES), calls=calls)
