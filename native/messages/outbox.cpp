@@ -99,9 +99,7 @@ bool Outbox::write(Channel& channel) {
   return moved > 0;
 }
 
-bool Outbox::may_start_small() const {
-  return !small_.empty() && (streams_.empty() || small_in_a_row_ < kSmallInARow);
-}
+bool Outbox::may_start_small() const { return !small_.empty() && (streams_.empty() || small_in_a_row_ < kSmallInARow); }
 
 // Frames without a payload go together with the next one that has one: each system call on a socket costs some
 // microseconds, and so does each packet.
