@@ -160,7 +160,7 @@ class Group final : public Source {
   std::optional<Failure> examine(const Operation& operation, const Descriptor& call) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;
   std::optional<Failure> posted(int member) const;
-  std::optional<Failure> examine_handshake(int member, bool awaited) const;
+  std::optional<Failure> examine_handshake(int member, bool awaited, const Descriptor& call) const;
   void end_pending();
   bool is_local(int member) const { return state_ && state_->topology.is_local(member); }
   bool spans_hosts() const { return state_ && state_->topology.spans_hosts(); }

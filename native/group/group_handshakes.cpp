@@ -21,7 +21,7 @@ struct GroupHandshakes::Message {
   Kind kind;
   uint32_t bytes;
   uint64_t identity;
-  uint64_t memory;
+  uint64_t memory;  // of kLeft: the number of the last completed collective
 };
 
 GroupHandshakes::GroupHandshakes(Messages& messages, int rank, int world_size)
@@ -52,13 +52,13 @@ void GroupHandshakes::open(uint64_t identity, std::vector<int> members, uint64_t
   open_.emplace(identity, std::move(members));
 }
 
-void GroupHandshakes::close(uint64_t identity, const Failure* failure, bool notify) {
+void GroupHandshakes::close(uint64_t identity, const Failure* failure, bool notify, uint64_t last) {
   const auto found = open_.find(identity);
   if (found == open_.end()) return;
   if (failure != nullptr)
     post(found->second, {Message::Kind::kEnded, 0, identity, 0}, encode(*failure, world_size_));
   else if (notify)
-    post(found->second, {Message::Kind::kLeft, 0, identity, 0}, {});
+    post(found->second, {Message::Kind::kLeft, 0, identity, last}, {});
   for (const int member : found->second) forget(member, identity);
   open_.erase(found);
 }
@@ -99,6 +99,7 @@ void GroupHandshakes::take(int peer, std::span<const std::byte> message) {
                               .memory = header.memory,
                               .call = readable(reinterpret_cast<const char*>(rest.data()), rest.size()),
                               .left = false,
+                              .last = 0,
                               .ended = {},
                               .ended_ns = 0};
     if (received_.insert_or_assign(about, made).second) ++inboxes_.at(peer).groups;
@@ -107,7 +108,10 @@ void GroupHandshakes::take(int peer, std::span<const std::byte> message) {
   const auto found = received_.find(about);
   if (found == received_.end()) return;  // this rank has closed the group already
   found->second.left = header.kind == Message::Kind::kLeft;
-  if (found->second.left) return;
+  if (found->second.left) {
+    found->second.last = header.memory;
+    return;
+  }
   found->second.ended = decode(rest, world_size_);
   if (!found->second.ended)
     found->second.ended =

@@ -30,6 +30,7 @@ struct GroupHandshake {
   uint64_t memory = 0;           // offset of its group memory in its arena
   std::string call;              // in words: "new_group([0, 1])"
   bool left = false;             // in order
+  uint64_t last = 0;             // then: the number of the last collective that the sender has completed
   std::optional<Failure> ended;  // why it gave the group up
   int64_t ended_ns = 0;          // when this rank received that
 };
@@ -46,8 +47,9 @@ class GroupHandshakes {
 
   // This rank makes the group, from now until close().
   void open(uint64_t identity, std::vector<int> members, uint64_t memory, const std::string& call);
-  // The group ends on this rank. Send the failure, if any, to the other members; else, with `notify`, that it left.
-  void close(uint64_t identity, const Failure* failure, bool notify);
+  // The group ends on this rank. Send the failure, if any, to the other members; else, with `notify`, that it left
+  // after it completed collective number `last`.
+  void close(uint64_t identity, const Failure* failure, bool notify, uint64_t last = 0);
   // Take in what has arrived; follows a pump().
   void collect();
 

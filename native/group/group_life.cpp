@@ -243,7 +243,7 @@ std::optional<Failure> Group::examine_member(int member, const std::vector<int>&
     failure.peer = member;
     return failure;
   }
-  if (!is_local(member)) return examine_handshake(member, awaited);
+  if (!is_local(member)) return examine_handshake(member, awaited, call);
   const MemberState state = state_->member(member).memory().state.load(std::memory_order_acquire);
   return state == MemberState::kLeft && awaited ? std::optional(left_before(member)) : std::nullopt;
 }
@@ -277,8 +277,9 @@ Failure Group::left_before(int member) const {
   return *std::move(failure);
 }
 
-// The end of a member of another host, known by other messages than its posts.
-std::optional<Failure> Group::examine_handshake(int member, bool awaited) const {
+// The end of a member of another host, known by other messages than its posts. A member may complete a collective and
+// leave before its leader's message with its announcement has come here.
+std::optional<Failure> Group::examine_handshake(int member, bool awaited, const Descriptor& call) const {
   if (!created_) return std::nullopt;
   bool left = false;
   {
@@ -287,7 +288,7 @@ std::optional<Failure> Group::examine_handshake(int member, bool awaited) const 
     const GroupHandshake* theirs = engine_.handshakes().received(options_.members[index(member)], options_.id);
     if (theirs == nullptr) return std::nullopt;
     if (theirs->ended) return as_seen_by(options_.rank, member, *theirs->ended, &global_ranks_);
-    left = theirs->left;
+    left = theirs->left && (is_message(call.op) || call.sequence > theirs->last);
   }
   return left && awaited ? std::optional(left_before(member)) : std::nullopt;
 }
@@ -362,8 +363,10 @@ void Group::abort() {
 // Members of other hosts learn by a message that this rank has left.
 void Group::announce_leaving() {
   if (!created_) return;
+  uint64_t last = sequence_.load(std::memory_order_acquire);  // first: a call may start meanwhile
+  if (busy_.load(std::memory_order_acquire) && last != 0) --last;
   const std::lock_guard lock(engine_.messages_mutex());
-  engine_.handshakes().close(options_.id, nullptr, spans_hosts());
+  engine_.handshakes().close(options_.id, nullptr, spans_hosts(), last);
 }
 
 void Group::leave() {

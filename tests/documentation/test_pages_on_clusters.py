@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_the_lines_for_two_hosts_start_a_job(
     def start(command: tuple[str, str, str]) -> None:
         host, line, expected = command
         line = line.replace("PROCGROUP_JOB_KEY=KEY", key)
+        expected = expected.replace(f" host{host}]", f" {socket.gethostname()}]")  # both hosts are this machine
         inside = hosts[int(host) - 1].command(["bash", "-c", line])
         done = world.run_command(inside, directory=tmp_path, environment=environment, timeout=100)
         assert done.returncode == 0, done.stderr

@@ -67,10 +67,11 @@ void a_member_that_leaves_in_order_says_so_when_it_is_asked_to() {
   Ranks ranks;
   ranks.both_open(kGroup);
   ranks.both_open(kOther);
-  ranks.second.close(kGroup, nullptr, true);
+  ranks.second.close(kGroup, nullptr, true, 7);
   ranks.second.close(kOther, nullptr, false);
   ranks.settle();
   CHECK(ranks.first.received(1, kGroup)->left && !ranks.first.received(1, kGroup)->ended);
+  CHECK(ranks.first.received(1, kGroup)->last == 7);
   CHECK(!ranks.first.received(1, kOther)->left);
   CHECK(ranks.second.received(0, kGroup) == nullptr);  // what it has closed it has forgotten
 }
