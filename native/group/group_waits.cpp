@@ -90,19 +90,26 @@ void Group::report_wait(WaitReport& report, const Operation& operation, const De
   engine_.report_wait(due, {engine_.rank(), name, std::move(awaited), report.waited_ns()}, options_.id);
 }
 
-// The members that have not announced this collective: without the announcement of each, no member finishes it. While
-// the leader of this host has not come, nothing is known of other hosts.
+// The ranks that this collective waits for: those whose announcements this rank reads in shared memory and has not
+// found, and those who relay what it has not found of other hosts, since a member there may have come, or even
+// completed the call, before its announcement is here. While the leader of this host has not come, nothing is known of
+// other hosts.
 std::optional<Awaited> Group::awaited(const Descriptor& call) const {
   Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
   const Topology& topology = state_->topology;
+  const int own_leader = topology.leader_of(topology.own_host());
   const auto has_come = [&](int member) {
     const GroupMemoryView& theirs = state_->member(member);
     return theirs && theirs.announcement(call.sequence).sequence.load(std::memory_order_seq_cst) >= call.sequence;
   };
-  const bool knows_all = has_come(topology.leader_of(topology.own_host()));
-  for (int member = 0; member < size(); ++member)
-    if (member != rank() && !has_come(member) && (knows_all || topology.is_local(member)))
-      awaited.ranks.push_back(options_.members[static_cast<size_t>(member)]);
+  const bool knows_all = has_come(own_leader);
+  for (int member = 0; member < size(); ++member) {
+    const bool is_local = topology.is_local(member);
+    if (member == rank() || has_come(member) || !(knows_all || is_local)) continue;
+    const int relay = topology.is_leader() ? topology.leader_of(topology.host_of(member)) : own_leader;
+    const int world_rank = options_.members[static_cast<size_t>(is_local ? member : relay)];
+    if (std::ranges::find(awaited.ranks, world_rank) == awaited.ranks.end()) awaited.ranks.push_back(world_rank);
+  }
   return awaited;
 }
 

@@ -2,7 +2,7 @@
 //
 // A rank shows its wait (see WaitEdgeBoard) only when nothing but the awaited rank can end it:
 //   - it is a blocking receive from one rank that nothing has matched, a blocking send of a large message that nothing
-//     has matched, or a collective for which the awaited member has not come;
+//     has matched, or a collective for which the awaited member has not come, or has not relayed those of its host;
 //   - it lasts a second already (100 ms where ranks are threads), and its own limit is above kShortSeconds: a caller
 //   that sets a short one may intend to continue;
 //   - no other thread runs Python in this process (ranks that are threads: none but theirs and those that await them),

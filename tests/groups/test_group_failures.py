@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -258,3 +260,45 @@ def test_a_lost_member_breaks_the_groups_that_it_is_in(transport: str) -> None:
         assert outcomes[rank].ok, f"rank {rank}:\n{outcomes[rank].output}{outcomes[rank].traceback}"
         assert outcomes[rank].output == ""
     assert "lost rank 2 (rank 1 of group 1) (pid" in outcomes[1].value
+
+
+def complete_and_leave(rank: int, size: int, others_are_in_the_call: str) -> int:
+    dist.init_process_group(timeout=30)
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    dist.barrier()
+    number = np.array([rank])
+    if rank == 1:  # the leader of its host
+        work = dist.all_reduce(number, group=group, async_op=True)
+        print("is in the call", flush=True)
+        assert work is not None
+        work.wait()
+    elif rank == 3:
+        print("is in the call", flush=True)
+        dist.all_reduce(number, group=group)
+    else:
+        while not os.path.exists(others_are_in_the_call):
+            time.sleep(0.01)
+        dist.all_reduce(number, group=group)
+        dist.destroy_process_group(group)
+        print("has left", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    return int(number[0])
+
+
+def test_a_rank_of_another_host_may_leave_before_its_announcement_has_come_by_its_leader(tmp_path: Path) -> None:
+    in_the_call = tmp_path / "in the call"
+    spanning = {"PROCGROUP_TRANSPORT": "spanning"}
+    with start(complete_and_leave, 4, args=(str(in_the_call),), environment=spanning) as ranks:
+        for rank in (1, 3):
+            ranks.wait_for_output(rank, "is in the call")
+        time.sleep(0.5)  # until rank 1 has sent the announcements of its host
+        ranks.kill(1, signal.SIGSTOP)
+        in_the_call.touch()
+        for rank in (0, 2):
+            ranks.wait_for_output(rank, "has left")
+        time.sleep(1.5)  # rank 3 knows that they have left, and not yet that they have completed the call
+        ranks.kill(1, signal.SIGCONT)
+        outcomes = ranks.wait()
+    assert [(outcome.value, outcome.error) for outcome in outcomes] == [(6, None)] * 4
