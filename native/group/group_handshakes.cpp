@@ -21,7 +21,7 @@ struct GroupHandshakes::Message {
   Kind kind;
   uint32_t bytes;
   uint64_t identity;
-  uint64_t memory;  // of kLeft: the number of the last completed collective
+  uint64_t value;  // of kMakes the offset of the group memory, of kLeft the number of the last completed collective
 };
 
 GroupHandshakes::GroupHandshakes(Messages& messages, int rank, int world_size)
@@ -96,7 +96,7 @@ void GroupHandshakes::take(int peer, std::span<const std::byte> message) {
   const std::pair<int, uint64_t> about{peer, header.identity};
   if (header.kind == Message::Kind::kMakes) {
     const GroupHandshake made{.identity = header.identity,
-                              .memory = header.memory,
+                              .memory = header.value,
                               .call = readable(reinterpret_cast<const char*>(rest.data()), rest.size()),
                               .left = false,
                               .last = 0,
@@ -109,7 +109,7 @@ void GroupHandshakes::take(int peer, std::span<const std::byte> message) {
   if (found == received_.end()) return;  // this rank has closed the group already
   found->second.left = header.kind == Message::Kind::kLeft;
   if (found->second.left) {
-    found->second.last = header.memory;
+    found->second.last = header.value;
     return;
   }
   found->second.ended = decode(rest, world_size_);

@@ -161,6 +161,7 @@ bool Connection::read_payload() {
     if (drained_) return false;
     const size_t there = channel_->read_both(into, left, staged_.data(), staged_.size());
     turn_bytes_ += there;
+    // A channel that fills the first block only may have more behind it.
     drained_ = there != left && there < left + staged_.size();
     if (there == 0) return false;
     moved = std::min(left, there);

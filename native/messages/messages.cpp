@@ -57,8 +57,8 @@ struct Messages::State {
     fail(peer, stated ? *stated : *connection.fault());
   }
 
-  // Write what is queued. A small message so leaves in the call that sent it; what a large one says leaves in the next
-  // pump, together with what its caller says of others.
+  // Write the queued frames. Small messages are written in the call that sends them. The announcement of a large one,
+  // and the answer to it, wait for the next pump(): a caller with several transfers so writes all frames at once.
   void write_now(int peer) {
     with(peer).write();
     fail_if_faulty(peer);

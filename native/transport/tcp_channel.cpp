@@ -37,6 +37,13 @@ void set_option(int socket, int level, int option, unsigned value) {
   }
 }
 
+msghdr message_of(std::array<iovec, 2>& blocks) {
+  msghdr message{};
+  message.msg_iov = blocks.data();
+  message.msg_iovlen = blocks.size();
+  return message;
+}
+
 // What a failed send or recv means: nothing now, or nothing ever again.
 size_t nothing_moved() {
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
@@ -75,9 +82,7 @@ bool TcpChannel::delivered() const {
 size_t TcpChannel::write_both(const void* data, size_t bytes, const void* next, size_t next_bytes) {
   if (bytes + next_bytes == 0) return 0;
   std::array<iovec, 2> blocks = {iovec{const_cast<void*>(data), bytes}, {const_cast<void*>(next), next_bytes}};
-  msghdr message{};
-  message.msg_iov = blocks.data();
-  message.msg_iovlen = blocks.size();
+  const msghdr message = message_of(blocks);
   const ssize_t moved = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   return moved < 0 ? nothing_moved() : static_cast<size_t>(moved);
 }
@@ -85,9 +90,7 @@ size_t TcpChannel::write_both(const void* data, size_t bytes, const void* next, 
 size_t TcpChannel::read_both(void* data, size_t bytes, void* next, size_t next_bytes) {
   if (bytes + next_bytes == 0) return 0;
   std::array<iovec, 2> blocks = {iovec{data, bytes}, {next, next_bytes}};
-  msghdr message{};
-  message.msg_iov = blocks.data();
-  message.msg_iovlen = blocks.size();
+  msghdr message = message_of(blocks);
   const ssize_t moved = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
   if (moved == 0) throw ChannelClosed{0};
   return moved < 0 ? nothing_moved() : static_cast<size_t>(moved);
