@@ -122,6 +122,13 @@ bool is_small(const CollectiveState& state, const Descriptor& call) {
   return call.bytes() <= state.messages->limits.small_bytes && ranks * entry <= kEagerBytes;
 }
 
+// For elements that do not fit beside the announcement, or for a buffer table, which ranks of one host read.
+static bool has_small_areas(const CollectiveState& state, const Descriptor& call) {
+  if (call.op == OpKind::kAllToAll) return true;
+  if (call.external || largest_contribution(call, state.size()) <= kInlinePayload) return false;
+  return !state.topology.spans_hosts() || is_small(state, call);
+}
+
 bool CollectiveCall::is_small_call() const {
   const Descriptor& call = request_.descriptor;
   if (call.external) return false;
@@ -130,9 +137,7 @@ bool CollectiveCall::is_small_call() const {
 
 void CollectiveCall::announce() {
   const Descriptor& call = request_.descriptor;
-  const size_t given = largest_contribution(call, state_.size());
-  // Large calls have a buffer table there.
-  state_.staging->begin(call.sequence, given > kInlinePayload || call.op == OpKind::kAllToAll);
+  state_.staging->begin(call.sequence, has_small_areas(state_, call));
   state_.copied_in = {.before = state_.copied_in.now};
   if (call.external)
     announce_external();

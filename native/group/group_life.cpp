@@ -70,10 +70,7 @@ void Group::retire() {
   if (state_) {
     for (const int member : state_->topology.local_ranks())
       if (member != rank()) state_->members[index(member)].departed(rank()).store(1, std::memory_order_release);
-    if (const uint64_t small = state_->staging->surrender_small(); small != 0)
-      retired.blocks.emplace_back(&heap.small_pool(options_.layout), small);
-    if (const uint64_t slots = state_->staging->surrender_slots(); slots != 0)
-      retired.blocks.emplace_back(&heap.slots_pool(options_.layout), slots);
+    retired.blocks = state_->staging->surrender();
     if (proxies_.first != 0) retired.memory.push_back(proxies_);
   }
   // A member that had received everybody has gone on, also where this rank has not: it looks into this memory, and
@@ -108,8 +105,8 @@ void Group::attach(const std::vector<uint64_t>& offsets, const std::vector<int>&
     if (member != rank()) readers.push_back(views[index(member)]);
   }
   GroupHeap& heap = engine_.heap();
-  auto staging = std::make_unique<Staging>(heap.small_pool(options_.layout), heap.slots_pool(options_.layout),
-                                           views[index(rank())], readers);
+  auto staging = std::make_unique<Staging>(heap.small_pool(options_.layout, 1 + topology.represented()),
+                                           heap.slots_pool(options_.layout), views[index(rank())], readers);
   std::vector<const void*> sources(views.size());
   {
     const std::lock_guard lock(engine_.messages_mutex());
@@ -146,11 +143,10 @@ void Group::make_relay() {
     break_with(own_view(cause_of(failure)), call);
   };
   if (!state_->topology.is_leader()) return;
-  const size_t elsewhere = options_.members.size() - state_->topology.local_ranks().size();
-  const size_t bytes = Proxies::bytes(elsewhere, options_.members.size(), options_.layout);
+  const size_t bytes = Proxies::bytes(state_->topology);
   proxies_ = {engine_.heap().take(bytes), bytes};
   Proxies::attach(*state_, engine_.arena(), proxies_.first);
-  state_->relay = std::make_shared<Relay>(*state_, proxies_.first);
+  state_->relay = std::make_shared<Relay>(*state_);
   state_->mine().memory().proxies.store(proxies_.first, std::memory_order_release);
   state_->wake_peers();
 }

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 from urllib.parse import quote, unquote, urlsplit
 
-from procgroup.errors import DistNetworkError, DistStoreError, StoreLost
+from procgroup.errors import DistNetworkError, DistStoreError, Refusal, StoreLost
 from procgroup.stores.database import (
     ANSWER_SECONDS,
     DEFAULT_TIME_TO_LIVE,
@@ -27,7 +27,7 @@ from procgroup.stores.database import (
     checked_prefix,
     checked_time_to_live,
 )
-from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch, Refusal
+from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch
 from procgroup.stores.etcd_keys import EtcdKeys, Range
 from procgroup.stores.store import checked_key, other_world_size, sum_of
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Endpoint, Timeout

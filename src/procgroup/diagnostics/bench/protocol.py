@@ -28,18 +28,6 @@ from dataclasses import dataclass
 LONGEST_LINE = 1 << 20
 
 
-class PeerFailure(RuntimeError):
-    """A peer could not be started or measured; it takes no further part.
-
-    Attributes: ``peer`` (its name) and ``reason``.
-    """
-
-    def __init__(self, peer: str, reason: str) -> None:
-        self.peer = peer
-        self.reason = reason
-        super().__init__(f"{peer}: {reason}")
-
-
 @dataclass(frozen=True)
 class Times:
     """One rank's answer: nanoseconds per sample, and its processor time between the last answer and this command."""

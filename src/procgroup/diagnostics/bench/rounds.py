@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from procgroup.diagnostics.bench.intervals import Ratio, ratio_of_rounds
 from procgroup.diagnostics.bench.peer import Peer
-from procgroup.diagnostics.bench.protocol import PeerFailure
 from procgroup.diagnostics.bench.schedule import FEWEST_SAMPLES, Plan, plan_for, rotating_order
+from procgroup.errors import PeerFailure
 
 
 @dataclass(frozen=True)
