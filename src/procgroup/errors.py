@@ -122,17 +122,25 @@ class CollectiveTimeout(OperationError):
     ``global_missing`` has their global ranks. ``calls`` maps the first of the missing ranks to what each was doing
     then, as far as this rank could see: "in recv of 4 float64 from rank 0 (call #3)", "in no call for 12 s".
     For a call that still waited for an earlier one they are those that the earlier one waits for. ``missing`` is empty
-    for a receive from any rank, and where the earlier call is another thread's.
+    for a receive from any rank, where the earlier call is another thread's, and where another backend moves the data
+    and does not name the ranks that it waits for; then ``awaited`` says so.
     """
 
     def __init__(
-        self, *, missing: Sequence[int], seconds: float, calls: Mapping[int, str] | None = None, **call: Any
+        self,
+        *,
+        missing: Sequence[int],
+        seconds: float,
+        calls: Mapping[int, str] | None = None,
+        awaited: str = "",
+        **call: Any,
     ) -> None:
         self.missing: tuple[int, ...] = tuple(missing)
         self.global_missing: tuple[int, ...] = tuple(global_rank(rank, call) for rank in self.missing)
         self.seconds = seconds
         self.calls: dict[int, str] = dict(calls or {})
-        happened, advice = failure_text.timeout(self.missing, seconds, self.calls, call)
+        self.awaited = awaited
+        happened, advice = failure_text.timeout(self.missing, awaited, seconds, self.calls, call)
         super().__init__(happened, advice=advice, **call)
 
 
