@@ -81,6 +81,7 @@ nb::object build_exception(const Failure& failure, nb::dict data) {
       data["missing"] = nb::cast(failure.missing);
       data["calls"] = calls_of_ranks(failure);
       data["seconds"] = failure.seconds;
+      data["awaited"] = failure.reason;
       break;
     case Failure::Kind::kLost:
       data["peer"] = failure.peer;

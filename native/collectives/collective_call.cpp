@@ -75,15 +75,13 @@ Progress CollectiveCall::transfer() {
     const std::lock_guard lock(state_.messages->mutex);
     state_.messages->pump();
   }
-  if (!request_.transfer(request_.descriptor.root)) return Progress::kWaiting;
+  if (!request_.transfer(request_.descriptor.root, awaited_)) return Progress::kWaiting;
   conclude();
   return Progress::kDone;
 }
 
 // Nothing wakes a rank when another backend has moved something.
-int64_t CollectiveCall::longest_sleep_ns() const {
-  return phase_ == Phase::kExecute && request_.descriptor.external ? kExternalSleepNs : kAnySleepNs;
-}
+int64_t CollectiveCall::longest_sleep_ns() const { return is_transferring() ? kExternalSleepNs : kAnySleepNs; }
 
 // A message that its receive refused is none that a correct peer sends.
 Failure CollectiveCall::translated(Failure failure) const {
@@ -96,6 +94,8 @@ Failure CollectiveCall::translated(Failure failure) const {
 
 void CollectiveCall::give_up(Failure failure) {
   if (is_completed()) return;
+  if (failure.kind == Failure::Kind::kTimeout && is_transferring() && awaited_.empty())
+    failure.reason = "its backend, which does not name the ranks that it waits for";
   if (state_.on_failure) state_.on_failure(failure, request_.descriptor);
   end_exposure(state_, request_.descriptor.sequence);
   executor_.cancel_transfers();
@@ -245,13 +245,14 @@ void CollectiveCall::conclude() {
 
 // Without its leader a rank does not know who has come on the other hosts.
 std::vector<int> CollectiveCall::missing() const {
+  if (is_transferring()) return awaited_;
   std::vector<int> ranks;
   const uint64_t sequence = request_.descriptor.sequence;
   const int leader = state_.topology.leader_of(state_.topology.own_host());
   const bool knows_all = state_.has_announced(leader, sequence);
   for (int rank = 0; rank < state_.size(); ++rank) {
     const bool awaited = phase_ == Phase::kExecute
-                             ? !request_.descriptor.external && executor_.awaits(rank)
+                             ? executor_.awaits(rank)
                              : !state_.has_announced(rank, sequence) && (knows_all || state_.topology.is_local(rank));
     if (awaited) ranks.push_back(rank);
   }

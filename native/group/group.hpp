@@ -8,12 +8,10 @@
 #include <atomic>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "collectives/collective_call.hpp"
@@ -55,11 +53,12 @@ struct MessageRequest {
   Dtype dtype;
   int peer;  // group rank, or kAnySource
   uint64_t tag;
-  std::function<void()> after = {};        // as in Request: run when a receive has succeeded, before it completes
-  std::function<bool(int)> transfer = {};  // as in Request
+  std::function<void()> after = {};  // as in Request: run when a receive has succeeded, before it completes
+  ExternalTransfer transfer = {};    // as in Request
 };
 
 class GroupOperation;
+class MessageOperation;
 
 class Group final : public Source {
  public:
@@ -196,18 +195,15 @@ class Group final : public Source {
   std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
   std::atomic<bool> busy_{false};              // a call is running
   std::atomic<int> queued_{0};                 // calls in queue_
-  std::mutex queue_mutex_;                     // guards queue_ and messages_
+  // The messages that another backend is to move and has not moved, in the order in which they started; guarded by the
+  // mutex of messages.
+  std::vector<const MessageOperation*> external_messages_;
+  std::mutex queue_mutex_;  // guards queue_ and messages_
   std::deque<std::shared_ptr<GroupOperation>> queue_;
   std::vector<std::shared_ptr<GroupOperation>> messages_;  // completed ones stay for a while
   size_t crowded_ = kFewMessages;                          // messages_ is swept when it is as long as this
   uint64_t looked_at_ = 0;                                 // the last message that the progress thread has looked at
   std::atomic<bool> completed_{false};                     // broken or left; reason_ says why
-  // By operation, other rank and tag; guarded by the mutex of messages: see MessageOperation.
-  struct Counts {
-    uint64_t issued = 0;
-    uint64_t moved = 0;
-  };
-  std::map<std::tuple<OpKind, int, uint64_t>, Counts> external_messages_;
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;

@@ -40,6 +40,11 @@ inline uint64_t hash_of_sizes(const std::vector<Block>& blocks) {
   return hash | 1;
 }
 
+// A transfer of another backend: do what can be done now, once all ranks are known to agree; true when this rank's part
+// has completed. It is given the root; of a message, the other rank. Otherwise `awaited` gets the group ranks that the
+// transfer waits for, where the backend names them. Throws what makes the call fail.
+using ExternalTransfer = std::function<bool(int root, std::vector<int>& awaited)>;
+
 struct Request {
   Descriptor descriptor;        // group and sequence are filled in when the call starts
   const void* input = nullptr;  // this rank's elements; null where the table has none
@@ -52,10 +57,7 @@ struct Request {
   // read, `after` when it went well. Empty for nothing: arrays that lie whole in memory, ops that need no factor.
   std::function<void()> before;
   std::function<void()> after;
-  // Where another backend moves the bytes (`descriptor.external`): do what can be done now, once all ranks are known to
-  // agree; true when this rank's part has completed. It is given the root; of a message, the other rank. Throws what
-  // makes the call fail.
-  std::function<bool(int)> transfer;
+  ExternalTransfer transfer;  // where another backend moves the bytes (`descriptor.external`)
 };
 
 }  // namespace procgroup

@@ -22,8 +22,6 @@ std::string rounded(double seconds) {
   return text;
 }
 
-}  // namespace
-
 std::string join_ranks(const std::vector<int>& ranks) {
   std::string text;
   for (size_t begin = 0; begin < ranks.size();) {
@@ -38,13 +36,20 @@ std::string join_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
+}  // namespace
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + join_ranks(ranks);
+}
+
 std::string Failure::summary(const std::vector<int>* global_ranks) const {
   switch (kind) {
     case Kind::kMismatch:
       return "the ranks made different calls";
     case Kind::kTimeout:
+      if (!reason.empty()) return "its time limit of " + rounded(seconds) + " s passed while it waited for " + reason;
       return "its time limit of " + rounded(seconds) + " s passed" +
-             (missing.empty() ? "" : " while it waited for rank " + join_ranks(missing)) +
+             (missing.empty() ? "" : " while it waited for " + name_ranks(missing)) +
              (missing.empty() || global_ranks == nullptr || global_ranks->empty() ? "" : " of the group");
     case Kind::kLost:
       return "lost " + rank_name(peer, global_ranks) + " (pid " + std::to_string(pid) +

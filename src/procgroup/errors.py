@@ -113,15 +113,19 @@ class CollectiveTimeout(OperationError):
 
     ``missing`` lists the missing ranks, ``global_missing`` their global ranks; ``calls`` maps the first of them to what
     they were doing: "in recv of 4 float64 from rank 0 (call #3)", "in no call for 12 s". A queued call lists the ranks
-    that the call before it waits for; none, where another thread made that call. A receive from any rank lists none.
+    that the call before it waits for; none, where another thread made that call. A receive from any rank lists none;
+    nor does a call of another backend that does not name the ranks it waits for: ``awaited`` says so.
     """
 
-    def __init__(self, *, missing: Ranks, seconds: float, calls: Texts | None = None, **call: Any) -> None:
+    def __init__(
+        self, *, missing: Ranks, seconds: float, calls: Texts | None = None, awaited: str = "", **call: Any
+    ) -> None:
         self.missing: tuple[int, ...] = tuple(missing)
         self.global_missing: tuple[int, ...] = tuple(global_rank(rank, call) for rank in self.missing)
         self.seconds = seconds
         self.calls: dict[int, str] = dict(calls or {})
-        super().__init__(*failure_text.timeout(self.missing, seconds, self.calls, call), **call)
+        self.awaited = awaited
+        super().__init__(*failure_text.timeout(self.missing, awaited, seconds, self.calls, call), **call)
 
 
 class Deadlock(OperationError):

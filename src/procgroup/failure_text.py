@@ -83,10 +83,10 @@ def mismatch(
 
 
 def timeout(
-    missing: Sequence[int], seconds: float, calls: Mapping[int, str], call: Mapping[str, Any]
+    missing: Sequence[int], awaited: str, seconds: float, calls: Mapping[int, str], call: Mapping[str, Any]
 ) -> tuple[str, str]:
     """Return the text and the advice of a CollectiveTimeout."""
-    awaited = "a message from any rank, or for an earlier call to end"
+    awaited = awaited or "a message from any rank, or for an earlier call to end"
     if missing:
         awaited = _name_group_ranks(missing, call)
     doing = "; ".join(f"{name_rank(rank, call)} is {text}" for rank, text in calls.items())

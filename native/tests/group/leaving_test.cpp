@@ -115,7 +115,7 @@ void the_last_rank_learns_the_first_failure() {
   }
   const Failure received = failure_of(*world[2].group, 600);
   check(received.kind == Failure::Kind::kFailed && received.peer == 3, received.summary().c_str(), 2);
-  check(received.reason == "its time limit of 0.01 s passed while it waited for rank 0, 1, 2", received.reason.c_str(),
+  check(received.reason == "its time limit of 0.01 s passed while it waited for ranks 0, 1, 2", received.reason.c_str(),
         2);
 }
 

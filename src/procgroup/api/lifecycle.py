@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup import environ, process_end
+from procgroup import _native, environ, process_end
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import is_foreign, resolve
 from procgroup.api.options import Timeouts, read_deterministic, read_timeouts
@@ -91,10 +91,12 @@ def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: s
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Leave a group (None: the default one) in order; what was sent still arrives. Other ranks need not call it.
 
-    Raises AssertionError when there was never a default group. Destroying a group again does nothing.
+    Raises AssertionError when there was never a default group, and DistBackendError inside a backend's transfer, which
+    must not wait. Destroying a group again does nothing.
     """
     if is_foreign(group):
         return
+    _native.require_outside_transfer("destroy_process_group")
     slot = default_group.slot()
     if group is None and slot.group is None:
         if not slot.was_used:
