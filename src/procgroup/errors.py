@@ -109,12 +109,10 @@ class CollectiveMismatch(OperationError):
 
 
 class CollectiveTimeout(OperationError):
-    """The deadline passed before every rank arrived. ``seconds`` is the timeout of the call.
+    """The deadline (``seconds``) passed before every rank arrived.
 
-    ``missing`` lists the missing ranks, ``global_missing`` their global ranks; ``calls`` maps the first of them to what
-    they were doing: "in recv of 4 float64 from rank 0 (call #3)", "in no call for 12 s". A queued call lists the ranks
-    that the call before it waits for; none, where another thread made that call. A receive from any rank lists none;
-    nor does a call of another backend that does not name the ranks it waits for: ``awaited`` says so.
+    ``missing`` lists the ranks, ``global_missing`` their global ranks, ``calls`` what the first of them were doing. A
+    queued call lists those that the call before it waits for. ``awaited`` says what is awaited when no rank is known.
     """
 
     def __init__(
