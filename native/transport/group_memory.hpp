@@ -1,28 +1,26 @@
 // What one rank shows the other members of one group in its arena.
 //
-//     group memory of rank r                                              staging blocks, from pools of the rank
-//     +--------+--------+-------------+----------+----------+-------+----------+   +---------+---------+
-//     | announcement 0 | announcement 1 | descriptors | progress | finished | state | departed |   | small 0 | small 1
-//     |
-//     +--------+--------+-------------+----------+----------+-------+----------+   +---------+---------+
-//          |                      |                                               +---------+---------+
-//          |                      +-- where the slots lie --------------+                  ^
-//          +---- where the small areas lie -----------------------------|------------------+
-//                                                                       v
-//                                                              +------+------+------+------+
-//                                                              | slot | slot | slot | slot |
-//                                                              +------+------+------+------+
+//     group memory of rank r                                                 staging blocks, from pools of the rank
+//     +----------------+-------------+----------+----------+-------+----------+      +---------+---------+
+//     | announcements  | descriptors | progress | finished | state | departed |      | small 0 | small 1 |
+//     | 0 and 1        | 0 and 1     | + slots  |          |       |          |      |         |         |
+//     +----------------+-------------+----------+----------+-------+----------+      +---------+---------+
+//          |                              |                                          ^
+//          +-- where the small areas lie -|------------------------------------------+
+//                                         |                          +------+------+------+------+
+//                                         +-- where the slots lie -->| slot | slot | slot | slot |
+//                                                                    +------+------+------+------+
 //
-// Vocabulary. A *announcement* announces one call: its sequence number, its fingerprint, where its small areas lie
-// and, up to 40 bytes, its data, all in one cache announcement. Calls use the two announcements in turn (as they do the
-// two *small* areas, which hold the data of medium calls). That is enough, because every call awaits the announcements
-// of all members: a rank that announces call n+2 has seen everybody announce n+1, so everybody is done with call n. A
+// Vocabulary. An *announcement* announces one call: its sequence number, its fingerprint, where its small areas lie
+// and, up to 40 bytes, its data, all in one cache line. Calls use the two announcements in turn (as they do the two
+// *small* areas, which hold the data of medium calls). That is enough, because every call awaits the announcements of
+// all members: a rank that announces call n+2 has seen everybody announce n+1, so everybody is done with call n. A
 // *slot* holds one chunk of a large array. *Progress* counts, over the group's whole life, what this rank has finished
 // in its slots; it never goes back. *Finished* is the last call of which this rank reads nothing any more. A group has
 // a *staging block* only while it needs one (transport/staging_pool.hpp), so that a thousand groups cost about a
-// megabyte each rank.
+// megabyte each rank; each member of another host that a leader represents costs it about as much.
 //
-// Memory order. A announcement's `sequence` and `progress` are written last, sequentially consistent: as release,
+// Memory order. An announcement's `sequence` and `progress` are written last, sequentially consistent: as release,
 // they publish everything written before; as part of the one total order, they make the writer's next
 // look at `sleepers` safe (see Arena::wake). Readers load them sequentially consistent for the same reason.
 #pragma once
