@@ -97,7 +97,7 @@ class Relay {
 
   const size_t capacity_;  // of a message, in bytes
   std::vector<Host> hosts_;
-  std::vector<uint64_t> small_;  // by group rank: where a proxy's small areas lie
+  std::vector<uint64_t> small_;  // by group rank: offset of a proxy's small areas
   std::vector<bool> sent_;       // by place on this host
   size_t unsent_ = 0;
   size_t unannounced_ = 0;

@@ -10,8 +10,8 @@
 //   reduce_scatter   -              one block per rank        the array          -
 //   all_to_all       -              one block per rank        -                  one block per rank
 //
-// Pieces are in group-rank order; they may lie anywhere, also side by side in one array. The input, or this rank's
-// input block, may be the same address as the output, or as this rank's output block; nothing else overlaps.
+// Blocks are in group-rank order; they may be anywhere in memory, also side by side in one array. The input, or this
+// rank's input block, may have the same address as the output, or as this rank's output block; nothing else overlaps.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@
 
 namespace procgroup {
 
-// What one rank gives to, or gets from, one other. Input blocks are never written.
+// The elements that one rank sends to, or receives from, one other. Input blocks are never written.
 struct Block {
   void* data = nullptr;
   size_t count = 0;  // elements
@@ -46,15 +46,15 @@ struct Request {
   void* output = nullptr;
   std::vector<Block> inputs;
   std::vector<Block> outputs;
-  // Where there are any, the input is what these make up; for the calls of which Group::takes_iovecs.
+  // If not empty, the input is the concatenation of these; only in calls that Group::takes_iovecs allows.
   std::vector<Iovec> iovecs;
   // Run by the thread that runs the call, without the language's lock: `before` right before its first element is
-  // read, `after` when it went well. Empty for nothing: arrays that lie whole in memory, ops that need no factor.
+  // read, `after` when it succeeded. Both are empty for contiguous arrays and ops that need no factor.
   std::function<void()> before;
   std::function<void()> after;
-  // Where another backend moves the bytes (`descriptor.external`): do what can be done now, once all ranks are known to
-  // agree; true when this rank's part has completed. It is given the root; of a message, the other rank. Throws what
-  // makes the call fail.
+  // Where another backend moves the bytes (`descriptor.external`): advance the transfer, once all ranks are known to
+  // agree; true when this rank's part has completed. The argument is the root or, of a message, the other rank. An
+  // exception makes the call fail.
   std::function<bool(int)> transfer;
 };
 
