@@ -1,4 +1,4 @@
-// What a caller asks for: the call and the arrays, as addresses. Arrays outlive the operation.
+// A caller's request: the call and the arrays, as addresses. Arrays outlive the operation.
 //
 //                    input          inputs                    output             outputs
 //   broadcast        the array      -                         the same array     -

@@ -49,8 +49,8 @@ void every_range_of_an_array_is_copied() {
       check(std::equal(copied.begin(), copied.end(), first), "expected the iovecs in this range", 0);
     }
     const std::span<const std::byte> run = contiguous_run(array.iovecs, begin);
-    const bool nothing_lies = begin == size || array.whole[begin] == kGap;
-    check(run.empty() == nothing_lies, "expected a run where bytes lie", 0);
+    const bool in_gap = begin == size || array.whole[begin] == kGap;
+    check(run.empty() == in_gap, "expected a run where there are bytes", 0);
     check(begin + run.size() <= size && std::equal(run.begin(), run.end(), &array.whole[0] + begin), "the bytes there",
           0);
     check(run.empty() || contiguous_run(array.iovecs, begin + run.size()).data() != run.data() + run.size(),

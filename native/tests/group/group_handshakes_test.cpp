@@ -33,7 +33,7 @@ struct Ranks {
   GroupHandshakes second{pair.second, 1, kWorld};
 };
 
-void members_hear_of_each_other_and_where_their_memory_lies() {
+void members_exchange_the_offsets_of_their_memory() {
   Ranks ranks;
   ranks.first.open(kGroup, {0, 1}, 4096, "new_group([0, 1])");
   ranks.settle();
@@ -224,7 +224,7 @@ void the_end_of_a_group_that_nobody_knows_is_no_news() {
 
 int main() {
   limit_seconds(100);
-  RUN_TEST(members_hear_of_each_other_and_where_their_memory_lies);
+  RUN_TEST(members_exchange_the_offsets_of_their_memory);
   RUN_TEST(several_groups_are_told_apart_in_any_order);
   RUN_TEST(a_member_that_leaves_in_order_says_so_when_it_is_asked_to);
   RUN_TEST(a_member_that_gives_up_says_why);
