@@ -71,9 +71,9 @@ class Group final : public Source {
   // By group rank; empty where they are the group ranks.
   const std::vector<int>& global_ranks() const { return global_ranks_; }
 
-  // Where this rank's group memory lies in its arena.
+  // The offset of this rank's group memory in its arena.
   uint64_t offset() const { return offset_; }
-  // Where that of the members of this host lies, by group rank, and on which host each member is.
+  // `offsets`: those of the members on this host, by group rank. `hosts`: the host of each member.
   void attach(const std::vector<uint64_t>& offsets, const std::vector<int>& hosts);
 
   // Instead of attach(), for a group of ranks that have a common group already: notify the other members, and wait

@@ -183,7 +183,7 @@ void Group::refuse_to_begin(const Failure& failure) {
   throw OperationFailed{failure, {}};
 }
 
-// The member whose group memory cannot lie where it says.
+// The failure of a member that announced an invalid offset of its group memory.
 std::optional<Failure> Group::misplaced(const std::vector<uint64_t>& offsets) const {
   for (size_t member = 0; member < offsets.size(); ++member) {
     const int world = options_.members[member];
@@ -280,7 +280,7 @@ std::optional<Failure> Group::examine_handshake(int member, bool awaited, const 
   bool left = false;
   {
     const std::lock_guard lock(engine_.messages_mutex());
-    engine_.handshakes().collect();
+    engine_.handshakes().receive_arrived();
     const GroupHandshake* theirs = engine_.handshakes().received(options_.members[index(member)], options_.id);
     if (theirs == nullptr) return std::nullopt;
     if (theirs->ended) return as_seen_by(options_.rank, member, *theirs->ended, &global_ranks_);

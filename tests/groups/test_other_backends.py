@@ -106,7 +106,7 @@ def play() -> list[Any]:
         for call in (dist.all_reduce, dist.scan, dist.exscan):
             kept.append(array.copy())
             call(kept[-1], op)
-    kept.append(array.copy()[::-1])  # which does not lie in order
+    kept.append(array.copy()[::-1])  # which is not in memory order
     dist.all_reduce(kept[-1])
     kept.append(array.copy())
     dist.reduce(kept[-1], size - 1)

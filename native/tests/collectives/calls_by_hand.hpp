@@ -15,7 +15,7 @@ inline std::vector<const Arena*> arenas_of(const std::vector<Rank>& world) {
   return arenas;
 }
 
-// In a group whose memory lies there.
+// In a group whose memory is at `offsets`.
 inline CollectiveState state_at(const std::vector<uint64_t>& offsets, std::vector<Rank>& world, int rank,
                                 const std::vector<const Arena*>& arenas) {
   std::vector<GroupMemoryView> views;

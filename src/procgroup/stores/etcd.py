@@ -1,6 +1,6 @@
 """A store on an etcd cluster, which outlives the hosts of a job.
 
-A job's keys lie below ``procgroup/PREFIX/``: the value of a key at ``k/KEY/v``, each item of its queue at
+A job's keys begin with ``procgroup/PREFIX/``: the value of a key at ``k/KEY/v``, each item of its queue at
 ``k/KEY/q/ITEM``, a barrier at ``b/KEY``; PREFIX and KEY are quoted as in a URL, so that they have no slash. One
 range covers a key's value and queue. A queue is ordered by the revisions at which its items were created. A change that
 depends on the present value is a transaction, which fails after a concurrent change and is then repeated.

@@ -43,7 +43,7 @@ class SizeResult:
 
 @dataclass
 class InterleavedRun:
-    """Measures one operation on all peers, and leaves out those that fail, saying so through ``tell``.
+    """Measures one operation on all peers, and leaves out those that fail, with a line through ``tell``.
 
     ``seconds`` is about how long one peer's turn takes; ``timeout`` is after how many seconds a
     turn counts as stuck. ``shares_cores``: there are more ranks than usable cores.
