@@ -89,8 +89,8 @@ def expect_lost(seen: dict[str, list[Any]]) -> None:
 def expect_late(seen: dict[str, list[Any]], transport: str) -> None:
     """A survivor whose time is up names the victim; one that is notified first names both that one and the victim.
 
-    Beside the victim, it may name the other survivor, if that one has not done its part either: it waits, too. A broadcast
-    over TCP comes to rank 0 by way of rank 2, so rank 0 may rightly name that one alone.
+    Beside the victim it may name the other survivor, if that one has not done its part either: it waits, too. A
+    broadcast over TCP comes to rank 0 by way of rank 2, so rank 0 may rightly name that one alone.
     """
     for name, survivors in seen.items():
         awaited = {VICTIM, 2} if (name, transport) == ("broadcast", "tcp") else {VICTIM}

@@ -1,4 +1,4 @@
-"""What a backend's transfer waits for is named at the deadline, and a transfer that waits without yielding is refused."""
+"""A timeout names the ranks that a backend's transfer waits for; a transfer that waits without yielding is refused."""
 
 from __future__ import annotations
 

@@ -21,6 +21,8 @@ std::atomic<int64_t> live_blocks{0};
 
 }  // namespace
 
+#ifndef __SANITIZE_ADDRESS__  // which has operators of its own
+
 void* operator new(size_t bytes) {
   ++live_blocks;
   if (void* block = std::malloc(bytes)) return block;
@@ -31,6 +33,7 @@ void operator delete(void* block) noexcept {
   std::free(block);
 }
 void operator delete(void* block, size_t) noexcept { operator delete(block); }
+#endif
 
 namespace {
 
