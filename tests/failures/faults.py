@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
+from failures.operations import on
+from groups.toy_backend import StoreBackend
+from numpy.random import default_rng
 
 import procgroup as dist
 from cases import Case, CasePart
-from failures.operations import on
-from groups.toy_backend import StoreBackend
 from operations import EVERY_RANK
 from procgroup.api.default_group import current
 from procgroup.backends import registry
@@ -62,7 +62,7 @@ class Plan:
 
     @classmethod
     def of(cls, seed: int, layout: str, fault: str) -> Plan:
-        random = np.random.default_rng([seed, LAYOUTS.index(layout), FAULTS.index(fault)])
+        random = default_rng([seed, LAYOUTS.index(layout), FAULTS.index(fault)])
         size = int(random.integers(3, 5))
         # Rank 0 hosts the store, by which the toy backend moves everything.
         victim = int(random.integers(1 if layout == "toy" else 0, size))
@@ -78,7 +78,7 @@ class Plan:
 
     def calls(self) -> Iterator[tuple[int, Case]]:
         """Make up calls without end: the index of the group, and the case."""
-        random = np.random.default_rng(self.seed)
+        random = default_rng(self.seed)
         while True:
             index = int(random.integers(len(self.groups)))
             count = int(random.choice([random.integers(40), random.integers(3000), random.integers(60_000)]))
@@ -131,6 +131,7 @@ class Issued:
 
 def be_rank(rank: int, size: int, plan: Plan) -> dict[str, Any]:
     """Make calls until one fails; the victim goes wrong before a certain call. End in one of two ways."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if plan.layout == "toy" and not registry.is_backend_available("toy"):
         dist.Backend.register_backend("toy", StoreBackend)
     dist.init_process_group("toy" if plan.layout == "toy" else None, timeout=plan.timeout)
@@ -143,7 +144,7 @@ def be_rank(rank: int, size: int, plan: Plan) -> dict[str, Any]:
     except dist.DistError as error:
         if rank == plan.victim:
             raise
-        if np.random.default_rng([plan.seed, rank]).random() < 0.5:
+        if default_rng([plan.seed, rank]).random() < 0.5:
             dist.destroy_process_group()  # while the exception is handled, which the others are notified of
         report.failed += f": {type(error).__name__}: {error}"
         print("failed", report.failed, flush=True)
@@ -154,7 +155,7 @@ def be_rank(rank: int, size: int, plan: Plan) -> dict[str, Any]:
 
 
 def make_calls(plan: Plan, rank: int, groups: list[Any], report: Report) -> None:
-    random = np.random.default_rng([plan.seed, rank])
+    random = default_rng([plan.seed, rank])
     outstanding: list[Issued] = []
     for number, (index, case) in enumerate(plan.calls()):
         if rank == plan.victim:
@@ -175,7 +176,7 @@ def make_calls(plan: Plan, rank: int, groups: list[Any], report: Report) -> None
             with_errors(report, due, due.part.wait)
             if text := due.part.wrong():
                 report.wrong.append(f"{due}: {text}")
-            if case.operation == "barrier" and plan.victim in members:
+            if due.part.name == "barrier" and plan.victim in due.group.members:
                 report.met.append(due.number)
 
 
@@ -207,7 +208,8 @@ def named_by(error: dist.OperationError) -> set[int]:
 
 def ranks_in(text: str) -> set[int]:
     """Return the global ranks in a text: "lost rank 3 (rank 1 of group 2) (pid 4)"."""
-    return {int(number) for ranks in re.findall(r"(?<!\()ranks? ([\d, ]+)", text) for number in re.findall(r"\d+", ranks)}
+    lists = re.findall(r"(?<!\()ranks? ([\d, ]+)", text)
+    return {int(number) for ranks in lists for number in re.findall(r"\d+", ranks)}
 
 
 def go_wrong(plan: Plan) -> None:
