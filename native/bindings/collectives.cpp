@@ -348,6 +348,7 @@ nb::object PythonGroup::run(Request& request, double seconds, const Issued* issu
   PythonRuntime language(engine_->rank_threads());
   try {
     group_->run(request, seconds, language);
+    language.rethrow();
   } catch (const OperationFailed& failed) {
     language.rethrow();
     raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued ? issued->error() : nb::handle()));

@@ -50,6 +50,7 @@ void PythonGroup::handshake(const std::string& call, const nb::dict& data, doubl
   PythonRuntime language;
   try {
     group_->handshake(call, seconds, language);
+    language.rethrow();
   } catch (const OperationFailed& failed) {
     language.rethrow();
     raise(build_exception(failed.failure, data));
@@ -109,6 +110,7 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   PythonRuntime language(engine_->rank_threads());
   try {
     const int source = group_->run_message(request, seconds, language);
+    language.rethrow();
     return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();
   } catch (const OperationFailed& failed) {
     language.rethrow();
