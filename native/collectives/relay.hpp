@@ -91,7 +91,7 @@ class Relay {
 
   const size_t capacity_;  // of a message, in bytes
   std::vector<Host> hosts_;
-  std::vector<uint64_t> small_;  // by group rank: how far a proxy's small areas lie behind this rank's
+  std::vector<uint64_t> small_;  // by group rank: distance of a proxy's small areas from this rank's own
   std::vector<bool> sent_;       // by place on this host
   size_t unsent_ = 0;
   size_t unannounced_ = 0;

@@ -71,8 +71,7 @@ class _CallError(DistBackendError):
     def __init__(
         self, text: str, *, op: str, group: str, rank: int, size: int, members: Ranks = (), number: str = ""
     ) -> None:
-        self.op, self.group = op, group
-        self.rank, self.size = rank, size
+        self.op, self.group, self.rank, self.size = op, group, rank, size
         self.members: tuple[int, ...] = tuple(members or range(size))
         self.global_rank: int = self.members[rank]
         also = "" if self.global_rank == rank else f"; global rank {self.global_rank}"
@@ -120,9 +119,8 @@ class CollectiveTimeout(OperationError):
     ) -> None:
         self.missing: tuple[int, ...] = tuple(missing)
         self.global_missing: tuple[int, ...] = tuple(global_rank(rank, call) for rank in self.missing)
-        self.seconds = seconds
+        self.seconds, self.awaited = seconds, awaited
         self.calls: dict[int, str] = dict(calls or {})
-        self.awaited = awaited
         super().__init__(*failure_text.timeout(self.missing, awaited, seconds, self.calls, call), **call)
 
 

@@ -157,7 +157,7 @@ void all_but_the_slow_rank_call(std::vector<Rank>& world) {
   other.join();
 }
 
-// Where the leader's small areas of that call lie, and with them those of its proxies.
+// The offset of the leader's small areas in that call; those of its proxies follow.
 uint64_t block_of(const SlowRank& rank, uint64_t sequence) { return rank.leader().announcement(sequence).small; }
 
 constexpr int kPairs = static_cast<int>(kKeptSmallBlocks);  // more than the blocks of two members that a pool keeps
