@@ -71,7 +71,10 @@ class _CallError(DistBackendError):
     def __init__(
         self, text: str, *, op: str, group: str, rank: int, size: int, members: Ranks = (), number: str = ""
     ) -> None:
-        self.op, self.group, self.rank, self.size = op, group, rank, size
+        self.op = op
+        self.group = group
+        self.rank = rank
+        self.size = size
         self.members: tuple[int, ...] = tuple(members or range(size))
         self.global_rank: int = self.members[rank]
         also = "" if self.global_rank == rank else f"; global rank {self.global_rank}"
@@ -90,7 +93,8 @@ class OperationError(_CallError):
     def __init__(
         self, happened: str, advice: str = "", *, sequence: int, intact: bool | None = None, **call: Any
     ) -> None:
-        self.sequence, self.intact = sequence, intact
+        self.sequence = sequence
+        self.intact = intact
         super().__init__(f"{happened}. {advice}" if advice else happened, number=f" #{sequence}", **call)
 
 
@@ -119,7 +123,8 @@ class CollectiveTimeout(OperationError):
     ) -> None:
         self.missing: tuple[int, ...] = tuple(missing)
         self.global_missing: tuple[int, ...] = tuple(global_rank(rank, call) for rank in self.missing)
-        self.seconds, self.awaited = seconds, awaited
+        self.seconds = seconds
+        self.awaited = awaited
         self.calls: dict[int, str] = dict(calls or {})
         super().__init__(*failure_text.timeout(self.missing, awaited, seconds, self.calls, call), **call)
 
@@ -142,7 +147,9 @@ class PeerLost(OperationError):
     def __init__(self, *, peer: int, pid: int, how: str, host: str = "", **call: Any) -> None:
         self.peer = peer
         self.global_peer: int = global_rank(peer, call)
-        self.pid, self.host, self.how = pid, host, how
+        self.pid = pid
+        self.host = host
+        self.how = how
         super().__init__(*failure_text.lost(peer, pid, how, host, call), **call)
 
 
@@ -159,7 +166,8 @@ class PeerFailed(OperationError):
     ) -> None:
         self.peer = peer
         self.global_peer: int = global_rank(peer, call)
-        self.reason, self.cause = reason, cause
+        self.reason = reason
+        self.cause = cause
         self.missing: tuple[int, ...] = tuple(missing)
         self.seconds = seconds
         super().__init__(*failure_text.peer_failed(peer, reason, call), **call)
@@ -202,7 +210,8 @@ class WaitTimeout(DistBackendError):
     """``Work.wait(timeout)`` ended before the call did, which goes on. Has ``op`` and ``seconds``."""
 
     def __init__(self, *, op: str, where: str, seconds: float) -> None:
-        self.op, self.seconds = op, seconds
+        self.op = op
+        self.seconds = seconds
         super().__init__(failure_text.wait_timeout(op, where, seconds))
 
 
@@ -246,7 +255,8 @@ class StoreTimeout(DistStoreError):
 
     def __init__(self, *, keys: Sequence[str], seconds: float, what: str = "wait") -> None:
         self.keys: tuple[str, ...] = tuple(keys)
-        self.seconds, self.what = seconds, what
+        self.seconds = seconds
+        self.what = what
         super().__init__(failure_text.store_timeout(self.keys, seconds, what))
 
 
@@ -254,7 +264,9 @@ class StoreLost(DistStoreError):
     """The store's server is gone. ``host`` and ``port`` say which, ``reason`` how that was seen."""
 
     def __init__(self, *, host: str, port: int, reason: str) -> None:
-        self.host, self.port, self.reason = host, port, reason
+        self.host = host
+        self.port = port
+        self.reason = reason
         super().__init__(f"lost the store at {host}:{port}: {reason}. Look at the process that hosts it.")
 
 
@@ -262,7 +274,8 @@ class StoreLimitError(DistStoreError):
     """A key or value is larger than the store takes. Nothing was stored."""
 
     def __init__(self, *, what: str, size: int, limit: int) -> None:
-        self.size, self.limit = size, limit
+        self.size = size
+        self.limit = limit
         super().__init__(f"{what} of {size} bytes is larger than the limit of {limit} bytes")
 
 
@@ -271,10 +284,7 @@ class RendezvousError(DistError):
 
 
 class IncompleteEnvironment(RendezvousError, ValueError):
-    """env:// lacks the variables ``missing``; ``found`` maps the others to their values.
-
-    ``launcher`` names the launcher that was detected, or is "".
-    """
+    """env:// lacks the variables ``missing``. ``found`` has the others, ``launcher`` the detected launcher or ""."""
 
     def __init__(self, *, missing: Sequence[str], found: Mapping[str, str], launcher: str, advice: str) -> None:
         self.missing: tuple[str, ...] = tuple(missing)
@@ -289,7 +299,8 @@ class RendezvousTimeout(RendezvousError):
     def __init__(self, *, missing: Ranks, joined: Texts, size: int, seconds: float) -> None:
         self.missing: tuple[int, ...] = tuple(missing)
         self.joined: dict[int, str] = dict(joined)
-        self.size, self.seconds = size, seconds
+        self.size = size
+        self.seconds = seconds
         super().__init__(failure_text.rendezvous_timeout(self.missing, self.joined, size, seconds))
 
 
@@ -305,7 +316,8 @@ class ModelMismatch(DistError):
     """
 
     def __init__(self, *, expected: str, got: str, rank: int, ranks: Ranks) -> None:
-        self.expected, self.got = expected, got
+        self.expected = expected
+        self.got = got
         self.rank = rank
         self.ranks: tuple[int, ...] = tuple(ranks)
         super().__init__(failure_text.model_mismatch(expected, got, rank, ranks))
@@ -348,7 +360,9 @@ class ProcessException(Exception):
 
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
         super().__init__(msg)
-        self.msg, self.error_index, self.error_pid = msg, error_index, error_pid
+        self.msg = msg
+        self.error_index = error_index
+        self.error_pid = error_pid
 
     def __reduce__(self) -> tuple[type[ProcessException], tuple[object, ...]]:
         return type(self), (self.msg, self.error_index, self.error_pid)
@@ -365,7 +379,8 @@ class ProcessExitedException(ProcessException):
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
     ) -> None:
         super().__init__(msg, error_index, error_pid)
-        self.exit_code, self.signal_name = exit_code, signal_name
+        self.exit_code = exit_code
+        self.signal_name = signal_name
 
     def __reduce__(self) -> tuple[type[ProcessException], tuple[object, ...]]:
         return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
@@ -409,7 +424,8 @@ class Refusal(Exception):
 
     def __init__(self, endpoint: object, code: int, text: str) -> None:
         super().__init__(f"etcd at {endpoint} refuses: {text}")
-        self.code, self.text = code, text
+        self.code = code
+        self.text = text
 
 
 class SshError(Exception):
@@ -428,22 +444,6 @@ class PeerFailure(RuntimeError):
     """The ``peer`` of a benchmark could not be started or measured, for ``reason``; it takes no further part."""
 
     def __init__(self, peer: str, reason: str) -> None:
-        self.peer, self.reason = peer, reason
+        self.peer = peer
+        self.reason = reason
         super().__init__(f"{peer}: {reason}")
-
-
-_OPERATION_ERRORS: dict[str, type[OperationError]] = {
-    "mismatch": CollectiveMismatch,
-    "timeout": CollectiveTimeout,
-    "deadlock": Deadlock,
-    "lost": PeerLost,
-    "error": PeerFailed,
-    "broken": GroupBroken,
-    "interrupted": GroupBroken,
-    "aborted": GroupBroken,
-}
-
-
-def from_native(kind: str, data: Mapping[str, Any]) -> DistError:
-    """Build the exception for a failure that the native engine reports as data."""
-    return _OPERATION_ERRORS[kind](**data)
