@@ -8,6 +8,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -141,7 +142,7 @@ class Group final : public Source {
   [[noreturn]] void refuse_to_begin(const Failure& failure);  // which has world ranks
   std::optional<Failure> misplaced(const std::vector<uint64_t>& offsets) const;
   void announce_leaving();
-  std::optional<Failure> what_ends(const GroupOperation& operation) const;
+  std::optional<Failure> what_ends(const GroupOperation& operation);
   void require_usable(Descriptor call);
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);
@@ -167,7 +168,8 @@ class Group final : public Source {
   GroupView view() const { return {options_.id, options_.rank, options_.members, global_ranks_}; }
   Failure left_before(int member) const;
   std::vector<int> explained_peers(const Failure& failure, bool has_world_ranks) const;
-  void explain(Failure& failure, bool has_world_ranks = false) const;
+  void look_at_calls(const std::vector<int>& peers);
+  void explain(Failure& failure, bool has_world_ranks = false);
   void break_with(Failure failure, const Descriptor& call);
   void end_with(const GroupOperation& call, const Failure& failure);
   Failure own_view(Failure failure) const;
@@ -207,6 +209,7 @@ class Group final : public Source {
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
+  std::map<int, std::string> seen_calls_;  // by world rank; guarded by reason_mutex_
   bool left_ = false;
   std::mutex driving_;          // held to advance the head of queue_; taken before other mutexes
   bool head_has_turn_ = false;  // guarded by driving_: busy_ is held for the head of queue_

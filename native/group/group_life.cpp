@@ -138,8 +138,8 @@ void Group::make_relay() {
   state_->messages.emplace(
       engine_.messages(), engine_.messages_mutex(), [this] { return engine_.pump(); }, view(), options_.limits);
   state_->on_failure = [this](const Failure& failure, const Descriptor& call) {
-    // Request this before the failure is posted, which ends the calls of the ranks that receive it.
-    if (failure.kind == Failure::Kind::kTimeout) engine_.query_calls(explained_peers(failure, false), options_.id);
+    const bool is_explained = failure.kind != Failure::Kind::kTimeout || !failure.calls.empty();
+    if (!is_explained && !is_completed()) look_at_calls(explained_peers(failure, false));
     break_with(own_view(cause_of(failure)), call);
   };
   if (!state_->topology.is_leader()) return;
@@ -322,10 +322,24 @@ std::vector<int> Group::explained_peers(const Failure& failure, bool has_world_r
   return peers;
 }
 
-// At a deadline: describe what the first of the missing ranks are doing.
-void Group::explain(Failure& failure, bool has_world_ranks) const {
+// Before a failure is posted, which ends the calls of the ranks that receive it.
+void Group::look_at_calls(const std::vector<int>& peers) {
+  engine_.query_calls(peers, options_.id);
+  std::vector<std::string> calls = engine_.known_calls(peers, options_.id);
+  const std::lock_guard lock(reason_mutex_);
+  for (size_t peer = 0; peer < peers.size(); ++peer)
+    if (engine_.peer_arena(peers[peer]) != nullptr) seen_calls_[peers[peer]] = std::move(calls[peer]);
+}
+
+// At a deadline: describe what the first of the missing ranks are doing, or were doing before the failure was posted.
+void Group::explain(Failure& failure, bool has_world_ranks) {
   if (failure.kind != Failure::Kind::kTimeout) return;
-  failure.calls = engine_.calls_of(explained_peers(failure, has_world_ranks), options_.id);
+  const std::vector<int> peers = explained_peers(failure, has_world_ranks);
+  failure.calls = engine_.calls_of(peers, options_.id);
+  const std::lock_guard lock(reason_mutex_);
+  const std::map<int, std::string> seen = std::exchange(seen_calls_, {});
+  for (size_t peer = 0; peer < peers.size(); ++peer)
+    if (const auto found = seen.find(peers[peer]); found != seen.end()) failure.calls[peer] = found->second;
 }
 
 // Once this rank has aborted, the others leave because of that.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup import _native, environ, process_end
+from procgroup import environ, process_end
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import is_foreign, resolve
 from procgroup.api.options import Timeouts, read_deterministic, read_timeouts
@@ -96,12 +96,15 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """
     if is_foreign(group):
         return
-    _native.require_outside_transfer("destroy_process_group")
     slot = default_group.slot()
     if group is None and slot.group is None:
         if not slot.was_used:
             raise AssertionError("Process group cannot be None")
         return
+    # Not above: this module can be imported where the engine cannot be loaded.
+    from procgroup._native import require_outside_transfer
+
+    require_outside_transfer("destroy_process_group")
     chosen = resolve(group)
     chosen.await_others()
     exit_hooks.leave(chosen)
