@@ -283,7 +283,7 @@ std::optional<Failure> Group::examine_handshake(int member, bool awaited, const 
     engine_.handshakes().receive_arrived();
     const GroupHandshake* theirs = engine_.handshakes().received(options_.members[index(member)], options_.id);
     if (theirs == nullptr) return std::nullopt;
-    if (theirs->ended) return as_seen_by(options_.rank, member, *theirs->ended, &global_ranks_);
+    if (theirs->ended) return as_seen_by(options_.rank, member, view().by_group_rank(*theirs->ended), &global_ranks_);
     left = theirs->left && (is_message(call.op) || call.sequence > theirs->last);
   }
   return left && awaited ? std::optional(left_before(member)) : std::nullopt;

@@ -38,8 +38,9 @@ struct Failure {
 // that reads it.
 Failure as_seen_by(int reader, int member, Failure posted, const std::vector<int>* global_ranks);
 
-// "rank 1" or "ranks 1, 2, 5-9": short for a world of any size in which few ranks have come, or few are missing.
-std::string name_ranks(const std::vector<int>& ranks);
+// "rank 1" or "ranks 1, 2, 5-9": short for a world of any size in which few ranks have come, or few are missing. With
+// global ranks that differ (see rank_name): "ranks 3, 5 (ranks 1, 2 of the group)".
+std::string name_ranks(const std::vector<int>& ranks, const std::vector<int>* global_ranks = nullptr);
 
 // What another rank wrote, up to `most` bytes or its first zero, in characters that every reader can take.
 std::string readable(const char* text, size_t most);
