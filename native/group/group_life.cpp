@@ -223,7 +223,10 @@ std::optional<Failure> Group::examine(const Operation& operation, const Descript
   const std::vector<int> present = operation.outlives_peer() ? std::vector<int>{} : missing;
   for (int member = 0; member < size(); ++member)
     if (concerns(member))
-      if (std::optional<Failure> failure = examine_member(member, present, call)) return failure;
+      if (std::optional<Failure> failure = examine_member(member, present, call)) {
+        add_own_wait(*failure, missing);
+        return failure;
+      }
   return broken();
 }
 
@@ -309,6 +312,8 @@ Failure Group::cause_of(Failure failure) const {
     if (is_better) best = std::move(theirs);
   }
   if (!best) return failure;
+  const bool is_same = best->kind == failure.kind && best->cause == failure.cause && best->peer == failure.peer;
+  if (is_same && failure.cause == Failure::Kind::kTimeout) return failure;  // see add_own_wait
   best->wrote = failure.wrote;
   return *std::move(best);
 }

@@ -134,4 +134,16 @@ void Group::name_relays(Failure& failure, const Descriptor& call) const {
                    name_ranks(failure.relays, &global_ranks_) + " to relay announcements";
 }
 
+// In the middle of a call ranks wait for each other, and a member's timeout names the next rank only. So this rank says
+// for which others it waits: these may be the cause.
+void Group::add_own_wait(Failure& failure, const std::vector<int>& missing) const {
+  if (failure.kind != Failure::Kind::kFailed || failure.cause != Failure::Kind::kTimeout) return;
+  std::vector<int> others;
+  for (const int member : missing)
+    if (member != failure.peer && std::ranges::find(failure.missing, member) == failure.missing.end())
+      others.push_back(member);
+  if (others.empty()) return;
+  failure.reason += "; " + rank_name(rank(), &global_ranks_) + " waited for " + name_ranks(others, &global_ranks_);
+}
+
 }  // namespace procgroup

@@ -335,5 +335,5 @@ def test_a_timeout_names_the_leaders_that_may_hold_back_what_a_missing_rank_anno
     awaited = f"rank {missing}, or for {relays} to relay announcements"
     for rank, (kind, missed, text) in ends.items():
         assert (kind, missed) == ("CollectiveTimeout" if rank == first else "PeerFailed", (missing,)), text
-        assert f"waiting for {awaited}: " in text if rank == first else f"waited for {awaited}. " in text, text
+        assert f"waiting for {awaited}: " in text if rank == first else f"waited for {awaited}" in text, text
     assert "; rank 1 is " in ends[first][2]
