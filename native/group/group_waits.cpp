@@ -140,7 +140,8 @@ void Group::add_own_wait(Failure& failure, const std::vector<int>& missing) cons
   if (failure.kind != Failure::Kind::kFailed || failure.cause != Failure::Kind::kTimeout) return;
   std::vector<int> others;
   for (const int member : missing)
-    if (member != failure.peer && std::ranges::find(failure.missing, member) == failure.missing.end())
+    if (member != failure.peer && member != rank() &&
+        std::ranges::find(failure.missing, member) == failure.missing.end())
       others.push_back(member);
   if (others.empty()) return;
   failure.reason += "; " + rank_name(rank(), &global_ranks_) + " waited for " + name_ranks(others, &global_ranks_);
