@@ -349,6 +349,22 @@ Failure Group::own_view(Failure failure) const {
   return {.kind = Failure::Kind::kAborted, .wrote = failure.wrote};
 }
 
+// Why a call has failed. A member that waited for this rank waited by way of it for those for which this rank waits.
+Failure Group::failure_of(const Operation& operation) const {
+  Failure failure = own_view(cause_of(*operation.failure()));
+  const auto waited_for = [&](int member) {
+    return std::ranges::find(failure.missing, member) != failure.missing.end();
+  };
+  if (failure.kind != Failure::Kind::kFailed || failure.cause != Failure::Kind::kTimeout || !waited_for(options_.rank))
+    return failure;
+  std::vector<int> awaited = operation.missing();
+  std::erase_if(awaited, [&](int member) { return member == failure.peer || waited_for(member); });
+  if (awaited.empty()) return failure;
+  failure.reason += ", and this rank waited for " + name_ranks(awaited);
+  failure.missing.insert(failure.missing.end(), awaited.begin(), awaited.end());
+  return failure;
+}
+
 void Group::break_with(Failure failure, const Descriptor& call) {
   {
     const std::lock_guard lock(reason_mutex_);

@@ -73,7 +73,7 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
   if (operation.failure() == nullptr) return std::nullopt;
   std::optional<Failure> deadlock = watch.announced();
   if (deadlock) return deadlock;
-  Failure failure = own_view(cause_of(*operation.failure()));
+  Failure failure = failure_of(operation);
   language.unlock();
   explain(failure);
   language.lock();

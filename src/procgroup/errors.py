@@ -158,7 +158,7 @@ class PeerFailed(OperationError):
 
     ``peer`` is its group rank, ``global_peer`` its global rank, ``reason`` the failure as text, ``cause`` its kind:
     "error" (an exception, or a breach of the protocol), "timeout", "mismatch", "interrupted", "aborted" or "deadlock".
-    For "timeout", ``missing`` has the group ranks that were missing, and ``seconds`` the timeout.
+    For "timeout", ``missing`` has the group ranks for which it waited, then, with this rank, this rank's own.
     """
 
     def __init__(
