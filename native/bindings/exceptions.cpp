@@ -3,17 +3,22 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 namespace nb = nanobind;
 
 namespace procgroup {
 
 namespace {
 
-// By the ranks of `missing`.
+// By the ranks of `missing` and `relays`.
 nb::dict calls_of_ranks(const Failure& failure) {
   nb::dict calls;
-  for (size_t index = 0; index < failure.calls.size(); ++index)
-    calls[nb::int_(failure.missing[index])] = failure.calls[index];
+  const size_t relayed = failure.calls.size() - std::min(failure.calls.size(), failure.relays.size());
+  for (size_t index = 0; index < failure.calls.size(); ++index) {
+    const int rank = index < relayed ? failure.missing[index] : failure.relays[index - relayed];
+    calls[nb::int_(rank)] = failure.calls[index];
+  }
   return calls;
 }
 

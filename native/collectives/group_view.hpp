@@ -22,9 +22,11 @@ struct GroupView {
     const auto found = std::find(members.begin(), members.end(), world);
     return found == members.end() ? -1 : static_cast<int>(found - members.begin());
   }
-  // A failure of Messages, which is about a world rank.
+  // A failure of Messages or of the handshake, which is about world ranks.
   Failure by_group_rank(Failure failure) const {
     if (failure.peer >= 0) failure.peer = group_rank(failure.peer);
+    for (int& missing : failure.missing) missing = group_rank(missing);
+    std::erase(failure.missing, -1);
     return failure;
   }
 };

@@ -159,8 +159,8 @@ struct CollectiveState {
   std::shared_ptr<Relay> relay{};           // of this host's leader
   Scratch message_scratch{};
   // Called with the cause before a call that fails gives its messages up, so that the other hosts learn the cause
-  // first.
-  std::function<void(const Failure&, const Descriptor&)> on_failure{};
+  // first. It adds to a timeout the leaders that may not have relayed announcements.
+  std::function<void(Failure&, const Descriptor&)> on_failure{};
 
   int size() const { return static_cast<int>(members.size()); }
   GroupMemoryView& mine() { return members[static_cast<size_t>(rank)]; }

@@ -269,6 +269,7 @@ std::optional<Failure> Group::what_ends(const GroupOperation& operation) {
   if (std::optional<Failure> failure = examine(operation, operation.call())) return failure;
   if (!operation.deadline().passed()) return std::nullopt;
   Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};
+  name_relays(timeout, operation.call());
   explain(timeout);
   return timeout;
 }

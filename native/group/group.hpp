@@ -157,6 +157,7 @@ class Group final : public Source {
                                        LanguageRuntime& language);
   void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const;
   std::optional<Awaited> awaited(const Descriptor& call) const;
+  void name_relays(Failure& failure, const Descriptor& call) const;
   std::optional<Failure> examine(const Operation& operation, const Descriptor& call) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;
   std::optional<Failure> posted(int member) const;

@@ -137,7 +137,8 @@ void Group::attach(const std::vector<uint64_t>& offsets, const std::vector<int>&
 void Group::make_relay() {
   state_->messages.emplace(
       engine_.messages(), engine_.messages_mutex(), [this] { return engine_.pump(); }, view(), options_.limits);
-  state_->on_failure = [this](const Failure& failure, const Descriptor& call) {
+  state_->on_failure = [this](Failure& failure, const Descriptor& call) {
+    name_relays(failure, call);
     const bool is_explained = failure.kind != Failure::Kind::kTimeout || !failure.calls.empty();
     if (!is_explained && !is_completed()) look_at_calls(explained_peers(failure, false));
     break_with(own_view(cause_of(failure)), call);
@@ -283,7 +284,7 @@ std::optional<Failure> Group::examine_handshake(int member, bool awaited, const 
     engine_.handshakes().receive_arrived();
     const GroupHandshake* theirs = engine_.handshakes().received(options_.members[index(member)], options_.id);
     if (theirs == nullptr) return std::nullopt;
-    if (theirs->ended) return as_seen_by(options_.rank, member, *theirs->ended, &global_ranks_);
+    if (theirs->ended) return as_seen_by(options_.rank, member, view().by_group_rank(*theirs->ended), &global_ranks_);
     left = theirs->left && (is_message(call.op) || call.sequence > theirs->last);
   }
   return left && awaited ? std::optional(left_before(member)) : std::nullopt;
@@ -312,13 +313,14 @@ Failure Group::cause_of(Failure failure) const {
   return *std::move(best);
 }
 
-// The world ranks of the first missing ranks, whose calls the error describes.
+// The world ranks of the first missing ranks, and of those that relay for them, whose calls the error describes.
 std::vector<int> Group::explained_peers(const Failure& failure, bool has_world_ranks) const {
   std::vector<int> peers;
   for (const int missing : failure.missing) {
     if (peers.size() == kExplained) break;
     peers.push_back(has_world_ranks ? missing : options_.members[index(missing)]);
   }
+  for (const int relay : failure.relays) peers.push_back(options_.members[index(relay)]);
   return peers;
 }
 

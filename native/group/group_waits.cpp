@@ -113,4 +113,25 @@ std::optional<Awaited> Group::awaited(const Descriptor& call) const {
   return awaited;
 }
 
+// A leader that was stopped may hold back the announcement of a member of another host that has come: a timeout names
+// such leaders beside the missing members.
+void Group::name_relays(Failure& failure, const Descriptor& call) const {
+  const bool may_be_relayed = failure.kind == Failure::Kind::kTimeout && spans_hosts() && !is_message(call.op);
+  if (!may_be_relayed || !failure.reason.empty()) return;
+  const Topology& topology = state_->topology;
+  for (const int member : failure.missing) {
+    if (topology.is_local(member) || state_->has_announced(member, call.sequence)) continue;
+    for (const int host : {topology.own_host(), topology.host_of(member)}) {
+      const int leader = topology.leader_of(host);
+      const bool is_named = std::ranges::find(failure.relays, leader) != failure.relays.end();
+      if (leader != rank() && !is_named && state_->has_announced(leader, call.sequence))
+        failure.relays.push_back(leader);
+    }
+  }
+  if (failure.relays.empty()) return;
+  std::ranges::sort(failure.relays);
+  failure.reason = name_ranks(failure.missing, &global_ranks_) + ", or for " +
+                   name_ranks(failure.relays, &global_ranks_) + " to relay announcements";
+}
+
 }  // namespace procgroup

@@ -49,8 +49,14 @@ std::string different_calls(const std::vector<std::string>& calls, const std::ve
 
 }  // namespace
 
-std::string name_ranks(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + join_ranks(ranks);
+std::string name_ranks(const std::vector<int>& ranks, const std::vector<int>* global_ranks) {
+  const auto name = [](const std::vector<int>& some) {
+    return (some.size() == 1 ? "rank " : "ranks ") + join_ranks(some);
+  };
+  if (global_ranks == nullptr || global_ranks->empty()) return name(ranks);
+  std::vector<int> global;
+  for (const int rank : ranks) global.push_back(global_ranks->at(static_cast<size_t>(rank)));
+  return global == ranks ? name(ranks) : name(global) + " (" + name(ranks) + " of the group)";
 }
 
 std::string Failure::summary(const std::vector<int>* global_ranks) const {
@@ -60,8 +66,7 @@ std::string Failure::summary(const std::vector<int>* global_ranks) const {
     case Kind::kTimeout:
       if (!reason.empty()) return "its time limit of " + rounded(seconds) + " s passed while it waited for " + reason;
       return "its time limit of " + rounded(seconds) + " s passed" +
-             (missing.empty() ? "" : " while it waited for " + name_ranks(missing)) +
-             (missing.empty() || global_ranks == nullptr || global_ranks->empty() ? "" : " of the group");
+             (missing.empty() ? "" : " while it waited for " + name_ranks(missing, global_ranks));
     case Kind::kLost:
       return "lost " + rank_name(peer, global_ranks) + " (pid " + std::to_string(pid) +
              (host.empty() ? "" : " on " + host) + "): " + reason;

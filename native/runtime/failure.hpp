@@ -13,13 +13,15 @@ namespace procgroup {
 struct Failure {
   enum class Kind : uint8_t { kMismatch, kTimeout, kLost, kFailed, kBroken, kInterrupted, kAborted, kDeadlock };
   Kind kind;
-  int peer = -1;               // kLost, kFailed: the group rank
-  int64_t pid = 0;             // kLost
-  std::string host{};          // kLost: where that process ran; empty when it is this host
-  std::string reason{};        // kLost: how; kFailed, kBroken: the text; kTimeout: what is awaited, if not `missing`
-  double seconds = 0;          // kTimeout: the limit that passed
+  int peer = -1;         // kLost, kFailed: the group rank
+  int64_t pid = 0;       // kLost
+  std::string host{};    // kLost: where that process ran; empty when it is this host
+  std::string reason{};  // kLost: how; kFailed, kBroken: the text; kTimeout: what is awaited, if not `missing` alone
+  double seconds = 0;    // kTimeout: the limit that passed
   std::vector<int> missing{};  // kTimeout: group ranks that have not arrived; kDeadlock: world ranks
-  // kMismatch: by group rank, what each called; kDeadlock, kTimeout: for each of `missing`, or the first of them
+  std::vector<int> relays{};   // kTimeout: those that have, but may not have relayed the announcements of `missing`
+  // kMismatch: by group rank, what each called; kDeadlock, kTimeout: for each of `missing`, or the first of them, and
+  // then for each of `relays`
   std::vector<std::string> calls{};
   bool wrote = false;  // whether the call may have written to an array of its caller
   // kFailed: what failed on that rank; kFailed itself is an error of its program, or a breach of the protocol. Then
@@ -38,8 +40,9 @@ struct Failure {
 // that reads it.
 Failure as_seen_by(int reader, int member, Failure posted, const std::vector<int>* global_ranks);
 
-// "rank 1" or "ranks 1, 2, 5-9": short for a world of any size in which few ranks have come, or few are missing.
-std::string name_ranks(const std::vector<int>& ranks);
+// "rank 1" or "ranks 1, 2, 5-9": short for a world of any size in which few ranks have come, or few are missing. With
+// global ranks that differ (see rank_name): "ranks 3, 5 (ranks 1, 2 of the group)".
+std::string name_ranks(const std::vector<int>& ranks, const std::vector<int>* global_ranks = nullptr);
 
 // What another rank wrote, up to `most` bytes or its first zero, in characters that every reader can take.
 std::string readable(const char* text, size_t most);

@@ -115,7 +115,8 @@ class CollectiveTimeout(OperationError):
     """The deadline (``seconds``) passed before every rank arrived.
 
     ``missing`` lists the ranks, ``global_missing`` their global ranks, ``calls`` what the first of them were doing. A
-    queued call lists those that the call before it waits for. ``awaited`` says what is awaited when no rank is known.
+    queued call lists those that the call before it waits for. ``awaited`` says what is awaited when no rank is known, or
+    when other ranks may not have relayed the announcements of missing ones; ``calls`` has these other ranks, too.
     """
 
     def __init__(

@@ -86,9 +86,9 @@ def timeout(
     missing: Sequence[int], awaited: str, seconds: float, calls: Mapping[int, str], call: Mapping[str, Any]
 ) -> tuple[str, str]:
     """Return the text and the advice of a CollectiveTimeout."""
-    awaited = awaited or "a message from any rank, or for an earlier call to end"
-    if missing:
+    if not awaited and missing:
         awaited = _name_group_ranks(missing, call)
+    awaited = awaited or "a message from any rank, or for an earlier call to end"
     doing = "; ".join(f"{name_rank(rank, call)} is {text}" for rank, text in calls.items())
     return (
         f"not complete after {_rounded(seconds)} s; still waiting for {awaited}{': ' if doing else ''}{doing}",

@@ -197,7 +197,7 @@ def named_by(error: dist.OperationError) -> set[int]:
     if isinstance(error, dist.PeerFailed):
         return {error.global_peer, *(error.members[rank] for rank in error.missing), *ranks_in(error.reason)}
     if isinstance(error, dist.CollectiveTimeout):
-        return set(error.global_missing)
+        return {error.members[rank] for rank in (*error.missing, *error.calls)}
     if isinstance(error, dist.CollectiveMismatch):
         mine = error.calls[error.rank]
         return {error.members[rank] for rank, call in error.calls.items() if call != mine}

@@ -71,7 +71,7 @@ def test_errors_name_global_ranks(transport: str) -> None:
     assert "rank 3 (rank 1 of group 3) could not pickle its object" in str(pickling)
     assert (pickling.source, pickling.global_source) == (1, 3)
     failed = results[3]
-    limit = "its time limit of 1 s passed while it waited for rank 1 of the group"
+    limit = "its time limit of 1 s passed while it waited for rank 2 (rank 1 of the group)"
     assert f"rank 1 (rank 0 of group 2) failed: {limit}" in str(failed)
     assert (failed.peer, failed.global_peer, failed.intact) == (0, 1, True)
 

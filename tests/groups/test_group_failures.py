@@ -302,3 +302,38 @@ def test_a_rank_of_another_host_may_leave_before_its_announcement_has_come_by_it
         ranks.kill(1, signal.SIGCONT)
         outcomes = ranks.wait()
     assert [(outcome.value, outcome.error) for outcome in outcomes] == [(6, None)] * 4
+
+
+def time_out(rank: int, size: int, first: int, leader_is_stopped: str) -> tuple[str, tuple[int, ...], str]:
+    dist.init_process_group(timeout=30)
+    dist.barrier()
+    print("is ready", flush=True)
+    while rank in (2, 3) and not os.path.exists(leader_is_stopped):
+        time.sleep(0.01)
+    with pytest.raises((dist.CollectiveTimeout, dist.PeerFailed)) as raised:
+        dist.all_reduce(np.ones(1), timeout=2 if rank == first else 30)
+    print("has failed", flush=True)
+    error: Any = raised.value
+    return type(error).__name__, error.missing, str(error)
+
+
+@pytest.mark.parametrize(("first", "missing", "relays"), [(0, 3, "rank 1"), (3, 2, "ranks 0, 1")])
+def test_a_timeout_names_the_leaders_that_may_hold_back_what_a_missing_rank_announced(
+    first: int, missing: int, relays: str, tmp_path: Path
+) -> None:
+    stopped = tmp_path / "stopped"
+    with start(time_out, 4, args=(first, str(stopped)), environment={"PROCGROUP_TRANSPORT": "spanning"}) as ranks:
+        for rank in range(4):
+            ranks.wait_for_output(rank, "is ready")
+        time.sleep(0.5)  # until the leaders, ranks 0 and 1, have sent each other their own announcements
+        ranks.kill(1, signal.SIGSTOP)
+        stopped.touch()
+        for rank in (0, 2, 3):
+            ranks.wait_for_output(rank, "has failed")
+        ranks.kill(1, signal.SIGKILL)
+        ends = {outcome.rank: outcome.value for outcome in ranks.wait() if outcome.rank != 1}
+    awaited = f"rank {missing}, or for {relays} to relay announcements"
+    for rank, (kind, missed, text) in ends.items():
+        assert (kind, missed) == ("CollectiveTimeout" if rank == first else "PeerFailed", (missing,)), text
+        assert f"waiting for {awaited}: " in text if rank == first else f"waited for {awaited}. " in text, text
+    assert "; rank 1 is " in ends[first][2]

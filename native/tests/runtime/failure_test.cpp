@@ -51,6 +51,15 @@ void a_limit_is_said_with_three_digits() {
   CHECK(limit_in(0.05) == "0.05 s passed");
 }
 
+void ranks_of_a_group_have_their_global_names() {
+  const Failure failure{.kind = Failure::Kind::kTimeout, .seconds = 2, .missing = {1, 2}};
+  const std::string begin = "its time limit of 2 s passed while it waited for ";
+  const std::vector<int> odd{1, 3, 5};
+  CHECK(failure.summary(&odd) == begin + "ranks 3, 5 (ranks 1, 2 of the group)");
+  const std::vector<int> first{0, 1, 2};
+  CHECK(failure.summary(&first) == begin + "ranks 1, 2");
+}
+
 std::vector<int> every_third(int ranks) {
   std::vector<int> found;
   for (int rank = 2; rank < ranks; rank += 3) found.push_back(rank);
@@ -117,6 +126,7 @@ int main() {
   few_ranks_are_listed();
   a_run_of_ranks_is_one_entry();
   of_many_ranks_apart_the_first_are_listed();
+  ranks_of_a_group_have_their_global_names();
   a_record_names_every_missing_rank_of_a_group_of_any_size();
   a_record_keeps_the_cause_the_call_and_4_kib_of_text();
   a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable();
