@@ -98,12 +98,7 @@ class JobOutput:
     """
 
     def __init__(
-        self,
-        options: LogOptions,
-        run_id: str,
-        sinks: tuple[Sink, Sink] | None = None,
-        *,
-        needs_progress: bool = False,
+        self, options: LogOptions, run_id: str, sinks: tuple[Sink, Sink] | None = None, *, needs_progress: bool = False
     ) -> None:
         """Raises ValueError when torch's variable for prefixes is not usable, OSError when the log directory cannot be
         made.
