@@ -21,7 +21,7 @@ from procgroup.diagnostics.bench.installed import (
     procgroup_tcp,
 )
 from procgroup.diagnostics.bench.peer import PeerCommand
-from procgroup.diagnostics.bench.protocol import PeerFailure
+from procgroup.errors import PeerFailure
 
 HERE = Path(__file__).resolve().parent
 

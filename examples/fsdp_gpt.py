@@ -3,8 +3,8 @@
     python -m procgroup run --nproc-per-node 4 examples/fsdp_gpt.py
     python -m procgroup run --nproc-per-node 2 examples/fsdp_gpt.py
 
-The ranks, an even number, are a mesh. Along "tensor", two of them share the work of each layer: half of the heads of
-attention and half of the perceptron lie on each (DTensor). Along "data", FSDP2 deals out what is left of each
+The ranks, an even number, are a mesh. Along "tensor", two of them share the work of each layer: each has half of
+the heads of attention and half of the perceptron (DTensor). Along "data", FSDP2 shards the rest of each
 parameter, and the batch. The model learns to write the digits of 1/7 from any place; its loss goes down, and is that of
 one process with the whole model and the whole batch. PyTorch's own functions do all that: only the backend's name says
 procgroup.

@@ -2,9 +2,9 @@
 
     python -m procgroup run --nproc-per-node 4 examples/pipeline_in_ddp.py
 
-The ranks are a mesh. Along "stage" lies one model: the first rank sends activations on, and gets their gradients back.
-Along "data" lie the copies of a half, which DistributedDataParallel trains on different parts of the batch. Each part
-goes through in pieces, so that the first half computes a piece while the second has the one before. At the end the
+The ranks are a mesh. Along "stage" is one model: the first rank sends activations to the second, which returns their
+gradients. Along "data" are the copies of a half, which DistributedDataParallel trains on different parts of the batch.
+Each part is divided into micro-batches, so that both halves compute at the same time. At the end the
 parameters are those of one process with the whole model and the whole batch.
 """
 

@@ -1,4 +1,4 @@
-"""Messages of torch tensors: send and recv, isend and irecv, several at once, and a column as it lies.
+"""Messages of torch tensors: send and recv, isend and irecv, several at once, and a column in place.
 
 python -m procgroup run --nproc-per-node 2 examples/torch_point_to_point.py
 """
@@ -37,7 +37,7 @@ for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, other), dist.P2
     work.wait()
 assert (theirs == other).all()
 
-# A column of a matrix does not lie in one piece. It is sent and received without a copy by the program.
+# A column of a matrix is not contiguous. It is sent and received without a copy by the program.
 matrix = torch.arange(12.0).reshape(3, 4) if rank == 0 else torch.zeros(3, 4)
 column = matrix[:, 1]
 if rank == 0:

@@ -2,7 +2,7 @@
 
 `OPERATIONS` has a row for each operation; every suite that loops over operations takes them from here. A row is written
 in terms of *blocks*: the elements that one rank gives to another. A `Part` is what one rank does in one call. A suite
-says in a subclass which elements a block has, what a reduction gives, and how an array lies in memory::
+says in a subclass which elements a block has, what a reduction gives, and the layout of an array in memory::
 
     part = Part("all_reduce", rank, size)
     part.start(dist, async_op=True)
@@ -172,7 +172,7 @@ class Held:
 
 
 def _memory(array: Array) -> Array:
-    """Return all bytes of the memory in which an array lies."""
+    """Return all bytes of the memory of an array."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

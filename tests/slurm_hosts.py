@@ -30,7 +30,7 @@ class Node(NamedTuple):
 
 @contextmanager
 def joined(folder: Path, names: Sequence[str], domain: str = "test") -> Iterator[list[Node]]:
-    """Make hosts of these names, in a domain, that reach each other; their /etc/hosts lies in ``folder``."""
+    """Make hosts of these names, in a domain, that reach each other; their /etc/hosts is in ``folder``."""
     with bridged_hosts.connected(len(names)) as switch:
         nodes = [
             Node(name, host.address, _command_on(host, name, folder / "hosts"))

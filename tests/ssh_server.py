@@ -1,7 +1,7 @@
 """An OpenSSH server on the loopback addresses, for tests that start processes on "other hosts".
 
 It has a configuration, keys and a port of its own, runs as the user who runs the tests, and lets in only whoever has
-the key that lies beside it.
+the key beside it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,10 @@ WORDS = {
     r"\b(is|are|was) told\b": "receives, is notified",
     r"\bwell or badly\b": "with or without an error",
     r"\bloans?\b|\blends?\b": "exposure",
-    r"\bwhere (it|they|the arrays) lies?\b": "in place",
+    r"(?<!never )\b(lies?|lying)\b": "is in, the offset of, in place",
+    r"\bgoodbye\b|\bcache announcements?\b": "notifies, cache line",
+    r"\bdivided anew\b": "re-bucketed",
+    r"\ba (?!one\b|once\b|euro|again\b)[aeio][a-z]{2}": 'the article is "an"',
     r"\bhears?\b": "receives, is notified",
     r"\b(is|are|was|were|when|not) over\b(?! (the|its|a|an|TCP)\b)": "has completed, has ended",
 }

@@ -190,7 +190,7 @@ PICTURES: dict[str, Movement | Timeline] = {
         [*every(0, 0), *every(1, 1)],
     ),
     "symmetric_arrays": Timeline(
-        "an ordinary array is brought into shared memory first; a symmetric array lies there already",
+        "an ordinary array is brought into shared memory first; a symmetric array is there already",
         [
             [(0, 120, "1", "copied"), (120, 280, "+", "read and added")],
             [(0, 160, "+", "read and added")],

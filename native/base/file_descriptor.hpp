@@ -15,7 +15,7 @@ namespace procgroup {
 // other lock is taken, no FileDescriptor is made or destroyed, and nothing waits while it is held.
 std::mutex& fork_mutex();
 
-// How many forks lie between this process and the one that loaded the library.
+// The number of forks between the process that loaded the library and this one.
 uint64_t fork_generation();
 
 // Have `use` called in every forked child before it closes the descriptors, with fork_mutex() held.

@@ -158,9 +158,8 @@ void Arguments::require_disjoint(const std::vector<Block>& inputs, const std::ve
       const bool own = (inputs.size() == 1 || index == rank) && (outputs.size() == 1 || *next == &outputs[rank]);
       if (own && begin_of(**next) == begin_of(input) && (*next)->count == input.count) continue;
       site_.refuse(
-          "an output overlaps with an input; pass arrays of their own (only what this rank gives to itself may lie "
-          "where"
-          " it gets it)");
+          "an output overlaps with an input; pass separate arrays (only the block of this rank for itself may be "
+          "both)");
     }
   }
 }

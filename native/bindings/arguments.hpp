@@ -81,8 +81,8 @@ class Arguments {
 // Python buffers that together are one array of bytes to be read, held for as long as it is used.
 class InputIovecs {
  public:
-  // `buffers[i]` lies at `offsets[i]` of an array of `bytes` bytes. Throws nb::value_error for parts that are not in
-  // order or do not fit, and what asking an object for its buffer raises.
+  // `buffers[i]` begins at `offsets[i]` of an array of `bytes` bytes. Throws nb::value_error for buffers that are not
+  // in order or do not fit, and the exception of an object that has no buffer.
   InputIovecs(nb::handle buffers, nb::handle offsets, size_t bytes);
   InputIovecs(const InputIovecs&) = delete;
   InputIovecs& operator=(const InputIovecs&) = delete;

@@ -2,12 +2,14 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "collectives/block_counts.hpp"
+#include "exceptions.hpp"
 #include "python_host.hpp"
 
 namespace nb = nanobind;
@@ -29,6 +31,19 @@ nb::list blocks_of(const std::vector<Block>& blocks, Dtype dtype, const Kept& me
   for (const Block& block : blocks) list.append(bytes_of(block.data, block.count * dtype_size(dtype), memory));
   return list;
 }
+
+constinit thread_local bool is_inside_transfer = false;
+
+class InsideTransfer {
+ public:
+  InsideTransfer() { is_inside_transfer = true; }
+  InsideTransfer(const InsideTransfer&) = delete;
+  InsideTransfer& operator=(const InsideTransfer&) = delete;
+  ~InsideTransfer() { is_inside_transfer = before_; }
+
+ private:
+  const bool before_ = is_inside_transfer;
+};
 
 std::vector<Block> inputs_of(const Request& request, int rank) {
   const Descriptor& call = request.descriptor;
@@ -61,12 +76,24 @@ Kept keep(std::vector<ArrayView> arrays, std::function<void()> scratch) {
 
 }  // namespace
 
-bool BackendTransfer::advance(int root) {
+void require_outside_transfer(const char* what) {
+  if (!is_inside_transfer) return;
+  const std::string text = std::string(what) + " was called inside a backend's transfer, which must not wait: yield " +
+                           "wherever the backend would wait, and leave groups when the call has ended.";
+  raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(text));
+}
+
+bool BackendTransfer::advance(int root, std::vector<int>& awaited) {
   const Relocked relocked;
+  const InsideTransfer inside;
   try {
-    const bool completed = nb::cast<bool>(advance_(root));
-    if (completed) advance_.reset();
-    return completed;
+    const nb::object ranks = advance_(root);
+    if (!ranks.is_none()) {
+      awaited = nb::cast<std::vector<int>>(ranks);
+      return false;
+    }
+    advance_.reset();
+    return true;
   } catch (nb::python_error& raised) {
     error_ = nb::borrow(raised.value());
     advance_.reset();

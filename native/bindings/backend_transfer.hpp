@@ -26,9 +26,9 @@ class BackendTransfer {
   BackendTransfer(nanobind::object advance, std::shared_ptr<const KeptMemory> memory)
       : advance_(std::move(advance)), memory_(std::move(memory)) {}
 
-  // Advance without waiting; true when this rank's part has completed. Throws std::runtime_error for a Python
-  // exception. From any thread, one at a time, with or without the interpreter's lock.
-  bool advance(int root);
+  // Advance without waiting; see ExternalTransfer. Throws std::runtime_error for a Python exception. From any thread,
+  // one at a time, with or without the interpreter's lock.
+  bool advance(int root, std::vector<int>& awaited);
   // The exception that the backend raised, if any.
   nanobind::handle error() const { return error_; }
 
@@ -37,6 +37,10 @@ class BackendTransfer {
   std::shared_ptr<const KeptMemory> memory_;
   nanobind::object error_;
 };
+
+// Raise DistBackendError if this thread is inside a backend's transfer: the call `what` may wait there for what only
+// this thread moves, or for a lock that it holds.
+void require_outside_transfer(const char* what);
 
 // `prepare` is procgroup.groups.backend.prepare of a backend. It raises where the backend does not support the call.
 std::shared_ptr<BackendTransfer> prepare_transfer(const nanobind::object& prepare, const Request& request,

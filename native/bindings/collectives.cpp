@@ -337,14 +337,18 @@ nb::object PythonGroup::issue(Request request, bool async_op, double seconds, st
 void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
   issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
   request.descriptor.external = true;
-  request.transfer = [transfer = issued.transfer](int root) { return transfer->advance(root); };
+  request.transfer = [transfer = issued.transfer](int root, std::vector<int>& awaited) {
+    return transfer->advance(root, awaited);
+  };
 }
 
 nb::object PythonGroup::run(Request& request, double seconds, const Issued* issued) {
   engine_->require_not_forked();
+  require_outside_transfer(op_name(request.descriptor.op));
   PythonRuntime language(engine_->rank_threads());
   try {
     group_->run(request, seconds, language);
+    language.rethrow();
   } catch (const OperationFailed& failed) {
     language.rethrow();
     raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued ? issued->error() : nb::handle()));

@@ -68,8 +68,10 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
 }
 
 nb::object build_exception(const Failure& failure, nb::dict data) {
+  const char* type = "GroupBroken";
   switch (failure.kind) {
     case Failure::Kind::kMismatch: {
+      type = "CollectiveMismatch";
       nb::dict calls;
       for (size_t rank = 0; rank < failure.calls.size(); ++rank) {
         if (!failure.calls[rank].empty()) calls[nb::int_(rank)] = failure.calls[rank];
@@ -78,33 +80,37 @@ nb::object build_exception(const Failure& failure, nb::dict data) {
       break;
     }
     case Failure::Kind::kTimeout:
+      type = "CollectiveTimeout";
       data["missing"] = nb::cast(failure.missing);
       data["calls"] = calls_of_ranks(failure);
       data["seconds"] = failure.seconds;
+      data["awaited"] = failure.reason;
       break;
     case Failure::Kind::kLost:
+      type = "PeerLost";
       data["peer"] = failure.peer;
       data["pid"] = failure.pid;
       data["host"] = failure.host;
       data["how"] = failure.reason;
       break;
     case Failure::Kind::kFailed:
+      type = "PeerFailed";
       data["peer"] = failure.peer;
       data["reason"] = failure.reason;
       data["cause"] = kind_name(failure.cause);
       data["missing"] = nb::cast(failure.missing);
       data["seconds"] = failure.seconds;
       break;
-    case Failure::Kind::kDeadlock: {
+    case Failure::Kind::kDeadlock:
+      type = "Deadlock";
       data["waits"] = calls_of_ranks(failure);
       break;
-    }
     case Failure::Kind::kBroken:
     case Failure::Kind::kInterrupted:
     case Failure::Kind::kAborted:
       data["reason"] = failure.summary();
   }
-  return nb::module_::import_("procgroup.errors").attr("from_native")(kind_name(failure.kind), data);
+  return nb::module_::import_("procgroup.errors").attr(type)(**data);
 }
 
 }  // namespace procgroup

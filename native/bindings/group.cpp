@@ -46,9 +46,11 @@ PythonGroup PythonGroup::checks() const {
 
 void PythonGroup::handshake(const std::string& call, const nb::dict& data, double seconds) {
   engine_->require_not_forked();
+  require_outside_transfer("the making of a group");
   PythonRuntime language;
   try {
     group_->handshake(call, seconds, language);
+    language.rethrow();
   } catch (const OperationFailed& failed) {
     language.rethrow();
     raise(build_exception(failed.failure, data));
@@ -83,6 +85,7 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   engine_->require_not_forked();
   if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
   if (only_checks_) return nb::none();
+  if (!async_op) require_outside_transfer(op_name(op));
   Request copies;
   if (view.is_strided()) move_through_scratch(copies, {&view, 1});
   if (copies.before) copies.before();
@@ -96,7 +99,9 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   }
   if (prepare_.is_valid()) {
     issued->transfer = prepare_transfer(prepare_, request, std::move(issued->arrays));
-    request.transfer = [transfer = issued->transfer](int root) { return transfer->advance(root); };
+    request.transfer = [transfer = issued->transfer](int root, std::vector<int>& awaited) {
+      return transfer->advance(root, awaited);
+    };
   }
   if (async_op) {
     for (ArrayView& kept : issued->arrays) kept.hold_memory();
@@ -105,6 +110,7 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   PythonRuntime language(engine_->rank_threads());
   try {
     const int source = group_->run_message(request, seconds, language);
+    language.rethrow();
     return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();
   } catch (const OperationFailed& failed) {
     language.rethrow();
@@ -152,6 +158,7 @@ nb::list operations() {
 
 void bind_group(nb::module_& module) {
   module.def("operations", &operations, nb::sig("def operations() -> list[dict[str, typing.Any]]"));
+  module.def("require_outside_transfer", &require_outside_transfer, "what"_a);
   nb::class_<PythonGroup> group(module, "Group");
   bind_reductions_in_place(group);
   group
@@ -173,7 +180,7 @@ void bind_group(nb::module_& module) {
            nb::sig("def intercept(self, issue: collections.abc.Callable[..., typing.Any] | None) -> None"))
       .def("set_backend", &PythonGroup::set_backend, "prepare"_a,
            nb::sig("def set_backend(self, prepare: "
-                   "collections.abc.Callable[..., collections.abc.Callable[[int], bool]]) -> None"))
+                   "collections.abc.Callable[..., collections.abc.Callable[[int], list[int] | None]]) -> None"))
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, ", "array"_a.none(), "root"_a, "op"_a)
       .PROCGROUP_METHOD(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", ",

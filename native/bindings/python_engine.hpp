@@ -192,6 +192,7 @@ class PythonOperation {
   bool wait(nb::handle timeout) {
     if (!issued_) return true;
     GroupOperation& operation = *issued_->operation;
+    if (!operation.is_completed()) require_outside_transfer("wait");
     const double seconds = timeout.is_none() ? -1 : nb::cast<double>(timeout);
     const Deadline deadline = seconds < 0 ? Deadline::never() : Deadline::after(seconds);
     PythonRuntime language;

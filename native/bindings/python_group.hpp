@@ -76,7 +76,7 @@ class PythonGroup {
   nb::object send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds);
   nb::object recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds);
 
-  // Broadcast from this rank, and all_gather, of an array of bytes that lies in several buffers: see InputIovecs. The
+  // Broadcast from this rank, and all_gather, of an array of bytes in several buffers: see InputIovecs. The
   // other ranks make the ordinary calls.
   nb::object broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds);
   nb::object all_gather_iovecs(nb::handle outputs, nb::handle buffers, nb::handle offsets, size_t bytes,

@@ -99,7 +99,7 @@ class PythonRuntime final : public LanguageRuntime {
     unlock();
     return alone;
   }
-  // Raise what a signal handler raised, if one did.
+  // Raise what a signal handler raised, if one did. Also for a call that went well: it may complete after the signal.
   void rethrow() const {
     if (raised_) std::rethrow_exception(raised_);
   }

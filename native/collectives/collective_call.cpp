@@ -75,15 +75,13 @@ Progress CollectiveCall::transfer() {
     const std::lock_guard lock(state_.messages->mutex);
     state_.messages->pump();
   }
-  if (!request_.transfer(request_.descriptor.root)) return Progress::kWaiting;
+  if (!request_.transfer(request_.descriptor.root, awaited_)) return Progress::kWaiting;
   conclude();
   return Progress::kDone;
 }
 
 // Nothing wakes a rank when another backend has moved something.
-int64_t CollectiveCall::longest_sleep_ns() const {
-  return phase_ == Phase::kExecute && request_.descriptor.external ? kExternalSleepNs : kAnySleepNs;
-}
+int64_t CollectiveCall::longest_sleep_ns() const { return is_transferring() ? kExternalSleepNs : kAnySleepNs; }
 
 // A message that its receive refused is none that a correct peer sends.
 Failure CollectiveCall::translated(Failure failure) const {
@@ -96,6 +94,8 @@ Failure CollectiveCall::translated(Failure failure) const {
 
 void CollectiveCall::give_up(Failure failure) {
   if (is_completed()) return;
+  if (failure.kind == Failure::Kind::kTimeout && is_transferring() && awaited_.empty())
+    failure.reason = "its backend, which does not name the ranks that it waits for";
   if (state_.on_failure) state_.on_failure(failure, request_.descriptor);
   end_exposure(state_, request_.descriptor.sequence);
   executor_.cancel_transfers();
@@ -122,6 +122,13 @@ bool is_small(const CollectiveState& state, const Descriptor& call) {
   return call.bytes() <= state.messages->limits.small_bytes && ranks * entry <= kEagerBytes;
 }
 
+// For elements that do not fit beside the announcement, or for a buffer table, which ranks of one host read.
+static bool has_small_areas(const CollectiveState& state, const Descriptor& call) {
+  if (call.op == OpKind::kAllToAll) return true;
+  if (call.external || largest_contribution(call, state.size()) <= kInlinePayload) return false;
+  return !state.topology.spans_hosts() || is_small(state, call);
+}
+
 bool CollectiveCall::is_small_call() const {
   const Descriptor& call = request_.descriptor;
   if (call.external) return false;
@@ -130,9 +137,7 @@ bool CollectiveCall::is_small_call() const {
 
 void CollectiveCall::announce() {
   const Descriptor& call = request_.descriptor;
-  const size_t given = largest_contribution(call, state_.size());
-  // Large calls have a buffer table there.
-  state_.staging->begin(call.sequence, given > kInlinePayload || call.op == OpKind::kAllToAll);
+  state_.staging->begin(call.sequence, has_small_areas(state_, call));
   state_.copied_in = {.before = state_.copied_in.now};
   if (call.external)
     announce_external();
@@ -240,13 +245,14 @@ void CollectiveCall::conclude() {
 
 // Without its leader a rank does not know who has come on the other hosts.
 std::vector<int> CollectiveCall::missing() const {
+  if (is_transferring()) return awaited_;
   std::vector<int> ranks;
   const uint64_t sequence = request_.descriptor.sequence;
   const int leader = state_.topology.leader_of(state_.topology.own_host());
   const bool knows_all = state_.has_announced(leader, sequence);
   for (int rank = 0; rank < state_.size(); ++rank) {
     const bool awaited = phase_ == Phase::kExecute
-                             ? !request_.descriptor.external && executor_.awaits(rank)
+                             ? executor_.awaits(rank)
                              : !state_.has_announced(rank, sequence) && (knows_all || state_.topology.is_local(rank));
     if (awaited) ranks.push_back(rank);
   }

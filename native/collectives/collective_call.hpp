@@ -36,6 +36,7 @@ class CollectiveCall final : public Operation {
   std::vector<int> missing() const override;
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override;
+  bool outlives_peer() const override { return is_transferring(); }
 
  private:
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
@@ -49,6 +50,7 @@ class CollectiveCall final : public Operation {
   void report_mismatch();
   void compare_pairs();
   bool is_small_call() const;
+  bool is_transferring() const { return phase_ == Phase::kExecute && request_.descriptor.external; }
   Progress execute();
   Progress transfer();
   void conclude();
@@ -61,7 +63,8 @@ class CollectiveCall final : public Operation {
   Phase phase_ = Phase::kAnnounce;
   bool scheduled_ = false;
   bool mismatch_ = false;
-  int next_ = 0;  // the rank whose arrival is awaited
+  int next_ = 0;              // the rank whose arrival is awaited
+  std::vector<int> awaited_;  // the ranks that another backend waits for, where it names them
   uint64_t fingerprint_;
   int64_t mismatch_since_ns_ = 0;
 };

@@ -78,17 +78,17 @@ bool all_read(const CollectiveState& state, const Descriptor& call, size_t bytes
 }
 
 void end_exposure(CollectiveState& state, uint64_t sequence) {
-  state.mine().memory().given_up.store(sequence, std::memory_order_seq_cst);
+  state.mine().memory().abandoned.store(sequence, std::memory_order_seq_cst);
 #if !defined(__SANITIZE_THREAD__)
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // before what the array's owner writes into it next
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // before the owner's next write into the array
 #endif
 }
 
 bool is_exposed(const CollectiveState& state, int rank, uint64_t sequence) {
-#if !defined(__SANITIZE_THREAD__)                       // which does not know fences
-  std::atomic_thread_fence(std::memory_order_acquire);  // the reads come before this look
+#if !defined(__SANITIZE_THREAD__)                       // which does not support fences
+  std::atomic_thread_fence(std::memory_order_acquire);  // the reads of the array come before this load
 #endif
-  return state.member(rank).memory().given_up.load(std::memory_order_seq_cst) < sequence;
+  return state.member(rank).memory().abandoned.load(std::memory_order_seq_cst) < sequence;
 }
 
 }  // namespace procgroup

@@ -117,7 +117,7 @@ void Proxies::attach(CollectiveState& state, const Arena& arena, uint64_t offset
   for (int member = 0; member < state.size(); ++member) {
     if (state.topology.is_local(member)) continue;
     state.members[static_cast<size_t>(member)] = GroupMemoryView(arena, offset, size, state.layout);
-    offset += stride(size, state.layout);
+    offset += stride(size);
   }
 }
 
@@ -130,16 +130,14 @@ void attach_proxies(CollectiveState& state) {
   if (offset != 0) Proxies::attach(state, theirs.arena(), offset);
 }
 
-Relay::Relay(const CollectiveState& state, uint64_t proxies)
+Relay::Relay(const CollectiveState& state)
     : capacity_(std::max(kMessageBytes, largest_entry(state))),
       hosts_(static_cast<size_t>(state.topology.hosts())),
       small_(state.members.size()) {
-  uint64_t offset = proxies;
-  for (int member = 0; member < state.size(); ++member) {
-    if (state.topology.is_local(member)) continue;
-    small_[static_cast<size_t>(member)] = Proxies::small(offset, state.members.size());
-    offset += Proxies::bytes(1, state.members.size(), state.layout);
-  }
+  uint64_t offset = 0;
+  for (int member = 0; member < state.size(); ++member)
+    if (!state.topology.is_local(member))
+      small_[static_cast<size_t>(member)] = offset += state.layout.small_block_bytes();
   for (int host = 0; host < state.topology.hosts(); ++host)
     if (host != state.topology.own_host())
       hosts_[static_cast<size_t>(host)].buffer = std::make_unique_for_overwrite<std::byte[]>(capacity_);
@@ -238,7 +236,8 @@ void Relay::take_entry(CollectiveState& state, const Request& request, int rank,
   const Descriptor& call = request.descriptor;
   const GroupMemoryView& proxy = state.member(rank);
   const Descriptor announced = Descriptor::copied_from(entry.data());
-  proxy.place_small(call.sequence, small_[static_cast<size_t>(rank)]);
+  const uint64_t mine = state.member(state.rank).announcement(call.sequence).small;
+  proxy.place_small(call.sequence, mine == 0 ? 0 : mine + small_[static_cast<size_t>(rank)]);
   const bool agrees = std::memcmp(&announced, &call, sizeof call) == 0;
   const std::span<const std::byte> elements = entry.subspan(sizeof announced);
   if (agrees && may_carry_elements(state, call) && !take_elements(state, request, rank, elements)) {

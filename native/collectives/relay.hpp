@@ -37,24 +37,19 @@
 
 namespace procgroup {
 
-// The layout of a group's proxies in the arena of a leader.
+// The layout of a group's proxies in the arena of a leader. Their small areas are not there: in the calls that have
+// some, they follow the leader's own, in its staging block.
 class Proxies {
  public:
-  // Bytes for the proxies of so many members.
-  static size_t bytes(size_t members, size_t group_size, const GroupLayout& layout) {
-    return members * stride(group_size, layout);
+  static size_t bytes(const Topology& topology) {
+    return topology.represented() * stride(static_cast<size_t>(topology.size()));
   }
-  // Offset of the small areas of one proxy, which begins at `offset`.
-  static uint64_t small(uint64_t offset, size_t group_size) { return offset + memory_bytes(group_size); }
   // Set the state's views of all members of other hosts to their proxies, from `offset` on in the leader's arena.
   // Throws std::out_of_range when that is outside of the arena.
   static void attach(CollectiveState& state, const Arena& arena, uint64_t offset);
 
  private:
-  static size_t memory_bytes(size_t group_size) { return round_up(GroupLayout::memory_bytes(group_size), kArenaLine); }
-  static size_t stride(size_t group_size, const GroupLayout& layout) {
-    return memory_bytes(group_size) + layout.small_block_bytes();
-  }
+  static size_t stride(size_t group_size) { return round_up(GroupLayout::memory_bytes(group_size), kArenaLine); }
 };
 
 // Of another rank than the leader: attach the proxies once its leader has made them.
@@ -63,8 +58,7 @@ void attach_proxies(CollectiveState& state);
 // Of a leader. Used under the mutex that guards Messages.
 class Relay {
  public:
-  // `proxies`: their offset in this rank's arena.
-  Relay(const CollectiveState& state, uint64_t proxies);
+  explicit Relay(const CollectiveState& state);
   Relay(const Relay&) = delete;
   ~Relay();
 
@@ -97,7 +91,7 @@ class Relay {
 
   const size_t capacity_;  // of a message, in bytes
   std::vector<Host> hosts_;
-  std::vector<uint64_t> small_;  // by group rank: where a proxy's small areas lie
+  std::vector<uint64_t> small_;  // by group rank: distance of a proxy's small areas from this rank's own
   std::vector<bool> sent_;       // by place on this host
   size_t unsent_ = 0;
   size_t unannounced_ = 0;

@@ -1,7 +1,11 @@
 // The staging blocks of one group on this rank: its calls copy in data there that does not fit in a cache line.
+//
+// Where a leader represents the members of other hosts, its small areas and theirs are one block, so that they are
+// leased, read and given back together (collectives/relay.hpp).
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "transport/group_memory.hpp"
@@ -28,9 +32,13 @@ class Staging {
     small_.end();
     slots_.end();
   }
-  // The group ends. Offsets of the blocks that are still its own, which peers may be reading; 0 for none.
-  uint64_t surrender_small() { return small_.surrender(); }
-  uint64_t surrender_slots() { return slots_.surrender(); }
+  // The group ends. The blocks that are still its own, which peers may be reading, with the pools that they are from.
+  std::vector<std::pair<StagingPool*, uint64_t>> surrender() {
+    std::vector<std::pair<StagingPool*, uint64_t>> blocks;
+    for (StagingPool::Lease* lease : {&small_, &slots_})
+      if (const uint64_t offset = lease->surrender(); offset != 0) blocks.emplace_back(&lease->pool(), offset);
+    return blocks;
+  }
 
  private:
   static std::function<bool(uint64_t)> are_done(const std::vector<GroupMemoryView>& readers) {

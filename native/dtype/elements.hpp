@@ -1,6 +1,6 @@
 // How each dtype is loaded from memory, and stored again after its elements were combined.
 //
-// An *element* type names its Storage (what lies in memory) and its Accumulator (what is combined).
+// An *element* type names its Storage (the type in memory) and its Accumulator (the type that is combined).
 // kernels.cpp includes this file, once per instruction set, and scale.cpp: everything is in that set's own
 // namespace, so that the linker cannot replace code for one processor by code for another.
 #pragma once
@@ -16,7 +16,7 @@ struct __attribute__((packed, may_alias)) Unaligned {
   T value;
 };
 
-// A dtype that is combined as it lies in memory.
+// A dtype whose elements are combined without a conversion.
 template <class T>
 struct Plain {
   using Storage = T;

@@ -33,7 +33,7 @@ std::vector<Dimension> merged(const Strided& array) {
   return dimensions;
 }
 
-// Elements that lie one after the other, `runs` of `bytes` each; the rest of the dimensions are left in `outer`.
+// Contiguous runs of `bytes` bytes each; `outer` has the dimensions over which they repeat.
 struct Runs {
   size_t bytes;
   std::vector<Dimension> outer;
@@ -57,9 +57,8 @@ void for_each_index(std::byte* address, std::byte* packed, std::span<const Dimen
     for_each_index(address + index * first.stride, packed + index * first.packed, dimensions.subspan(1), visit);
 }
 
-// Of a plane of several rows, so many rows and columns are copied together: what one row brings into the cache serves
-// the others. Lines that lie 4 KiB apart, as in a matrix of 1024 floats a row, share a set of 8 to 12 places in the
-// first one.
+// The size of a tile: its rows use the same cache lines. Lines 4 KiB apart, as in a matrix of 1024 floats a row, share
+// one set of the first-level cache, which has 8 to 12 ways.
 constexpr ptrdiff_t kTileRows = 16;
 constexpr ptrdiff_t kTileColumns = 8;
 
@@ -147,8 +146,8 @@ Extent extent_of(const Strided& array) {
   return extent;
 }
 
-// Whether all elements of each lie at places of their own modulo a common divisor of the strides, as the columns of one
-// matrix do.
+// Whether the elements of the two arrays have different residues modulo a common divisor of the strides, as different
+// columns of one matrix do.
 bool apart_by_residue(const Strided& left, const Runs& left_runs, const Strided& right, const Runs& right_runs) {
   uintptr_t divisor = 0;
   for (const Runs* runs : {&left_runs, &right_runs})

@@ -1,4 +1,4 @@
-// Arrays that do not lie whole in memory: columns, slices, transposed and reversed views.
+// Arrays that are not contiguous in memory: columns, slices, transposed and reversed views.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace procgroup {
 
-// Where the elements of an array lie, in C order. Strides are in bytes and may be negative or zero.
+// The addresses of an array's elements, in C order. Strides are in bytes and may be negative or zero.
 struct Strided {
   std::byte* base = nullptr;  // of the first element
   size_t element_bytes = 1;
@@ -14,9 +14,9 @@ struct Strided {
   std::vector<ptrdiff_t> strides;
 
   size_t count() const;
-  // Whether the elements lie one after the other, so that `base` alone describes them.
+  // Whether the elements are contiguous, so that `base` alone describes them.
   bool is_contiguous() const;
-  // Copy the elements to, or from, memory in which they lie one after the other.
+  // Copy the elements to, or from, contiguous memory.
   void pack(void* to) const;
   void unpack(const void* from) const;
   // Whether two elements share a byte, as in a broadcast view.

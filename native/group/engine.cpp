@@ -39,7 +39,7 @@ constexpr int64_t kAnswerSliceNs = 5'000'000;
 // The number of awaited ranks whose state the report of a wait describes.
 constexpr size_t kDescribedRanks = 4;
 
-// How often what comes is taken before it counts as more than what lay there.
+// After so many rounds of receiving, further messages are new ones rather than those that had already arrived.
 constexpr int kTurnsToQuiet = 16;
 
 // The offset of the exposure table for `peer` in a rank's arena.
@@ -65,7 +65,7 @@ Engine::Engine(const EngineOptions& options, bool shared)
     } catch (const std::system_error& error) {
       arena_problem_ = error.what();
       watcher_.reset();
-      life_lock_.reset();  // its word lies in the arena
+      life_lock_.reset();  // its word is in the arena
       recorder_.reset();
       heap_.reset();
       arena_.reset();

@@ -96,6 +96,8 @@ class Engine final : public Waiter, public WaitForGraph {
   // Describe what each of these world ranks is doing, in words that follow "rank 1 is", for a reader who waits in this
   // group: read in shared memory, else requested by messages, within about 0.2 s. Not under that mutex.
   std::vector<std::string> calls_of(const std::vector<int>& peers, uint64_t group);
+  // The same without waiting for answers: what is known now.
+  std::vector<std::string> known_calls(const std::vector<int>& peers, uint64_t group);
   // Request the state of those of these world ranks whose memory this rank cannot read. Not under that mutex.
   void query_calls(const std::vector<int>& peers, uint64_t group);
   // The groups of this rank, by which calls_of names what a rank is in.
@@ -180,7 +182,6 @@ class Engine final : public Waiter, public WaitForGraph {
   NamedGroup group_of(uint64_t identity) const;
   std::string calls_in_memory(const Arena& arena, uint64_t group) const;
   void await_answers(const std::vector<int>& peers, uint64_t group);
-  std::vector<std::string> known_calls(const std::vector<int>& peers, uint64_t group);
   void sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready);
 
   EngineOptions options_;

@@ -266,7 +266,7 @@ void Group::examine_pending() {
   }
 }
 
-std::optional<Failure> Group::what_ends(const GroupOperation& operation) const {
+std::optional<Failure> Group::what_ends(const GroupOperation& operation) {
   if (std::optional<Failure> failure = examine(operation, operation.call())) return failure;
   if (!operation.deadline().passed()) return std::nullopt;
   Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};

@@ -13,7 +13,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "collectives/collective_call.hpp"
@@ -55,11 +54,12 @@ struct MessageRequest {
   Dtype dtype;
   int peer;  // group rank, or kAnySource
   uint64_t tag;
-  std::function<void()> after = {};        // as in Request: run when a receive has succeeded, before it completes
-  std::function<bool(int)> transfer = {};  // as in Request
+  std::function<void()> after = {};  // as in Request: run when a receive has succeeded, before it completes
+  ExternalTransfer transfer = {};    // as in Request
 };
 
 class GroupOperation;
+class MessageOperation;
 
 class Group final : public Source {
  public:
@@ -72,9 +72,9 @@ class Group final : public Source {
   // By group rank; empty where they are the group ranks.
   const std::vector<int>& global_ranks() const { return global_ranks_; }
 
-  // Where this rank's group memory lies in its arena.
+  // The offset of this rank's group memory in its arena.
   uint64_t offset() const { return offset_; }
-  // Where that of the members of this host lies, by group rank, and on which host each member is.
+  // `offsets`: those of the members on this host, by group rank. `hosts`: the host of each member.
   void attach(const std::vector<uint64_t>& offsets, const std::vector<int>& hosts);
 
   // Instead of attach(), for a group of ranks that have a common group already: notify the other members, and wait
@@ -142,7 +142,7 @@ class Group final : public Source {
   [[noreturn]] void refuse_to_begin(const Failure& failure);  // which has world ranks
   std::optional<Failure> misplaced(const std::vector<uint64_t>& offsets) const;
   void announce_leaving();
-  std::optional<Failure> what_ends(const GroupOperation& operation) const;
+  std::optional<Failure> what_ends(const GroupOperation& operation);
   void require_usable(Descriptor call);
   void number(Descriptor& call);
   std::unique_ptr<Operation> make_call(const Request& request);
@@ -168,7 +168,8 @@ class Group final : public Source {
   GroupView view() const { return {options_.id, options_.rank, options_.members, global_ranks_}; }
   Failure left_before(int member) const;
   std::vector<int> explained_peers(const Failure& failure, bool has_world_ranks) const;
-  void explain(Failure& failure, bool has_world_ranks = false) const;
+  void look_at_calls(const std::vector<int>& peers);
+  void explain(Failure& failure, bool has_world_ranks = false);
   void break_with(Failure failure, const Descriptor& call);
   void end_with(const GroupOperation& call, const Failure& failure);
   Failure own_view(Failure failure) const;
@@ -196,21 +197,19 @@ class Group final : public Source {
   std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
   std::atomic<bool> busy_{false};              // a call is running
   std::atomic<int> queued_{0};                 // calls in queue_
-  std::mutex queue_mutex_;                     // guards queue_ and messages_
+  // The messages that another backend is to move and has not moved, in the order in which they started; guarded by the
+  // mutex of messages.
+  std::vector<const MessageOperation*> external_messages_;
+  std::mutex queue_mutex_;  // guards queue_ and messages_
   std::deque<std::shared_ptr<GroupOperation>> queue_;
   std::vector<std::shared_ptr<GroupOperation>> messages_;  // completed ones stay for a while
   size_t crowded_ = kFewMessages;                          // messages_ is swept when it is as long as this
   uint64_t looked_at_ = 0;                                 // the last message that the progress thread has looked at
   std::atomic<bool> completed_{false};                     // broken or left; reason_ says why
-  // By operation, other rank and tag; guarded by the mutex of messages: see MessageOperation.
-  struct Counts {
-    uint64_t issued = 0;
-    uint64_t moved = 0;
-  };
-  std::map<std::tuple<OpKind, int, uint64_t>, Counts> external_messages_;
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
+  std::map<int, std::string> seen_calls_;  // by world rank; guarded by reason_mutex_
   bool left_ = false;
   std::mutex driving_;          // held to advance the head of queue_; taken before other mutexes
   bool head_has_turn_ = false;  // guarded by driving_: busy_ is held for the head of queue_

@@ -32,7 +32,7 @@ Progress GroupCreation::advance() {
     engine_.handshakes().open(identity_, members_, memory_, call_);
   }
   const bool moved = engine_.pump();
-  engine_.handshakes().collect();
+  engine_.handshakes().receive_arrived();
   if (look()) return Progress::kDone;
   return moved ? Progress::kMoved : Progress::kWaiting;
 }

@@ -67,7 +67,7 @@ void GroupHandshakes::forget(int peer, uint64_t identity) {
   if (received_.erase({peer, identity}) != 0) --inboxes_.at(peer).groups;
 }
 
-void GroupHandshakes::collect() {
+void GroupHandshakes::receive_arrived() {
   for (auto& [peer, inbox] : inboxes_) listen(peer, inbox);
 }
 

@@ -50,8 +50,8 @@ class GroupHandshakes {
   // The group ends on this rank. Send the failure, if any, to the other members; else, with `notify`, that it left
   // after it completed collective number `last`.
   void close(uint64_t identity, const Failure* failure, bool notify, uint64_t last = 0);
-  // Take in what has arrived; follows a pump().
-  void collect();
+  // Process the messages that have arrived; follows a pump().
+  void receive_arrived();
 
   // The state of a group as a peer has sent it; null before its first message.
   const GroupHandshake* received(int peer, uint64_t identity) const;

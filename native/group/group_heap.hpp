@@ -18,7 +18,7 @@
 namespace procgroup {
 
 // Groups that are used in turn need a block each; beyond these, idle blocks are reused.
-inline constexpr size_t kKeptSmallBlocks = 32;
+inline constexpr size_t kKeptSmallBlocks = 32;  // of one member
 inline constexpr size_t kKeptSlotsBlocks = 3;
 
 class GroupHeap {
@@ -39,7 +39,10 @@ class GroupHeap {
   }
   // Bytes of any kind, such as a failure record. Throws std::system_error when memory is refused.
   std::byte* at(uint64_t offset, size_t bytes) const { return arena_.at(offset, bytes); }
-  StagingPool& small_pool(const GroupLayout& layout) { return pool(layout.small_block_bytes(), kKeptSmallBlocks); }
+  // Of blocks with the small areas of so many members.
+  StagingPool& small_pool(const GroupLayout& layout, size_t members) {
+    return pool(members * layout.small_block_bytes(), std::max<size_t>(1, kKeptSmallBlocks / members));
+  }
   StagingPool& slots_pool(const GroupLayout& layout) { return pool(layout.slots_block_bytes(), kKeptSlotsBlocks); }
 
   void retire(Retired group) {
@@ -64,13 +67,13 @@ class GroupHeap {
  private:
   StagingPool& pool(size_t block_bytes, size_t kept_blocks) {
     const std::lock_guard lock(mutex_);
-    return pools_.try_emplace(block_bytes, arena_, block_bytes, kept_blocks).first->second;
+    return pools_.try_emplace({block_bytes, kept_blocks}, arena_, block_bytes, kept_blocks).first->second;
   }
 
   Arena& arena_;
   Cells cells_;
-  std::mutex mutex_;  // guards what follows; taken before a pool's
-  std::map<size_t, StagingPool> pools_;
+  std::mutex mutex_;                                        // guards what follows; taken before a pool's
+  std::map<std::pair<size_t, size_t>, StagingPool> pools_;  // by the bytes of a block and how many are kept
   std::vector<Retired> retired_;
 };
 

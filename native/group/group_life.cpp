@@ -70,10 +70,7 @@ void Group::retire() {
   if (state_) {
     for (const int member : state_->topology.local_ranks())
       if (member != rank()) state_->members[index(member)].departed(rank()).store(1, std::memory_order_release);
-    if (const uint64_t small = state_->staging->surrender_small(); small != 0)
-      retired.blocks.emplace_back(&heap.small_pool(options_.layout), small);
-    if (const uint64_t slots = state_->staging->surrender_slots(); slots != 0)
-      retired.blocks.emplace_back(&heap.slots_pool(options_.layout), slots);
+    retired.blocks = state_->staging->surrender();
     if (proxies_.first != 0) retired.memory.push_back(proxies_);
   }
   // A member that had received everybody has gone on, also where this rank has not: it looks into this memory, and
@@ -108,8 +105,8 @@ void Group::attach(const std::vector<uint64_t>& offsets, const std::vector<int>&
     if (member != rank()) readers.push_back(views[index(member)]);
   }
   GroupHeap& heap = engine_.heap();
-  auto staging = std::make_unique<Staging>(heap.small_pool(options_.layout), heap.slots_pool(options_.layout),
-                                           views[index(rank())], readers);
+  auto staging = std::make_unique<Staging>(heap.small_pool(options_.layout, 1 + topology.represented()),
+                                           heap.slots_pool(options_.layout), views[index(rank())], readers);
   std::vector<const void*> sources(views.size());
   {
     const std::lock_guard lock(engine_.messages_mutex());
@@ -141,16 +138,15 @@ void Group::make_relay() {
   state_->messages.emplace(
       engine_.messages(), engine_.messages_mutex(), [this] { return engine_.pump(); }, view(), options_.limits);
   state_->on_failure = [this](const Failure& failure, const Descriptor& call) {
-    // Request this before the failure is posted, which ends the calls of the ranks that receive it.
-    if (failure.kind == Failure::Kind::kTimeout) engine_.query_calls(explained_peers(failure, false), options_.id);
+    const bool is_explained = failure.kind != Failure::Kind::kTimeout || !failure.calls.empty();
+    if (!is_explained && !is_completed()) look_at_calls(explained_peers(failure, false));
     break_with(own_view(cause_of(failure)), call);
   };
   if (!state_->topology.is_leader()) return;
-  const size_t elsewhere = options_.members.size() - state_->topology.local_ranks().size();
-  const size_t bytes = Proxies::bytes(elsewhere, options_.members.size(), options_.layout);
+  const size_t bytes = Proxies::bytes(state_->topology);
   proxies_ = {engine_.heap().take(bytes), bytes};
   Proxies::attach(*state_, engine_.arena(), proxies_.first);
-  state_->relay = std::make_shared<Relay>(*state_, proxies_.first);
+  state_->relay = std::make_shared<Relay>(*state_);
   state_->mine().memory().proxies.store(proxies_.first, std::memory_order_release);
   state_->wake_peers();
 }
@@ -187,7 +183,7 @@ void Group::refuse_to_begin(const Failure& failure) {
   throw OperationFailed{failure, {}};
 }
 
-// The member whose group memory cannot lie where it says.
+// The failure of a member that announced an invalid offset of its group memory.
 std::optional<Failure> Group::misplaced(const std::vector<uint64_t>& offsets) const {
   for (size_t member = 0; member < offsets.size(); ++member) {
     const int world = options_.members[member];
@@ -284,7 +280,7 @@ std::optional<Failure> Group::examine_handshake(int member, bool awaited, const 
   bool left = false;
   {
     const std::lock_guard lock(engine_.messages_mutex());
-    engine_.handshakes().collect();
+    engine_.handshakes().receive_arrived();
     const GroupHandshake* theirs = engine_.handshakes().received(options_.members[index(member)], options_.id);
     if (theirs == nullptr) return std::nullopt;
     if (theirs->ended) return as_seen_by(options_.rank, member, *theirs->ended, &global_ranks_);
@@ -326,10 +322,24 @@ std::vector<int> Group::explained_peers(const Failure& failure, bool has_world_r
   return peers;
 }
 
-// At a deadline: describe what the first of the missing ranks are doing.
-void Group::explain(Failure& failure, bool has_world_ranks) const {
+// Before a failure is posted, which ends the calls of the ranks that receive it.
+void Group::look_at_calls(const std::vector<int>& peers) {
+  engine_.query_calls(peers, options_.id);
+  std::vector<std::string> calls = engine_.known_calls(peers, options_.id);
+  const std::lock_guard lock(reason_mutex_);
+  for (size_t peer = 0; peer < peers.size(); ++peer)
+    if (engine_.peer_arena(peers[peer]) != nullptr) seen_calls_[peers[peer]] = std::move(calls[peer]);
+}
+
+// At a deadline: describe what the first of the missing ranks are doing, or were doing before the failure was posted.
+void Group::explain(Failure& failure, bool has_world_ranks) {
   if (failure.kind != Failure::Kind::kTimeout) return;
-  failure.calls = engine_.calls_of(explained_peers(failure, has_world_ranks), options_.id);
+  const std::vector<int> peers = explained_peers(failure, has_world_ranks);
+  failure.calls = engine_.calls_of(peers, options_.id);
+  const std::lock_guard lock(reason_mutex_);
+  const std::map<int, std::string> seen = std::exchange(seen_calls_, {});
+  for (size_t peer = 0; peer < peers.size(); ++peer)
+    if (const auto found = seen.find(peers[peer]); found != seen.end()) failure.calls[peer] = found->second;
 }
 
 // Once this rank has aborted, the others leave because of that.

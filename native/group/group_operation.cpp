@@ -47,8 +47,8 @@ std::vector<int> QueuedCall::missing() const { return running_ ? running_->missi
 
 void QueuedCall::give_up(Failure failure) {
   if (running_) {
-    running_->give_up(failure);
-    failure.wrote = running_->failure() != nullptr && running_->failure()->wrote;
+    running_->give_up(std::move(failure));
+    failure = *running_->failure();
   }
   end(&failure);
 }
@@ -64,7 +64,11 @@ MessageOperation::MessageOperation(Group& group, const MessageRequest& request, 
 }
 
 MessageOperation::~MessageOperation() {
+  if (group_.engine_.forked()) return;  // the mutex may be held for ever
   if (transfer_ && !transfer_->is_completed()) give_up({.kind = Failure::Kind::kAborted});
+  if (!is_external()) return;
+  const std::lock_guard lock(group_.engine_.messages_mutex());
+  forget();
 }
 
 Progress MessageOperation::advance() {
@@ -102,7 +106,8 @@ Progress MessageOperation::advance_external() {
   }
   std::optional<Failure> failure;
   try {
-    if (!request_.transfer(request_.op == OpKind::kSend ? request_.peer : source())) return Progress::kWaiting;
+    std::vector<int> awaited;  // the other rank, whatever the backend says
+    if (!request_.transfer(peer(), awaited)) return Progress::kWaiting;
     if (request_.after) request_.after();
   } catch (const std::exception& error) {
     failure = Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
@@ -115,26 +120,30 @@ Progress MessageOperation::advance_external() {
   }
   {
     const std::lock_guard messages(group_.engine_.messages_mutex());
-    ++moved();
+    forget();
   }
   finish();
   return Progress::kDone;
 }
 
-uint64_t& MessageOperation::moved() const {
-  const int peer = request_.op == OpKind::kSend ? request_.peer : source();
-  return group_.external_messages_[{request_.op, peer, request_.tag}].moved;
+// Messages of one sender, receiver and tag move in the order in which they started. Headers arrive in this order, and
+// each is matched to the first receive that fits: so an earlier receive that could take a message of this sender has
+// one.
+bool MessageOperation::has_turn() const {
+  const auto goes_first = [this](const MessageOperation* one) {
+    return one->request_.op == request_.op && one->request_.tag == request_.tag && one->peer() == peer();
+  };
+  return *std::ranges::find_if(group_.external_messages_, goes_first) == this;
 }
 
-bool MessageOperation::has_turn() const { return moved() + 1 == header_.number; }
+void MessageOperation::forget() { std::erase(group_.external_messages_, this); }
 
 void MessageOperation::start() {
   recording_.emplace(group_.engine_.recorder(), call_);
   Messages& messages = group_.engine_.messages();
   const uint64_t group = group_.options_.id;
   const MessageKey key = is_external() ? header_key(group, request_.tag) : MessageKey{group, request_.tag};
-  if (is_external() && request_.op == OpKind::kSend)
-    header_.number = ++group_.external_messages_[{request_.op, request_.peer, request_.tag}].issued;
+  if (is_external()) group_.external_messages_.push_back(this);
   void* const data = is_external() ? &header_ : request_.data;
   const size_t bytes = is_external() ? sizeof header_ : request_.count * dtype_size(request_.dtype);
   const ElementType type = element_type(is_external() ? Dtype::kUint64 : request_.dtype);
@@ -189,6 +198,7 @@ void MessageOperation::fail_by_mismatch(Failure failure, std::string theirs) {
 }
 
 std::vector<int> MessageOperation::missing() const {
+  if (header_moved_.load(std::memory_order_acquire)) return {peer()};
   return request_.peer == kAnySource ? std::vector<int>{} : std::vector<int>{request_.peer};
 }
 
@@ -206,14 +216,18 @@ std::optional<Awaited> MessageOperation::awaited() const {
 
 void MessageOperation::give_up(Failure failure) {
   const std::unique_lock external = is_external() ? std::unique_lock(external_) : std::unique_lock<std::mutex>();
-  // The other rank may have begun to move the message, and all later ones wait for this one.
-  if (header_moved_ && !is_completed()) group_.break_with(failure, call_);
-  const std::lock_guard lock(group_.engine_.messages_mutex());
+  std::unique_lock lock(group_.engine_.messages_mutex());
   if (transfer_ && !transfer_->is_completed()) group_.engine_.messages().cancel(*transfer_, failure);
   if (is_completed()) return;
   failure.wrote = may_have_written();
   if (recording_) recording_->end(&failure);
+  // The other rank may have begun to move a message whose header has gone, and all later ones wait for this one.
+  const bool has_begun = is_external() && transfer_ && transfer_->failure() == nullptr;
+  if (!has_begun) forget();
+  Failure ended = failure;
   fail(std::move(failure));
+  lock.unlock();
+  if (has_begun) group_.break_with(std::move(ended), call_);
 }
 
 }  // namespace procgroup

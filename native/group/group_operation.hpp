@@ -22,6 +22,7 @@ class QueuedCall final : public GroupOperation {
   Descriptor call() const override { return request_.descriptor; }
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return request_.transfer ? kExternalSleepNs : kAnySleepNs; }
+  bool outlives_peer() const override { return running_ && running_->outlives_peer(); }
 
  private:
   void end(const Failure* failure);
@@ -54,11 +55,9 @@ class MessageOperation final : public GroupOperation {
   bool outlives_peer() const override { return header_moved_; }
 
  private:
-  // Messages of one sender, receiver and tag are numbered by the sender, and moved in the order of their numbers.
   struct Header {
     uint64_t count;
     uint64_t dtype;
-    uint64_t number = 0;
   };
 
   void start();
@@ -67,8 +66,10 @@ class MessageOperation final : public GroupOperation {
   bool is_external() const { return request_.transfer != nullptr; }
   void conclude();
   void compare_header();
-  bool has_turn() const;  // with the mutex of messages, as the next two
-  uint64_t& moved() const;
+  // With the mutex of messages, as the next three.
+  int peer() const { return request_.op == OpKind::kSend ? request_.peer : source(); }
+  bool has_turn() const;
+  void forget();
   void fail_by_mismatch(Failure failure, std::string theirs);
   // Whether a message has been matched to this receive, which writes to the caller's array itself.
   bool may_have_written() const {

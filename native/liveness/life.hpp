@@ -1,7 +1,7 @@
 // Liveness: a process's peers on one host are notified of its end, whatever ended it.
 //
-// Vocabulary. A *life word* lies in memory that the peers map. Its *owner* holds it, as a lock that it
-// never gives up while it lives. The peers *watch* it:
+// Vocabulary. A *life word* is in memory that the peers map. Its *owner* holds it, as a lock that it
+// never releases while it lives. The peers *watch* it:
 //
 //     0                            nobody holds it: the owner *left* in order
 //     thread id | FUTEX_WAITERS    held: the owner lives (also when it is stopped or stuck)

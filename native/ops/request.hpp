@@ -1,4 +1,4 @@
-// What a caller asks for: the call and the arrays, as addresses. Arrays outlive the operation.
+// A caller's request: the call and the arrays, as addresses. Arrays outlive the operation.
 //
 //                    input          inputs                    output             outputs
 //   broadcast        the array      -                         the same array     -
@@ -10,8 +10,8 @@
 //   reduce_scatter   -              one block per rank        the array          -
 //   all_to_all       -              one block per rank        -                  one block per rank
 //
-// Pieces are in group-rank order; they may lie anywhere, also side by side in one array. The input, or this rank's
-// input block, may be the same address as the output, or as this rank's output block; nothing else overlaps.
+// Blocks are in group-rank order; they may be anywhere in memory, also side by side in one array. The input, or this
+// rank's input block, may have the same address as the output, or as this rank's output block; nothing else overlaps.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@
 
 namespace procgroup {
 
-// What one rank gives to, or gets from, one other. Input blocks are never written.
+// The elements that one rank sends to, or receives from, one other. Input blocks are never written.
 struct Block {
   void* data = nullptr;
   size_t count = 0;  // elements
@@ -40,22 +40,24 @@ inline uint64_t hash_of_sizes(const std::vector<Block>& blocks) {
   return hash | 1;
 }
 
+// A transfer of another backend: do what can be done now, once all ranks are known to agree; true when this rank's part
+// has completed. It is given the root; of a message, the other rank. Otherwise `awaited` gets the group ranks that the
+// transfer waits for, where the backend names them. Throws what makes the call fail.
+using ExternalTransfer = std::function<bool(int root, std::vector<int>& awaited)>;
+
 struct Request {
   Descriptor descriptor;        // group and sequence are filled in when the call starts
   const void* input = nullptr;  // this rank's elements; null where the table has none
   void* output = nullptr;
   std::vector<Block> inputs;
   std::vector<Block> outputs;
-  // Where there are any, the input is what these make up; for the calls of which Group::takes_iovecs.
+  // If not empty, the input is the concatenation of these; only in calls that Group::takes_iovecs allows.
   std::vector<Iovec> iovecs;
   // Run by the thread that runs the call, without the language's lock: `before` right before its first element is
-  // read, `after` when it went well. Empty for nothing: arrays that lie whole in memory, ops that need no factor.
+  // read, `after` when it succeeded. Both are empty for contiguous arrays and ops that need no factor.
   std::function<void()> before;
   std::function<void()> after;
-  // Where another backend moves the bytes (`descriptor.external`): do what can be done now, once all ranks are known to
-  // agree; true when this rank's part has completed. It is given the root; of a message, the other rank. Throws what
-  // makes the call fail.
-  std::function<bool(int)> transfer;
+  ExternalTransfer transfer;  // where another backend moves the bytes (`descriptor.external`)
 };
 
 }  // namespace procgroup

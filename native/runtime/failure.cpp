@@ -22,8 +22,6 @@ std::string rounded(double seconds) {
   return text;
 }
 
-}  // namespace
-
 std::string join_ranks(const std::vector<int>& ranks) {
   std::string text;
   for (size_t begin = 0; begin < ranks.size();) {
@@ -38,13 +36,31 @@ std::string join_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
+// ": rank 0 called barrier, rank 2 called ...": the first rank of each call, for a few calls.
+std::string different_calls(const std::vector<std::string>& calls, const std::vector<int>* global_ranks) {
+  std::string text;
+  for (auto call = calls.begin(); call != calls.end() && text.size() < kListBytes; ++call) {
+    if (call->empty() || std::find(calls.begin(), call, *call) != call) continue;
+    text += (text.empty() ? ": " : ", ") + rank_name(static_cast<int>(call - calls.begin()), global_ranks) +
+            " called " + *call;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + join_ranks(ranks);
+}
+
 std::string Failure::summary(const std::vector<int>* global_ranks) const {
   switch (kind) {
     case Kind::kMismatch:
-      return "the ranks made different calls";
+      return "the ranks made different calls" + different_calls(calls, global_ranks);
     case Kind::kTimeout:
+      if (!reason.empty()) return "its time limit of " + rounded(seconds) + " s passed while it waited for " + reason;
       return "its time limit of " + rounded(seconds) + " s passed" +
-             (missing.empty() ? "" : " while it waited for rank " + join_ranks(missing)) +
+             (missing.empty() ? "" : " while it waited for " + name_ranks(missing)) +
              (missing.empty() || global_ranks == nullptr || global_ranks->empty() ? "" : " of the group");
     case Kind::kLost:
       return "lost " + rank_name(peer, global_ranks) + " (pid " + std::to_string(pid) +

@@ -16,7 +16,7 @@ struct Failure {
   int peer = -1;               // kLost, kFailed: the group rank
   int64_t pid = 0;             // kLost
   std::string host{};          // kLost: where that process ran; empty when it is this host
-  std::string reason{};        // kLost: how; kFailed, kBroken: the text
+  std::string reason{};        // kLost: how; kFailed, kBroken: the text; kTimeout: what is awaited, if not `missing`
   double seconds = 0;          // kTimeout: the limit that passed
   std::vector<int> missing{};  // kTimeout: group ranks that have not arrived; kDeadlock: world ranks
   // kMismatch: by group rank, what each called; kDeadlock, kTimeout: for each of `missing`, or the first of them
@@ -38,8 +38,8 @@ struct Failure {
 // that reads it.
 Failure as_seen_by(int reader, int member, Failure posted, const std::vector<int>* global_ranks);
 
-// "1, 2, 5-9": short for a world of any size in which few ranks have come, or few are missing.
-std::string join_ranks(const std::vector<int>& ranks);
+// "rank 1" or "ranks 1, 2, 5-9": short for a world of any size in which few ranks have come, or few are missing.
+std::string name_ranks(const std::vector<int>& ranks);
 
 // What another rank wrote, up to `most` bytes or its first zero, in characters that every reader can take.
 std::string readable(const char* text, size_t most);

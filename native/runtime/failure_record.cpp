@@ -68,6 +68,7 @@ std::optional<Failure> decode(const FailureHead& head, std::span<const std::byte
   for (uint32_t rank = 0; rank < head.ranks; ++rank)
     if ((details[rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0})
       failure.missing.push_back(static_cast<int>(rank));
+  if (head.text_bytes == 0) return failure;
   const std::byte* text = details.data() + bitmap_bytes(head.ranks);
   failure.reason = readable(reinterpret_cast<const char*>(text), head.text_bytes);
   return failure;

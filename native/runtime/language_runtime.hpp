@@ -1,4 +1,4 @@
-// What the engine asks of the language that it is called from.
+// The functions that the engine needs from the language that calls it.
 #pragma once
 
 namespace procgroup {

@@ -59,7 +59,7 @@ class Operation {
   bool is_completed() const { return completed_.load(std::memory_order_acquire); }
   const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
 
-  // End it from outside. Its arrays are not touched afterwards.
+  // End the operation from outside. Its arrays are not read or written afterwards.
   virtual void give_up(Failure failure) { fail(std::move(failure)); }
 
   void finish() { completed_.store(true, std::memory_order_release); }

@@ -50,7 +50,7 @@ std::string describe_wait(const WaitingCall& call, const std::vector<std::string
   const size_t count = call.awaited.size();
   std::string line = "procgroup: rank " + std::to_string(call.rank) + " has waited " + in_seconds(call.waited_ns) +
                      " (since " + time_of_day(call.waited_ns) + ") for ";
-  line += count == 0 ? "any other rank" : (count == 1 ? "rank " : "ranks ") + join_ranks(call.awaited);
+  line += count == 0 ? "any other rank" : name_ranks(call.awaited);
   line += " in " + call.name;
   for (size_t index = 0; index < calls.size() && index < count; ++index)
     line += (index == 0 ? ": rank " : "; rank ") + std::to_string(call.awaited[index]) + " is " + calls[index];

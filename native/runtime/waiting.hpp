@@ -96,8 +96,8 @@ class Slice {
   int64_t began_ns_ = 0;
 };
 
-// What ends a wait may have come just after the last missing block: so an operation that still moves is advanced for
-// a while, before it is given up. Not for as long as it moves: other traffic may move it for ever.
+// A timeout or failure may be seen just after the last missing block arrived, so an operation that still makes progress
+// is advanced for a while before it is cancelled. The time is limited, since other traffic may keep it busy for ever.
 class LastLooks {
  public:
   // Called at every look after something has ended the wait.

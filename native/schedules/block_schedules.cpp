@@ -66,8 +66,8 @@ void schedule_all_gather(const ScheduleRequest& request, Schedule& schedule) {
   }
 }
 
-// A sender's value k+1: round k lies in its slot. The root's: it has collected round k. Before a sender overwrites
-// round k-4 it awaits the root's k-3.
+// A sender publishes k+1 when round k is in its slot, the root when it has copied out round k. Before a sender
+// overwrites round k-4 it awaits the root's value k-3.
 void schedule_gather(const ScheduleRequest& request, Schedule& schedule) {
   BlockScheduleBuilder builder(request, schedule, 1);
   const bool is_root = request.rank == request.root;
@@ -87,8 +87,8 @@ void schedule_gather(const ScheduleRequest& request, Schedule& schedule) {
   }
 }
 
-// The root's value k+1: round k lies in its lanes. A reader's value k+1: it has collected its part of round k. Before
-// the root overwrites round k-4 it awaits everybody's k-3.
+// The root publishes k+1 when round k is in its lanes, a reader when it has copied out its part of round k. Before the
+// root overwrites round k-4 it awaits value k-3 of all.
 void schedule_scatter(const ScheduleRequest& request, Schedule& schedule) {
   BlockScheduleBuilder builder(request, schedule, lanes_for_others(request.size));
   const bool is_root = request.rank == request.root;
@@ -110,8 +110,8 @@ void schedule_scatter(const ScheduleRequest& request, Schedule& schedule) {
   }
 }
 
-// Slots are overwritten as in all_gather. All sources of a reduction lie at one offset of their slots: above two ranks
-// lanes are numbered by receiver, and a rank leaves its own empty.
+// Slots are overwritten as in all_gather. All sources of a reduction are at the same offset in their slots: with more
+// than two ranks, lanes are numbered by receiver, and a rank leaves its own lane empty.
 void schedule_reduce_scatter(const ScheduleRequest& request, Schedule& schedule) {
   BlockScheduleBuilder builder(request, schedule, request.size == 2 ? 1 : request.size);
   const auto lane = [&](int reader) { return request.size == 2 ? 0 : reader; };

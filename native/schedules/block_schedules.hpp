@@ -1,8 +1,8 @@
-// Schedules through slots for collectives in which ranks have blocks for each other: blocks may differ in size, also be
-// empty, and lie anywhere.
+// Schedules through slots for collectives in which ranks have blocks for each other. Blocks may be of different sizes,
+// empty, and anywhere in memory.
 //
-// Vocabulary, beside that of schedule.hpp. A *round* moves the next part of every block. Where a rank has another block
-// for each other rank, its slot is divided into *lanes*, one per receiver, and a part is at most a lane.
+// Vocabulary, beside that of schedule.hpp. A *round* moves the next part of every block. Where a rank has a different
+// block for each other rank, its slot is divided into *lanes*, one per receiver, and a part is at most a lane.
 #pragma once
 
 #include "schedules/schedule.hpp"

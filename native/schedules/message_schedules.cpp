@@ -115,8 +115,8 @@ void Builder::reduce_prefix() {
   }
 }
 
-// all_reduce, also of one rank, which keeps what it has; reduce. Other ranks than the root have no output: what they
-// reduce lies behind the sources, in two halves too.
+// all_reduce, also of one rank, which keeps its input; reduce. Ranks other than the root have no output: they reduce
+// into scratch behind the sources, also in two halves.
 void schedule_reduction(Builder& builder, const ScheduleRequest& request) {
   const bool has_output = request.root < 0 || builder.is_root();
   const size_t longest = builder.longest_block();

@@ -2,8 +2,8 @@
 //
 // Vocabulary. An array is handled in *chunks*. Ranks of one host share memory: a rank *copies in* a chunk in one of its
 // own *slots* and *publishes*: its progress counter rises to a value. Others *await* that value, then reduce or copy
-// out what lies in the slot. Values count from the start of the call. Ranks of different hosts *send* and *receive*
-// messages; what comes to be reduced is received in *scratch*, memory of this rank alone.
+// out the content of the slot. Values count from the start of the call. Ranks of different hosts *send* and *receive*
+// messages; elements to be reduced are received in *scratch*, private memory of this rank.
 //
 // Steps start in order. Sends and receives then run on by themselves; a later step waits until no running transfer
 // writes memory that the step touches, or reads memory that the step writes. Both ends of a message issue it at the
@@ -31,8 +31,8 @@ struct Place {
   enum class Kind : uint8_t { kInput, kOutput, kSlot, kPeerInput, kPeerOutput, kScratch };
   Kind kind = Kind::kInput;
   int8_t slot = 0;  // kSlot
-  int32_t rank =
-      0;  // kInput, kOutput: which block, where the call has one per rank; kScratch: which source; else: whose
+  // kInput, kOutput: the block, in calls with one per rank; kScratch: the source; else: the owner of the memory.
+  int32_t rank = 0;
   size_t offset = 0;  // in bytes
 };
 
@@ -134,7 +134,7 @@ struct ScheduleRequest {
   size_t element_bytes = 1;
   size_t bytes = 0;                      // of the array, in operations without blocks
   const BlockTable& blocks = kNoBlocks;  // equal for all pairs in operations without blocks
-  size_t chunk_bytes = 0;                // at most a slot; of arrays that lie elsewhere: how much is read at a time
+  size_t chunk_bytes = 0;                // at most a slot; of arrays outside of slots: how much is read at a time
   size_t segment_bytes = 0;              // of a message
   // Chunks of all earlier calls: slots are used in turn from call to call. A slot that a peer has just read
   // is the slowest to write again, because its lines are still in the peer's first-level cache (measured:

@@ -24,7 +24,7 @@ constexpr Place moved(Place place, size_t offset) {
   return place;
 }
 
-// How many parts of that length there are, and one of them; none behind the end.
+// The number of parts of length `part`, and the part at `index`, which is empty behind the end.
 constexpr size_t parts_of(size_t bytes, size_t part) { return bytes / part + (bytes % part != 0 ? 1 : 0); }
 constexpr Range part_of(size_t bytes, size_t index, size_t part) {
   const size_t begin = std::min(bytes, index * part);

@@ -15,7 +15,7 @@ class Builder : public ScheduleWriter {
   void keep_own(int input_block, int output_block) {
     copy(output(0, output_block), input(0, input_block), request_.blocks.between(request_.rank, request_.rank));
   }
-  void collect(int peer, int output_block) {
+  void copy_from(int peer, int output_block) {
     in_chunks(request_.blocks.between(peer, request_.rank), [&](size_t offset, size_t bytes) {
       read(output(offset, output_block), {.kind = Place::Kind::kPeerInput, .rank = peer, .offset = offset}, bytes);
     });
@@ -46,7 +46,7 @@ Range segment(const ScheduleRequest& request, size_t offset, size_t bytes, int r
 
 void schedule_broadcast(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
-  if (request.rank != request.root) builder.collect(request.root, 0);
+  if (request.rank != request.root) builder.copy_from(request.root, 0);
   builder.acknowledge();
   if (request.rank == request.root) builder.await(kEveryone, 1);
 }
@@ -81,7 +81,7 @@ void schedule_gather(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   if (request.rank == request.root) {
     builder.keep_own(0, request.rank);
-    builder.for_each_peer([&](int peer) { builder.collect(peer, peer); });
+    builder.for_each_peer([&](int peer) { builder.copy_from(peer, peer); });
   }
   builder.acknowledge();
   if (request.rank != request.root) builder.await(request.root, 1);
@@ -92,7 +92,7 @@ void schedule_scatter(const ScheduleRequest& request, Schedule& schedule) {
   if (request.rank == request.root)
     builder.keep_own(request.rank, 0);
   else
-    builder.collect(request.root, 0);
+    builder.copy_from(request.root, 0);
   builder.acknowledge();
   if (request.rank == request.root) builder.await(kEveryone, 1);
 }
@@ -100,7 +100,7 @@ void schedule_scatter(const ScheduleRequest& request, Schedule& schedule) {
 // all_gather, too.
 void schedule_all_to_all(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
-  builder.for_each_peer([&](int peer) { builder.collect(peer, peer); });
+  builder.for_each_peer([&](int peer) { builder.copy_from(peer, peer); });
   builder.acknowledge();
   builder.keep_own(has_input_blocks(request.op) ? request.rank : 0, request.rank);
   builder.await(kEveryone, 1);

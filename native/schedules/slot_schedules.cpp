@@ -50,14 +50,15 @@ class Builder : public ScheduleWriter {
 
 }  // namespace
 
-// Slots 0 and 1 take copies in, 2 and 3 results, in turn. Value k+1 says: reduced my segment of chunk k-1,
-// collected chunk k-2, copied in chunk k. CopyIn k+1 overwrites chunk k-1: everybody published k+1, so
-// all have reduced it. Result k overwrites result k-2: for the same reason all have collected that.
+// Chunks are copied into slots 0 and 1 in turn, results into slots 2 and 3. A rank that has published value k+1 has
+// reduced its segment of chunk k-1, copied out chunk k-2 and copied in chunk k. Copying in chunk k+1 overwrites chunk
+// k-1, which all ranks have reduced, since all have published k+1. Result k overwrites result k-2, which all ranks have
+// copied out, for the same reason.
 void schedule_all_reduce_scattered(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   const uint64_t chunks = builder.chunks();
   if (chunks == 0) return;
-  const auto collect = [&](uint64_t chunk) {
+  const auto copy_out = [&](uint64_t chunk) {
     builder.for_each_peer([&](int peer) {
       const auto [offset, bytes] = builder.segment(chunk, peer);
       builder.copy(moved(builder.output(chunk), offset), builder.result(chunk, peer), bytes);
@@ -72,16 +73,16 @@ void schedule_all_reduce_scattered(const ScheduleRequest& request, Schedule& sch
                    moved(builder.input(chunk), offset), bytes);
     builder.share_result(builder.result(chunk, request.rank), bytes);
     if (chunk + 1 < chunks) builder.copy_in_for_others(chunk + 1, 2);
-    if (chunk > 0) collect(chunk - 1);
+    if (chunk > 0) copy_out(chunk - 1);
     builder.publish(chunk + 2);
   }
   builder.await(kEveryone, chunks + 1);
-  collect(chunks - 1);
+  copy_out(chunks - 1);
 }
 
 // Each rank copies in the half of a chunk that the other reduces (value 2k+1), reduces its own half into its
-// output and a slot (2k+2), and collects the other's. Slots 0 and 1 take copies in, 2 and 3 results, in turn:
-// what chunk k overwrites is of chunk k-2, with which the other was done when it published 2k-1.
+// output and a slot (2k+2), and copies out the other's half. Chunks are copied into slots 0 and 1 in turn, results into
+// slots 2 and 3: chunk k overwrites chunk k-2, which the other had finished when it published 2k-1.
 void schedule_all_reduce_exchanged(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   const int peer = 1 - request.rank;
@@ -102,8 +103,8 @@ void schedule_all_reduce_exchanged(const ScheduleRequest& request, Schedule& sch
 
 namespace {
 
-// The root's value k+1: chunk k lies in its slot. A reader's value k+1: it has collected chunk k. Before the
-// root overwrites chunk k-4 it awaits everybody's k-3.
+// The root publishes k+1 when chunk k is in its slot, a reader when it has copied out chunk k. Before the root
+// overwrites chunk k-4 it awaits value k-3 of all.
 void schedule_broadcast(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {
@@ -118,8 +119,8 @@ void schedule_broadcast(const ScheduleRequest& request, Schedule& schedule) {
   }
 }
 
-// A sender's value k+1: chunk k lies in its slot. The root's: it has reduced chunk k. Before a sender
-// overwrites chunk k-4 it awaits the root's k-3.
+// A sender publishes k+1 when chunk k is in its slot, the root when it has reduced chunk k. Before a sender overwrites
+// chunk k-4 it awaits the root's value k-3.
 void schedule_reduce(const ScheduleRequest& request, Schedule& schedule) {
   Builder builder(request, schedule);
   for (uint64_t chunk = 0; chunk < builder.chunks(); ++chunk) {

@@ -4,7 +4,7 @@
 //
 //     direct:                                reduce-scatter + all-gather:
 //       copy in k | publish | await all         await all | reduce my segment of k into output and slot |
-//       reduce chunk k of all slots             copy in k+1 | collect the others' segments of k-1 | publish
+//       reduce chunk k of all slots             copy in k+1 | copy out the others' segments of k-1 | publish
 //                                               (one wait per chunk: a chunk's results and the next chunk's
 //                                               copies in are published together)
 //

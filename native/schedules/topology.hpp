@@ -43,6 +43,8 @@ class Topology {
   int local_rank() const { return local_rank_; }
   bool is_local(int rank) const { return host_of(rank) == own_; }
   bool is_leader() const { return local_rank_ == 0; }
+  // The members of other hosts that this rank represents on its own: all of them on a leader.
+  size_t represented() const { return is_leader() ? host_of_.size() - local_ranks().size() : 0; }
   bool spans_hosts() const { return hosts_.size() > 1; }
   // Whether no two members share memory.
   bool is_flat() const { return hosts_.size() == host_of_.size(); }

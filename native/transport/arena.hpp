@@ -39,7 +39,7 @@ struct ArenaHeader {
   uint64_t recorder;         // offset of this rank's recorder
   uint64_t wait_edge_board;  // offset of what this rank shows of a call in which it is stuck
   uint64_t exposure_tables;  // offset of this rank's exposure tables, one per world rank
-  uint64_t nonce;            // lies at this address of the owner's own memory too: see PeerMemory
+  uint64_t nonce;            // a random number that the owner also has at this address: see PeerMemory
   uint64_t nonce_address;
   alignas(64) LifeWord life;
   // Offset of the failure record (head, then details) of a process that ends before its time, by an exception of its
@@ -80,10 +80,10 @@ class Arena {
 
   // The address of a range; throws std::out_of_range when a peer named one that is not in the arena.
   std::byte* at(uint64_t offset, size_t bytes) const;
-  // The same for what is more than bytes, and so begins at a multiple of kArenaLine; throws also when it does not.
+  // The same for structures, which begin at a multiple of kArenaLine; throws also when it does not.
   std::byte* at_line(uint64_t offset, size_t bytes) const;
 
-  // Where these bytes of this process lie in the arena; nothing when they are not, or not wholly, in it.
+  // The offset in the arena of these bytes of this process; nothing when they are not, or not wholly, in it.
   std::optional<uint64_t> offset_of(const void* data, size_t bytes) const;
 
   // Wake whoever sleeps in this arena's process.

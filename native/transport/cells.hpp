@@ -35,10 +35,13 @@ class Cells {
 
  private:
   static constexpr size_t kChunkBytes = 64 * 1024;
+  // A new chunk leaves the rest of the one before unused: at most this much.
+  static constexpr size_t kLargestCarved = kChunkBytes / 4;
 
   uint64_t carve(size_t size) {
+    if (size > kLargestCarved) return arena_.allocate(size);
     if (left_ < size) {
-      left_ = size > kChunkBytes ? size : kChunkBytes;
+      left_ = kChunkBytes;
       chunk_ = arena_.allocate(left_);
     }
     const uint64_t offset = chunk_;

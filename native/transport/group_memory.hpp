@@ -1,28 +1,27 @@
-// What one rank shows the other members of one group in its arena.
+// The memory that one rank shares with the other members of one group, in its arena.
 //
-//     group memory of rank r                                              staging blocks, from pools of the rank
-//     +--------+--------+-------------+----------+----------+-------+----------+   +---------+---------+
-//     | announcement 0 | announcement 1 | descriptors | progress | finished | state | departed |   | small 0 | small 1
-//     |
-//     +--------+--------+-------------+----------+----------+-------+----------+   +---------+---------+
-//          |                      |                                               +---------+---------+
-//          |                      +-- where the slots lie --------------+                  ^
-//          +---- where the small areas lie -----------------------------|------------------+
-//                                                                       v
-//                                                              +------+------+------+------+
-//                                                              | slot | slot | slot | slot |
-//                                                              +------+------+------+------+
+//     group memory of rank r
+//     +----------------+----------------+-------------+----------+-------+----------+-------+----------+
+//     | announcement 0 | announcement 1 | descriptors | progress | slots | finished | state | departed |
+//     +--------|-------+--------|-------+-------------+----------+---|---+----------+-------+----------+
+//              | offset of the  |                                    | offset of the slots
+//              | small areas    |                                    |
+//              v                v                                    v
+//         +-------------------+                         +--------+--------+--------+--------+
+//         | small 0 | small 1 |                         | slot 0 | slot 1 | slot 2 | slot 3 |
+//         +-------------------+                         +--------+--------+--------+--------+
+//         staging blocks, from pools of the rank
 //
-// Vocabulary. A *announcement* announces one call: its sequence number, its fingerprint, where its small areas lie
-// and, up to 40 bytes, its data, all in one cache announcement. Calls use the two announcements in turn (as they do the
-// two *small* areas, which hold the data of medium calls). That is enough, because every call awaits the announcements
-// of all members: a rank that announces call n+2 has seen everybody announce n+1, so everybody is done with call n. A
-// *slot* holds one chunk of a large array. *Progress* counts, over the group's whole life, what this rank has finished
-// in its slots; it never goes back. *Finished* is the last call of which this rank reads nothing any more. A group has
-// a *staging block* only while it needs one (transport/staging_pool.hpp), so that a thousand groups cost about a
-// megabyte each rank.
+// Vocabulary. An *announcement* describes one call: its sequence number, its fingerprint, the offset of its small areas
+// and, up to 40 bytes, its data, all in one cache line. Calls use the two announcements in turn, and also the two
+// *small* areas, which hold the data of medium calls. Two are enough, because every call awaits the announcements of
+// all members: when a rank announces call n+2, all members have announced call n+1, so all have completed call n. A
+// *slot* holds one chunk of a large array. *Progress* counts, over the lifetime of the group, the steps that this rank
+// has finished in its slots; it never decreases. *Finished* is the last call whose data this rank has finished reading.
+// A group leases a *staging block* only while it needs one (transport/staging_pool.hpp), so a thousand groups take
+// about one megabyte on each rank, and on a leader about as much for each member of another host that it represents.
 //
-// Memory order. A announcement's `sequence` and `progress` are written last, sequentially consistent: as release,
+// Memory order. An announcement's `sequence` and `progress` are written last, sequentially consistent: as release,
 // they publish everything written before; as part of the one total order, they make the writer's next
 // look at `sleepers` safe (see Arena::wake). Readers load them sequentially consistent for the same reason.
 #pragma once
@@ -43,7 +42,7 @@ inline constexpr int kSlots = 4;
 struct alignas(64) Announcement {
   std::atomic<uint64_t> sequence;
   uint64_t fingerprint;
-  uint64_t small;  // offset in the arena: where this call's small areas lie; 0 when it has none
+  uint64_t small;  // offset in the arena of this call's small areas; 0 when it has none
   std::byte payload[kInlinePayload];
 };
 static_assert(sizeof(Announcement) == 64);
@@ -51,7 +50,7 @@ static_assert(sizeof(Announcement) == 64);
 enum class MemberState : uint32_t {
   kPresent,
   kLeft,    // in order; takes part in no call after the last one that it announced
-  kFailed,  // gave up; `failure` says why
+  kFailed,  // `failure` says why
 };
 
 struct GroupMemory {
@@ -63,22 +62,22 @@ struct GroupMemory {
   alignas(64) std::atomic<MemberState> state;  // release-stored after the two fields below
   FailureHead failure;
   uint64_t failure_details;  // offset in the arena; 0 where there was no memory for them
-  // The last call that this rank gave up; stored before its arrays go back to their user. Until then, and until all
-  // have acknowledged (progress), the arrays of a call are exposed: a rank that reads them in place looks here
-  // afterwards.
-  std::atomic<uint64_t> given_up;
-  // Of the leader of a host in a group that spans hosts: offset of the memory in which it announces, in the members'
-  // place, the calls of the other hosts' members; release-stored, 0 until it is made. See collectives/relay.hpp.
+  // The last call that this rank has abandoned; stored before the call's arrays are returned to their user. Until then,
+  // and until all have acknowledged (progress), the arrays of a call are exposed: a rank that has read them in place
+  // checks this field afterwards.
+  std::atomic<uint64_t> abandoned;
+  // Of the leader of a host in a group that spans hosts: offset of the memory in which it announces the calls of the
+  // members on other hosts; release-stored, 0 until it is made. See collectives/relay.hpp.
   std::atomic<uint64_t> proxies;
 };
 
-// How large group memory and staging blocks are; equal on all members.
+// The sizes of group memory and staging blocks; equal on all members.
 struct GroupLayout {
   size_t small_bytes = 16 * 1024;
   size_t slot_bytes = 384 * 1024;
   size_t chunk_bytes = 256 * 1024;  // at most a slot; two ranks that exchange halves use two whole slots
 
-  // Group memory ends with one byte for each member, in which that member says that it has left and reads no more.
+  // Group memory ends with one byte for each member, which that member sets when it has left and reads no more.
   static size_t memory_bytes(size_t members) { return sizeof(GroupMemory) + members; }
   size_t small_block_bytes() const { return 2 * small_bytes; }
   size_t slots_block_bytes() const { return kSlots * slot_bytes; }
@@ -89,7 +88,7 @@ static_assert(sizeof(GroupMemory) % 64 == 0);
 class GroupMemoryView {
  public:
   GroupMemoryView() = default;  // none yet
-  // Throws std::out_of_range when group memory cannot lie at `offset`.
+  // Throws std::out_of_range when `offset` is no valid offset of group memory.
   GroupMemoryView(const Arena& arena, uint64_t offset, size_t members, const GroupLayout& layout)
       : arena_(&arena), base_(arena.at_line(offset, GroupLayout::memory_bytes(members))), layout_(layout) {}
 
@@ -102,8 +101,8 @@ class GroupMemoryView {
   std::atomic<uint8_t>& departed(int member) const {
     return reinterpret_cast<std::atomic<uint8_t>*>(base_ + sizeof(GroupMemory))[member];
   }
-  // The owner: where its small areas lie, before it announces the call; where its slots lie, before it publishes
-  // progress in the call, which may be before it announces it.
+  // Called by the owner: set the offset of its small areas before it announces the call, and the offset of its slots
+  // before it publishes progress in the call, which may be before it announces the call.
   void place_small(uint64_t sequence, uint64_t offset) const { announcement(sequence).small = offset; }
   void place_slots(uint64_t sequence, uint64_t offset) const { memory().slots[sequence & 1] = offset; }
   // In calls that have small areas, once the announcement has been seen.
@@ -116,7 +115,7 @@ class GroupMemoryView {
     std::byte* const slots = arena_->at(memory().slots[sequence & 1], layout_.slots_block_bytes());
     return slots + static_cast<size_t>(index) * layout_.slot_bytes;
   }
-  // Where a call's data lies when it fits beside its announcement.
+  // The address of a call's data: inside the announcement if it fits, else in the small area.
   std::byte* payload(uint64_t sequence, size_t bytes) const {
     return bytes <= kInlinePayload ? announcement(sequence).payload : small(sequence);
   }

@@ -1,4 +1,4 @@
-// Reads arrays where the ranks of this host have them, without their help: one copy instead of two.
+// Reads arrays of other ranks on this host directly from their memory: one copy instead of two.
 //
 // Two ways to a peer's memory: an array in the peer's arena is mapped here; any other is read by the kernel
 // (process_vm_readv), where it allows that.
@@ -13,7 +13,7 @@
 
 namespace procgroup {
 
-// Where an array lies, as its owner tells: an address in its process, or an offset in its arena.
+// The place of an array, as published by its owner: an address in its process, or an offset in its arena.
 class RemotePlace {
  public:
   RemotePlace() = default;
@@ -31,9 +31,9 @@ class RemotePlace {
 // Whether the kernel would let a peer read this process's array: not where it is memory of a device.
 bool is_readable(const void* data);
 
-// The same, asked again and again of the same few arrays: to ask the kernel takes 0.8 us, as long as reading 4 KiB. An
-// answer is good for 10 ms. An array whose place a device takes meanwhile, and which is then given to a call, cannot be
-// read by the peers, who say so.
+// The same with a cache, for repeated calls on few arrays: the kernel's answer takes 0.8 us, as long as reading 4 KiB.
+// An answer is kept for 10 ms. If a device maps memory at an array's address in that time, the peers' reads of it fail,
+// and they report that.
 class ReadableArrays {
  public:
   bool has(const void* data);

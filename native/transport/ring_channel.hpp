@@ -2,7 +2,7 @@
 //
 //              producer's mapping                          Vocabulary. The *head* counts all bytes ever
 //   +--------+--------+--------+-----------------+         produced, the *tail* all bytes ever consumed;
-//   |  head  |  tail  | closed | bytes[capacity] |         both only grow, and a byte with number n lies
+//   |  head  |  tail  | closed | bytes[capacity] |         both only grow, and byte number n is stored
 //   +--------+--------+--------+-----------------+         at bytes[n % capacity]. One thread of one
 //     producer consumer producer                           process produces, one of another consumes.
 //

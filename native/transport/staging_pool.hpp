@@ -44,6 +44,7 @@ class StagingPool {
     }
     // End the lease without giving the block back: peers may still read it. Its offset; 0 when there is none.
     uint64_t surrender();
+    StagingPool& pool() const { return pool_; }
 
    private:
     friend class StagingPool;

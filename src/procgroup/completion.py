@@ -15,7 +15,7 @@ from procgroup.__main__ import COMMANDS
 from procgroup.launch import flags
 from procgroup.launch.flag_table import Flag
 
-# Bash hands over "--flag=value" as three words, so the line is divided anew, and takes back the value alone.
+# Bash passes "--flag=value" as three words, so the script splits the line itself, and returns the value alone.
 _BASH = r"""
 # Completion of procgroup and pgrun. In ~/.bashrc: eval "$(procgroup completion bash)"
 _procgroup() {

@@ -151,7 +151,7 @@ PROCGROUP_RDZV_PASSWORD = Variable[str](
     "PROCGROUP_RDZV_PASSWORD", str, "", "The password of the etcd or Redis server at which the launcher's agents meet."
 )
 PROCGROUP_NOTICE = Variable[int | None](
-    "PROCGROUP_NOTICE", _integer, None, "The descriptor by which procgroup.preempted learns. Set by the launcher."
+    "PROCGROUP_NOTICE", _integer, None, "The descriptor that procgroup.preempted reads. Set by the launcher."
 )
 TORCH_DISTRIBUTED_DEBUG = Variable[str](
     "TORCH_DISTRIBUTED_DEBUG", _debug_level, "OFF", "What get_debug_level returns: OFF, INFO or DETAIL."
@@ -182,7 +182,7 @@ PROCGROUP_REPORT_SOCKET = Variable[str](
 NO_COLOR = Variable[str]("NO_COLOR", str, "", "Anything: no colours on a terminal (no-color.org).")
 TERM = Variable[str]("TERM", str, "", "The kind of terminal; dumb: one without colours and cursor movements.")
 TMPDIR = Variable[str]("TMPDIR", str, "/tmp", "Where the launcher keeps temporary files.")
-OMP_NUM_THREADS = Variable[str]("OMP_NUM_THREADS", str, "", "Threads per rank; the launcher sets it when nobody has.")
+OMP_NUM_THREADS = Variable[str]("OMP_NUM_THREADS", str, "", "Threads per rank; by default set by the launcher.")
 PYTHON_EXEC = Variable[str]("PYTHON_EXEC", str, "", "The interpreter of the ranks; the launcher's own by default.")
 TORCH_ELASTIC_SHUTDOWN_TIMEOUT = Variable[str](
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str, "", "Default of the launcher's --shutdown-timeout, in seconds."

@@ -31,12 +31,12 @@
         │   └── RendezvousConflict         two ranks claim one place, or disagree on the world size
         └── ModelMismatch, BackwardFailed, GraphChanged, InputsExhausted, RanksApart: in data-parallel training
 
-    ValueError, RuntimeError
-    └── ArgumentError                  an array or list that does not fit its call
-
     Exception
-    └── ProcessException               a spawned process failed
-        └── ProcessRaisedException, ProcessExitedException: its function raised; it ended without an exception
+    ├── ArgumentError (ValueError, RuntimeError)    an array or list that does not fit its call
+    ├── ProcessException               a spawned process failed
+    │   └── ProcessRaisedException, ProcessExitedException: its function raised; it ended without an exception
+    ├── RanksFailed (ExceptionGroup), RanksTimeout (TimeoutError): from run_ranks
+    └── internal: MalformedObjects, Refusal of etcd, SshError, JobConflict, JobEnded, PeerFailure in a benchmark
 
 Each is built from data and keeps it as attributes; the text follows from the data.
 """
@@ -47,7 +47,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from procgroup import failure_text
-from procgroup.failure_text import global_rank, name_rank, state_of_array
+from procgroup.failure_text import ParameterUse, global_rank
+
+Ranks = Sequence[int]
+Texts = Mapping[int, str]
 
 
 class DistError(RuntimeError):
@@ -59,17 +62,14 @@ class DistBackendError(DistError):
 
 
 class ArgumentError(ValueError, RuntimeError):
-    """An array, list or number that does not fit its call: nothing was sent, and the group can go on.
-
-    torch.distributed raises RuntimeError for most of these.
-    """
+    """An argument that does not fit its call; nothing was sent. (torch.distributed raises RuntimeError for most.)"""
 
 
 class _CallError(DistBackendError):
     """An error of one call on a group, with this rank's place in the group."""
 
     def __init__(
-        self, text: str, *, op: str, group: str, rank: int, size: int, members: Sequence[int] = (), number: str = ""
+        self, text: str, *, op: str, group: str, rank: int, size: int, members: Ranks = (), number: str = ""
     ) -> None:
         self.op = op
         self.group = group
@@ -84,76 +84,64 @@ class _CallError(DistBackendError):
 class OperationError(_CallError):
     """One call on a process group failed on this rank.
 
-    Attributes: ``op`` (name of the operation), ``sequence`` (its number in the group), ``group``
-    (the group's name), ``rank`` and ``size`` (this rank in the group, and how many there are), ``members`` (the global
-    rank of each group rank) and ``global_rank`` (this rank's). Texts name global ranks, and group ranks where those are
-    others. ``intact`` tells whether the array that this call writes is as it was: False when it may be half done, None
-    for calls that write none, and where that is not known.
+    Attributes: ``op`` (name of the operation), ``sequence`` (its number in the group), ``group`` (the group's name),
+    ``rank`` (this rank in the group), ``size`` (of the group), ``members`` (the global rank of each group rank),
+    ``global_rank`` (of this rank) and ``intact``: whether the array that the call writes is unchanged; False when it
+    may be half done, None when unknown or without such an array. Texts name global ranks, and group ranks that differ.
     """
 
     def __init__(
-        self, happened: str, *, sequence: int, intact: bool | None = None, advice: str = "", **call: Any
+        self, happened: str, advice: str = "", *, sequence: int, intact: bool | None = None, **call: Any
     ) -> None:
-        self.intact = intact
         self.sequence = sequence
+        self.intact = intact
         super().__init__(f"{happened}. {advice}" if advice else happened, number=f" #{sequence}", **call)
 
 
 class CollectiveMismatch(OperationError):
     """The ranks did not make the same call, or a message is not what its receive expects; no array was changed.
 
-    ``calls`` maps each rank to the description of the call that it made. ``pair`` names the two ranks
-    and their sizes where an all_to_all failed because they do not agree on the block between them; else it is empty.
-    Where the ranks hold different things rather than make different calls, ``differing`` names what, with ``advice``.
+    ``calls`` maps each rank to a description of its call. ``pair`` names two ranks of an all_to_all that disagree on
+    the block between them, and their sizes. ``differing`` names the data that differs where the calls are the same.
     """
 
-    def __init__(
-        self, *, calls: Mapping[int, str], pair: str = "", differing: str = "", advice: str = "", **call: Any
-    ) -> None:
+    def __init__(self, *, calls: Texts, pair: str = "", differing: str = "", advice: str = "", **call: Any) -> None:
         self.calls: dict[int, str] = dict(calls)
         self.pair = pair
-        happened, advice = failure_text.mismatch(self.calls, pair, differing, advice, call)
-        super().__init__(happened, advice=advice, **call)
+        super().__init__(*failure_text.mismatch(self.calls, pair, differing, advice, call), **call)
 
 
 class CollectiveTimeout(OperationError):
-    """The deadline passed before every rank arrived. ``missing`` lists the ranks, ``seconds`` the limit.
+    """The deadline (``seconds``) passed before every rank arrived.
 
-    ``global_missing`` has their global ranks. ``calls`` maps the first of the missing ranks to what each was doing
-    then, as far as this rank could see: "in recv of 4 float64 from rank 0 (call #3)", "in no call for 12 s".
-    For a call that still waited for an earlier one they are those that the earlier one waits for. ``missing`` is empty
-    for a receive from any rank, and where the earlier call is another thread's.
+    ``missing`` lists the ranks, ``global_missing`` their global ranks, ``calls`` what the first of them were doing. A
+    queued call lists those that the call before it waits for. ``awaited`` says what is awaited when no rank is known.
     """
 
     def __init__(
-        self, *, missing: Sequence[int], seconds: float, calls: Mapping[int, str] | None = None, **call: Any
+        self, *, missing: Ranks, seconds: float, calls: Texts | None = None, awaited: str = "", **call: Any
     ) -> None:
         self.missing: tuple[int, ...] = tuple(missing)
         self.global_missing: tuple[int, ...] = tuple(global_rank(rank, call) for rank in self.missing)
         self.seconds = seconds
+        self.awaited = awaited
         self.calls: dict[int, str] = dict(calls or {})
-        happened, advice = failure_text.timeout(self.missing, seconds, self.calls, call)
-        super().__init__(happened, advice=advice, **call)
+        super().__init__(*failure_text.timeout(self.missing, awaited, seconds, self.calls, call), **call)
 
 
 class Deadlock(OperationError):
-    """Ranks wait for each other in a cycle, so that none of them could ever go on.
+    """Ranks wait for each other in a cycle. ``waits`` maps their global ranks to their calls, as in "recv from 1"."""
 
-    ``waits`` maps the global rank of each of them to what it is in: "recv from 1". All ranks in it are global ranks.
-    """
-
-    def __init__(self, *, waits: Mapping[int, str], **call: Any) -> None:
+    def __init__(self, *, waits: Texts, **call: Any) -> None:
         self.waits: dict[int, str] = dict(waits)
-        happened = "deadlock: " + ", ".join(f"rank {rank} in {wait}" for rank, wait in waits.items())
-        advice = "Let one of these ranks make its other call first, or use isend and irecv."
-        super().__init__(happened, advice=advice, **call)
+        super().__init__(*failure_text.deadlock(waits), **call)
 
 
 class PeerLost(OperationError):
-    """A rank has ended: its process, or its part in the group.
+    """The process of a rank has ended, or the rank has left the group.
 
-    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``pid`` its process, ``host`` the name of its
-    host where that is another one, ``how`` what is known.
+    ``peer`` is its group rank, ``global_peer`` its global rank, ``pid`` its process, ``host`` the name of its host if
+    that is another host than this rank's, ``how`` says how it ended.
     """
 
     def __init__(self, *, peer: int, pid: int, how: str, host: str = "", **call: Any) -> None:
@@ -162,29 +150,19 @@ class PeerLost(OperationError):
         self.pid = pid
         self.host = host
         self.how = how
-        advice = f"{state_of_array(call)}Look at that rank's own output for the cause."
-        process = f"(pid {pid}{host and f' on {host}'})"
-        super().__init__(f"lost {name_rank(peer, call)} {process}: {how}", advice=advice, **call)
+        super().__init__(*failure_text.lost(peer, pid, how, host, call), **call)
 
 
 class PeerFailed(OperationError):
     """A rank left this call with an error of its own, aborted its group, or its program ended with an exception.
 
-    ``peer`` is its rank in the group, ``global_peer`` its global rank, ``reason`` the cause in words: of an exception
-    its type, text and line. ``cause`` is what failed there: "error" (an exception, or a breach of the protocol),
-    "timeout", "mismatch", "interrupted", "aborted", "deadlock". Of a timeout, ``missing`` has the group ranks that had
-    not come, and ``seconds`` its length.
+    ``peer`` is its group rank, ``global_peer`` its global rank, ``reason`` the failure as text, ``cause`` its kind:
+    "error" (an exception, or a breach of the protocol), "timeout", "mismatch", "interrupted", "aborted" or "deadlock".
+    For "timeout", ``missing`` has the group ranks that were missing, and ``seconds`` the timeout.
     """
 
     def __init__(
-        self,
-        *,
-        peer: int,
-        reason: str,
-        cause: str = "error",
-        missing: Sequence[int] = (),
-        seconds: float = 0.0,
-        **call: Any,
+        self, *, peer: int, reason: str, cause: str = "error", missing: Ranks = (), seconds: float = 0.0, **call: Any
     ) -> None:
         self.peer = peer
         self.global_peer: int = global_rank(peer, call)
@@ -192,8 +170,7 @@ class PeerFailed(OperationError):
         self.cause = cause
         self.missing: tuple[int, ...] = tuple(missing)
         self.seconds = seconds
-        advice = f"{state_of_array(call)}Look at rank {self.global_peer}'s own error for the cause."
-        super().__init__(f"{name_rank(peer, call)} failed: {reason}", advice=advice, **call)
+        super().__init__(*failure_text.peer_failed(peer, reason, call), **call)
 
 
 class GroupBroken(OperationError):
@@ -201,17 +178,13 @@ class GroupBroken(OperationError):
 
     def __init__(self, *, reason: str, **call: Any) -> None:
         self.reason = reason
-        super().__init__(f"this group has ended: {reason}", advice="Destroy the group and make a new one.", **call)
+        super().__init__(f"this group has ended: {reason}", "Destroy the group and make a new one.", **call)
 
 
 class ObjectError(_CallError):
-    """An object could not be moved; the ranks are in step, and the group can still be used.
+    """The object of ``source``, a group rank, could not be moved, for ``reason``; the group can still be used."""
 
-    Attributes: ``op``, ``group``, ``rank``, ``size``, ``members``, ``global_rank``, ``source`` (the group rank whose
-    object it is), ``global_source`` and ``reason``.
-    """
-
-    def __init__(self, happened: str, *, source: int, reason: str, advice: str, **call: Any) -> None:
+    def __init__(self, happened: str, advice: str, *, source: int, reason: str, **call: Any) -> None:
         super().__init__(f"{happened}: {reason}. {advice}", **call)
         self.source = source
         self.global_source: int = self.members[source]
@@ -222,9 +195,7 @@ class PicklingFailed(ObjectError):
     """A rank could not pickle its object. That rank raises the error itself, the others this."""
 
     def __init__(self, *, source: int, **call: Any) -> None:
-        advice = f"No object was received; look at rank {global_rank(source, call)}'s own error."
-        happened = f"{name_rank(source, call)} could not pickle its object"
-        super().__init__(happened, source=source, advice=advice, **call)
+        super().__init__(*failure_text.pickling_failed(source, call), source=source, **call)
 
 
 class UnpicklingFailed(ObjectError):
@@ -232,10 +203,7 @@ class UnpicklingFailed(ObjectError):
 
     def __init__(self, *, source: int, kind: str, safe: bool = False, **call: Any) -> None:
         self.kind = kind
-        mending = "trust the sender with safe=False" if safe else "make its type importable on this rank"
-        advice = f"Send dicts, lists, numbers, strings and arrays, or {mending}."
-        happened = f"cannot unpickle the {kind} of {name_rank(source, call)}"
-        super().__init__(happened, source=source, advice=advice, **call)
+        super().__init__(*failure_text.unpickling_failed(source, kind, safe, call), source=source, **call)
 
 
 class WaitTimeout(DistBackendError):
@@ -283,10 +251,7 @@ class QueueEmptyError(DistStoreError):
 
 
 class StoreTimeout(DistStoreError):
-    """The deadline passed before the keys were there.
-
-    ``keys`` are all that were waited for, ``seconds`` the limit, ``what`` the operation.
-    """
+    """After a timeout of ``seconds``, some of the ``keys`` that operation ``what`` waited for were not set."""
 
     def __init__(self, *, keys: Sequence[str], seconds: float, what: str = "wait") -> None:
         self.keys: tuple[str, ...] = tuple(keys)
@@ -319,11 +284,7 @@ class RendezvousError(DistError):
 
 
 class IncompleteEnvironment(RendezvousError, ValueError):
-    """The environment does not say which rank this is, or where the ranks meet.
-
-    ``missing`` lists the variables that env:// lacks, ``found`` maps the others to what the environment or an argument
-    says, ``launcher`` names the launcher that was detected, or is "".
-    """
+    """env:// lacks the variables ``missing``. ``found`` has the others, ``launcher`` the detected launcher or ""."""
 
     def __init__(self, *, missing: Sequence[str], found: Mapping[str, str], launcher: str, advice: str) -> None:
         self.missing: tuple[str, ...] = tuple(missing)
@@ -335,7 +296,7 @@ class IncompleteEnvironment(RendezvousError, ValueError):
 class RendezvousTimeout(RendezvousError):
     """Some ranks never came. ``missing`` lists them; ``joined`` maps the others to where they joined from."""
 
-    def __init__(self, *, missing: Sequence[int], joined: Mapping[int, str], size: int, seconds: float) -> None:
+    def __init__(self, *, missing: Ranks, joined: Texts, size: int, seconds: float) -> None:
         self.missing: tuple[int, ...] = tuple(missing)
         self.joined: dict[int, str] = dict(joined)
         self.size = size
@@ -350,11 +311,11 @@ class RendezvousConflict(RendezvousError):
 class ModelMismatch(DistError):
     """The ranks have wrapped different models; no parameter was changed.
 
-    ``ranks`` are the ranks that differ from rank 0, and ``rank`` is the first of them. ``expected`` and ``got`` are the
-    first different parameters of rank 0 and of ``rank``: name, shape and dtype, or "nothing".
+    ``ranks`` differ from rank 0, and ``rank`` is the first of them. ``expected`` and ``got`` describe the first
+    parameter that differs, on rank 0 and on ``rank``: name, shape and dtype, or "nothing".
     """
 
-    def __init__(self, *, expected: str, got: str, rank: int, ranks: Sequence[int]) -> None:
+    def __init__(self, *, expected: str, got: str, rank: int, ranks: Ranks) -> None:
         self.expected = expected
         self.got = got
         self.rank = rank
@@ -363,33 +324,25 @@ class ModelMismatch(DistError):
 
 
 class BackwardFailed(DistError):
-    """A backward failed on ``ranks``, so all ranks dropped its gradients.
+    """A backward failed on ``ranks``: all ranks dropped its gradients, and can go on with the next step."""
 
-    The group remains usable: all ranks can continue with the next step.
-    """
-
-    def __init__(self, *, ranks: Sequence[int]) -> None:
+    def __init__(self, *, ranks: Ranks) -> None:
         self.ranks: tuple[int, ...] = tuple(ranks)
         super().__init__(failure_text.backward_failed(ranks))
 
 
 class GraphChanged(DistError):
-    """With static_graph=True, a backward used other parameters than the first one, or used them more or less often.
+    """With static_graph=True, a backward used other parameters than the first, or not as often; ``uses`` lists them."""
 
-    ``uses`` maps ranks to lists of (name, shape, times in the first backward, times in this one).
-    """
-
-    def __init__(self, *, uses: Mapping[int, Sequence[tuple[str, tuple[int, ...], int, int]]]) -> None:
-        self.uses: dict[int, list[tuple[str, tuple[int, ...], int, int]]] = {
-            rank: list(changes) for rank, changes in uses.items() if changes
-        }
+    def __init__(self, *, uses: Mapping[int, Sequence[ParameterUse]]) -> None:
+        self.uses: dict[int, list[ParameterUse]] = {rank: list(changes) for rank, changes in uses.items() if changes}
         super().__init__(failure_text.graph_changed(self.uses))
 
 
 class InputsExhausted(DistError):
     """In join(throw_on_early_termination=True), ``ranks`` have no more inputs. All ranks raise it at the same step."""
 
-    def __init__(self, *, ranks: Sequence[int]) -> None:
+    def __init__(self, *, ranks: Ranks) -> None:
         self.ranks: tuple[int, ...] = tuple(ranks)
         super().__init__(failure_text.inputs_exhausted(ranks))
 
@@ -397,13 +350,13 @@ class InputsExhausted(DistError):
 class RanksApart(DistError):
     """In join(), the ranks call the model differently. ``places`` maps each rank to a description of its call."""
 
-    def __init__(self, *, places: Mapping[int, str]) -> None:
+    def __init__(self, *, places: Texts) -> None:
         self.places: dict[int, str] = dict(places)
         super().__init__(failure_text.ranks_apart(self.places))
 
 
 class ProcessException(Exception):
-    """A spawned process failed. ``error_index`` is its number among the processes, ``error_pid`` its pid."""
+    """A spawned process failed. ``error_index`` is its number among the processes, ``error_pid`` its process id."""
 
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
         super().__init__(msg)
@@ -433,18 +386,64 @@ class ProcessExitedException(ProcessException):
         return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
 
 
-_OPERATION_ERRORS: dict[str, type[OperationError]] = {
-    "mismatch": CollectiveMismatch,
-    "timeout": CollectiveTimeout,
-    "deadlock": Deadlock,
-    "lost": PeerLost,
-    "error": PeerFailed,
-    "broken": GroupBroken,
-    "interrupted": GroupBroken,
-    "aborted": GroupBroken,
-}
+class RanksFailed(ExceptionGroup[Exception]):
+    """Some ranks raised. ``errors`` maps each of them to its exception; causes come before consequences."""
+
+    errors: dict[int, Exception]
+
+    def __new__(cls, errors: Mapping[int, Exception], size: int) -> RanksFailed:
+        consequences = PeerLost, PeerFailed, GroupBroken
+        ordered = dict(sorted(errors.items(), key=lambda entry: (isinstance(entry[1], consequences), entry[0])))
+        for rank, error in ordered.items():
+            error.add_note(f"(raised on rank {rank} of {size})")
+        failed = super().__new__(cls, failure_text.ranks_failed(ordered, size), list(ordered.values()))
+        failed.errors = ordered
+        return failed
+
+    def __init__(self, errors: Mapping[int, Exception], size: int) -> None:
+        """Take the exceptions by rank, and how many ranks there were."""
 
 
-def from_native(kind: str, data: Mapping[str, Any]) -> DistError:
-    """Build the exception for a failure that the native engine reports as data."""
-    return _OPERATION_ERRORS[kind](**data)
+class RanksTimeout(TimeoutError):
+    """Some ranks were still running at the deadline. ``running`` lists them, ``errors`` is what other ranks raised."""
+
+    def __init__(
+        self, running: Ranks, size: int, seconds: float, stacks: str, errors: Mapping[int, BaseException]
+    ) -> None:
+        self.running: tuple[int, ...] = tuple(running)
+        self.errors: dict[int, BaseException] = dict(errors)
+        super().__init__(failure_text.ranks_timeout(running, size, seconds, errors) + stacks)
+
+
+class MalformedObjects(ValueError):
+    """Received bytes that contradict the announced sizes, or the format of this version."""
+
+
+class Refusal(Exception):
+    """An error that etcd answered: a gRPC status code and a text."""
+
+    def __init__(self, endpoint: object, code: int, text: str) -> None:
+        super().__init__(f"etcd at {endpoint} refuses: {text}")
+        self.code = code
+        self.text = text
+
+
+class SshError(Exception):
+    """ssh cannot be run, or has no settings for a host."""
+
+
+class JobConflict(Exception):
+    """A node cannot join the job: another node has its rank, or the job has other settings."""
+
+
+class JobEnded(Exception):
+    """A node tried to join a job that has ended."""
+
+
+class PeerFailure(RuntimeError):
+    """The ``peer`` of a benchmark could not be started or measured, for ``reason``; it takes no further part."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        self.peer = peer
+        self.reason = reason
+        super().__init__(f"{peer}: {reason}")

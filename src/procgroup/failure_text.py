@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+ParameterUse = tuple[str, tuple[int, ...], int, int]
+"""A parameter's name and shape, and how often the first backward used it, and this one."""
+
 _DIFFERENT_CALLS = (
     "the ranks made different calls",
     "Make the same call with the same op, dtype, count and root on every rank; no array was changed.",
@@ -80,10 +83,10 @@ def mismatch(
 
 
 def timeout(
-    missing: Sequence[int], seconds: float, calls: Mapping[int, str], call: Mapping[str, Any]
+    missing: Sequence[int], awaited: str, seconds: float, calls: Mapping[int, str], call: Mapping[str, Any]
 ) -> tuple[str, str]:
     """Return the text and the advice of a CollectiveTimeout."""
-    awaited = "a message from any rank, or for an earlier call to end"
+    awaited = awaited or "a message from any rank, or for an earlier call to end"
     if missing:
         awaited = _name_group_ranks(missing, call)
     doing = "; ".join(f"{name_rank(rank, call)} is {text}" for rank, text in calls.items())
@@ -91,6 +94,45 @@ def timeout(
         f"not complete after {_rounded(seconds)} s; still waiting for {awaited}{': ' if doing else ''}{doing}",
         # PyTorch's own tests look for the word "timeout" between two spaces.
         f"{state_of_array(call)}See what those ranks are doing, or pass a longer timeout than that.",
+    )
+
+
+def deadlock(waits: Mapping[int, str]) -> tuple[str, str]:
+    """Return the text and the advice of a Deadlock."""
+    happened = "deadlock: " + ", ".join(f"rank {rank} in {wait}" for rank, wait in waits.items())
+    return happened, "Let one of these ranks make its other call first, or use isend and irecv."
+
+
+def lost(peer: int, pid: int, how: str, host: str, call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text and the advice of a PeerLost."""
+    return (
+        f"lost {name_rank(peer, call)} (pid {pid}{host and f' on {host}'}): {how}",
+        f"{state_of_array(call)}Look at that rank's own output for the cause.",
+    )
+
+
+def peer_failed(peer: int, reason: str, call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text and the advice of a PeerFailed."""
+    return (
+        f"{name_rank(peer, call)} failed: {reason}",
+        f"{state_of_array(call)}Look at rank {global_rank(peer, call)}'s own error for the cause.",
+    )
+
+
+def pickling_failed(source: int, call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text and the advice of a PicklingFailed."""
+    return (
+        f"{name_rank(source, call)} could not pickle its object",
+        f"No object was received; look at rank {global_rank(source, call)}'s own error.",
+    )
+
+
+def unpickling_failed(source: int, kind: str, safe: bool, call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text and the advice of an UnpicklingFailed."""
+    mending = "trust the sender with safe=False" if safe else "make its type importable on this rank"
+    return (
+        f"cannot unpickle the {kind} of {name_rank(source, call)}",
+        f"Send dicts, lists, numbers, strings and arrays, or {mending}.",
     )
 
 
@@ -169,7 +211,7 @@ def inputs_exhausted(ranks: Sequence[int]) -> str:
     )
 
 
-def graph_changed(uses: Mapping[int, Sequence[tuple[str, tuple[int, ...], int, int]]]) -> str:
+def graph_changed(uses: Mapping[int, Sequence[ParameterUse]]) -> str:
     """Return the text of a GraphChanged."""
     said = "; ".join(
         f"rank {rank}: " + ", ".join(f"{name} {shape} {then} times, now {now}" for name, shape, then, now in changes)
@@ -188,3 +230,15 @@ def ranks_apart(places: Mapping[int, str]) -> str:
         + ", ".join(f"rank {rank} is {place}" for rank, place in sorted(places.items()))
         + "). Let each rank that has inputs make the same forwards and backwards."
     )
+
+
+def ranks_failed(errors: Mapping[int, Exception], size: int) -> str:
+    """Return the text of a RanksFailed: which ranks failed, and the first of the errors."""
+    rank, error = next(iter(errors.items()))
+    return f"{name_ranks(sorted(errors))} of {size} failed; rank {rank}: {type(error).__name__}: {error}"
+
+
+def ranks_timeout(running: Sequence[int], size: int, seconds: float, errors: Mapping[int, BaseException]) -> str:
+    """Return the text of a RanksTimeout, without the stacks."""
+    raised = "".join(f"\n--- rank {rank} raised {error!r}" for rank, error in sorted(errors.items()))
+    return f"{name_ranks(running)} of {size} still running after {seconds:g} s{raised}"

@@ -12,10 +12,10 @@ Timeout = timedelta | float | int
 """A length of time: a ``timedelta``, or a number of seconds."""
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-"""How long a process group's operations may take when nobody says otherwise."""
+"""How long a process group's operations may take by default."""
 
 DEFAULT_STORE_TIMEOUT = timedelta(minutes=5)
-"""How long a store's waiting operations may take when nobody says otherwise."""
+"""How long a store's waiting operations may take by default."""
 
 
 class Endpoint(NamedTuple):

@@ -1,4 +1,4 @@
-"""Arrays that do not lie whole in memory, with another layout on each rank: the right numbers, and nothing beside them.
+"""Arrays that are not contiguous, with another layout on each rank: the right numbers, and nothing beside them.
 
 One world plays every operation with every layout.
 """

@@ -1,4 +1,4 @@
-"""Messages between arrays that do not lie whole in memory, waited for in every way."""
+"""Messages between arrays that are not contiguous, waited for in every way."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,38 @@ def test_an_interrupt_ends_the_wait_for_the_other_ranks() -> None:
         outcome = world.wait(10)[0]
     assert outcome.ok, outcome.traceback
     assert outcome.value - sent < allowance(0.5)
+
+
+def be_interrupted_as_the_call_ends(rank: int, size: int, operation: str, signalled: Path) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        signalled.touch()
+        time.sleep(0.5)  # what the call waits for comes meanwhile
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGUSR1, interrupt)
+    dist.init_process_group(timeout=30)
+    dist.barrier()
+    if rank == ABSENT:
+        while not signalled.exists():
+            time.sleep(0.01)
+        dist.send(np.ones(8), 0) if operation == "recv" else perform(operation)
+    else:
+        print("waiting", flush=True)
+        with pytest.raises(KeyboardInterrupt):
+            perform(operation)
+    dist.barrier()  # the call went well, so the group goes on
+
+
+@transports
+@pytest.mark.parametrize("operation", ["all_reduce", "recv"])
+def test_an_interrupt_that_comes_as_a_call_ends_is_raised(transport: str, operation: str, tmp_path: Path) -> None:
+    arguments = (operation, tmp_path / "signalled")
+    with start(be_interrupted_as_the_call_ends, 2, args=arguments, environment=on(transport)) as world:
+        world.wait_for_output(0, "waiting")
+        time.sleep(0.3)
+        world.kill(0, signal.SIGUSR1)
+        outcomes = world.wait(20)
+    assert all(outcome.ok for outcome in outcomes), [outcome.traceback for outcome in outcomes]
 
 
 def handle_signals(rank: int, size: int) -> Any:

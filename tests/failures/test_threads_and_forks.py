@@ -228,7 +228,7 @@ def fork_children_that_exit_in_order(rank: int, size: int) -> None:
 
 
 @transports
-def test_a_child_that_exits_says_goodbye_to_nobody(transport: str) -> None:
+def test_a_child_that_exits_sends_nothing(transport: str) -> None:
     run(fork_children_that_exit_in_order, 3, environment=on(transport))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from procgroup.errors import MalformedObjects
 from procgroup.groups import receive_pool
 from procgroup.groups.object_format import (
     ALLOCATION_BYTES,
@@ -16,7 +17,6 @@ from procgroup.groups.object_format import (
     PACKED_BYTES,
     Header,
     IncomingObjects,
-    MalformedObjects,
     OutgoingObjects,
     make_header,
     split_into_segments,

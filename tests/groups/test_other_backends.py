@@ -48,7 +48,7 @@ class FewOperations(StoreBackend):
 class Faulty(StoreBackend):
     """Goes wrong on rank 1, in the way that the dtype of the call says."""
 
-    def move(self, call: Call) -> Iterator[None]:
+    def move(self, call: Call) -> Iterator[int | None]:
         yield
         if self.rank == 1 and call.dtype == "float64":
             raise ValueError("no route to the moon")
@@ -69,7 +69,7 @@ class Slow(StoreBackend):
             raise OSError("out of channels")
         super().__init__(store, rank, size, timeout)
 
-    def move(self, call: Call) -> Iterator[None]:
+    def move(self, call: Call) -> Iterator[int | None]:
         for _ in range(300 if call.op == "recv" else 0):
             yield
         yield from super().move(call)
@@ -106,7 +106,7 @@ def play() -> list[Any]:
         for call in (dist.all_reduce, dist.scan, dist.exscan):
             kept.append(array.copy())
             call(kept[-1], op)
-    kept.append(array.copy()[::-1])  # which does not lie in order
+    kept.append(array.copy()[::-1])  # which is not in memory order
     dist.all_reduce(kept[-1])
     kept.append(array.copy())
     dist.reduce(kept[-1], size - 1)

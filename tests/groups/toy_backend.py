@@ -29,7 +29,7 @@ class StoreBackend:
         self.messages: Counter[str] = Counter()
         self.is_closed = False
 
-    def move(self, call: Call) -> Iterator[None]:
+    def move(self, call: Call) -> Iterator[int]:
         if call.op in ("send", "recv"):
             return self._move_message(call)
         return self._move_blocks(call, next(self.numbers))
@@ -37,7 +37,7 @@ class StoreBackend:
     def close(self) -> None:
         self.is_closed = True
 
-    def _move_message(self, call: Call) -> Iterator[None]:
+    def _move_message(self, call: Call) -> Iterator[int]:
         ends = (self.rank, call.root) if call.op == "send" else (call.root, self.rank)
         key = f"{ends}/{call.tag}"
         self.messages[key] += 1
@@ -45,9 +45,9 @@ class StoreBackend:
         for block in call.inputs:
             self.store.set(key, block.tobytes())
         for block in call.outputs:
-            block[:] = yield from self._get(key)
+            block[:] = yield from self._get(key, call.root)
 
-    def _move_blocks(self, call: Call, number: int) -> Iterator[None]:
+    def _move_blocks(self, call: Call, number: int) -> Iterator[int]:
         for index, block in enumerate(call.inputs):
             self.store.set(f"{number}/{self.rank}/{index}", block.tobytes())
         if not call.outputs:
@@ -56,19 +56,19 @@ class StoreBackend:
         if call.reduce_op is None:
             givers = range(self.size) if call.root < 0 or call.op == "gather" else [call.root]
             for giver, block in zip(givers, call.outputs, strict=True):
-                block[:] = yield from self._get(f"{number}/{giver}/{mine}")
+                block[:] = yield from self._get(f"{number}/{giver}/{mine}", giver)
             return
         givers = range({"scan": self.rank + 1, "exscan": self.rank}.get(call.op, self.size))
         dtype = np.dtype(call.dtype)
-        result = (yield from self._get(f"{number}/0/{mine}")).view(dtype)
+        result = (yield from self._get(f"{number}/0/{mine}", 0)).view(dtype)
         for giver in givers[1:]:
-            other = yield from self._get(f"{number}/{giver}/{mine}")
+            other = yield from self._get(f"{number}/{giver}/{mine}", giver)
             result = REDUCE[call.reduce_op](result, other.view(dtype))
         if call.reduce_op == "AVG":
             result = (result / len(givers)).astype(dtype)
         call.outputs[0].view(dtype)[:] = result
 
-    def _get(self, key: str) -> Generator[None, None, Any]:
+    def _get(self, key: str, giver: int) -> Generator[int, None, Any]:
         while not self.store.check([key]):
-            yield
+            yield giver
         return np.frombuffer(self.store.get(key), np.uint8)

@@ -1,4 +1,4 @@
-"""How gradients are divided into buckets, and the memory they lie in. Ranks are threads."""
+"""How gradients are divided into buckets, and the memory of the buckets. Ranks are threads."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_dtypes_and_layouts_have_buckets_of_their_own() -> None:
 
 
 def is_shared(tensor: Any) -> bool:
-    """Tell whether a tensor lies in memory that processes share."""
+    """Return whether a tensor is in memory that processes share."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, kind = line.split()[:2]
         first, end = (int(address, 16) for address in addresses.split("-"))

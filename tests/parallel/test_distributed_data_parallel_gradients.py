@@ -115,7 +115,7 @@ def test_gradients_of_parameters_that_no_rank_uses_stay_as_they_are(hook: Any) -
         ours, _ = wrap(models.Branches)
         if hook is not None:
             ours.register_comm_hook(None, hook)
-        for step in (0, 1):  # at the second step gradients are divided anew
+        for step in (0, 1):  # at the second step the gradients are re-bucketed
             loss_of(ours(part(batch(step)), 0)).backward()
             kept = ours.module.branches[0].weight.grad.clone()
             loss_of(ours(part(batch(2)), 1)).backward()

@@ -423,7 +423,7 @@ def read_after_the_store_is_gone(rank: int, size: int) -> int:
     list(sampler)
     dist.barrier()
     if rank == 0:
-        os._exit(0)  # it hosts the store, and says no goodbye
+        os._exit(0)  # it hosts the store, and leaves without a message
     with pytest.raises(dist.PeerLost):
         dist.barrier()
     sampler.set_epoch(1)

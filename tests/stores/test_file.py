@@ -16,7 +16,7 @@ import pytest
 
 from procgroup.errors import DistStoreError
 from procgroup.stores import FileStore
-from procgroup.stores.log_file import MAGIC
+from procgroup.stores.log_file import MAGIC, LogFile
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -60,6 +60,21 @@ def test_the_last_to_leave_a_complete_job_deletes_the_file(tmp_path: Path) -> No
     assert path.exists()
     assert stores[1].set("key", "x") is None
     stores[1].close()
+    assert not path.exists()
+
+
+def test_a_file_that_a_program_deletes_while_the_last_one_leaves_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+
+    def delete_after_the_check(file: LogFile) -> bool:
+        path.unlink()
+        return False
+
+    store = FileStore(str(path), 1)
+    monkeypatch.setattr(LogFile, "is_replaced", delete_after_the_check)
+    store.close()
     assert not path.exists()
 
 

@@ -1,6 +1,6 @@
 """A stand-in for a device with streams, so that staging is tested where there is none.
 
-Its tensors lie in CPU memory and say that they do not. What changes them is a *job* of a stream: streams are threads,
+Its tensors are in CPU memory, but report another device. What changes them is a *job* of a stream: streams are threads,
 which take up each job late. To read a tensor waits for the current stream only, as on a GPU: so a wait that is missing
 anywhere shows as wrong numbers. New tensors hold 77s until the job that gives them their values.
 """

@@ -55,7 +55,7 @@ def test_tensors_of_several_devices_are_refused_before_anything_is_sent() -> Non
     for found in run(refuse, 2, torch=True):
         for kind, text, _ in found[:3]:
             assert kind == "ArgumentError", text
-            assert "lie on several devices: " in text
+            assert "are on several devices: " in text
         assert found[3][0] == "DistBackendError"
         assert found[4][0] == "ValueError", found[4]
 

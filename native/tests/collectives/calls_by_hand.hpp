@@ -15,7 +15,7 @@ inline std::vector<const Arena*> arenas_of(const std::vector<Rank>& world) {
   return arenas;
 }
 
-// In a group whose memory lies there.
+// In a group whose memory is at `offsets`.
 inline CollectiveState state_at(const std::vector<uint64_t>& offsets, std::vector<Rank>& world, int rank,
                                 const std::vector<const Arena*>& arenas) {
   std::vector<GroupMemoryView> views;
@@ -29,7 +29,7 @@ inline CollectiveState state_at(const std::vector<uint64_t>& offsets, std::vecto
     if (peer != rank) readers.push_back(views.back());
   }
   GroupHeap& heap = world[static_cast<size_t>(rank)].engine->heap();
-  auto staging = std::make_unique<Staging>(heap.small_pool(kTiny), heap.slots_pool(kTiny),
+  auto staging = std::make_unique<Staging>(heap.small_pool(kTiny, 1), heap.slots_pool(kTiny),
                                            views[static_cast<size_t>(rank)], readers);
   return {.rank = rank,
           .layout = kTiny,

@@ -112,8 +112,8 @@ void a_failure_record_in_shared_memory_is_checked_before_it_is_believed() {
   }
 }
 
-// A rank introduces a group whose memory cannot lie where it says: who makes the group names that rank, and says in its
-// own memory that it gives up, where others look who have gone on.
+// A rank announces a group with an invalid offset of its memory. A rank that makes the group names that rank, and
+// records the failure in its own memory, which members that have gone on read.
 void a_group_whose_memory_is_misplaced_is_not_made() {
   for (const uint64_t offset : {uint64_t{4096 + 8}, uint64_t{1} << 62}) {
     std::vector<Rank> world = make_world(2);

@@ -1,4 +1,4 @@
-// Arrays of bytes that lie in several places: what is copied of them, and calls that take them.
+// Arrays of bytes in several blocks of memory: copies of them, and calls that take them.
 #include <random>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ constexpr std::byte kGap{0xEE};
 
 // An array in several places of random lengths, some of none, with gaps between some.
 struct Scattered {
-  Bytes whole;  // kGap where nothing lies
+  Bytes whole;  // kGap between iovecs
   std::vector<Bytes> memory;
   std::vector<Iovec> iovecs;
 
@@ -29,7 +29,7 @@ struct Scattered {
       whole.insert(whole.end(), random() % 3 * 32, kGap);
     }
   }
-  // Whether what was received has every part, whatever lies between them.
+  // Whether the received bytes are those of every iovec; bytes between iovecs are not compared.
   bool equals(const Bytes& received) const {
     if (received.size() != whole.size()) return false;
     for (size_t index = 0; index < whole.size(); ++index)
@@ -49,8 +49,8 @@ void every_range_of_an_array_is_copied() {
       check(std::equal(copied.begin(), copied.end(), first), "expected the iovecs in this range", 0);
     }
     const std::span<const std::byte> run = contiguous_run(array.iovecs, begin);
-    const bool nothing_lies = begin == size || array.whole[begin] == kGap;
-    check(run.empty() == nothing_lies, "expected a run where bytes lie", 0);
+    const bool in_gap = begin == size || array.whole[begin] == kGap;
+    check(run.empty() == in_gap, "expected a run where there are bytes", 0);
     check(begin + run.size() <= size && std::equal(run.begin(), run.end(), &array.whole[0] + begin), "the bytes there",
           0);
     check(run.empty() || contiguous_run(array.iovecs, begin + run.size()).data() != run.data() + run.size(),
@@ -128,7 +128,7 @@ void calls_take_iovecs(const Case& wanted) {
   });
 }
 
-// Messages of several frames, and a peer that exposes what lies whole.
+// Messages of several frames, and a peer that exposes contiguous arrays.
 constexpr size_t kLargeScale = 25;
 
 }  // namespace

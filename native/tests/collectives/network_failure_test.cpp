@@ -155,18 +155,18 @@ void a_rank_lost_in_mid_call_ends_the_call_on_every_survivor() {
   });
 }
 
-// Rank 0 gives up before rank 1 comes, or while arrays are on their way; the memory may be used for something else
-// then.
-void a_call_that_is_given_up_touches_no_array() {
+// Rank 0 cancels its call before rank 1 comes, or while arrays are on their way; the memory may be used for something
+// else then.
+void a_cancelled_call_touches_no_array() {
   for (const bool in_mid_call : {false, true}) {
     const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, in_mid_call ? 400'000 : 4);
-    std::atomic<bool> given_up{false};
+    std::atomic<bool> cancelled{false};
     run_ranks(2, LinkKind::kTcp, 0, [&](int rank, Messages& messages, Doorbell&) {
       NetworkGroup group(messages, everybody(rank, 2), kTiny);
       const auto made = TestCall::in_place(call, rank);
       CollectiveCall operation(group.state(), made->request);
       if (rank == 1) {  // learns of it from the failure board, in a group
-        while (!given_up)
+        while (!cancelled)
           if (in_mid_call) operation.advance();
         operation.advance();
         return;
@@ -179,7 +179,7 @@ void a_call_that_is_given_up_touches_no_array() {
       CHECK(operation.failure()->kind == Failure::Kind::kTimeout);
       CHECK(operation.failure()->wrote || !in_mid_call);
       Bytes().swap(made->array);
-      given_up = true;
+      cancelled = true;
       flush(messages);
     });
   }
@@ -196,5 +196,5 @@ int main() {
   RUN_TEST(records_from_a_hostile_peer_fail_the_call_only);
   RUN_TEST(counts_that_no_memory_holds_are_refused_by_every_rank);
   RUN_TEST(a_rank_lost_in_mid_call_ends_the_call_on_every_survivor);
-  RUN_TEST(a_call_that_is_given_up_touches_no_array);
+  RUN_TEST(a_cancelled_call_touches_no_array);
 }

@@ -46,7 +46,7 @@ class NetworkGroup {
     members[rank] = GroupMemoryView(arena_, heap_.take(GroupLayout::memory_bytes(size)), size, layout_);
     std::vector<int> hosts(size);
     std::iota(hosts.begin(), hosts.end(), 0);
-    auto staging = std::make_unique<Staging>(heap_.small_pool(layout_), heap_.slots_pool(layout_), members[rank],
+    auto staging = std::make_unique<Staging>(heap_.small_pool(layout_, size), heap_.slots_pool(layout_), members[rank],
                                              std::vector<GroupMemoryView>{});
     state_.emplace(CollectiveState{.rank = view.rank,
                                    .layout = layout_,
@@ -61,9 +61,8 @@ class NetworkGroup {
                                    .topology = Topology(hosts, view.rank)});
     if (size == 1) return;
     state_->messages.emplace(messages, mutex_, [&messages] { return messages.pump(); }, view, limits);
-    const uint64_t proxies = heap_.take(Proxies::bytes(size - 1, size, layout_));
-    Proxies::attach(*state_, arena_, proxies);
-    state_->relay = std::make_shared<Relay>(*state_, proxies);
+    Proxies::attach(*state_, arena_, heap_.take(Proxies::bytes(state_->topology)));
+    state_->relay = std::make_shared<Relay>(*state_);
   }
 
   CollectiveState& state() { return *state_; }

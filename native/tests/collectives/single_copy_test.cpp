@@ -1,5 +1,5 @@
 // Calls of the usual staging areas end right: around each limit of both sets of ranges, whatever the processor; and
-// where arrays lie in arenas, on all ranks or on some.
+// with arrays in arenas, on all ranks or on some.
 #include <cstdio>
 #include <vector>
 

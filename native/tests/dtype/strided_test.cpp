@@ -77,7 +77,7 @@ class Layouts {
     std::swap(array.strides[0], array.strides[other]);
   }
 
-  // Let all elements lie in the memory; false when they do not fit.
+  // Place all elements in the memory; false when they do not fit.
   bool place(Strided& array) {
     ptrdiff_t lowest = 0;
     auto highest = static_cast<ptrdiff_t>(array.element_bytes);

@@ -19,8 +19,8 @@ constexpr int kWorld = 3000;
 struct Ranks {
   void settle() {
     pair.settle();
-    first.collect();
-    second.collect();
+    first.receive_arrived();
+    second.receive_arrived();
     pair.settle();
   }
   void both_open(uint64_t identity) {
@@ -33,7 +33,7 @@ struct Ranks {
   GroupHandshakes second{pair.second, 1, kWorld};
 };
 
-void members_hear_of_each_other_and_where_their_memory_lies() {
+void members_exchange_the_offsets_of_their_memory() {
   Ranks ranks;
   ranks.first.open(kGroup, {0, 1}, 4096, "new_group([0, 1])");
   ranks.settle();
@@ -176,12 +176,12 @@ void a_conflict_ends_when_it_was_reported_or_the_other_has_left() {
   CHECK(ranks.first.received(1, kOther + 1)->left && ranks.first.conflicting(1, 0) == nullptr);
 }
 
-void a_group_that_was_given_up_is_a_conflict_when_the_ranks_disagreed_since_then() {
+void a_cancelled_group_is_a_conflict_when_the_ranks_disagreed_since_then() {
   Ranks ranks;
   ranks.both_open(kGroup);
   const Failure disagreed{.kind = Failure::Kind::kMismatch, .reason = "other lists"};
   const Failure timed_out{.kind = Failure::Kind::kTimeout, .seconds = 1};
-  ranks.second.open(kOther, {0, 1}, 2, "given up for another reason");
+  ranks.second.open(kOther, {0, 1}, 2, "cancelled for another reason");
   ranks.second.close(kOther, &timed_out, true);
   ranks.settle();
   CHECK(ranks.first.received(1, kOther)->ended && ranks.first.conflicting(1, 0) == nullptr);
@@ -200,7 +200,7 @@ void a_peer_that_is_lost_is_silent_for_that_reason() {
   ranks.pair.settle();
   CHECK(ranks.first.silenced(1) == nullptr);
   ranks.pair.first.fail_peer(1, Failure{.kind = Failure::Kind::kLost, .peer = 1, .pid = 99});
-  ranks.first.collect();
+  ranks.first.receive_arrived();
   CHECK(ranks.first.silenced(1) != nullptr && ranks.first.silenced(1)->pid == 99);
   CHECK(ranks.first.received(1, kGroup)->memory == 8192);
   CHECK(ranks.first.received(1, kOther)->memory == 64);
@@ -224,7 +224,7 @@ void the_end_of_a_group_that_nobody_knows_is_no_news() {
 
 int main() {
   limit_seconds(100);
-  RUN_TEST(members_hear_of_each_other_and_where_their_memory_lies);
+  RUN_TEST(members_exchange_the_offsets_of_their_memory);
   RUN_TEST(several_groups_are_told_apart_in_any_order);
   RUN_TEST(a_member_that_leaves_in_order_says_so_when_it_is_asked_to);
   RUN_TEST(a_member_that_gives_up_says_why);
@@ -234,7 +234,7 @@ int main() {
   RUN_TEST(what_a_member_says_is_made_readable);
   RUN_TEST(a_group_that_the_other_makes_alone_is_a_conflict);
   RUN_TEST(a_conflict_ends_when_it_was_reported_or_the_other_has_left);
-  RUN_TEST(a_group_that_was_given_up_is_a_conflict_when_the_ranks_disagreed_since_then);
+  RUN_TEST(a_cancelled_group_is_a_conflict_when_the_ranks_disagreed_since_then);
   RUN_TEST(a_peer_that_is_lost_is_silent_for_that_reason);
   RUN_TEST(the_end_of_a_group_that_nobody_knows_is_no_news);
 }

@@ -62,8 +62,8 @@ void a_late_call_is_not_started_before_its_turn() {
   check(!first->is_completed() && !group.is_completed(), "expected the first call to go on", 0);
 }
 
-// Rank 0 gives up a group that it began to make. Ranks 1 and 2 may have received everybody and gone on: rank 0's memory
-// of it is no other group's before both say that they have left.
+// Rank 0 cancels a group that it began to make. Ranks 1 and 2 may have received all handshakes and gone on, so rank 0's
+// memory of the group is not reused before both have left.
 void the_memory_of_a_group_that_was_not_made_is_no_other_groups() {
   const size_t bytes = GroupLayout::memory_bytes(3);
   std::vector<Rank> world = make_world(3);
@@ -101,7 +101,7 @@ Failure failure_of(Group& group, double seconds) {
   std::abort();
 }
 
-// Rank 3 gives up and leaves, rank 0 after it for that reason; then rank 2 comes, and sees both gone.
+// Rank 3 times out and leaves, and rank 0 leaves because of that; then rank 2 comes, and finds that both have left.
 void the_last_rank_learns_the_first_failure() {
   std::vector<Rank> world = make_world(4);
   const Failure first = failure_of(*world[3].group, 0.01);
@@ -115,7 +115,7 @@ void the_last_rank_learns_the_first_failure() {
   }
   const Failure received = failure_of(*world[2].group, 600);
   check(received.kind == Failure::Kind::kFailed && received.peer == 3, received.summary().c_str(), 2);
-  check(received.reason == "its time limit of 0.01 s passed while it waited for rank 0, 1, 2", received.reason.c_str(),
+  check(received.reason == "its time limit of 0.01 s passed while it waited for ranks 0, 1, 2", received.reason.c_str(),
         2);
 }
 

@@ -1,6 +1,6 @@
 // Through which functions a small all_reduce goes, from Group::run to the store of its first element.
 //
-// The array lies on a page that may not be written. The first store into it faults; the handler takes the stack, lets
+// The array is on a page that may not be written. The first store into it faults; the handler takes the stack, lets
 // the page be written, and the call goes on. Counted is each function of procgroup on that stack, also one that the
 // compiler has inlined or that ends in a call of the next: addr2line finds them in the line tables. Templates and
 // lambdas count; functions of the standard library and of this test do not. A kernel is one function, whatever the

@@ -20,23 +20,23 @@ std::string said_of(std::vector<int> missing) {
 void few_ranks_are_listed() {
   CHECK(said_of({}).empty());
   CHECK(said_of({3}) == " while it waited for rank 3");
-  CHECK(said_of({0, 1, 2}) == " while it waited for rank 0, 1, 2");
-  CHECK(said_of({0, 2, 4, 6}) == " while it waited for rank 0, 2, 4, 6");
+  CHECK(said_of({0, 1, 2}) == " while it waited for ranks 0, 1, 2");
+  CHECK(said_of({0, 2, 4, 6}) == " while it waited for ranks 0, 2, 4, 6");
 }
 
 void a_run_of_ranks_is_one_entry() {
-  CHECK(said_of({0, 1, 2, 3}) == " while it waited for rank 0-3");
-  CHECK(said_of({1, 2, 5, 6, 7, 8, 10}) == " while it waited for rank 1, 2, 5-8, 10");
+  CHECK(said_of({0, 1, 2, 3}) == " while it waited for ranks 0-3");
+  CHECK(said_of({1, 2, 5, 6, 7, 8, 10}) == " while it waited for ranks 1, 2, 5-8, 10");
   std::vector<int> all(100'000);
   std::iota(all.begin(), all.end(), 0);
-  CHECK(said_of(all) == " while it waited for rank 0-99999");
+  CHECK(said_of(all) == " while it waited for ranks 0-99999");
 }
 
 void of_many_ranks_apart_the_first_are_listed() {
   std::vector<int> odd;
   for (int rank = 1; rank < 100'000; rank += 2) odd.push_back(rank);
   const std::string text = said_of(odd);
-  CHECK(text.size() < 200 && text.starts_with(" while it waited for rank 1, 3, 5, "));
+  CHECK(text.size() < 200 && text.starts_with(" while it waited for ranks 1, 3, 5, "));
   CHECK(text.ends_with(" more") && text.find(" and ") != std::string::npos);
 }
 

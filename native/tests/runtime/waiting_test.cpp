@@ -38,11 +38,11 @@ Failure::Kind end_of_a_restless_one(double seconds, const Examine& examine) {
 
 std::optional<Failure> nothing(const Operation&) { return std::nullopt; }
 
-void what_moves_past_its_deadline_is_given_up() {
+void what_moves_past_its_deadline_is_cancelled() {
   CHECK(end_of_a_restless_one(0.001, nothing) == Failure::Kind::kTimeout);
 }
 
-void what_moves_for_a_lost_rank_is_given_up() {
+void what_moves_for_a_lost_rank_is_cancelled() {
   CHECK(end_of_a_restless_one(3600, [](const Operation&) { return Failure{.kind = Failure::Kind::kLost}; }) ==
         Failure::Kind::kLost);
 }
@@ -53,6 +53,6 @@ void what_moves_for_a_lost_rank_is_given_up() {
 int main() {
   using namespace procgroup::testing;
   limit_seconds(110);
-  RUN_TEST(what_moves_past_its_deadline_is_given_up);
-  RUN_TEST(what_moves_for_a_lost_rank_is_given_up);
+  RUN_TEST(what_moves_past_its_deadline_is_cancelled);
+  RUN_TEST(what_moves_for_a_lost_rank_is_cancelled);
 }

@@ -47,6 +47,14 @@ void a_cell_that_was_given_back_is_taken_again_and_zeroed() {
   CHECK(cells.take(100) != first);
 }
 
+void a_large_cell_leaves_the_chunk_of_small_ones() {
+  Arena arena = Arena::create(0);
+  Cells cells(arena);
+  const uint64_t first = cells.take(64);
+  cells.take(100'000);
+  CHECK(cells.take(64) == first + 64);
+}
+
 void threads_take_cells_of_their_own() {
   Arena arena = Arena::create(0);
   Cells cells(arena);
@@ -206,6 +214,7 @@ int main() {
   testing::limit_seconds(100);
   RUN_TEST(cells_are_zeroed_aligned_and_apart);
   RUN_TEST(a_cell_that_was_given_back_is_taken_again_and_zeroed);
+  RUN_TEST(a_large_cell_leaves_the_chunk_of_small_ones);
   RUN_TEST(threads_take_cells_of_their_own);
   RUN_TEST(a_group_keeps_its_block_from_call_to_call);
   RUN_TEST(below_the_limit_each_group_gets_a_block_of_its_own);

@@ -183,7 +183,7 @@ CollectiveState state_of(std::vector<Rank>& world, int rank, const std::vector<c
     if (member != rank) readers.push_back(state.members.back());
   }
   GroupHeap& heap = engine.heap();
-  state.staging = std::make_unique<Staging>(heap.small_pool(kTiny), heap.slots_pool(kTiny), state.mine(), readers);
+  state.staging = std::make_unique<Staging>(heap.small_pool(kTiny, 1), heap.slots_pool(kTiny), state.mine(), readers);
   state.sources.resize(world.size());
   state.reads_everything = true;
   state.reading = ReadingRanges::all({.from = 0});

@@ -59,7 +59,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600) -
     """Stop in the debugger on one global rank; the others wait in a barrier until it goes on.
 
     The first ``skip`` calls from one place do nothing. ``timeout_s`` becomes the default group's timeout, so that
-    nobody gives up while the debugger is used; None leaves it. Raises ValueError before init_process_group.
+    no rank times out while the debugger is used; None keeps the timeout. Raises ValueError before init_process_group.
     """
     if skip > 0:
         place = "".join(traceback.format_stack())

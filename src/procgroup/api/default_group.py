@@ -1,7 +1,7 @@
 """The default group, which is the one mutable global of the package, and which group a call means.
 
-The default group is kept in a slot. A thread or task that plays a rank of its own calls ``use_own_slot`` first; whoever
-did not shares the process's slot.
+The default group is kept in a slot. A thread or task that is a rank of its own calls ``use_own_slot`` first; all
+others share the process's slot.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Ends groups when the process ends or forks, and installs the hooks by which that is known.
+"""Ends groups when the process ends or forks, and installs the exit, fork and exception hooks for that.
 
-At exit a group that was never destroyed leaves in order: what was issued is given some time to end. An exception that
-ends the program ends the group at once, and the other ranks are given its type, text and line. A group that is
-destroyed while an exception is handled, as in a ``finally`` clause, is between the two: what was issued is given a
-second, and then ranks that wait for this one are given the exception. A forked child shares no connection with the
-other ranks: its copies of the groups raise ForkedProcessError, and it says goodbye to nobody.
+At exit a group that was never destroyed leaves in order: calls that were issued have some time to complete. An
+exception that ends the program ends the group at once, and the other ranks receive its type, text and line. A group
+that is destroyed while an exception is handled, as in a ``finally`` clause, waits one second for issued calls, and then
+sends the exception to the ranks that wait for this one. A forked child shares no connection with the other ranks: its
+copies of the groups raise ForkedProcessError, and it sends nothing when it ends.
 
 The exception that ends a process is known to the excepthook before the interpreter waits for other threads and runs
 what is registered for its exit. The hook also prefixes each printed line with the rank, to tell mixed outputs apart.
@@ -185,7 +185,7 @@ def install_excepthook(rank: int | None) -> None:
 
 
 def remove_excepthook() -> None:
-    """Put the former hooks back; where somebody has put others in front of them, these go on without ours."""
+    """Restore the earlier hooks; hooks that other code has installed since then stay, and run without ours."""
     for hook in _installed:
         hook.rank, hook.is_active = None, False
     _installed.clear()

@@ -91,7 +91,8 @@ def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: s
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Leave a group (None: the default one) in order; what was sent still arrives. Other ranks need not call it.
 
-    Raises AssertionError when there was never a default group. Destroying a group again does nothing.
+    Raises AssertionError when there was never a default group, and DistBackendError inside a backend's transfer, which
+    must not wait. Destroying a group again does nothing.
     """
     if is_foreign(group):
         return
@@ -100,6 +101,10 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         if not slot.was_used:
             raise AssertionError("Process group cannot be None")
         return
+    # Not above: this module can be imported where the engine cannot be loaded.
+    from procgroup._native import require_outside_transfer
+
+    require_outside_transfer("destroy_process_group")
     chosen = resolve(group)
     chosen.await_others()
     exit_hooks.leave(chosen)

@@ -39,5 +39,5 @@ def view(array: Any, writable: bool, name: str) -> ArrayView | None:
 
 
 def new(array: Any) -> Any:
-    """Return a JAX array of a NumPy array that nobody else will write: without a copy where JAX allows it."""
+    """Return a JAX array of a NumPy array that is not written afterwards: without a copy where JAX allows it."""
     return sys.modules["jax"].numpy.asarray(array)

@@ -52,7 +52,7 @@ def itemsize_of(name: str) -> int:
 def over(memory: Any, shape: tuple[int, ...], dtype: str, library: str) -> Any:
     """Return an array over a writable buffer, which it keeps alive. ``library`` is one of LIBRARIES, or "jax".
 
-    JAX's array may be a copy: nobody is to write into the buffer afterwards.
+    JAX's array may be a copy: do not write into the buffer afterwards.
     """
     if library == "torch":
         from procgroup.arrays import torch_tensor

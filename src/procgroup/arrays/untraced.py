@@ -26,5 +26,5 @@ def untraced(member: Member) -> Member:
     if isinstance(member, FunctionType):
         marked: Any = member
         marked._torchdynamo_disable = True  # as torch.compiler.disable does: callers do not take it into their graph
-        marked._torchdynamo_disable_msg = "it talks to other ranks"
+        marked._torchdynamo_disable_msg = "it communicates with other ranks"
     return member

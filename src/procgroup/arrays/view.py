@@ -21,10 +21,10 @@ def view(array: Any, writable: bool = False, name: str = "tensor") -> ArrayView:
     """Describe ``array`` as memory, copying nothing.
 
     Takes NumPy arrays (also of ml_dtypes), torch tensors, JAX arrays, and every object with the buffer protocol or
-    DLPack, with any strides. Raises TypeError for what is not an array, is masked, lies in the memory of another device
-    or has an element type that cannot be sent, and ArgumentError (a ValueError) for an array that is not in native byte
-    order or, with ``writable``, is read-only or has several elements in one place. ``name`` is the parameter that
-    the texts speak of.
+    DLPack, with any strides. Raises TypeError for an object that is not an array, is masked, is in the memory of
+    another device or has an element type that cannot be sent, and ArgumentError (a ValueError) for an array that is not
+    in native byte order or, with ``writable``, is read-only or has several elements in one place. ``name`` is the name
+    of the parameter in error texts.
     """
     seen = _of_any_library(array, writable, name)
     if seen.dtype not in DTYPES:

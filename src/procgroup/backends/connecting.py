@@ -48,7 +48,7 @@ _PASSING = (
     errno.ECONNRESET,  # the acceptor closed the attempt
     errno.EPIPE,
     errno.ECONNABORTED,
-    errno.ETIMEDOUT,  # the kernel has given up on a host that did not answer
+    errno.ETIMEDOUT,  # the host did not answer
 )
 
 

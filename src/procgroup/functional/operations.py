@@ -192,7 +192,7 @@ class ReduceScatter(Collective):
 
 @dataclass(frozen=True)
 class AllToAll(Collective):
-    """Send element ``[r]`` to rank ``r``; stack what comes from all ranks."""
+    """Send element ``[r]`` to rank ``r``; stack the received elements of all ranks."""
 
     method: ClassVar[str] = "all_to_all_single"
     name: ClassVar[str] = "all_to_all"

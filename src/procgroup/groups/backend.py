@@ -6,12 +6,13 @@ The engine numbers and records each call, and compares it with the other ranks' 
 
 So a backend needs no checks, no waits and no deadlines. It lists the operations that it supports (``supports``), and
 moves the bytes of one call in a generator that yields wherever it would wait for another rank. The engine runs
-``barrier`` itself: the agreement on the call is the barrier.
+``barrier`` itself: the agreement on the call is the barrier. A generator must not wait in any other way: a blocking
+call on a group, or destroy_process_group, raises DistBackendError there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -21,6 +22,9 @@ from procgroup.stores.store import Store
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+Awaited = int | Sequence[int] | None
+"""The group ranks that a transfer waits for: one, several, or None where the backend does not know."""
 
 _END = object()
 
@@ -56,9 +60,10 @@ class Backend(Protocol):
         """The supported operations, the same on all ranks; others raise before anything is sent."""
         ...
 
-    def move(self, call: Call) -> Iterator[object]:
+    def move(self, call: Call) -> Iterator[Awaited]:
         """Move the bytes of a call; a generator that yields wherever it would wait for another rank.
 
+        It yields the group rank that it waits for, or a list of them, which a timeout names; None where it knows none.
         The generator runs on any thread, one step at a time. Collectives of a group move one after the other, in the
         same order on all ranks; messages move concurrently. An exception ends the group: this rank's call raises
         GroupBroken from it, and the other ranks' calls raise PeerFailed.
@@ -83,27 +88,39 @@ def no_backends(store: Store, rank: int, size: int, timeout: timedelta) -> Mappi
     return {}
 
 
-def prepare(backend: Backend, where: str) -> Callable[..., Callable[[int], bool]]:
+def prepare(backend: Backend, where: str, size: int) -> Callable[..., Callable[[int], list[int] | None]]:
     """Return the function that turns a call's data into the function that advances its transfer.
 
-    The returned function raises DistBackendError for an operation that the backend does not support.
+    The returned function raises DistBackendError for an operation that the backend does not support. The function that
+    advances a transfer returns None when this rank's part has completed, else the ranks that the transfer waits for.
     """
 
-    def prepare_call(*fields: Any) -> Callable[[int], bool]:
+    def prepare_call(*fields: Any) -> Callable[[int], list[int] | None]:
         call = Call(*fields)
         if call.op not in backend.supports:
             raise DistBackendError(
                 f"{call.op} on {where}: its backend {type(backend).__name__} does not support it, but "
                 f"{', '.join(sorted(backend.supports))}."
             )
-        moving: Iterator[object] | None = None
+        moving: Iterator[Awaited] | None = None
 
-        def advance(root: int) -> bool:
+        def advance(root: int) -> list[int] | None:
             nonlocal moving
             if moving is None:
                 moving = iter(backend.move(call._replace(root=root)))
-            return next(moving, _END) is _END
+            awaited = next(moving, _END)
+            return None if awaited is _END else _ranks(awaited, size)
 
         return advance
 
     return prepare_call
+
+
+def _ranks(awaited: Any, size: int) -> list[int]:
+    """Return what a transfer yields as a list of ranks. Raises ValueError for what is none."""
+    if awaited is None:
+        return []
+    ranks = [awaited] if isinstance(awaited, int) else list(awaited)
+    if not all(isinstance(rank, int) and 0 <= rank < size for rank in ranks):
+        raise ValueError(f"Backend.move must yield ranks from 0 to {size - 1}, or None, but yielded {awaited!r}")
+    return ranks

@@ -60,7 +60,7 @@ class ProcessGroup(GroupCalls):
             raise
         self._has_backends = bool(self.backends)
         if "cpu" in self.backends:
-            engine.calls.set_backend(prepare(self.backends["cpu"], self._where()))
+            engine.calls.set_backend(prepare(self.backends["cpu"], self._where(), self._size))
         self._issue = Issue(engine.calls.direct(), self._where())
 
     def rank(self) -> int:

@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from procgroup.errors import CollectiveMismatch, DistBackendError, PicklingFailed, UnpicklingFailed
+from procgroup.errors import CollectiveMismatch, DistBackendError, MalformedObjects, PicklingFailed, UnpicklingFailed
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.object_format import (
     HEADER_BYTES,
     Bytes,
     Header,
     IncomingObjects,
-    MalformedObjects,
     OutgoingObjects,
     make_header,
 )

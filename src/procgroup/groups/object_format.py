@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from procgroup.errors import MalformedObjects
 from procgroup.groups import receive_pool
 from procgroup.groups.calls import Iovecs
 from procgroup.groups.pickling import Pickled, pickle_object, unpickle_object
@@ -41,10 +42,6 @@ DIRECT_BYTES = 1 << 20
 PACKED_BYTES = 2 << 20
 # Segments up to this size in all are received into one allocation, which lives as long as any array in it does.
 ALLOCATION_BYTES = 32 << 20
-
-
-class MalformedObjects(ValueError):
-    """Received bytes that contradict the announced sizes, or the format of this version."""
 
 
 @dataclass(frozen=True)

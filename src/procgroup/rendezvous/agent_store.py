@@ -1,12 +1,12 @@
-"""env:// under torchrun, whose agent has a store of torch's at MASTER_PORT: there the ranks learn where to meet.
+"""env:// under torchrun, whose agent has a store of torch's at MASTER_PORT: the ranks read there where to meet.
 
-Rank 0 hosts procgroup's store on a free port, and writes into the agent's store where that is and the secret that it
-asks for; the others read it there. torch's store gives the secret to whoever reaches it, as it does with everything
-else: it keeps out whoever finds the port by chance. One that the user gave (PROCGROUP_JOB_KEY) is not written.
+Rank 0 hosts procgroup's store on a free port, and writes the store's address and secret into the agent's store, where
+the other ranks read them. torch's store gives the secret to every client that connects, so the secret keeps out only
+processes that find the port by chance. A secret that the user gave (PROCGROUP_JOB_KEY) is not written.
 
 Each attempt of torchrun has a record of its own. Within one, rank 0's store outlives the groups that are made there,
-and the ranks tell their rounds apart in it: a number of rounds counted in each process would part them for good once
-an initialisation failed on some of them only.
+and the store counts their rounds. If each process counted its own rounds, the counts would differ for ever after an
+initialisation that failed on some ranks only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A store on a free port of rank 0's host, which the launcher itself announces to the other ranks.
 
-The launchers of MPI carry a short text from rank 0 to all tasks (PMI, PMIx). Here that is where the store listens and a
-secret that it asks for: whoever cannot read the launcher's own messages cannot join. A secret that the user gave
-(PROCGROUP_JOB_KEY) is not announced. One announcement is enough for a process's life: rank 0 keeps its store.
+The launchers of MPI carry a short text from rank 0 to all tasks (PMI, PMIx). Here the text is the store's address and
+its secret: a process that cannot read the launcher's own messages cannot join. A secret that the user gave
+(PROCGROUP_JOB_KEY) is not announced. Rank 0 announces once in its lifetime, because it keeps its store.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rank 0 hosts it, unless the launcher does. A process that hosts one keeps it until it exits, also after
 destroy_process_group and after an initialisation that failed: a rank that is quicker to initialise
 again must find the same store, not one that is about to end. When the process ends with an
-exception, the store ends with it, and the others learn of it at once.
+exception, the store ends with it, and the others receive the failure at once.
 
 Everything about TCPStore is imported when it is needed: a world of 1 does without the native module.
 """

@@ -1,9 +1,9 @@
-"""Joining: every rank says who it is, and all learn together whether the world is complete.
+"""Joining: every rank registers itself in the store, and all read one verdict on whether the world is complete.
 
-Vocabulary. A *round* is one attempt of all ranks to come together; a store can see many, one after the
+Vocabulary. A *round* is one attempt of all ranks to form a world; a store can serve many rounds, one after the
 other, because programs initialise, destroy and initialise again. A *member* is one rank's record: rank,
-host, process, nonce. The *verdict* ends a round, is written once, and everybody waits for it: the
-members, or what went wrong.
+host, process, nonce. The *verdict* ends a round: the list of members, or the failure. It is written once, and all
+ranks wait for it.
 
 ::
 
@@ -60,9 +60,9 @@ _READ_SECONDS = 5.0
 
 
 class World(NamedTuple):
-    """What all ranks of a complete round know: its number in the store, its members, and a secret that they share.
+    """A complete round: its number in the store, its members, and a secret that they share.
 
-    ``start_up`` is this rank's part in what follows; whoever joins ends it with ``leave`` or ``report_failure``.
+    ``start_up`` watches the start-up that follows; the caller ends it with ``leave`` or ``report_failure``.
     """
 
     round: int

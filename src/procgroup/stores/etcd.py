@@ -1,6 +1,6 @@
 """A store on an etcd cluster, which outlives the hosts of a job.
 
-A job's keys lie below ``procgroup/PREFIX/``: the value of a key at ``k/KEY/v``, each item of its queue at
+A job's keys begin with ``procgroup/PREFIX/``: the value of a key at ``k/KEY/v``, each item of its queue at
 ``k/KEY/q/ITEM``, a barrier at ``b/KEY``; PREFIX and KEY are quoted as in a URL, so that they have no slash. One
 range covers a key's value and queue. A queue is ordered by the revisions at which its items were created. A change that
 depends on the present value is a transaction, which fails after a concurrent change and is then repeated.
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 from urllib.parse import quote, unquote, urlsplit
 
-from procgroup.errors import DistNetworkError, DistStoreError, StoreLost
+from procgroup.errors import DistNetworkError, DistStoreError, Refusal, StoreLost
 from procgroup.stores.database import (
     ANSWER_SECONDS,
     DEFAULT_TIME_TO_LIVE,
@@ -27,7 +27,7 @@ from procgroup.stores.database import (
     checked_prefix,
     checked_time_to_live,
 )
-from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch, Refusal
+from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch
 from procgroup.stores.etcd_keys import EtcdKeys, Range
 from procgroup.stores.store import checked_key, other_world_size, sum_of
 from procgroup.types import DEFAULT_STORE_TIMEOUT, Endpoint, Timeout

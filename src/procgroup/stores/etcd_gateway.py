@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from procgroup.errors import DistStoreError, StoreLost
+from procgroup.errors import DistStoreError, Refusal, StoreLost
 from procgroup.stores.addresses import resolve
 from procgroup.types import Endpoint
 
@@ -33,15 +33,6 @@ _UNAVAILABLE, _UNAUTHENTICATED = 14, 16
 _AUTHENTICATE = "/v3/auth/authenticate"
 _OUTDATED_TOKEN = "revision of auth store is old"
 _NOT_PROPOSED = "etcdserver: no leader"
-
-
-class Refusal(Exception):
-    """An error that etcd answered: a gRPC status code and a text."""
-
-    def __init__(self, endpoint: Endpoint, code: int, text: str) -> None:
-        super().__init__(f"etcd at {endpoint} refuses: {text}")
-        self.code = code
-        self.text = text
 
 
 class _NotSentError(Exception):

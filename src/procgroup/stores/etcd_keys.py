@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any, NamedTuple
 
-from procgroup.errors import DistStoreError, StoreLimitError, StoreLost, StoreTimeout
-from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch, Refusal
+from procgroup.errors import DistStoreError, Refusal, StoreLimitError, StoreLost, StoreTimeout
+from procgroup.stores.etcd_gateway import EtcdGateway, EtcdWatch
 
 MAX_OPERATIONS = 100
 """Operations in one transaction; etcd takes 128 unless it was started with another --max-txn-ops."""

@@ -242,7 +242,7 @@ class SharedFile:
         self.members.apply(record)
         others = [slot for slot in self.members.process if slot != self.slot and self.file.is_held(slot)]
         if not others and 0 < self.world_size <= len(self.members.process) and not self.file.is_replaced():
-            Path(self.path).unlink()
+            Path(self.path).unlink(missing_ok=True)  # a program that deletes its folder may come between
         else:
             self.file.append([record])
 

@@ -4,7 +4,7 @@
 thread. The pytest plug-in comes with the package: a test that takes ``ranks`` gets ``run_ranks``.
 """
 
-from procgroup.testing.outcome import RanksFailed, RanksTimeout
+from procgroup.errors import RanksFailed, RanksTimeout
 from procgroup.testing.ranks import run_ranks
 from procgroup.testing.world import connected_groups
 

@@ -10,8 +10,9 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from procgroup import types
 from procgroup.api import default_group, exit_hooks
+from procgroup.errors import RanksFailed, RanksTimeout
 from procgroup.groups.group import ProcessGroup
-from procgroup.testing.outcome import RanksFailed, RanksTimeout, cause, stacks_of
+from procgroup.testing.outcome import cause, stacks_of
 from procgroup.testing.world import admit_this_thread, leave_at_once, make_groups
 from procgroup.types import Timeout
 

@@ -84,6 +84,6 @@ def admit_this_thread(group: ProcessGroup) -> None:
 
 
 def leave_at_once(group: ProcessGroup, error: BaseException) -> None:
-    """End a group whose rank has failed, so that the others learn of it now."""
+    """End a group whose rank has failed, so that the other ranks receive the failure now."""
     exit_hooks.fail(group, error)
     exit_hooks.leave(group)

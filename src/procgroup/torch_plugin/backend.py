@@ -41,5 +41,5 @@ class TorchBackend(TorchCalls, Backend):  # type: ignore[misc, unused-ignore]
         exit_hooks.leave(self.group)
 
     def abort(self) -> None:
-        """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
+        """Make every call in progress fail at once on this rank, and notify the others. Idempotent."""
         self.group.abort()

@@ -1,8 +1,8 @@
-"""From what torch knows of a new group to a group of the plug-in.
+"""Makes a group of the plug-in from the data that torch has of a new group.
 
-The default group meets at torch's store, as procgroup's own default group meets at its store: the ranks learn who is
-there, share a random key that their connections prove, and connect. A group of some of the ranks of a default group
-that is procgroup's shares its connections, and asks no store.
+The default group meets at torch's store, as procgroup's own default group meets at its store: the ranks
+exchange their addresses, share a random key that authenticates their connections, and connect. A group of some ranks of
+a default group of procgroup shares that group's connections, and uses no store.
 """
 
 from __future__ import annotations

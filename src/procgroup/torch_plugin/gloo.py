@@ -1,7 +1,7 @@
-"""procgroup in Gloo's place: a program that says "gloo" runs unchanged, and is answered "gloo" where it asks.
+"""procgroup in Gloo's place: a program that says "gloo" runs unchanged, and its backend is still named "gloo".
 
-torch up to 2.14 makes a Gloo group by ProcessGroupGloo(store, rank, size, timeout), then tells it in ``options`` which
-global ranks it has and asks it to agree on a sequence number. Only then are the ranks known, so there it connects.
+torch up to 2.14 makes a Gloo group by ProcessGroupGloo(store, rank, size, timeout), then sets the group's global ranks
+in ``options`` and has the group agree on a sequence number. The group connects there, where its ranks are known.
 From 2.15 on Gloo is a plug-in among others.
 """
 

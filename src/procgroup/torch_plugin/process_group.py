@@ -123,7 +123,7 @@ class TorchProcessGroup(TorchCalls, distributed.ProcessGroup):  # type: ignore[m
         exit_hooks.leave(self.group)
 
     def abort(self) -> None:
-        """Make every call in progress fail at once on this rank, and tell the others. Idempotent."""
+        """Make every call in progress fail at once on this rank, and notify the others. Idempotent."""
         self._other_devices.abort()
         self.group.abort()
 

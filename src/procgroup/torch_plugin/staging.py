@@ -229,7 +229,7 @@ class StagedWork(TorchWork):
 
 @untraced
 class StagedCalls:
-    """The calls of torch on ``calls``, a group of the plug-in, made of tensors that lie on a device."""
+    """The calls of torch on ``calls``, a group of the plug-in, made of tensors on a device."""
 
     def __init__(self, calls: Any) -> None:
         self._calls = calls
@@ -279,7 +279,7 @@ def _only_device(arguments: Any) -> Any:
     devices = list(dict.fromkeys(tensor.device for tensor in _tensors(arguments)))
     if len(devices) > 1:
         names = ", ".join(map(str, devices))
-        raise ArgumentError(f"the tensors of one call lie on several devices: {names}. Move them to one of these.")
+        raise ArgumentError(f"the tensors of one call are on several devices: {names}. Move them to one of these.")
     return devices[0]
 
 

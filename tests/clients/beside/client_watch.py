@@ -1,6 +1,6 @@
 """Writes down the class of every process group that PyTorch makes, in each process of a client.
 
-torch calls ``watch`` while it is imported, by an entry point of a distribution that lies beside this file: so it works
+torch calls ``watch`` while it is imported, by an entry point of a distribution beside this file: so it works
 in programs that are not changed, and in processes that they start in any way.
 """
 

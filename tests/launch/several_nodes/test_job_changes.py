@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from procgroup.errors import JobConflict, JobEnded
 from procgroup.launch.nodes import job_changes as change
-from procgroup.launch.nodes.job_changes import JobConflict, JobEnded
 from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
 from procgroup.launch.nodes.quorum import can_begin
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from procgroup.diagnostics.bench.peer import PeerCommand
-from procgroup.diagnostics.bench.protocol import PeerFailure
+from procgroup.errors import PeerFailure
 
 # One thread per rank everywhere; and no peer looks for a network.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

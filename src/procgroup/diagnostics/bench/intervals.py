@@ -52,7 +52,7 @@ def ratio_of_rounds(peer: Sequence[float], reference: Sequence[float], confidenc
 
 
 def student_t_bound(confidence: float, freedom: int) -> float:
-    """Return t such that a Student variable of ``freedom`` degrees lies within -t and t with that probability."""
+    """Return t such that a Student variable of ``freedom`` degrees is within -t and t with that probability."""
     if not 0 < confidence < 1 or freedom < 1:
         raise ValueError(f"expected 0 < confidence < 1 and freedom >= 1, got {confidence} and {freedom}")
     high = 1.0

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from procgroup.diagnostics.bench.protocol import PeerFailure, RankConnection, Times, gather_lines, parse_times
+from procgroup.diagnostics.bench.protocol import RankConnection, Times, gather_lines, parse_times
 from procgroup.diagnostics.bench.schedule import Plan
+from procgroup.errors import PeerFailure
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the driver and the ranks of a peer say to each other: lines of text over one Unix socket per rank.
+"""The protocol between the driver and the ranks of a peer: lines of text over one Unix socket per rank.
 
 ::
 
@@ -9,8 +9,8 @@
                       error TEXT...                  the rank cannot, or got a wrong result
     driver -> rank    quit                           or the end of the connection, which means the same
 
-A rank that has nothing to do is blocked in ``read``: it waits neither in its own library nor in a loop. The
-end of the connection is therefore all that it takes to end a rank, however the driver went away.
+An idle rank blocks in ``read``, neither in its own library nor in a loop. The end of the connection therefore ends the
+rank, however the driver ended.
 """
 
 from __future__ import annotations
@@ -26,18 +26,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LONGEST_LINE = 1 << 20
-
-
-class PeerFailure(RuntimeError):
-    """A peer could not be started or measured; it takes no further part.
-
-    Attributes: ``peer`` (its name) and ``reason``.
-    """
-
-    def __init__(self, peer: str, reason: str) -> None:
-        self.peer = peer
-        self.reason = reason
-        super().__init__(f"{peer}: {reason}")
 
 
 @dataclass(frozen=True)

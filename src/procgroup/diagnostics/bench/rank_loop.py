@@ -1,6 +1,6 @@
 """The rank's side of the benchmark: wait for a command on the driver's socket, measure, answer, wait again.
 
-Runs inside each peer's own environment, so it needs the standard library and NumPy only. The lines it speaks are
+Runs inside each peer's own environment, so it needs the standard library and NumPy only. Its protocol is
 described in ``procgroup.diagnostics.bench.protocol``. What a peer adds is one table, from the name of an
 operation to a function that takes ``Buffers`` and returns the call to measure. Of the peer's arguments these count
 here: ``--dtype NAME``, the element type, and ``--pin``.
@@ -137,7 +137,7 @@ def serve(
     name: str,
     allocate: Allocate = ordinary,
 ) -> None:
-    """Answer the driver's commands until it says quit or goes away."""
+    """Answer the driver's commands until it says quit or disconnects."""
     pin_to_one_core(rank)
     gc.disable()
     driver.say(f"hello {rank} {ranks} {name}")

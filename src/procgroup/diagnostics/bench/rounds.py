@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from procgroup.diagnostics.bench.intervals import Ratio, ratio_of_rounds
 from procgroup.diagnostics.bench.peer import Peer
-from procgroup.diagnostics.bench.protocol import PeerFailure
 from procgroup.diagnostics.bench.schedule import FEWEST_SAMPLES, Plan, plan_for, rotating_order
+from procgroup.errors import PeerFailure
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SizeResult:
 
 @dataclass
 class InterleavedRun:
-    """Measures one operation on all peers, and leaves out those that fail, saying so through ``tell``.
+    """Measures one operation on all peers, and leaves out those that fail, with a line through ``tell``.
 
     ``seconds`` is about how long one peer's turn takes; ``timeout`` is after how many seconds a
     turn counts as stuck. ``shares_cores``: there are more ranks than usable cores.

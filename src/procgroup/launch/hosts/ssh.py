@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from procgroup.cluster.hosts import Host
+from procgroup.errors import SshError
 
 CONNECT_SECONDS = 15
 """How long ssh may take to connect, unless its configuration says so."""
@@ -25,10 +26,6 @@ AGENT_MODULE = "procgroup.launch.hosts.remote_agent"
 """The module that runs on each host."""
 
 _QUERY_SECONDS = 10.0
-
-
-class SshError(Exception):
-    """ssh cannot be run, or has no settings for a host."""
 
 
 class Ssh:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from procgroup.errors import JobConflict, JobEnded
 from procgroup.launch.nodes.job_state import JobState, Node, Settings, WorkerStore
 from procgroup.launch.nodes.quorum import can_begin
 
@@ -26,14 +27,6 @@ Change = Callable[[JobState], JobState | None]
 
 MAX_FAILURES = 64
 """The largest number of failures that the state holds; further ones are left out."""
-
-
-class JobConflict(Exception):
-    """A node cannot join the job: another node has its rank, or the job has other settings."""
-
-
-class JobEnded(Exception):
-    """A node tried to join a job that has ended."""
 
 
 def join(state: JobState, node: Node, settings: Settings) -> JobState | None:

@@ -144,7 +144,7 @@ class JobState(NamedTuple):
 
     @classmethod
     def from_json(cls, text: bytes | str) -> JobState:
-        """Read a state. Raises ValueError for anything else: whoever reaches the store can write to it."""
+        """Read a state. Raises ValueError for anything else: every client of the store can write to it."""
         if len(text) > MAX_STATE_BYTES:
             raise ValueError(f"a job's state of {len(text)} bytes")
         try:

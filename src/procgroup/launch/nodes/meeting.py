@@ -22,10 +22,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from procgroup.errors import DistError, DistStoreError, StoreLost, StoreTimeout
+from procgroup.errors import DistError, DistStoreError, JobConflict, JobEnded, StoreLost, StoreTimeout
 from procgroup.launch.nodes import job_changes, quorum
 from procgroup.launch.nodes.endpoints import FoundStore
-from procgroup.launch.nodes.job_changes import Change, JobConflict, JobEnded
+from procgroup.launch.nodes.job_changes import Change
 from procgroup.launch.nodes.job_state import JobState
 from procgroup.launch.nodes.leases import Lease, Watcher
 from procgroup.launch.nodes.shared_state import SharedState, read_latest

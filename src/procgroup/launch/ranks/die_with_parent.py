@@ -42,8 +42,8 @@ def die_with_parent(parent_pid: int) -> None:
 def die_with_writer(pipe: int) -> None:
     """Have the kernel kill this process when a pipe has no writer left; if it has none already, end now.
 
-    For a process whose parent is not the one to follow. All that was written must have been read: what comes
-    later kills as well.
+    For a process that ends with another process than its parent. Read everything in the pipe first: data that is
+    written later kills this process, too.
     """
     import fcntl
     import select

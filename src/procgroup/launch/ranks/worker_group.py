@@ -108,7 +108,7 @@ class WorkerGroup:
         return not self.living and time.monotonic() >= self._cause_until()
 
     def watch(self, report_seconds: float) -> None:
-        """Collect ranks that have ended, and take the next step of ending the others if it is due."""
+        """Reap ranks that have ended, and take the next step of ending the others if it is due."""
         for rank in self.living:
             if rank.reap():
                 self._record_end(rank, report_seconds)

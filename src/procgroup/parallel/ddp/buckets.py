@@ -180,7 +180,7 @@ class SingleBucket(Bucket):
 
 
 class GradientMemory:
-    """The memory of all packed buckets: one allocation, which can be divided anew."""
+    """The memory of all packed buckets: one allocation, which re-bucketing divides again."""
 
     def __init__(self, group: ProcessGroup, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -1,6 +1,6 @@
 """procgroup as a peer: ``procgroup run -n N -m ...bench.peers.procgroup_peer SOCKET [--symmetric]``.
 
-With ``--symmetric`` all arrays lie in shared memory, from ``procgroup.empty``.
+With ``--symmetric`` all arrays are in shared memory, from ``procgroup.empty``.
 """
 
 from __future__ import annotations

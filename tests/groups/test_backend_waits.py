@@ -1,0 +1,126 @@
+"""A timeout names the ranks that a backend's transfer waits for; a transfer that waits without yielding is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from groups.toy_backend import StoreBackend
+
+import procgroup as dist
+from procgroup.backends import registry
+from procgroup.errors import CollectiveTimeout, DistBackendError, GroupBroken, PeerFailed
+from procgroup.groups.backend import Call
+from procgroup.testing import run_ranks
+
+pytestmark = pytest.mark.timeout(60)
+
+is_async = pytest.mark.parametrize("is_async", [False, True])
+HOSTS = pytest.mark.parametrize("hosts", [None, [0, 0, 1]], ids=["one host", "two hosts"])
+
+
+class Yielding(StoreBackend):
+    """Yields for ever: on rank 1 nothing that names a rank, on the others what ``awaited`` says."""
+
+    awaited: Any = None
+
+    def move(self, call: Call) -> Iterator[Any]:
+        while True:
+            yield None if self.rank == 1 else self.awaited
+
+
+class YieldsOne(Yielding):
+    awaited = 1
+
+
+class YieldsTwo(Yielding):
+    awaited = (1, 2)
+
+
+class YieldsNoRank(Yielding):
+    awaited = 3
+
+
+class Waiting(StoreBackend):
+    """Waits on rank 1 in a way that is not allowed there, which the count of the call chooses."""
+
+    def move(self, call: Call) -> Iterator[int]:
+        if self.rank == 1 and call.dtype == "float32":
+            WAITS[list(WAITS)[call.outputs[0].size // 4 - 1]]()
+        return super().move(call)
+
+
+def wait_for_a_call() -> None:
+    work = dist.all_reduce(np.ones(1), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+WAITS: dict[str, Callable[[], object]] = {
+    "destroy_process_group": dist.destroy_process_group,
+    "the making of a group": dist.new_group,
+    "all_reduce": lambda: dist.all_reduce(np.ones(1)),
+    "send": lambda: dist.send(np.ones(1), 0),
+    "wait": wait_for_a_call,
+}
+
+for made in (Yielding, YieldsOne, YieldsTwo, YieldsNoRank, Waiting):
+    if not registry.is_backend_available(made.__name__.lower()):
+        dist.Backend.register_backend(made.__name__.lower(), made)
+
+
+def reduce(count: int, is_async: bool, timeout: float | None = None) -> None:
+    work = dist.all_reduce(np.ones(count, np.float32), async_op=is_async, timeout=timeout)
+    if work is not None:
+        work.wait()
+
+
+def pass_the_deadline(is_async: bool) -> tuple[type, tuple[int, ...], str]:
+    with pytest.raises((CollectiveTimeout, PeerFailed)) as raised:
+        reduce(4, is_async, 0.5 if dist.get_rank() == 0 else 20)
+    time.sleep(0.2)  # for the other ranks to be notified by this one
+    return type(raised.value), raised.value.missing, str(raised.value)
+
+
+@HOSTS
+@is_async
+@pytest.mark.parametrize(("backend", "missing"), [("yieldsone", (1,)), ("yieldstwo", (1, 2)), ("yielding", ())])
+def test_a_timeout_names_the_ranks_that_the_transfer_waits_for(
+    backend: str, missing: tuple[int, ...], is_async: bool, hosts: list[int] | None
+) -> None:
+    ends = run_ranks(pass_the_deadline, 3, is_async, hosts=hosts, backend=backend)
+    names = {(): "its backend, which does not name the ranks that it waits for", (1,): "rank 1", (1, 2): "ranks 1, 2"}
+    assert [kind for kind, _, _ in ends] == [CollectiveTimeout, PeerFailed, PeerFailed]
+    for kind, awaited, text in ends:
+        assert awaited == missing
+        said = "still waiting for" if kind is CollectiveTimeout else "while it waited for"
+        assert f"{said} {names[missing]}" in text
+    assert not missing or "rank 1 is in all_reduce(SUM) of 4 float32 by another backend" in ends[0][2]
+
+
+def reduce_on_a_backend_that_yields_no_rank() -> None:
+    with pytest.raises((GroupBroken, PeerFailed), match=r"must yield ranks from 0 to 1, or None, but yielded 3"):
+        reduce(4, False)
+    time.sleep(0.2)
+
+
+def test_a_transfer_that_yields_no_rank_ends_the_group() -> None:
+    run_ranks(reduce_on_a_backend_that_yields_no_rank, 2, backend="yieldsnorank")
+
+
+def wait_inside(number: int, is_async: bool) -> None:
+    name = list(WAITS)[number]
+    with pytest.raises((GroupBroken, PeerFailed), match=f"{name} was called inside a backend's transfer") as raised:
+        reduce(number + 1, is_async)
+    if dist.get_rank() == 1:
+        assert type(raised.value.__cause__) is DistBackendError
+    time.sleep(0.2)
+
+
+@is_async
+@pytest.mark.parametrize("number", range(len(WAITS)), ids=list(WAITS))
+def test_a_transfer_that_waits_without_yielding_is_refused(number: int, is_async: bool) -> None:
+    run_ranks(wait_inside, 2, number, is_async, backend="waiting")
