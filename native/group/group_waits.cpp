@@ -69,7 +69,8 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
     std::optional<Failure> deadlock = watch.examine(awaited, [&] { return language.alone(); });
     return deadlock ? std::move(deadlock) : std::move(failure);
   };
-  drive(operation, seconds, engine_.policy(), engine_, language, std::cref(look));  // by reference: no allocation
+  const WaitPolicy policy = engine_.policy().for_bytes(call.bytes());
+  drive(operation, seconds, policy, engine_, language, std::cref(look));  // by reference: no allocation
   if (operation.failure() == nullptr) return std::nullopt;
   std::optional<Failure> deadlock = watch.announced();
   if (deadlock) return deadlock;
