@@ -362,7 +362,7 @@ Failure Group::failure_of(const Operation& operation) const {
   std::vector<int> awaited = operation.missing();
   std::erase_if(awaited, [&](int member) { return member == failure.peer || waited_for(member); });
   if (awaited.empty()) return failure;
-  failure.reason += ", and this rank waited for " + name_ranks(awaited);
+  failure.reason += ", and this rank waited for " + name_ranks(awaited, &global_ranks_);
   failure.missing.insert(failure.missing.end(), awaited.begin(), awaited.end());
   return failure;
 }
