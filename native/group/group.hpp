@@ -175,7 +175,7 @@ class Group final : public Source {
   void end_with(const GroupOperation& call, const Failure& failure);
   Failure own_view(Failure failure) const;
   Failure cause_of(Failure failure) const;
-  Failure failure_of(const Operation& operation) const;
+  void add_own_wait(Failure& failure, std::vector<int> awaited) const;
   std::optional<Failure> broken() const;
   std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);

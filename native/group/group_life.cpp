@@ -223,7 +223,10 @@ std::optional<Failure> Group::examine(const Operation& operation, const Descript
   const std::vector<int> present = operation.outlives_peer() ? std::vector<int>{} : missing;
   for (int member = 0; member < size(); ++member)
     if (concerns(member))
-      if (std::optional<Failure> failure = examine_member(member, present, call)) return failure;
+      if (std::optional<Failure> failure = examine_member(member, present, call)) {
+        add_own_wait(*failure, missing);
+        return failure;
+      }
   return broken();
 }
 
@@ -309,6 +312,8 @@ Failure Group::cause_of(Failure failure) const {
     if (is_better) best = std::move(theirs);
   }
   if (!best) return failure;
+  const bool is_same = best->kind == failure.kind && best->cause == failure.cause && best->peer == failure.peer;
+  if (is_same && failure.cause == Failure::Kind::kTimeout) return failure;  // see add_own_wait
   best->wrote = failure.wrote;
   return *std::move(best);
 }
@@ -351,20 +356,18 @@ Failure Group::own_view(Failure failure) const {
   return {.kind = Failure::Kind::kAborted, .wrote = failure.wrote};
 }
 
-// Why a call has failed. A member that waited for this rank waited by way of it for those for which this rank waits.
-Failure Group::failure_of(const Operation& operation) const {
-  Failure failure = own_view(cause_of(*operation.failure()));
+// A member that waited for this rank when its time limit passed waited by way of it for those for which this rank
+// waits.
+void Group::add_own_wait(Failure& failure, std::vector<int> awaited) const {
   const auto waited_for = [&](int member) {
     return std::ranges::find(failure.missing, member) != failure.missing.end();
   };
   if (failure.kind != Failure::Kind::kFailed || failure.cause != Failure::Kind::kTimeout || !waited_for(options_.rank))
-    return failure;
-  std::vector<int> awaited = operation.missing();
+    return;
   std::erase_if(awaited, [&](int member) { return member == failure.peer || waited_for(member); });
-  if (awaited.empty()) return failure;
+  if (awaited.empty()) return;
   failure.reason += ", and this rank waited for " + name_ranks(awaited, &global_ranks_);
   failure.missing.insert(failure.missing.end(), awaited.begin(), awaited.end());
-  return failure;
 }
 
 void Group::break_with(Failure failure, const Descriptor& call) {

@@ -40,8 +40,7 @@ Progress QueuedCall::advance() {
 
 void QueuedCall::end(const Failure* failure) {
   if (recording_) recording_->end(failure);
-  if (failure == nullptr) return finish();
-  fail(running_ ? group_.failure_of(*running_) : group_.own_view(group_.cause_of(*failure)));
+  failure == nullptr ? finish() : fail(group_.own_view(group_.cause_of(*failure)));
 }
 
 std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }

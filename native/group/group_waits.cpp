@@ -74,7 +74,7 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
   if (operation.failure() == nullptr) return std::nullopt;
   std::optional<Failure> deadlock = watch.announced();
   if (deadlock) return deadlock;
-  Failure failure = failure_of(operation);
+  Failure failure = own_view(cause_of(*operation.failure()));
   language.unlock();
   explain(failure);
   language.lock();

@@ -44,6 +44,14 @@ class YieldsNoRank(Yielding):
     awaited = 3
 
 
+class YieldsNext(StoreBackend):
+    """Every rank waits for the next one, and the last one for none."""
+
+    def move(self, call: Call) -> Iterator[Any]:
+        while True:
+            yield self.rank + 1 if self.rank < 2 else None
+
+
 class Waiting(StoreBackend):
     """Waits on rank 1 in a way that is not allowed there, which the count of the call chooses."""
 
@@ -67,7 +75,7 @@ WAITS: dict[str, Callable[[], object]] = {
     "wait": wait_for_a_call,
 }
 
-for made in (Yielding, YieldsOne, YieldsTwo, YieldsNoRank, Waiting):
+for made in (Yielding, YieldsOne, YieldsTwo, YieldsNoRank, YieldsNext, Waiting):
     if not registry.is_backend_available(made.__name__.lower()):
         dist.Backend.register_backend(made.__name__.lower(), made)
 
@@ -99,6 +107,19 @@ def test_a_timeout_names_the_ranks_that_the_transfer_waits_for(
         said = "still waiting for" if kind is CollectiveTimeout else "while it waited for"
         assert f"{said} {names[missing]}" in text
     assert not missing or "rank 1 is in all_reduce(SUM) of 4 float32 by another backend" in ends[0][2]
+
+
+@HOSTS
+@is_async
+def test_a_rank_whose_call_another_timeout_ended_names_the_rank_that_it_waited_for(
+    is_async: bool, hosts: list[int] | None
+) -> None:
+    ends = run_ranks(pass_the_deadline, 3, is_async, hosts=hosts, backend="yieldsnext")
+    expected = [(CollectiveTimeout, (1,)), (PeerFailed, (1, 2)), (PeerFailed, (1,))]
+    assert [(kind, missing) for kind, missing, _ in ends] == expected
+    failed = "rank 0 failed: its time limit of 0.5 s passed while it waited for rank 1"
+    assert f"{failed}, and this rank waited for rank 2. " in ends[1][2]
+    assert f"{failed}. " in ends[2][2]
 
 
 def reduce_on_a_backend_that_yields_no_rank() -> None:
