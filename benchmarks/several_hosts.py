@@ -76,12 +76,7 @@ def _command(
     places = [host for host, count in zip(hosts, ranks, strict=True) for _ in range(count)]
     lines = []
     for rank, host in enumerate(places):
-        variables = {
-            "RANK": rank,
-            "WORLD_SIZE": len(places),
-            "MASTER_ADDR": hosts[0].address,
-            "MASTER_PORT": port,
-        }
+        variables = {"RANK": rank, "WORLD_SIZE": len(places), "MASTER_ADDR": hosts[0].address, "MASTER_PORT": port}
         program = [python, "-m", f"{MODULES}.{module}", "{socket}"]
         line = host.command(
             [

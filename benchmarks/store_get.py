@@ -38,10 +38,7 @@ store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
 sys.stdin.read()
 """
-IMPORTS = {
-    "procgroup": "from procgroup.stores import TCPStore",
-    "torch": "from torch.distributed import TCPStore",
-}
+IMPORTS = {"procgroup": "from procgroup.stores import TCPStore", "torch": "from torch.distributed import TCPStore"}
 
 
 class Library:

@@ -115,10 +115,7 @@ def etcd_member_on(host: Host, folder: Path, port: int, hosts: Sequence[Host]) -
 
 
 def _peers(peer: str, cluster: str) -> tuple[str, ...]:
-    return (
-        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-        *("--initial-cluster", cluster),
-    )
+    return (*("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer), *("--initial-cluster", cluster))
 
 
 def _etcd(folder: Path, port: int, scheme: str, *arguments: str, address: str = "127.0.0.1") -> list[str]:

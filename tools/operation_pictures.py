@@ -171,10 +171,7 @@ PICTURES: dict[str, Movement | Timeline] = {
         "all_reduce in the two parts of a group of the ranks 1, 2 and 3",
         [[own(rank, 10**rank)] for rank in range(4)],
         [[own(0, 1)], [combined(1010)], [own(2, 100)], [combined(1010)]],
-        [
-            *(((source, 0, -1), (target, 0, -1)) for source in (1, 3) for target in (1, 3)),
-            ((2, 0, -1), (2, 0, -1)),
-        ],
+        [*(((source, 0, -1), (target, 0, -1)) for source in (1, 3) for target in (1, 3)), ((2, 0, -1), (2, 0, -1))],
     ),
     "device_mesh": Movement(
         "all_reduce along the dimension tp of a mesh of 2 x 2 ranks",
@@ -191,10 +188,7 @@ PICTURES: dict[str, Movement | Timeline] = {
     ),
     "symmetric_arrays": Timeline(
         "an ordinary array is brought into shared memory first; a symmetric array is there already",
-        [
-            [(0, 120, "1", "copied"), (120, 280, "+", "read and added")],
-            [(0, 160, "+", "read and added")],
-        ],
+        [[(0, 120, "1", "copied"), (120, 280, "+", "read and added")], [(0, 160, "+", "read and added")]],
         names=["ordinary", "symmetric"],
     ),
     "coalescing": Timeline(

@@ -197,8 +197,8 @@ class PythonOperation {
     const Deadline deadline = seconds < 0 ? Deadline::never() : Deadline::after(seconds);
     PythonRuntime language;
     bool interrupted = false;
-    const bool completed =
-        await_completion(operation, deadline, engine_->engine()->policy(), *engine_->engine(), language, interrupted);
+    const WaitPolicy policy = engine_->engine()->policy().for_bytes(operation.call().bytes());
+    const bool completed = await_completion(operation, deadline, policy, *engine_->engine(), language, interrupted);
     language.rethrow();
     if (completed) raise_failure();
     return completed;

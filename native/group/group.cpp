@@ -53,7 +53,8 @@ bool Group::ends_soon(CollectiveCall& call) const {
 void Group::run_queued(const Request& request, double seconds, LanguageRuntime& language) {
   const std::shared_ptr<GroupOperation> operation = start(request, seconds);
   bool interrupted = false;
-  await_completion(*operation, Deadline::never(), engine_.policy(), engine_, language, interrupted);
+  const WaitPolicy policy = engine_.policy().for_bytes(request.descriptor.bytes());
+  await_completion(*operation, Deadline::never(), policy, engine_, language, interrupted);
   if (interrupted) {
     // The call may be running in the progress thread, with this caller's arrays: it has to end first.
     break_with({.kind = Failure::Kind::kInterrupted}, operation->call());

@@ -158,7 +158,6 @@ class Group final : public Source {
   void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const;
   std::optional<Awaited> awaited(const Descriptor& call) const;
   void name_relays(Failure& failure, const Descriptor& call) const;
-  void add_own_wait(Failure& failure, const std::vector<int>& missing) const;
   std::optional<Failure> examine(const Operation& operation, const Descriptor& call) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;
   std::optional<Failure> posted(int member) const;
@@ -176,6 +175,7 @@ class Group final : public Source {
   void end_with(const GroupOperation& call, const Failure& failure);
   Failure own_view(Failure failure) const;
   Failure cause_of(Failure failure) const;
+  void add_own_wait(Failure& failure, std::vector<int> awaited) const;
   std::optional<Failure> broken() const;
   std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);

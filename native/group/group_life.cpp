@@ -356,6 +356,20 @@ Failure Group::own_view(Failure failure) const {
   return {.kind = Failure::Kind::kAborted, .wrote = failure.wrote};
 }
 
+// A member that waited for this rank when its time limit passed waited by way of it for those for which this rank
+// waits.
+void Group::add_own_wait(Failure& failure, std::vector<int> awaited) const {
+  const auto waited_for = [&](int member) {
+    return std::ranges::find(failure.missing, member) != failure.missing.end();
+  };
+  if (failure.kind != Failure::Kind::kFailed || failure.cause != Failure::Kind::kTimeout || !waited_for(options_.rank))
+    return;
+  std::erase_if(awaited, [&](int member) { return member == failure.peer || waited_for(member); });
+  if (awaited.empty()) return;
+  failure.reason += ", and this rank waited for " + name_ranks(awaited, &global_ranks_);
+  failure.missing.insert(failure.missing.end(), awaited.begin(), awaited.end());
+}
+
 void Group::break_with(Failure failure, const Descriptor& call) {
   {
     const std::lock_guard lock(reason_mutex_);

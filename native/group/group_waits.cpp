@@ -69,7 +69,8 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
     std::optional<Failure> deadlock = watch.examine(awaited, [&] { return language.alone(); });
     return deadlock ? std::move(deadlock) : std::move(failure);
   };
-  drive(operation, seconds, engine_.policy(), engine_, language, std::cref(look));  // by reference: no allocation
+  const WaitPolicy policy = engine_.policy().for_bytes(call.bytes());
+  drive(operation, seconds, policy, engine_, language, std::cref(look));  // by reference: no allocation
   if (operation.failure() == nullptr) return std::nullopt;
   std::optional<Failure> deadlock = watch.announced();
   if (deadlock) return deadlock;
@@ -132,19 +133,6 @@ void Group::name_relays(Failure& failure, const Descriptor& call) const {
   std::ranges::sort(failure.relays);
   failure.reason = name_ranks(failure.missing, &global_ranks_) + ", or for " +
                    name_ranks(failure.relays, &global_ranks_) + " to relay announcements";
-}
-
-// In the middle of a call ranks wait for each other, and a member's timeout names the next rank only. So this rank says
-// for which others it waits: these may be the cause.
-void Group::add_own_wait(Failure& failure, const std::vector<int>& missing) const {
-  if (failure.kind != Failure::Kind::kFailed || failure.cause != Failure::Kind::kTimeout) return;
-  std::vector<int> others;
-  for (const int member : missing)
-    if (member != failure.peer && member != rank() &&
-        std::ranges::find(failure.missing, member) == failure.missing.end())
-      others.push_back(member);
-  if (others.empty()) return;
-  failure.reason += "; " + rank_name(rank(), &global_ranks_) + " waited for " + name_ranks(others, &global_ranks_);
 }
 
 }  // namespace procgroup

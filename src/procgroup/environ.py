@@ -38,6 +38,11 @@ class Variable(NamedTuple, Generic[T]):
         return bool(os.environ.get(self.name))
 
 
+def _text(name: str, meaning: str) -> Variable[str]:
+    """Return a variable whose value is any text, by default an empty one."""
+    return Variable(name, str, "", meaning)
+
+
 def _flag(text: str) -> bool:
     lowered = text.lower()
     if lowered in ("1", "true", "yes", "on"):
@@ -92,19 +97,17 @@ RANK = Variable[int | None]("RANK", _integer, None, "This process's global rank.
 WORLD_SIZE = Variable[int | None]("WORLD_SIZE", _integer, None, "How many ranks there are.")
 LOCAL_RANK = Variable[int | None]("LOCAL_RANK", _integer, None, "This process's rank on its host.")
 LOCAL_WORLD_SIZE = Variable[int | None]("LOCAL_WORLD_SIZE", _integer, None, "How many ranks this host has.")
-MASTER_ADDR = Variable[str]("MASTER_ADDR", str, "", "Where the store listens: host name or address.")
+MASTER_ADDR = _text("MASTER_ADDR", "Where the store listens: host name or address.")
 MASTER_PORT = Variable[int | None]("MASTER_PORT", _integer, None, "Where the store listens: TCP port.")
-PROCGROUP_INIT_METHOD = Variable[str]("PROCGROUP_INIT_METHOD", str, "", "The init_method when none is given.")
-TORCH_DISTRIBUTED_INIT_METHOD = Variable[str](
-    "TORCH_DISTRIBUTED_INIT_METHOD", str, "", "The same, under torch's name; PROCGROUP_INIT_METHOD wins."
+PROCGROUP_INIT_METHOD = _text("PROCGROUP_INIT_METHOD", "The init_method when none is given.")
+TORCH_DISTRIBUTED_INIT_METHOD = _text(
+    "TORCH_DISTRIBUTED_INIT_METHOD", "The same, under torch's name; PROCGROUP_INIT_METHOD wins."
 )
-PROCGROUP_STORE = Variable[str](
-    "PROCGROUP_STORE", str, "", "host:port of a store that the launcher hosts; ranks connect to it as clients."
+PROCGROUP_STORE = _text(
+    "PROCGROUP_STORE", "host:port of a store that the launcher hosts; ranks connect to it as clients."
 )
-PROCGROUP_MASTER = Variable[str](
+PROCGROUP_MASTER = _text(
     "PROCGROUP_MASTER",
-    str,
-    "",
     "host:port in whose place PROCGROUP_STORE is used: the launcher's MASTER_ADDR:MASTER_PORT. By default its own.",
 )
 PROCGROUP_JOB_KEY = Variable[str](
@@ -114,25 +117,19 @@ PROCGROUP_JOB_KEY = Variable[str](
     "The job's secret, in hex; stores and data connections prove it. Set by the launcher.",
     is_secret=True,
 )
-PROCGROUP_JOB = Variable[str](
+PROCGROUP_JOB = _text(
     "PROCGROUP_JOB",
-    str,
-    "",
     "The job's name, where no launcher sets TORCHELASTIC_RUN_ID: stores refuse processes of other jobs.",
 )
-PROCGROUP_STORE_KEY = Variable[str](
+PROCGROUP_STORE_KEY = _text(
     "PROCGROUP_STORE_KEY",
-    str,
-    "",
     "The secret of the store at PROCGROUP_STORE; a process that joins there takes it as its job key. Set by spawn.",
 )
 PROCGROUP_TRANSPORT = Variable[str](
     "PROCGROUP_TRANSPORT", _transport, "auto", "auto, shm (fail without shared memory) or tcp (never use it)."
 )
-PROCGROUP_HOST_ID = Variable[str](
+PROCGROUP_HOST_ID = _text(
     "PROCGROUP_HOST_ID",
-    str,
-    "",
     "Ranks with different ones share no memory, as if they ran on different hosts: for tests on one machine.",
 )
 PROCGROUP_WAIT_REPORT_SECONDS = Variable[float](
@@ -147,8 +144,8 @@ PROCGROUP_REPLACE_GLOO = Variable[bool](
     False,
     "Let PyTorch programs that say gloo run on procgroup. Set by --replace-gloo.",
 )
-PROCGROUP_RDZV_PASSWORD = Variable[str](
-    "PROCGROUP_RDZV_PASSWORD", str, "", "The password of the etcd or Redis server at which the launcher's agents meet."
+PROCGROUP_RDZV_PASSWORD = _text(
+    "PROCGROUP_RDZV_PASSWORD", "The password of the etcd or Redis server at which the launcher's agents meet."
 )
 PROCGROUP_NOTICE = Variable[int | None](
     "PROCGROUP_NOTICE", _integer, None, "The descriptor that procgroup.preempted reads. Set by the launcher."
@@ -156,7 +153,7 @@ PROCGROUP_NOTICE = Variable[int | None](
 TORCH_DISTRIBUTED_DEBUG = Variable[str](
     "TORCH_DISTRIBUTED_DEBUG", _debug_level, "OFF", "What get_debug_level returns: OFF, INFO or DETAIL."
 )
-TORCHELASTIC_RUN_ID = Variable[str]("TORCHELASTIC_RUN_ID", str, "", "Set in every process that a launcher started.")
+TORCHELASTIC_RUN_ID = _text("TORCHELASTIC_RUN_ID", "Set in every process that a launcher started.")
 TORCHELASTIC_RESTART_COUNT = Variable[int]("TORCHELASTIC_RESTART_COUNT", _integer, 0, "How often torchrun began again.")
 TORCHELASTIC_USE_AGENT_STORE = Variable[bool](
     "TORCHELASTIC_USE_AGENT_STORE",
@@ -164,28 +161,24 @@ TORCHELASTIC_USE_AGENT_STORE = Variable[bool](
     False,
     "True: torchrun's agent hosts a store of torch's at MASTER_ADDR:MASTER_PORT. procgroup's launchers say False.",
 )
-TORCHELASTIC_ERROR_FILE = Variable[str](
-    "TORCHELASTIC_ERROR_FILE", str, "", "Where a process leaves the exception that ends it; read by its launcher."
+TORCHELASTIC_ERROR_FILE = _text(
+    "TORCHELASTIC_ERROR_FILE", "Where a process leaves the exception that ends it; read by its launcher."
 )
-TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE = Variable[str](
+TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE = _text(
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-    str,
-    "",
     "What the launcher puts before each line: ${role_name}, ${rank} and ${local_rank} are replaced; --log-prefix wins.",
 )
-PROCGROUP_REPORT_SOCKET = Variable[str](
+PROCGROUP_REPORT_SOCKET = _text(
     "PROCGROUP_REPORT_SOCKET",
-    str,
-    "",
     "The abstract Unix socket to which procgroup.report sends a rank's progress. Set by the launcher.",
 )
-NO_COLOR = Variable[str]("NO_COLOR", str, "", "Anything: no colours on a terminal (no-color.org).")
-TERM = Variable[str]("TERM", str, "", "The kind of terminal; dumb: one without colours and cursor movements.")
+NO_COLOR = _text("NO_COLOR", "Anything: no colours on a terminal (no-color.org).")
+TERM = _text("TERM", "The kind of terminal; dumb: one without colours and cursor movements.")
 TMPDIR = Variable[str]("TMPDIR", str, "/tmp", "Where the launcher keeps temporary files.")
-OMP_NUM_THREADS = Variable[str]("OMP_NUM_THREADS", str, "", "Threads per rank; by default set by the launcher.")
-PYTHON_EXEC = Variable[str]("PYTHON_EXEC", str, "", "The interpreter of the ranks; the launcher's own by default.")
-TORCH_ELASTIC_SHUTDOWN_TIMEOUT = Variable[str](
-    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str, "", "Default of the launcher's --shutdown-timeout, in seconds."
+OMP_NUM_THREADS = _text("OMP_NUM_THREADS", "Threads per rank; by default set by the launcher.")
+PYTHON_EXEC = _text("PYTHON_EXEC", "The interpreter of the ranks; the launcher's own by default.")
+TORCH_ELASTIC_SHUTDOWN_TIMEOUT = _text(
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "Default of the launcher's --shutdown-timeout, in seconds."
 )
 
 
@@ -196,4 +189,4 @@ def launcher_flag(flag: str) -> tuple[Variable[str], Variable[str]]:
     """
     name = flag.removeprefix("--").replace("-", "_").upper()
     meaning = f"Default of the launcher's {flag}."
-    return Variable[str](f"PET_{name}", str, "", meaning), Variable[str](f"PROCGROUP_{name}", str, "", meaning)
+    return _text(f"PET_{name}", meaning), _text(f"PROCGROUP_{name}", meaning)

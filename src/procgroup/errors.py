@@ -115,8 +115,7 @@ class CollectiveTimeout(OperationError):
     """The deadline (``seconds``) passed before every rank arrived.
 
     ``missing`` lists the ranks, ``global_missing`` their global ranks, ``calls`` what the first of them were doing. A
-    queued call lists those that the call before it waits for. ``awaited`` says what is awaited when no rank is known,
-    or if other ranks may not have relayed the announcements of missing ones; ``calls`` has these other ranks, too.
+    queued call lists those that the call before it waits for. ``awaited`` says what is awaited if not ``missing``.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class PeerFailed(OperationError):
 
     ``peer`` is its group rank, ``global_peer`` its global rank, ``reason`` the failure as text, ``cause`` its kind:
     "error" (an exception, or a breach of the protocol), "timeout", "mismatch", "interrupted", "aborted" or "deadlock".
-    For "timeout", ``missing`` has the group ranks that were missing, and ``seconds`` the timeout.
+    For "timeout", ``missing`` has the group ranks it awaited, then, if this rank is one, those this one awaits.
     """
 
     def __init__(

@@ -21,12 +21,13 @@ _LIBRARIES = (str(Path(__file__).parent), str(Path(os.__file__).parent))
 def describe(error: BaseException) -> str:
     """Return "ValueError: no such file (train.py:12)"; the line is that of the innermost frame of the user's code."""
     name = _printable(type(error).__name__, _TYPE_CHARACTERS)
-    text = _printable(_text_of(error), _TEXT_CHARACTERS)
+    text = _printable(text_of(error), _TEXT_CHARACTERS)
     place = _place(error)
     return name + (f": {text}" if text else "") + (f" ({place})" if place else "")
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception; "" where its class fails to give one."""
     try:
         return str(error)
     except Exception:  # a user's class may fail in __str__

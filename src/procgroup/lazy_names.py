@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def bound_on_first_use(
-    package: str,
-    module_of_name: Mapping[str, str],
-    packages: Collection[str] = (),
-    of_torch: Collection[str] = (),
+    package: str, module_of_name: Mapping[str, str], packages: Collection[str] = (), of_torch: Collection[str] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose modules have these names.
 

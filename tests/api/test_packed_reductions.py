@@ -152,8 +152,7 @@ def test_limits_that_differ_between_calls_and_ranks_change_nothing() -> None:
 @transports
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize(
-    ("mine", "others"),
-    [([3, 5], [3, 6]), ([3, 5], [5, 3]), ([3, 5], [3, 5, 0]), ([3, 5], [8]), ([4, 4], [4, 4, 4])],
+    ("mine", "others"), [([3, 5], [3, 6]), ([3, 5], [5, 3]), ([3, 5], [3, 5, 0]), ([3, 5], [8]), ([4, 4], [4, 4, 4])]
 )
 def test_lists_that_differ_between_ranks_are_a_mismatch_that_names_both_calls_and_changes_no_array(
     mine: list[int], others: list[int], async_op: bool, transport: str

@@ -244,10 +244,7 @@ def test_the_package_rendezvous_can_be_called_as_torchs_function() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "name",
-    _NAMES_AS_IN_TORCH.split(),
-)
+@pytest.mark.parametrize("name", _NAMES_AS_IN_TORCH.split())
 def test_parameters_are_torchs_in_torchs_order_and_ours_come_last(name: str) -> None:
     torch_distributed = pytest.importorskip("torch.distributed")
     theirs = [p for p in inspect.signature(getattr(torch_distributed, name)).parameters.values() if p.name[0] != "_"]

@@ -53,10 +53,7 @@ def refuse_masked_arrays() -> None:
         "functional": lambda: functional.all_reduce({"a": masked()}),
     }
     if size > 1:
-        calls |= {
-            "send": lambda: dist.send(masked(), peer),
-            "irecv": lambda: dist.irecv(masked(), peer),
-        }
+        calls |= {"send": lambda: dist.send(masked(), peer), "irecv": lambda: dist.irecv(masked(), peer)}
     for name, call in calls.items():
         with pytest.raises(TypeError, match=r"is a masked array, and a mask is not sent\. Pass .*\.filled\("):
             pytest.fail(f"{name} returned {call()}")

@@ -43,8 +43,7 @@ def test_files_of_open_mpi_and_mpich_are_read(line: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["b slots=0", "b slots", "b max_slots=3", "b slots=2 max_slots=x", "b slots=1 c", "b:1 slots=2", "b:x"],
+    "line", ["b slots=0", "b slots", "b max_slots=3", "b slots=2 max_slots=x", "b slots=1 c", "b:1 slots=2", "b:x"]
 )
 def test_a_line_that_is_none_is_shown_with_its_number(line: str, tmp_path: Path) -> None:
     path = tmp_path / "hosts"

@@ -175,13 +175,7 @@ def work_is_what_calls_return() -> None:
     assert isinstance(dist.barrier(async_op=True), dist.Work)
 
 
-@shows(
-    "Work.is_completed",
-    "Work.is_success",
-    "Work.result",
-    "Work.get_future",
-    ranks=1,
-)
+@shows("Work.is_completed", "Work.is_success", "Work.result", "Work.get_future", ranks=1)
 def work_of_a_call_that_went_well() -> None:
     array = np.ones(1)
     work = dist.all_reduce(array, async_op=True)

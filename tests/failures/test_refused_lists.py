@@ -107,10 +107,7 @@ ON_ANY: dict[str, tuple[Call, str]] = {
         lambda a: dist.all_gather_single(memory := a(12), memory[other_part()]),
         "an output overlaps with an input",
     ),
-    "reduce_scatter of two": (
-        lambda a: dist.reduce_scatter(a(), a.list(4, 4)),
-        "`input_list`.* length 3, .* got 2",
-    ),
+    "reduce_scatter of two": (lambda a: dist.reduce_scatter(a(), a.list(4, 4)), "`input_list`.* length 3, .* got 2"),
     "reduce_scatter of another size": (
         lambda a: dist.reduce_scatter(a(4), [a(count) for count in others(4, own=3)]),
         r"reduce_scatter on rank {rank}: `input_list\[{rank}\]`, which is this rank's, holds 3 float64, expected 4",
@@ -205,10 +202,7 @@ ON_ANY: dict[str, tuple[Call, str]] = {
         lambda a: dist.all_to_all_single(a(6), a(6, "int16")),
         "all_to_all_single on rank {rank}: .*different dtypes: found float64 and int16",
     ),
-    "splits into read-only": (
-        lambda a: dist.all_to_all_single(a(6, readonly=True), a(6)),
-        "`output` is read-only",
-    ),
+    "splits into read-only": (lambda a: dist.all_to_all_single(a(6, readonly=True), a(6)), "`output` is read-only"),
 }
 
 

@@ -334,6 +334,6 @@ def test_a_timeout_names_the_leaders_that_may_hold_back_what_a_missing_rank_anno
         ends = {outcome.rank: outcome.value for outcome in ranks.wait() if outcome.rank != 1}
     awaited = f"rank {missing}, or for {relays} to relay announcements"
     for rank, (kind, missed, text) in ends.items():
-        assert (kind, missed) == ("CollectiveTimeout" if rank == first else "PeerFailed", (missing,)), text
-        assert f"waiting for {awaited}: " in text if rank == first else f"waited for {awaited}" in text, text
+        assert (kind, missed[0]) == ("CollectiveTimeout" if rank == first else "PeerFailed", missing), text
+        assert (f"waiting for {awaited}: " if rank == first else f"waited for {awaited}") in text, text
     assert "; rank 1 is " in ends[first][2]

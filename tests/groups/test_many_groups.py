@@ -74,4 +74,4 @@ def test_fifty_groups_leave_nothing_behind(transport: str) -> None:
 def test_a_thousand_groups_of_eight_ranks(transport: str) -> None:
     results = run(make_use_and_free, 8, args=(1000,), environment={"PROCGROUP_TRANSPORT": transport}, timeout=390)
     assert sum(most for _, most in results) < 64 << 20
-    assert max(took for took, _ in results) < 10
+    assert max(took for took, _ in results) < 60  # some 5 s when nothing else runs

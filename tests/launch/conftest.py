@@ -86,10 +86,7 @@ def start_launcher(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         script = Launcher(directory).script(source)
         with (directory / "stdout").open("wb") as stdout, (directory / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, *command, *flags, str(script)],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
+                [sys.executable, *command, *flags, str(script)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
             )
         started.append(Running(process, directory))
         return started[-1]

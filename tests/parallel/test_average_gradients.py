@@ -130,10 +130,7 @@ def test_leaves_are_called_as_one_writes_them() -> None:
 @pytest.mark.parametrize(
     ("tree", "text"),
     [
-        (
-            lambda rank: {"w": np.zeros(2 + rank)},
-            r"\['w'\] float64 \(2,\), rank 1 has \['w'\] float64 \(3,\)",
-        ),
+        (lambda rank: {"w": np.zeros(2 + rank)}, r"\['w'\] float64 \(2,\), rank 1 has \['w'\] float64 \(3,\)"),
         (lambda rank: {"w": np.zeros(2, "f8" if rank else "f4")}, r"float32 \(2,\).*rank 1 has \['w'\] float64 \(2,\)"),
         (lambda rank: [np.zeros(1)] * (1 + rank), r"this rank has no \[1\], rank 1 has \[1\] float64"),
         (lambda rank: {"a" if rank else "b": np.zeros(1)}, r"this rank has \['b'\] .*rank 1 has no \['b'\]"),

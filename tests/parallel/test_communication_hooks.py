@@ -16,16 +16,7 @@ from procgroup.testing import RanksFailed, run_ranks
 torch = pytest.importorskip("torch")
 
 from parallel import models  # noqa: E402 - it needs torch
-from parallel.hooks import (  # noqa: E402
-    Hook,
-    assert_same_bits,
-    averaged,
-    bits,
-    bucket_of,
-    loss_after,
-    numbers,
-    on_ranks,
-)
+from parallel.hooks import Hook, assert_same_bits, averaged, bits, bucket_of, loss_after, numbers, on_ranks  # noqa: E402
 from parallel.models import batch, loss_of, part, wrap  # noqa: E402
 
 from procgroup.errors import BackwardFailed  # noqa: E402

@@ -20,12 +20,7 @@ from parallel.hooks import assert_same_bits, averaged, bits, bucket_of, loss_aft
 from parallel.models import batch, loss_of, part, wrap  # noqa: E402
 from torch import nn  # noqa: E402
 
-from procgroup.parallel.communication_hooks import (  # noqa: E402
-    BlockQuantizedState,
-    TopKState,
-    block_quantized_hook,
-    top_k_hook,
-)
+from procgroup.parallel.communication_hooks import BlockQuantizedState, TopKState, block_quantized_hook, top_k_hook  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -7,15 +7,7 @@ import time
 
 import pytest
 
-from procgroup.errors import (
-    CollectiveTimeout,
-    DistError,
-    DistStoreError,
-    PeerFailed,
-    PeerLost,
-    StoreLost,
-    StoreTimeout,
-)
+from procgroup.errors import CollectiveTimeout, DistError, DistStoreError, PeerFailed, PeerLost, StoreLost, StoreTimeout
 from procgroup.stores import HashStore, Store
 from procgroup.stores.members import Member
 from procgroup.stores.start_up import StartUp

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, overload
 
-from procgroup.api.default_group import Async, Group, GroupTimeout, Sync, choose, resolve
+from procgroup.api.default_group import Group, choose, resolve
 from procgroup.api.reductions import SUM
 from procgroup.groups import checks
+from procgroup.groups.collectives import Limit, No, Yes
 from procgroup.groups.future import Future
 from procgroup.groups.work import Work
 from procgroup.types import AnyReduceOp, Array, Arrays
@@ -26,34 +27,18 @@ _WILL_BE_DEPRECATED = (
 
 @overload
 def all_reduce_coalesced(
-    tensors: Arrays | Array,
-    op: AnyReduceOp = SUM,
-    group: Group = None,
-    async_op: Sync = False,
-    timeout: GroupTimeout = None,
+    tensors: Arrays | Array, op: AnyReduceOp = SUM, group: Group = None, async_op: No = False, timeout: Limit = None
 ) -> None: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Arrays | Array,
-    op: AnyReduceOp = SUM,
-    group: Group = None,
-    async_op: Async = ...,
-    timeout: GroupTimeout = None,
+    tensors: Arrays | Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Yes = ..., timeout: Limit = None
 ) -> Future: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Arrays | Array,
-    op: AnyReduceOp = SUM,
-    group: Group = None,
-    async_op: bool = ...,
-    timeout: GroupTimeout = None,
+    tensors: Arrays | Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: Limit = None
 ) -> Future | None: ...
 def all_reduce_coalesced(
-    tensors: Arrays | Array,
-    op: AnyReduceOp = SUM,
-    group: Group = None,
-    async_op: bool = False,
-    timeout: GroupTimeout = None,
+    tensors: Arrays | Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: Limit = None
 ) -> Future | None:
     """Combine each array of the list, element by element, with those of all ranks at the same place.
 
@@ -74,16 +59,16 @@ def all_gather_coalesced(
     output_tensor_lists: Sequence[Arrays],
     input_tensor_list: Arrays,
     group: Group = None,
-    async_op: Sync = False,
-    timeout: GroupTimeout = None,
+    async_op: No = False,
+    timeout: Limit = None,
 ) -> None: ...
 @overload
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Arrays],
     input_tensor_list: Arrays,
     group: Group = None,
-    async_op: Async = ...,
-    timeout: GroupTimeout = None,
+    async_op: Yes = ...,
+    timeout: Limit = None,
 ) -> Future: ...
 @overload
 def all_gather_coalesced(
@@ -91,14 +76,14 @@ def all_gather_coalesced(
     input_tensor_list: Arrays,
     group: Group = None,
     async_op: bool = ...,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Future | None: ...
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Arrays],
     input_tensor_list: Arrays,
     group: Group = None,
     async_op: bool = False,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Future | None:
     """Copy array ``i`` of each group rank ``r`` into ``output_tensor_lists[r][i]`` on every rank.
 

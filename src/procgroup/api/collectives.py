@@ -11,27 +11,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from procgroup.api.default_group import Async, Group, GroupTimeout, Sync, choose
+from procgroup.api.default_group import Group, choose
 from procgroup.api.ranks import group_rank_of, root_or_first
 from procgroup.errors import CollectiveTimeout, OperationError, PeerFailed
+from procgroup.groups.collectives import Limit, No, Yes
 from procgroup.groups.work import Work
 from procgroup.types import Array, Arrays
 
 
 @overload
 def barrier(
-    group: Group = None, async_op: Sync = False, device_ids: Sequence[int] | None = None, timeout: GroupTimeout = None
+    group: Group = None, async_op: No = False, device_ids: Sequence[int] | None = None, timeout: Limit = None
 ) -> None: ...
 @overload
 def barrier(
-    group: Group = None, async_op: Async = ..., device_ids: Sequence[int] | None = None, timeout: GroupTimeout = None
+    group: Group = None, async_op: Yes = ..., device_ids: Sequence[int] | None = None, timeout: Limit = None
 ) -> Work: ...
 @overload
 def barrier(
-    group: Group = None, async_op: bool = ..., device_ids: Sequence[int] | None = None, timeout: GroupTimeout = None
+    group: Group = None, async_op: bool = ..., device_ids: Sequence[int] | None = None, timeout: Limit = None
 ) -> Work | None: ...
 def barrier(
-    group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None, timeout: GroupTimeout = None
+    group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None, timeout: Limit = None
 ) -> Work | None:
     """Wait until every rank has come here. ``device_ids`` means nothing on CPUs."""
     chosen = choose(group, "barrier")
@@ -42,7 +43,7 @@ def barrier(
     return chosen.barrier(async_op, timeout)
 
 
-def monitored_barrier(group: Group = None, timeout: GroupTimeout = None, wait_all_ranks: bool = False) -> None:
+def monitored_barrier(group: Group = None, timeout: Limit = None, wait_all_ranks: bool = False) -> None:
     """Wait until every rank has come here; otherwise raise CollectiveTimeout, whose ``missing`` names who did not.
 
     Every rank that waits raises it with all missing ranks, whichever rank's deadline passes first, so
@@ -68,18 +69,18 @@ def broadcast(
     tensor: Array,
     src: int | None = None,
     group: Group = None,
-    async_op: Sync = False,
+    async_op: No = False,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> None: ...
 @overload
 def broadcast(
     tensor: Array,
     src: int | None = None,
     group: Group = None,
-    async_op: Async = ...,
+    async_op: Yes = ...,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work: ...
 @overload
 def broadcast(
@@ -88,7 +89,7 @@ def broadcast(
     group: Group = None,
     async_op: bool = ...,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None: ...
 def broadcast(
     tensor: Array,
@@ -96,7 +97,7 @@ def broadcast(
     group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None:
     """Copy the array of ``src`` into every rank's ``tensor``."""
     chosen = choose(group, "broadcast")
@@ -111,9 +112,9 @@ def gather(
     gather_list: Arrays | None = None,
     dst: int | None = None,
     group: Group = None,
-    async_op: Sync = False,
+    async_op: No = False,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> None: ...
 @overload
 def gather(
@@ -121,9 +122,9 @@ def gather(
     gather_list: Arrays | None = None,
     dst: int | None = None,
     group: Group = None,
-    async_op: Async = ...,
+    async_op: Yes = ...,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work: ...
 @overload
 def gather(
@@ -133,7 +134,7 @@ def gather(
     group: Group = None,
     async_op: bool = ...,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None: ...
 def gather(
     tensor: Array,
@@ -142,7 +143,7 @@ def gather(
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None:
     """Copy the array of each group rank ``r`` into ``gather_list[r]`` on ``dst``, global rank 0 by default.
 
@@ -162,9 +163,9 @@ def scatter(
     scatter_list: Arrays | None = None,
     src: int | None = None,
     group: Group = None,
-    async_op: Sync = False,
+    async_op: No = False,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> None: ...
 @overload
 def scatter(
@@ -172,9 +173,9 @@ def scatter(
     scatter_list: Arrays | None = None,
     src: int | None = None,
     group: Group = None,
-    async_op: Async = ...,
+    async_op: Yes = ...,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work: ...
 @overload
 def scatter(
@@ -184,7 +185,7 @@ def scatter(
     group: Group = None,
     async_op: bool = ...,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None: ...
 def scatter(
     tensor: Array,
@@ -193,7 +194,7 @@ def scatter(
     group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None:
     """Copy ``scatter_list[r]`` of ``src``, global rank 0 by default, into ``tensor`` of each group rank ``r``.
 
@@ -209,18 +210,18 @@ def scatter(
 
 @overload
 def all_gather(
-    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: Sync = False, timeout: GroupTimeout = None
+    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: No = False, timeout: Limit = None
 ) -> None: ...
 @overload
 def all_gather(
-    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: Async = ..., timeout: GroupTimeout = None
+    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: Yes = ..., timeout: Limit = None
 ) -> Work: ...
 @overload
 def all_gather(
-    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: bool = ..., timeout: GroupTimeout = None
+    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: bool = ..., timeout: Limit = None
 ) -> Work | None: ...
 def all_gather(
-    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: bool = False, timeout: GroupTimeout = None
+    tensor_list: Arrays, tensor: Array, group: Group = None, async_op: bool = False, timeout: Limit = None
 ) -> Work | None:
     """Copy the array of each group rank ``r`` into ``tensor_list[r]`` on every rank.
 
@@ -234,18 +235,18 @@ def all_gather(
 
 @overload
 def all_gather_single(
-    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: Sync = False, timeout: GroupTimeout = None
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: No = False, timeout: Limit = None
 ) -> None: ...
 @overload
 def all_gather_single(
-    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: Async = ..., timeout: GroupTimeout = None
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: Yes = ..., timeout: Limit = None
 ) -> Work: ...
 @overload
 def all_gather_single(
-    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = ..., timeout: GroupTimeout = None
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = ..., timeout: Limit = None
 ) -> Work | None: ...
 def all_gather_single(
-    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = False, timeout: GroupTimeout = None
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = False, timeout: Limit = None
 ) -> Work | None:
     """Copy the arrays of all ranks, one after the other in group order, into every rank's ``output_tensor``.
 
@@ -262,16 +263,16 @@ def all_to_all(
     output_tensor_list: Arrays,
     input_tensor_list: Arrays,
     group: Group = None,
-    async_op: Sync = False,
-    timeout: GroupTimeout = None,
+    async_op: No = False,
+    timeout: Limit = None,
 ) -> None: ...
 @overload
 def all_to_all(
     output_tensor_list: Arrays,
     input_tensor_list: Arrays,
     group: Group = None,
-    async_op: Async = ...,
-    timeout: GroupTimeout = None,
+    async_op: Yes = ...,
+    timeout: Limit = None,
 ) -> Work: ...
 @overload
 def all_to_all(
@@ -279,14 +280,14 @@ def all_to_all(
     input_tensor_list: Arrays,
     group: Group = None,
     async_op: bool = ...,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None: ...
 def all_to_all(
     output_tensor_list: Arrays,
     input_tensor_list: Arrays,
     group: Group = None,
     async_op: bool = False,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None:
     """Send ``input_tensor_list[r]`` to each group rank ``r``; ``output_tensor_list[r]`` gets what that rank sends.
 
@@ -305,8 +306,8 @@ def all_to_all_single(
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: Group = None,
-    async_op: Sync = False,
-    timeout: GroupTimeout = None,
+    async_op: No = False,
+    timeout: Limit = None,
 ) -> None: ...
 @overload
 def all_to_all_single(
@@ -315,8 +316,8 @@ def all_to_all_single(
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: Group = None,
-    async_op: Async = ...,
-    timeout: GroupTimeout = None,
+    async_op: Yes = ...,
+    timeout: Limit = None,
 ) -> Work: ...
 @overload
 def all_to_all_single(
@@ -326,7 +327,7 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     group: Group = None,
     async_op: bool = ...,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None: ...
 def all_to_all_single(
     output: Array,
@@ -335,7 +336,7 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     group: Group = None,
     async_op: bool = False,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None:
     """Send part ``r`` of ``input`` to each group rank ``r``; receive what it sends here into part ``r`` of ``output``.
 

@@ -8,22 +8,12 @@ from __future__ import annotations
 
 import warnings
 from contextvars import ContextVar
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from procgroup.groups.group import ProcessGroup
-from procgroup.types import Timeout
 
 Group = ProcessGroup | None
 """A group that a call is given: None means the default group."""
-
-GroupTimeout = Timeout | None
-"""How long a call may take: None means the group's own timeout."""
-
-Sync = Literal[False]
-"""``async_op=False``: the call returns when it has completed."""
-
-Async = Literal[True]
-"""``async_op=True``: the call returns a Work."""
 
 
 class Slot:

@@ -15,14 +15,15 @@ from __future__ import annotations
 from typing import Any
 
 from procgroup import types
-from procgroup.api.default_group import Group, GroupTimeout, choose
+from procgroup.api.default_group import Group, choose
 from procgroup.api.ranks import group_rank_of, root_or_first
 from procgroup.groups import checks, objects
+from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
 
 
 def all_gather_object(
-    object_list: list[Any], obj: Any, group: Group = None, timeout: GroupTimeout = None, safe: bool = False
+    object_list: list[Any], obj: Any, group: Group = None, timeout: Limit = None, safe: bool = False
 ) -> None:
     """Put the object of each group rank ``r`` into ``object_list[r]`` on every rank.
 
@@ -41,7 +42,7 @@ def broadcast_object_list(
     group: Group = None,
     device: Any = None,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
     safe: bool = False,
 ) -> None:
     """Replace the objects in every rank's list by those of ``src``.
@@ -62,7 +63,7 @@ def gather_object(
     dst: int | None = None,
     group: Group = None,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
     safe: bool = False,
 ) -> None:
     """Put the object of each group rank ``r`` into ``object_gather_list[r]`` on ``dst``.
@@ -90,7 +91,7 @@ def scatter_object_list(
     src: int | None = None,
     group: Group = None,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
     safe: bool = False,
 ) -> None:
     """Put object ``r`` of ``src``'s input list into ``scatter_object_output_list[0]`` of each group rank ``r``.
@@ -123,7 +124,7 @@ def send_object_list(
     device: Any = None,
     group_dst: int | None = None,
     use_batch: bool = False,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> None:
     """Send objects to one rank. Raises ValueError for oneself. ``use_batch`` means nothing on CPUs."""
     chosen = choose(group, "send_object_list")
@@ -142,7 +143,7 @@ def recv_object_list(
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
     safe: bool = False,
 ) -> int:
     """Receive as many objects as the list has places, from one rank, or from any when none is named.
@@ -167,7 +168,7 @@ def _member(group: ProcessGroup, rank: int) -> int:
     return checks.group_rank(rank, group.size(), group.group_name)
 
 
-def _seconds(group: ProcessGroup, timeout: GroupTimeout) -> float:
+def _seconds(group: ProcessGroup, timeout: Limit) -> float:
     return types.seconds(group.timeout if timeout is None else timeout)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from procgroup.api.default_group import SLOT, Group, GroupTimeout, choose, is_foreign, resolve
+from procgroup.api.default_group import SLOT, Group, choose, is_foreign, resolve
 from procgroup.api.ranks import group_rank_of
 from procgroup.groups import checks
+from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.work import Work
 from procgroup.types import Array
@@ -23,7 +24,7 @@ def send(
     group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> None:
     """Send an array; return when ``tensor`` may be changed again. Raises ValueError for a message to oneself."""
     chosen = SLOT.get().group if group is None else None  # the shortest way for small messages
@@ -43,7 +44,7 @@ def isend(
     group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work:
     """Start to send an array, which is not to be changed before the Work's ``wait`` returns.
 
@@ -66,7 +67,7 @@ def recv(
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> int:
     """Receive an array into ``tensor`` from one rank, or from any when none is named.
 
@@ -89,7 +90,7 @@ def irecv(
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work:
     """Start to receive an array into ``tensor``, which is not to be used before the Work's ``wait`` returns.
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import overload
 
-from procgroup.api.default_group import SLOT, Async, Group, GroupTimeout, Sync, choose
+from procgroup.api.default_group import SLOT, Group, choose
 from procgroup.api.ranks import group_rank_of
+from procgroup.groups.collectives import Limit, No, Yes
 from procgroup.groups.work import Work
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp
 
@@ -17,18 +18,18 @@ SUM = ReduceOp.SUM
 
 @overload
 def all_reduce(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Sync = False, timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: No = False, timeout: Limit = None
 ) -> None: ...
 @overload
 def all_reduce(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Async = ..., timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Yes = ..., timeout: Limit = None
 ) -> Work: ...
 @overload
 def all_reduce(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: Limit = None
 ) -> Work | None: ...
 def all_reduce(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: Limit = None
 ) -> Work | None:
     """Combine the arrays of all ranks, element by element, into every rank's ``tensor``; bit-identical on all ranks.
 
@@ -51,9 +52,9 @@ def reduce(
     dst: int | None = None,
     op: AnyReduceOp = SUM,
     group: Group = None,
-    async_op: Sync = False,
+    async_op: No = False,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> None: ...
 @overload
 def reduce(
@@ -61,9 +62,9 @@ def reduce(
     dst: int | None = None,
     op: AnyReduceOp = SUM,
     group: Group = None,
-    async_op: Async = ...,
+    async_op: Yes = ...,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work: ...
 @overload
 def reduce(
@@ -73,7 +74,7 @@ def reduce(
     group: Group = None,
     async_op: bool = ...,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None: ...
 def reduce(
     tensor: Array,
@@ -82,7 +83,7 @@ def reduce(
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None:
     """Combine the arrays of all ranks into that of ``dst``; the other ranks' arrays keep their values."""
     chosen = choose(group, "reduce")
@@ -97,8 +98,8 @@ def reduce_scatter(
     input_list: Arrays,
     op: AnyReduceOp = SUM,
     group: Group = None,
-    async_op: Sync = False,
-    timeout: GroupTimeout = None,
+    async_op: No = False,
+    timeout: Limit = None,
 ) -> None: ...
 @overload
 def reduce_scatter(
@@ -106,8 +107,8 @@ def reduce_scatter(
     input_list: Arrays,
     op: AnyReduceOp = SUM,
     group: Group = None,
-    async_op: Async = ...,
-    timeout: GroupTimeout = None,
+    async_op: Yes = ...,
+    timeout: Limit = None,
 ) -> Work: ...
 @overload
 def reduce_scatter(
@@ -116,7 +117,7 @@ def reduce_scatter(
     op: AnyReduceOp = SUM,
     group: Group = None,
     async_op: bool = ...,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None: ...
 def reduce_scatter(
     output: Array,
@@ -124,7 +125,7 @@ def reduce_scatter(
     op: AnyReduceOp = SUM,
     group: Group = None,
     async_op: bool = False,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None:
     """Combine ``input_list[r]`` of all ranks, element by element, into ``output`` of each group rank ``r``.
 
@@ -138,30 +139,15 @@ def reduce_scatter(
 
 @overload
 def reduce_scatter_single(
-    output: Array,
-    input: Array,
-    op: AnyReduceOp = SUM,
-    group: Group = None,
-    async_op: Sync = False,
-    timeout: GroupTimeout = None,
+    output: Array, input: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: No = False, timeout: Limit = None
 ) -> None: ...
 @overload
 def reduce_scatter_single(
-    output: Array,
-    input: Array,
-    op: AnyReduceOp = SUM,
-    group: Group = None,
-    async_op: Async = ...,
-    timeout: GroupTimeout = None,
+    output: Array, input: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Yes = ..., timeout: Limit = None
 ) -> Work: ...
 @overload
 def reduce_scatter_single(
-    output: Array,
-    input: Array,
-    op: AnyReduceOp = SUM,
-    group: Group = None,
-    async_op: bool = ...,
-    timeout: GroupTimeout = None,
+    output: Array, input: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: Limit = None
 ) -> Work | None: ...
 def reduce_scatter_single(
     output: Array,
@@ -169,7 +155,7 @@ def reduce_scatter_single(
     op: AnyReduceOp = SUM,
     group: Group = None,
     async_op: bool = False,
-    timeout: GroupTimeout = None,
+    timeout: Limit = None,
 ) -> Work | None:
     """Combine ``input`` of all ranks, element by element; ``output`` of each group rank ``r`` gets part ``r``.
 
@@ -183,18 +169,18 @@ def reduce_scatter_single(
 
 @overload
 def scan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Sync = False, timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: No = False, timeout: Limit = None
 ) -> None: ...
 @overload
 def scan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Async = ..., timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Yes = ..., timeout: Limit = None
 ) -> Work: ...
 @overload
 def scan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: Limit = None
 ) -> Work | None: ...
 def scan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: Limit = None
 ) -> Work | None:
     """Combine the arrays of the ranks up to this one, element by element, into this rank's ``tensor``.
 
@@ -208,18 +194,18 @@ def scan(
 
 @overload
 def exscan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Sync = False, timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: No = False, timeout: Limit = None
 ) -> None: ...
 @overload
 def exscan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Async = ..., timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Yes = ..., timeout: Limit = None
 ) -> Work: ...
 @overload
 def exscan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: Limit = None
 ) -> Work | None: ...
 def exscan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: GroupTimeout = None
+    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: Limit = None
 ) -> Work | None:
     """Combine the arrays of the ranks below this one, element by element, into this rank's ``tensor``.
 

@@ -9,12 +9,12 @@ import hashlib
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from procgroup import _native, environ
 from procgroup.backends.connecting import Details
 from procgroup.backends.mesh import Links, Mesh
 from procgroup.backends.native_subgroup import (
+    EngineGroup,
     Subgroups,
     calls_in_progress,
     transport_between,
@@ -56,13 +56,13 @@ def connect(
 
 def alone(*, name: str = "procgroup", group_name: str = "default") -> NativeBackend:
     """Return the backend of a group of one rank, without a store."""
-    engine = _make_engine(0, 1, False, None)
+    engine = make_engine(0, 1, False)
     group = _native.Group(engine, world_identity(group_name, [0]), group_name, [0], 0, [0])
     group.attach([group.offset], [0])
     return NativeBackend(engine, group, [0], name=name, group_name=group_name)
 
 
-class NativeBackend:
+class NativeBackend(EngineGroup):
     """One process group's engine on this rank, whose ranks are connected; ``hosts`` numbers the host of each."""
 
     identity = 0
@@ -77,11 +77,8 @@ class NativeBackend:
         group_name: str,
         global_ranks: Sequence[int] | None = None,
     ) -> None:
-        self.name = name
-        self.transport: str = transport_between(hosts)
+        super().__init__(engine, group, name=name, transport=transport_between(hosts))
         self._completions: threading.Thread | None = None
-        self._engine = engine
-        self.calls: _native.Group = group
         engine.on_first_watch(self._start_completions)
         self._subgroups = Subgroups(engine, hosts, group_name, global_ranks)
 
@@ -95,21 +92,6 @@ class NativeBackend:
     def reduce_in_rank_order(self) -> None:
         self.calls.reduce_in_rank_order()
         self._subgroups.in_rank_order = True
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return the last calls of this rank, oldest first: op, sequence, call, state, started_ns, ended_ns.
-
-        Times are on the monotonic clock; ``ended_ns`` is 0 while the call runs. Raises ForkedProcessError
-        in a forked child.
-        """
-        return self._engine.records()
-
-    def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
-        """Return writable memory that the other ranks of this host read in place; None where there is none.
-
-        A forked child shares the memory or, with ``copied_by_fork``, writes into copies.
-        """
-        return _native.allocate(self._engine, nbytes, copied_by_fork)
 
     def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
         self._flush(flush)
@@ -126,9 +108,6 @@ class NativeBackend:
         note_failure()
         self._engine.fail("its default group was aborted", True)  # calls in progress, here and on the other ranks
         self.calls.abort()  # later calls
-
-    def fail(self, reason: str, at_once: bool) -> None:
-        self._engine.fail(reason, at_once)
 
     def _flush(self, seconds: float) -> None:
         """Wait for issued calls and flush sent data, in short slices, so that Ctrl-C is handled."""
@@ -152,8 +131,11 @@ class NativeBackend:
             self._completions.start()
 
 
-def _make_engine(rank: int, size: int, shared: bool, global_ranks: Sequence[int] | None) -> _native.Engine:
-    engine = _native.Engine(rank, size, False, shared)
+def make_engine(
+    rank: int, size: int, shared: bool, global_ranks: Sequence[int] | None = None, *, is_thread: bool = False
+) -> _native.Engine:
+    """Return this rank's engine, not yet connected; ``shared`` offers memory to the ranks of this host."""
+    engine = _native.Engine(rank, size, is_thread, shared)
     engine.set_cores(usable_cores(), size)
     engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
     if global_ranks is not None:
@@ -167,14 +149,14 @@ def _connect(
     """Connect to every rank; return this rank's engine, the group of all ranks, and the host of each rank."""
     members = list(range(mesh.size))
     identity = world_identity(group_name, members)
-    engine = _make_engine(mesh.rank, mesh.size, wanted != "tcp", global_ranks)
+    engine = make_engine(mesh.rank, mesh.size, wanted != "tcp", global_ranks)
     problem = "PROCGROUP_TRANSPORT=tcp" if wanted == "tcp" else engine.arena_problem
     try:
         group = _native.Group(engine, identity, group_name, members, mesh.rank, [])
     except (OSError, RuntimeError) as error:  # shared memory is refused: go on with memory of this process alone
         problem = str(error)
         engine.shutdown()
-        engine = _make_engine(mesh.rank, mesh.size, False, global_ranks)
+        engine = make_engine(mesh.rank, mesh.size, False, global_ranks)
         group = _native.Group(engine, identity, group_name, members, mesh.rank, [])
     offered = None if problem else (engine.arena_descriptor, engine.arena_bell)
     details = Details(group.offset, offered)

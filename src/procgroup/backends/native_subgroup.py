@@ -125,7 +125,35 @@ class Subgroups:
         }
 
 
-class NativeSubgroup:
+class EngineGroup:
+    """One group on an engine: what the group of all ranks and the groups of some ranks have in common."""
+
+    def __init__(self, engine: _native.Engine, group: _native.Group, *, name: str, transport: str) -> None:
+        self.name = name
+        self.transport = transport
+        self.calls: _native.Group = group
+        self._engine = engine
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the last calls of this rank in all groups, oldest first.
+
+        Each has op, sequence, call, state, started_ns and ended_ns. Times are on the monotonic clock; ``ended_ns`` is 0
+        while the call runs. Raises ForkedProcessError in a forked child.
+        """
+        return self._engine.records()
+
+    def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
+        """Return writable memory that the other ranks of this host read in place; None where there is none.
+
+        A forked child shares the memory or, with ``copied_by_fork``, writes into copies.
+        """
+        return _native.allocate(self._engine, nbytes, copied_by_fork)
+
+    def fail(self, reason: str, at_once: bool) -> None:
+        self._engine.fail(reason, at_once)
+
+
+class NativeSubgroup(EngineGroup):
     """One group of some ranks of an engine."""
 
     def __init__(
@@ -138,12 +166,9 @@ class NativeSubgroup:
         name: str,
         transport: str,
     ) -> None:
-        self.name = name
-        self.transport = transport
+        super().__init__(engine, group, name=name, transport=transport)
         self.identity = identity
         self._subgroups = subgroups
-        self._engine = engine
-        self.calls: _native.Group = group
         self._members = tuple(members)
 
     def make_subgroup(
@@ -154,14 +179,6 @@ class NativeSubgroup:
 
     def reduce_in_rank_order(self) -> None:
         self.calls.reduce_in_rank_order()
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return the last calls of this rank in all groups; see NativeBackend.records."""
-        return self._engine.records()
-
-    def allocate(self, nbytes: int, *, copied_by_fork: bool = False) -> Any | None:
-        """Return writable memory that the other ranks of this host read in place; see NativeBackend.allocate."""
-        return _native.allocate(self._engine, nbytes, copied_by_fork)
 
     def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
         """Wait at most ``flush`` seconds for issued calls, and leave this group; other groups go on."""
@@ -179,6 +196,3 @@ class NativeSubgroup:
     def abort(self) -> None:
         note_failure()
         self.calls.abort()
-
-    def fail(self, reason: str, at_once: bool) -> None:
-        self._engine.fail(reason, at_once)

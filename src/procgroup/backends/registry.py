@@ -152,12 +152,7 @@ def create(
     from procgroup.backends import native
 
     return native.connect(
-        start_up,
-        name=config.name,
-        group_name=group_name,
-        timeout=timeout,
-        data_key=data_key,
-        global_ranks=global_ranks,
+        start_up, name=config.name, group_name=group_name, timeout=timeout, data_key=data_key, global_ranks=global_ranks
     )
 
 

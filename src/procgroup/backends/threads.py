@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from procgroup import _native, environ
-from procgroup.backends.native import NativeBackend
+from procgroup.backends.native import NativeBackend, make_engine
 from procgroup.backends.native_subgroup import world_identity
-from procgroup.cluster.cores import usable_cores
 from procgroup.errors import DistBackendError
 
 TRANSPORTS = ("auto", "shm", "tcp")
@@ -81,11 +80,7 @@ def connect_threads(
 
 
 def _make_engines(size: int, shared: bool) -> list[_native.Engine]:
-    engines = [_native.Engine(rank, size, True, shared) for rank in range(size)]
-    for engine in engines:
-        engine.set_cores(usable_cores(), size)
-        engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
-    return engines
+    return [make_engine(rank, size, shared, is_thread=True) for rank in range(size)]
 
 
 def _without_memory(engines: list[_native.Engine], wanted: str, problem: str) -> list[_native.Engine]:

@@ -17,13 +17,4 @@ from procgroup.functional.collectives import (
 )
 from procgroup.functional.tracing import jit_errors
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "jit_errors",
-    "reduce_scatter",
-    "sendrecv",
-]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "jit_errors", "reduce_scatter", "sendrecv"]

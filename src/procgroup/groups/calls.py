@@ -12,7 +12,7 @@ from procgroup.groups.collectives import Collectives, Issued, Limit, No, Yes
 from procgroup.groups.engine import Operation
 from procgroup.groups.issue import Issue, QueuedCall
 from procgroup.groups.work import JoinedOperation, Work
-from procgroup.types import AnyReduceOp, Array, ReduceOp
+from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp
 
 
 class Iovecs(NamedTuple):
@@ -109,18 +109,18 @@ class GroupCalls(Collectives):
 
     @overload
     def all_reduce_coalesced(
-        self, arrays: Sequence[Array], op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
+        self, arrays: Arrays, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
     @overload
     def all_reduce_coalesced(
-        self, arrays: Sequence[Array], op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
+        self, arrays: Arrays, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
     @overload
     def all_reduce_coalesced(
-        self, arrays: Sequence[Array], op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
+        self, arrays: Arrays, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
     ) -> Issued: ...
     def all_reduce_coalesced(
-        self, arrays: Sequence[Array], op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+        self, arrays: Arrays, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
     ) -> Issued:
         """Combine each of the arrays with those of all ranks at the same place in the list."""
         if op.__class__ is not ReduceOp:
@@ -130,30 +130,18 @@ class GroupCalls(Collectives):
 
     @overload
     def all_gather_coalesced(
-        self, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], async_op: No = ..., timeout: Limit = ...
+        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
     @overload
     def all_gather_coalesced(
-        self,
-        output_lists: Sequence[Sequence[Array]],
-        arrays: Sequence[Array],
-        async_op: Yes = ...,
-        timeout: Limit = ...,
+        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
     @overload
     def all_gather_coalesced(
-        self,
-        output_lists: Sequence[Sequence[Array]],
-        arrays: Sequence[Array],
-        async_op: bool = ...,
-        timeout: Limit = ...,
+        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = ..., timeout: Limit = ...
     ) -> Issued: ...
     def all_gather_coalesced(
-        self,
-        output_lists: Sequence[Sequence[Array]],
-        arrays: Sequence[Array],
-        async_op: bool = False,
-        timeout: Limit = None,
+        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = False, timeout: Limit = None
     ) -> Issued:
         """Copy array ``i`` of each rank ``r`` into ``output_lists[r][i]`` on every rank."""
         call = "output_tensor_lists", "all_gather_coalesced", self._rank
@@ -169,18 +157,18 @@ class GroupCalls(Collectives):
 
     @overload
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Array], arrays: Sequence[Array], async_op: No = ..., timeout: Limit = ...
+        self, outputs: Arrays, arrays: Arrays, async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
     @overload
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Array], arrays: Sequence[Array], async_op: Yes = ..., timeout: Limit = ...
+        self, outputs: Arrays, arrays: Arrays, async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
     @overload
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Array], arrays: Sequence[Array], async_op: bool = ..., timeout: Limit = ...
+        self, outputs: Arrays, arrays: Arrays, async_op: bool = ..., timeout: Limit = ...
     ) -> Issued: ...
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Array], arrays: Sequence[Array], async_op: bool = False, timeout: Limit = None
+        self, outputs: Arrays, arrays: Arrays, async_op: bool = False, timeout: Limit = None
     ) -> Issued:
         """Copy array ``i`` of all ranks, one after the other, into every rank's ``outputs[i]``."""
         checks.array_list(outputs, len(arrays), "outputs", "all_gather_single_coalesced", self._rank, "input")
@@ -190,35 +178,20 @@ class GroupCalls(Collectives):
 
     @overload
     def reduce_scatter_single_coalesced(
-        self,
-        outputs: Sequence[Array],
-        arrays: Sequence[Array],
-        op: AnyReduceOp = ...,
-        async_op: No = ...,
-        timeout: Limit = ...,
+        self, outputs: Arrays, arrays: Arrays, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
     ) -> None: ...
     @overload
     def reduce_scatter_single_coalesced(
-        self,
-        outputs: Sequence[Array],
-        arrays: Sequence[Array],
-        op: AnyReduceOp = ...,
-        async_op: Yes = ...,
-        timeout: Limit = ...,
+        self, outputs: Arrays, arrays: Arrays, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
     ) -> Work: ...
     @overload
     def reduce_scatter_single_coalesced(
-        self,
-        outputs: Sequence[Array],
-        arrays: Sequence[Array],
-        op: AnyReduceOp = ...,
-        async_op: bool = ...,
-        timeout: Limit = ...,
+        self, outputs: Arrays, arrays: Arrays, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
     ) -> Issued: ...
     def reduce_scatter_single_coalesced(
         self,
-        outputs: Sequence[Array],
-        arrays: Sequence[Array],
+        outputs: Arrays,
+        arrays: Arrays,
         op: AnyReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         timeout: Limit = None,
@@ -248,9 +221,7 @@ class GroupCalls(Collectives):
             return self._reduce_all(results, ops, max(call.timeout for call in queue), async_op)
         return self._issue_all(queue, results, async_op)
 
-    def _reduce_all(
-        self, arrays: Sequence[Array], ops: Sequence[AnyReduceOp], seconds: float, async_op: bool
-    ) -> Issued:
+    def _reduce_all(self, arrays: Arrays, ops: Sequence[AnyReduceOp], seconds: float, async_op: bool) -> Issued:
         if not ops:
             return None
         operations = self._calls.all_reduce_coalesced(arrays, ops, async_op, seconds)

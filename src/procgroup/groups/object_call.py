@@ -16,14 +16,7 @@ import numpy as np
 
 from procgroup.errors import CollectiveMismatch, DistBackendError, MalformedObjects, PicklingFailed, UnpicklingFailed
 from procgroup.groups.group import ProcessGroup
-from procgroup.groups.object_format import (
-    HEADER_BYTES,
-    Bytes,
-    Header,
-    IncomingObjects,
-    OutgoingObjects,
-    make_header,
-)
+from procgroup.groups.object_format import HEADER_BYTES, Bytes, Header, IncomingObjects, OutgoingObjects, make_header
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from procgroup.launch.nodes.program import CommandProgram
 from procgroup.launch.output.log_options import from_torch_template
 from procgroup.launch.ranks.placement import place
 from procgroup.launch.run import make_agent, open_output
-from procgroup.launch.spawning.spawn_errors import process_exception
+from procgroup.launch.spawning.process_context import process_exception
 
 __all__ = ["LaunchConfig", "elastic_launch"]
 

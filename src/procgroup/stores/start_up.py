@@ -54,14 +54,7 @@ class StartUp:
     """
 
     def __init__(
-        self,
-        store: Store,
-        me: Member,
-        *,
-        group: str,
-        timeout: float,
-        deadline: float,
-        host: Member | None = None,
+        self, store: Store, me: Member, *, group: str, timeout: float, deadline: float, host: Member | None = None
     ) -> None:
         self.me = me
         self.timeout: float = timeout

@@ -42,11 +42,7 @@ def connected_groups(
 
 
 def make_groups(
-    size: int,
-    seconds: float,
-    transport: str | None,
-    hosts: Sequence[int] | None = None,
-    backend: str | None = None,
+    size: int, seconds: float, transport: str | None, hosts: Sequence[int] | None = None, backend: str | None = None
 ) -> list[ProcessGroup]:
     """Make the default groups of all ranks; their owner ends each with ``exit_hooks.leave``."""
     if size < 1:

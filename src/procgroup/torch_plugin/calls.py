@@ -144,13 +144,7 @@ class TorchCalls:
 
     @profiled("reduce")
     def reduce(
-        self,
-        tensors: Any,
-        opts: Any = None,
-        op: Any = None,
-        timeout: timedelta | None = None,
-        *,
-        root: Any = None,
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: Any = None
     ) -> Any:
         """Combine the tensors of all ranks into that of the root."""
         if opts.__class__ is not ReduceOptions:

@@ -173,11 +173,7 @@ GLOO_PROGRAM = """
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("end", "reason"),
-    [
-        ("os._exit(3)", "exit code 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
-    ],
+    ("end", "reason"), [("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL")]
 )
 def test_of_stock_gloo_the_rank_that_ended_is_named_and_not_those_that_lost_it(
     launcher: Any, end: str, reason: str

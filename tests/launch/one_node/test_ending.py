@@ -333,10 +333,7 @@ def test_an_interrupt_during_an_import_ends_the_command_without_a_traceback(
     program = launcher.script(INTERRUPTED, "interrupted.py")
     given = Assignment(0, "host1", str(launcher.directory), {}, 0).to_line() + b"127.0.0.1:0\n"
     done = subprocess.run(
-        [sys.executable, program, module, interrupted, *arguments, script],
-        input=given,
-        capture_output=True,
-        timeout=30,
+        [sys.executable, program, module, interrupted, *arguments, script], input=given, capture_output=True, timeout=30
     )
     assert (done.returncode, done.stderr) == (130, b"")
     assert b"ran" not in done.stdout

@@ -117,11 +117,7 @@ def test_an_elastic_job_of_one_to_two_nodes_begins_with_one(program: Path) -> No
 
 @pytest.mark.parametrize(
     "line",
-    [
-        ["-m", "program"],
-        ["--no-python", sys.executable, "program.py"],
-        ["--run-path", "program.py"],
-    ],
+    [["-m", "program"], ["--no-python", sys.executable, "program.py"], ["--run-path", "program.py"]],
     ids=["module", "no-python", "run-path"],
 )
 def test_the_ways_to_name_the_program(program: Path, line: list[str]) -> None:

@@ -57,15 +57,9 @@ def test_prefixes_follow_the_template_and_equal_lines_are_collapsed_when_asked(l
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (
-            ("--tee", "5"),
-            "argument --tee: expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or 0:1,10:3, got '5'",
-        ),
+        (("--tee", "5"), "argument --tee: expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or 0:1,10:3, got '5'"),
         (("--show-ranks", "a"), "expected ranks such as 0,3-5, got 'a'"),
-        (
-            ("--log-dir", "/proc/nowhere"),
-            "cannot keep or show the ranks' output: [Errno 2] No such",
-        ),
+        (("--log-dir", "/proc/nowhere"), "cannot keep or show the ranks' output: [Errno 2] No such"),
     ],
 )
 def test_unusable_values_are_refused_before_anything_starts(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from procgroup.launch.output.sinks import MAX_LINE_BYTES, LinePrefixer, Sink
-from procgroup.launch.ranks.interrupt_filter import InterruptFilter
+from procgroup.launch.ranks.rank_process import InterruptFilter
 from world import run_command
 
 

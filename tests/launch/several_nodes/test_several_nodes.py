@@ -112,9 +112,7 @@ def test_nodes_that_do_not_come_are_waited_for_no_longer_than_the_timeout(make_j
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=SLOW)],
-    ids=lambda number: number.name,
+    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=SLOW)], ids=lambda number: number.name
 )
 def test_a_signal_to_one_agent_ends_all_agents_of_a_job_without_restarts(
     make_job: MakeJob, number: signal.Signals

@@ -18,7 +18,7 @@ import pytest
 
 from procgroup.errors import PeerLost
 from procgroup.launch.spawning import spawn as spawning
-from procgroup.launch.spawning.child_report import MAX_TEXT_BYTES
+from procgroup.launch.spawning.child import MAX_TEXT_BYTES
 from procgroup.launch.spawning.spawn import (
     ProcessContext,
     ProcessException,

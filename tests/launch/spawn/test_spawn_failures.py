@@ -15,7 +15,7 @@ import pytest
 
 from procgroup.errors import PeerLost
 from procgroup.launch import LaunchConfig, elastic_launch
-from procgroup.launch.spawning.deferred_interrupt import DeferredInterrupt
+from procgroup.launch.spawning.lasting_starter import DeferredInterrupt
 from procgroup.launch.spawning.spawn import ProcessExitedException, ProcessRaisedException, spawn, start_processes
 from world import run_command
 

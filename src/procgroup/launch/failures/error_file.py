@@ -21,6 +21,7 @@ from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from procgroup.exit_reason import text_of
 from procgroup.launch.failures.evidence import cut_middle, without_own_frames
 
 MAX_FILE_BYTES = 1 << 20
@@ -43,7 +44,7 @@ def record_of(error: BaseException, most_bytes: int = MAX_TEXT_BYTES) -> ErrorRe
 
     Its message and its traceback have at most about ``most_bytes`` each in UTF-8.
     """
-    message = f"{type(error).__name__}: {_text_of(error)}"
+    message = f"{type(error).__name__}: {text_of(error)}"
     return ErrorRecord(cut_middle(message, most_bytes), cut_middle(traceback_of(error), most_bytes))
 
 
@@ -117,10 +118,3 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # a user's class may fail in __str__
-        return ""

@@ -36,13 +36,7 @@ EXPORTED_PREFIXES = ("PROCGROUP_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "TORCH_
 # Variables of another job, of which this command is itself a rank.
 _OF_ANOTHER_JOB = {
     variable.name
-    for variable in (
-        PROCGROUP_MASTER,
-        PROCGROUP_NOTICE,
-        PROCGROUP_REPORT_SOCKET,
-        PROCGROUP_STORE,
-        PROCGROUP_STORE_KEY,
-    )
+    for variable in (PROCGROUP_MASTER, PROCGROUP_NOTICE, PROCGROUP_REPORT_SOCKET, PROCGROUP_STORE, PROCGROUP_STORE_KEY)
 }
 
 # Flags of this command alone, and flags that each agent gets with a value of its own.

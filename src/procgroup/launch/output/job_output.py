@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup.environ import NO_COLOR, TERM
 from procgroup.launch.output import byte_mover
+from procgroup.launch.output.byte_mover import PipeReader
 from procgroup.launch.output.collapse import Collapser, CollapsingPrefixer
 from procgroup.launch.output.log_files import (
     JobDirectory,
@@ -26,7 +27,6 @@ from procgroup.launch.output.log_files import (
     make_private_directory,
 )
 from procgroup.launch.output.log_options import STDERR, STDOUT, LogOptions, Streams, fill_prefix, prefix_template
-from procgroup.launch.output.pipe_reader import PipeReader
 from procgroup.launch.output.sinks import LinePrefixer, Sink, open_sinks
 from procgroup.launch.output.status_line import StatusLine
 
@@ -98,12 +98,7 @@ class JobOutput:
     """
 
     def __init__(
-        self,
-        options: LogOptions,
-        run_id: str,
-        sinks: tuple[Sink, Sink] | None = None,
-        *,
-        needs_progress: bool = False,
+        self, options: LogOptions, run_id: str, sinks: tuple[Sink, Sink] | None = None, *, needs_progress: bool = False
     ) -> None:
         """Raises ValueError when torch's variable for prefixes is not usable, OSError when the log directory cannot be
         made.

@@ -64,11 +64,7 @@ def _place(options: argparse.Namespace, environment: Mapping[str, str], root: Pa
 def _devices(options: argparse.Namespace, environment: Mapping[str, str], present: int) -> Devices:
     try:
         return devices.choose(
-            options.gpus,
-            options.nproc_per_node,
-            environment,
-            present,
-            has_one_each=options.virtual_local_rank,
+            options.gpus, options.nproc_per_node, environment, present, has_one_each=options.virtual_local_rank
         )
     except ValueError as error:
         sources = [options.sources[name] for name in ("nproc_per_node", "gpus", "virtual_local_rank")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -11,13 +12,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from procgroup.environ import PROCGROUP_NOTICE
-from procgroup.launch.failures.evidence import TRACEBACK_HEADER
+from procgroup.launch.failures.evidence import RANK_PREFIX, TRACEBACK_HEADER
+from procgroup.launch.output.byte_mover import PipeReader
 from procgroup.launch.output.job_output import RankOutput, StreamOutput
-from procgroup.launch.output.pipe_reader import PipeReader
 from procgroup.launch.ranks.die_with_parent import dying_with_this_process
-from procgroup.launch.ranks.interrupt_filter import InterruptFilter
 
 TAIL_BYTES = 64 * 1024
+
+_HEADER = TRACEBACK_HEADER.encode()
+_FRAME = re.compile(r'  File "([^"]+)", line (\d+)')
+_HELD_BYTES = 64 * 1024
 
 
 class RankPlan(NamedTuple):
@@ -38,6 +42,40 @@ class Ending(NamedTuple):
     peak_memory: int
 
 
+class InterruptFilter:
+    """Shortens the traceback of a Ctrl-C, of which N ranks would print N; holds it back until the rank has ended.
+
+    While ``active`` is False it passes everything; it is set once an interrupt has been sent to the rank.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take written data; return the part that may be shown now."""
+        if not self.active:
+            return data
+        self._held += data
+        start = self._held.find(_HEADER)
+        if start < 0:
+            start = self._held.rfind(b"\n") + 1
+        if len(self._held) - start > _HELD_BYTES:
+            start = len(self._held)
+        shown, self._held = self._held[:start], self._held[start:]
+        return shown
+
+    def finish(self) -> bytes:
+        """Return the data held back: an uncaught KeyboardInterrupt as one line, other text unchanged."""
+        held, self._held = self._held, b""
+        lines = RANK_PREFIX.sub("", held.decode(errors="replace")).rstrip().splitlines()
+        if not lines or lines[0] != TRACEBACK_HEADER or not lines[-1].startswith("KeyboardInterrupt"):
+            return held
+        frames = [match.groups() for match in map(_FRAME.match, lines) if match]
+        place = " at {}, line {}".format(*frames[-1]) if frames else ""
+        return f"KeyboardInterrupt{place}\n".encode()
+
+
 class Stream(PipeReader):
     """One stream of a rank, read from a pipe; ``tail`` is the end of the data read."""
 
@@ -53,8 +91,7 @@ class Stream(PipeReader):
         self._output.finish()
 
     def _take(self, data: bytes) -> None:
-        header = TRACEBACK_HEADER.encode()
-        if header in self.tail[-len(header) :] + data:
+        if _HEADER in self.tail[-len(_HEADER) :] + data:
             self.traceback_time = time.monotonic()
         self.tail += data
         del self.tail[:-TAIL_BYTES]

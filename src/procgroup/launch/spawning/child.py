@@ -2,19 +2,34 @@
 
 The modules for the report are imported before the function runs, because a process without free file descriptors or
 memory cannot import any more. Nothing else is imported, so that children start fast.
+
+The report is text, so an exception that cannot be pickled is reported, too, and reading a report executes no code. It
+goes through a pipe, of which no file is left when all processes are killed. It is short enough to be written at once,
+so neither end ever waits for the other.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
+from procgroup.launch.failures.error_file import ErrorRecord, record_of
 from procgroup.launch.ranks.die_with_parent import die_with_parent, die_with_writer
-from procgroup.launch.spawning.child_report import send_report
 from procgroup.process_end import note_exception
+
+MAX_TEXT_BYTES = 7 * 1024
+"""The largest message, and the largest traceback, that is sent: multiprocessing writes 16 KiB at once."""
+
+
+class Report(NamedTuple):
+    """An exception of a child; ``time`` is in seconds of ``time.monotonic``."""
+
+    time: float
+    record: ErrorRecord
 
 
 def run(
@@ -50,3 +65,22 @@ def _die_with_caller(parent_pid: int | None) -> None:
         die_with_parent(parent_pid)
     elif caller is not None:
         die_with_writer(caller.sentinel)
+
+
+def send_report(connection: Connection, error: BaseException) -> None:
+    """Send the report of an exception; long texts are cut in the middle."""
+    raised_at = time.monotonic()
+    record = record_of(error, MAX_TEXT_BYTES)
+    texts = (str(raised_at), record.message, record.traceback)
+    connection.send_bytes(b"\0".join(text.replace("\0", "?").encode(errors="replace") for text in texts))
+
+
+def receive_report(connection: Connection) -> Report | None:
+    """Return the child's report, or None where none has arrived."""
+    try:
+        if not connection.poll():
+            return None
+        raised_at, message, traceback = connection.recv_bytes().decode().split("\0")
+        return Report(float(raised_at), ErrorRecord(message, traceback))
+    except (EOFError, OSError, ValueError):
+        return None

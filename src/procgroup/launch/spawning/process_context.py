@@ -14,11 +14,10 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
-from procgroup.errors import ProcessException
+from procgroup.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from procgroup.launch.nodes.hosted_store import HostedStore
 from procgroup.launch.ranks.deadlines import CAUSE_SECONDS, INTERRUPT_SECONDS, SHUTDOWN_SECONDS, UNKILLABLE_SECONDS
-from procgroup.launch.spawning.child_report import Report, receive_report
-from procgroup.launch.spawning.spawn_errors import process_exception
+from procgroup.launch.spawning.child import Report, receive_report
 
 if TYPE_CHECKING:
     from procgroup.launch.failures.failure import Failure
@@ -191,3 +190,14 @@ def _exception(first: Failure) -> ProcessException:
     kills = first.kills if first.exit_code == -signal.SIGKILL else None
     memory = f"; {kills.verdict}" if kills is not None and kills.any_of_group else ""
     return process_exception(first, f"Process {first.rank}", f"process {first.rank} terminated with {ending}{memory}")
+
+
+def process_exception(failure: Failure, process: str, ending: str) -> ProcessException:
+    """Return the exception of the parent for a failure; ``ending`` is its text where the function did not raise.
+
+    ``process`` names the process in the text that holds its traceback.
+    """
+    if failure.exception:
+        text = f"\n\n-- {process} terminated with the following error:\n{failure.evidence}"
+        return ProcessRaisedException(text, failure.rank, failure.pid)
+    return ProcessExitedException(ending, failure.rank, failure.pid, failure.exit_code, failure.signal_name)

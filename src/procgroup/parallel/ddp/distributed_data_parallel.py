@@ -199,10 +199,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
     # Training on uneven inputs.
 
     def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
     ) -> Join:
         """Return a context in which ranks may have different numbers of inputs. All ranks enter it.
 

@@ -32,12 +32,7 @@ from procgroup.arrays.untraced import untraced
 from procgroup.errors import BackwardFailed, GroupBroken
 from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.interface import GradBucket, Hook, HookCall
-from procgroup.parallel.ddp.autograd_hooks import (
-    BackwardEnd,
-    GradientHooks,
-    accumulates_gradients,
-    is_inside_backward,
-)
+from procgroup.parallel.ddp.autograd_hooks import BackwardEnd, GradientHooks, accumulates_gradients, is_inside_backward
 from procgroup.parallel.ddp.averaged_gradients import AveragedGradients
 from procgroup.parallel.ddp.bucket_assignment import BucketAssignment
 from procgroup.parallel.ddp.buckets import Bucket
