@@ -356,17 +356,17 @@ Failure Group::own_view(Failure failure) const {
   return {.kind = Failure::Kind::kAborted, .wrote = failure.wrote};
 }
 
-// A member that waited for this rank when its time limit passed waited by way of it for those for which this rank
-// waits.
+// In the middle of a call ranks wait for each other in chains, and the first timeout names the next rank only. So a
+// rank whose call it ends adds for whom it waited, by name, because other ranks may read that, too.
 void Group::add_own_wait(Failure& failure, std::vector<int> awaited) const {
-  const auto waited_for = [&](int member) {
-    return std::ranges::find(failure.missing, member) != failure.missing.end();
-  };
-  if (failure.kind != Failure::Kind::kFailed || failure.cause != Failure::Kind::kTimeout || !waited_for(options_.rank))
-    return;
-  std::erase_if(awaited, [&](int member) { return member == failure.peer || waited_for(member); });
+  if (failure.kind != Failure::Kind::kFailed || failure.cause != Failure::Kind::kTimeout) return;
+  std::erase_if(awaited, [&](int member) {
+    return member == failure.peer || member == options_.rank ||
+           std::ranges::find(failure.missing, member) != failure.missing.end();
+  });
   if (awaited.empty()) return;
-  failure.reason += ", and this rank waited for " + name_ranks(awaited, &global_ranks_);
+  failure.reason +=
+      "; " + rank_name(options_.rank, &global_ranks_) + " waited for " + name_ranks(awaited, &global_ranks_);
   failure.missing.insert(failure.missing.end(), awaited.begin(), awaited.end());
 }
 

@@ -158,7 +158,7 @@ class PeerFailed(OperationError):
 
     ``peer`` is its group rank, ``global_peer`` its global rank, ``reason`` the failure as text, ``cause`` its kind:
     "error" (an exception, or a breach of the protocol), "timeout", "mismatch", "interrupted", "aborted" or "deadlock".
-    For "timeout", ``missing`` has the group ranks it awaited, then, if this rank is one, those this one awaits.
+    For "timeout", ``missing`` has the group ranks it awaited, then those awaited by ranks whose calls it ended.
     """
 
     def __init__(

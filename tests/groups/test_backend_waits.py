@@ -52,6 +52,16 @@ class YieldsNext(StoreBackend):
             yield self.rank + 1 if self.rank < 2 else None
 
 
+class YieldsPrevious(StoreBackend):
+    """Every rank waits for the one before, and rank 0, which looks late at the others, for none."""
+
+    def move(self, call: Call) -> Iterator[Any]:
+        if self.rank == 0:
+            time.sleep(1.5)
+        while True:
+            yield self.rank - 1 if self.rank > 0 else None
+
+
 class Waiting(StoreBackend):
     """Waits on rank 1 in a way that is not allowed there, which the count of the call chooses."""
 
@@ -75,7 +85,7 @@ WAITS: dict[str, Callable[[], object]] = {
     "wait": wait_for_a_call,
 }
 
-for made in (Yielding, YieldsOne, YieldsTwo, YieldsNoRank, YieldsNext, Waiting):
+for made in (Yielding, YieldsOne, YieldsTwo, YieldsNoRank, YieldsNext, YieldsPrevious, Waiting):
     if not registry.is_backend_available(made.__name__.lower()):
         dist.Backend.register_backend(made.__name__.lower(), made)
 
@@ -118,8 +128,25 @@ def test_a_rank_whose_call_another_timeout_ended_names_the_rank_that_it_waited_f
     expected = [(CollectiveTimeout, (1,)), (PeerFailed, (1, 2)), (PeerFailed, (1,))]
     assert [(kind, missing) for kind, missing, _ in ends] == expected
     failed = "rank 0 failed: its time limit of 0.5 s passed while it waited for rank 1"
-    assert f"{failed}, and this rank waited for rank 2. " in ends[1][2]
+    assert f"{failed}; rank 1 waited for rank 2. " in ends[1][2]
     assert f"{failed}. " in ends[2][2]
+
+
+def fail_by_the_last(size: int) -> str:
+    with pytest.raises((CollectiveTimeout, PeerFailed)) as raised:
+        reduce(4, False, 0.5 if dist.get_rank() == size - 1 else 20)
+    time.sleep(2)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_ranks_that_wait_for_each_other_in_a_chain_name_the_last_one(size: int) -> None:
+    ends = run_ranks(fail_by_the_last, size, size, backend="yieldsprevious")
+    last = size - 1
+    failed = f"rank {last} failed: its time limit of 0.5 s passed while it waited for rank {last - 1}"
+    for rank in range(1, last):
+        assert failed in ends[rank] and f"; rank {rank} waited for rank {rank - 1}. " in ends[rank], ends
+    assert failed in ends[0] and "this rank" not in ends[0], ends
 
 
 def reduce_on_a_backend_that_yields_no_rank() -> None:
