@@ -43,6 +43,7 @@ OUTSTANDING = 4
 """How many asynchronous calls may be outstanding at once."""
 DTYPES = ["int32", "float32", "float64"]
 """Of these the toy backend reduces as NumPy does."""
+OPS = ["SUM", "MIN", "MAX"]
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ class Plan:
             index = int(random.integers(len(self.groups)))
             count = int(random.choice([random.integers(40), random.integers(3000), random.integers(60_000)]))
             root = int(random.integers(len(self.groups[index])))
-            name, dtype = str(random.choice(EVERY_RANK)), str(random.choice(DTYPES))
-            yield index, Case(name, dtype, count, str(random.choice(["SUM", "MIN", "MAX"])), root, seed=len(name))
+            # Not random.choice: of texts, it loses the exception of a signal's handler that runs inside.
+            name, dtype, op = (texts[random.integers(len(texts))] for texts in (EVERY_RANK, DTYPES, OPS))
+            yield index, Case(name, dtype, count, op, root, seed=len(name))
 
 
 @dataclass
