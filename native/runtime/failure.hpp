@@ -25,7 +25,8 @@ struct Failure {
   std::vector<std::string> calls{};
   bool wrote = false;  // whether the call may have written to an array of its caller
   // kFailed: what failed on that rank; kFailed itself is an error of its program, or a breach of the protocol. Then
-  // `call`, `seconds` and `missing` are that rank's.
+  // `call` and `seconds` are that rank's, and so is `missing`, to which ranks whose calls a timeout ended add those
+  // that they awaited.
   Kind cause = Kind::kFailed;
   Descriptor call{};     // the call that failed, on the rank where it failed; number 0 when there is none
   bool relayed = false;  // whether another member has posted it, to all members
