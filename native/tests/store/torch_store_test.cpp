@@ -140,13 +140,17 @@ void clients_that_do_not_read_are_closed_beyond_the_bound() {
 // A client that always has more requests does not keep the server from the others.
 void a_stream_of_requests_leaves_turns_to_others() {
   Server server(listen_on_loopback(), {}, true);
+  std::atomic<bool> begins{false};
   std::atomic<bool> ends{false};
   std::thread busy([&] {
     TorchClient client(server);
+    begins = true;
+    begins.notify_one();
     std::string stream = request(TorchOp::kSet, sized("key") + sized(std::string(1 << 20, 'x')));
     for (int i = 0; i < 1'000; ++i) stream += request(TorchOp::kAppend, sized("key") + sized("x"));
     while (!ends) client.send(stream);
   });
+  begins.wait(false);
   for (int turn = 0; turn < 20; ++turn) CHECK(add_as_procgroup(server, "n", 1) == uint64_t(turn) + 1);
   ends = true;
   server.stop();
