@@ -206,6 +206,7 @@ std::optional<Failure> Engine::exit_in_memory(int peer_rank) const {
 
 void Engine::fail(const std::string& reason, bool at_once) {
   if (forked() || shut_down_) return;
+  if (at_once) aborting_.store(true, std::memory_order_release);  // first: the others may leave because of the record
   if (!failed_.exchange(true)) post_exit(reason, at_once);
   if (!at_once) return;
   aborted_.store(true, std::memory_order_release);

@@ -152,6 +152,8 @@ class Engine final : public Waiter, public WaitForGraph {
     return global_ranks_.empty() ? world_rank : global_ranks_[index(world_rank)];
   }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  // Also from the moment on at which the other ranks can learn that this one aborts.
+  bool aborting() const { return aborting_.load(std::memory_order_acquire); }
 
   // True in a child that was forked from the process that made this engine: nothing may be used there.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
@@ -204,6 +206,7 @@ class Engine final : public Waiter, public WaitForGraph {
   WaitEdgeExchange waits_;
   bool uses_sockets_ = false;
   std::unique_ptr<Recorder> recorder_;
+  std::atomic<bool> aborting_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<uint32_t> news_{0};  // see Waiter; released after what it announces
   std::atomic<bool> forked_{false};

@@ -349,10 +349,10 @@ void Group::explain(Failure& failure, bool has_world_ranks) {
     if (const auto found = seen.find(peers[peer]); found != seen.end()) failure.calls[peer] = found->second;
 }
 
-// Once this rank has aborted, the others leave because of that.
+// Once this rank aborts, the others leave because of that.
 Failure Group::own_view(Failure failure) const {
   const bool is_end_of_peer = failure.kind == Failure::Kind::kLost || failure.kind == Failure::Kind::kFailed;
-  if (!is_end_of_peer || !engine_.aborted()) return failure;
+  if (!is_end_of_peer || !engine_.aborting()) return failure;
   return {.kind = Failure::Kind::kAborted, .wrote = failure.wrote};
 }
 

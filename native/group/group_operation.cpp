@@ -219,6 +219,7 @@ void MessageOperation::give_up(Failure failure) {
   std::unique_lock lock(group_.engine_.messages_mutex());
   if (transfer_ && !transfer_->is_completed()) group_.engine_.messages().cancel(*transfer_, failure);
   if (is_completed()) return;
+  failure = group_.own_view(std::move(failure));
   failure.wrote = may_have_written();
   if (recording_) recording_->end(&failure);
   // The other rank may have begun to move a message whose header has gone, and all later ones wait for this one.

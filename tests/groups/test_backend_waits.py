@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextvars import Context, copy_context
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -65,9 +66,12 @@ class YieldsPrevious(StoreBackend):
 class Waiting(StoreBackend):
     """Waits on rank 1 in a way that is not allowed there, which the count of the call chooses."""
 
+    contexts: ClassVar[dict[int, Context]] = {}
+    """Of the ranks, which are threads here: the progress thread may call ``move``, and has no default group."""
+
     def move(self, call: Call) -> Iterator[int]:
         if self.rank == 1 and call.dtype == "float32":
-            WAITS[list(WAITS)[call.outputs[0].size // 4 - 1]]()
+            self.contexts[self.rank].run(WAITS[list(WAITS)[call.outputs[0].size // 4 - 1]])
         return super().move(call)
 
 
@@ -161,6 +165,7 @@ def test_a_transfer_that_yields_no_rank_ends_the_group() -> None:
 
 def wait_inside(number: int, is_async: bool) -> None:
     name = list(WAITS)[number]
+    Waiting.contexts[dist.get_rank()] = copy_context()
     with pytest.raises((GroupBroken, PeerFailed), match=f"{name} was called inside a backend's transfer") as raised:
         reduce(number + 1, is_async)
     if dist.get_rank() == 1:
