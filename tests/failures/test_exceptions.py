@@ -43,10 +43,10 @@ if __name__ == "__main__":
     dist.init_process_group(timeout=50)
     rank, size = dist.get_rank(), dist.get_world_size()
     pair = dist.new_group([1, 2]) if size > 2 else None
-    dist.barrier()
-    if rank == 1:
-        play()
     try:
+        dist.barrier()  # which may fail, too, if another rank has completed it and fails before this one has
+        if rank == 1:
+            play()
         wait()
     except dist.DistError as error:
         print("told", time.monotonic(), type(error).__name__, getattr(error, "global_peer", None), error, flush=True)
@@ -66,6 +66,7 @@ def run_programs(folder: Path, play: str, wait: str, size: int, transport: str) 
         ranks = [stack.enter_context(_started(folder, place)) for place in places]
         outputs = [rank.communicate(timeout=40) for rank in ranks]
     said = "".join(output + errors for output, errors in outputs)
+    print(said)  # for the report of a test that fails
     assert ranks[1].returncode != 0 or "thread" in play, said
     return [output for output, _ in outputs]
 
