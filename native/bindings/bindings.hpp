@@ -9,3 +9,4 @@ void bind_group(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 void bind_permutation(nanobind::module_& module);
 void bind_stores(nanobind::module_& module);
+void bind_work(nanobind::module_& module);

@@ -114,7 +114,8 @@ bool share_memory(const std::vector<ArrayView>& views) {
 
 nb::object PythonGroup::broadcast(nb::handle array, int root, bool async_op, double seconds) {
   ArrayView view(array, root == group_->rank() ? Access::kRead : Access::kWrite, {"tensor"});
-  return issue(make(OpKind::kBroadcast, view, site("broadcast").checked_rank(root)), async_op, seconds, view);
+  Request request = make(OpKind::kBroadcast, view, site("broadcast").checked_rank(root));
+  return issue(std::move(request), {"broadcast", array, async_op, seconds}, view);
 }
 
 nb::object PythonGroup::reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds) {
@@ -122,7 +123,7 @@ nb::object PythonGroup::reduce(nb::handle array, int root, nb::handle op, bool a
   ArrayView view(array, root == group_->rank() ? Access::kUpdate : Access::kRead, {"tensor"});
   Request request = make(OpKind::kReduce, view, site.checked_rank(root));
   reduce_with(request, site.reduction(op, view.dtype()));
-  return issue(std::move(request), async_op, seconds, view);
+  return issue(std::move(request), {"reduce", array, async_op, seconds}, view);
 }
 
 template <OpKind kKind>
@@ -130,15 +131,15 @@ nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool as
   ArrayView view(array, Access::kUpdate, {"tensor"});
   Request request = make(kKind, view);
   reduce_with(request, site(op_name(kKind)).reduction(op, view.dtype()));
-  return issue(std::move(request), async_op, seconds, view);
+  return issue(std::move(request), {op_name(kKind), array, async_op, seconds}, view);
 }
 
 namespace {
 
 // The failure of a later call of the list, when an earlier one has ended the group: the failure of that earlier call.
-void raise_first_failure(const nb::list& operations) {
-  for (const nb::handle operation : operations) {
-    const nb::object error = operation.is_none() ? nb::none() : operation.attr("exception")();
+void raise_first_failure(const nb::list& works) {
+  for (const nb::handle work : works) {
+    const nb::object error = work.is_none() ? nb::none() : nb::cast<const Work&>(work).exception();
     if (!error.is_none()) raise(error);
   }
 }
@@ -155,7 +156,8 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
     reduced.push_back({block_of(view), view.dtype(), reduction.op, reduction.factor});
   }
   if (only_checks_) return nb::none();
-  nb::list operations;
+  const nb::list results(arrays);
+  nb::list works;
   for (const std::vector<size_t>& pack : assign_packs(reduced, share_memory(views))) {
     auto issued = std::make_shared<Issued>();
     std::vector<ReducedArray> packed;
@@ -164,13 +166,14 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
       packed.push_back(reduced[index]);
     }
     try {
-      operations.append(issue(all_reduce_of(std::move(packed)), async_op, seconds, std::move(issued)));
+      works.append(
+          issue(all_reduce_of(std::move(packed)), {"all_reduce", results, async_op, seconds}, std::move(issued)));
     } catch (nb::python_error&) {
-      raise_first_failure(operations);
+      raise_first_failure(works);
       throw;
     }
   }
-  return async_op ? nb::object(operations) : nb::none();
+  return async_op ? join(works, "all_reduce", results) : nb::none();
 }
 
 nb::object PythonGroup::gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds) {
@@ -183,7 +186,7 @@ nb::object PythonGroup::gather(nb::handle array, nb::handle outputs, int root, b
   request.outputs = arguments.list_of_root(outputs, root, Access::kWrite, "gather_list", "destination");
   require_equal(site, request.outputs, "gather_list", input, "tensor");
   if (site.rank() == root) arguments.require_disjoint({block_of(input)}, request.outputs);
-  return issue(std::move(request), async_op, seconds, arguments.issued());
+  return issue(std::move(request), {"gather", outputs, async_op, seconds}, arguments.issued());
 }
 
 nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds) {
@@ -196,7 +199,7 @@ nb::object PythonGroup::all_gather(nb::handle outputs, nb::handle array, bool as
   require_own(site, request.outputs, "tensor_list", input, "tensor");
   describe_blocks(request.descriptor, request.outputs);
   arguments.require_disjoint({block_of(input)}, request.outputs);
-  return issue(std::move(request), async_op, seconds, arguments.issued());
+  return issue(std::move(request), {"all_gather", outputs, async_op, seconds}, arguments.issued());
 }
 
 nb::object PythonGroup::all_gather_single(nb::handle output, nb::handle array, bool async_op, double seconds) {
@@ -209,7 +212,7 @@ nb::object PythonGroup::all_gather_single(nb::handle output, nb::handle array, b
   request.input = input.data();
   request.outputs = arguments.equal_blocks(whole);
   arguments.require_disjoint({block_of(input)}, request.outputs);
-  return issue(std::move(request), async_op, seconds, arguments.issued());
+  return issue(std::move(request), {"all_gather_single", output, async_op, seconds}, arguments.issued());
 }
 
 nb::object PythonGroup::scatter(nb::handle array, nb::handle inputs, int root, bool async_op, double seconds) {
@@ -222,7 +225,7 @@ nb::object PythonGroup::scatter(nb::handle array, nb::handle inputs, int root, b
   request.inputs = arguments.list_of_root(inputs, root, Access::kRead, "scatter_list", "source");
   require_equal(site, request.inputs, "scatter_list", output, "tensor");
   if (site.rank() == root) arguments.require_disjoint(request.inputs, {block_of(output)});
-  return issue(std::move(request), async_op, seconds, arguments.issued());
+  return issue(std::move(request), {"scatter", array, async_op, seconds}, arguments.issued());
 }
 
 nb::object PythonGroup::reduce_scatter(nb::handle output, nb::handle inputs, nb::handle op, bool async_op,
@@ -237,7 +240,7 @@ nb::object PythonGroup::reduce_scatter(nb::handle output, nb::handle inputs, nb:
   describe_blocks(request.descriptor, request.inputs);
   arguments.require_disjoint(request.inputs, {block_of(target)});
   reduce_with(request, site.reduction(op, target.dtype()));
-  return issue(std::move(request), async_op, seconds, arguments.issued());
+  return issue(std::move(request), {"reduce_scatter", output, async_op, seconds}, arguments.issued());
 }
 
 nb::object PythonGroup::reduce_scatter_single(nb::handle output, nb::handle array, nb::handle op, bool async_op,
@@ -252,7 +255,7 @@ nb::object PythonGroup::reduce_scatter_single(nb::handle output, nb::handle arra
   request.inputs = arguments.equal_blocks(whole);
   arguments.require_disjoint(request.inputs, {block_of(target)});
   reduce_with(request, site.reduction(op, target.dtype()));
-  return issue(std::move(request), async_op, seconds, arguments.issued());
+  return issue(std::move(request), {"reduce_scatter_single", output, async_op, seconds}, arguments.issued());
 }
 
 nb::object PythonGroup::all_to_all(nb::handle outputs, nb::handle inputs, bool async_op, double seconds) {
@@ -268,7 +271,7 @@ nb::object PythonGroup::all_to_all(nb::handle outputs, nb::handle inputs, bool a
                 std::to_string(request.inputs[rank].count) + " elements, but `output_tensor_list[" +
                 std::to_string(rank) + "]` has " + std::to_string(request.outputs[rank].count));
   arguments.require_disjoint(request.inputs, request.outputs);
-  return issue(std::move(request), async_op, seconds, arguments.issued());
+  return issue(std::move(request), {"all_to_all", outputs, async_op, seconds}, arguments.issued());
 }
 
 nb::object PythonGroup::all_to_all_single(nb::handle output, nb::handle array, nb::handle output_splits,
@@ -285,7 +288,7 @@ nb::object PythonGroup::all_to_all_single(nb::handle output, nb::handle array, n
     site.refuse("this rank gives itself " + elements(request.inputs[rank].count, target.dtype()) + ", but expects " +
                 std::to_string(request.outputs[rank].count) + " from itself");
   arguments.require_disjoint(request.inputs, request.outputs);
-  return issue(std::move(request), async_op, seconds, arguments.issued());
+  return issue(std::move(request), {"all_to_all_single", output, async_op, seconds}, arguments.issued());
 }
 
 nb::object PythonGroup::broadcast_iovecs(nb::handle buffers, nb::handle offsets, size_t bytes, double seconds) {
@@ -309,29 +312,30 @@ nb::object PythonGroup::all_gather_iovecs(nb::handle outputs, nb::handle buffers
 }
 
 nb::object PythonGroup::barrier(bool async_op, double seconds) {
-  return issue(Request{}, async_op, seconds, std::make_shared<Issued>());
+  return issue(Request{}, {"barrier", nb::none(), async_op, seconds}, std::make_shared<Issued>());
 }
 
-nb::object PythonGroup::issue(Request request, bool async_op, double seconds, ArrayView& view) {
+nb::object PythonGroup::issue(Request request, const Options& options, ArrayView& view) {
   if (only_checks_) return nb::none();
-  if (!async_op && !prepare_.is_valid()) {
+  if (!options.async_op && !prepare_.is_valid()) {
     if (view.is_strided()) move_through_scratch(request, {&view, 1});
-    return run(request, seconds);
+    return run(request, options.seconds);
   }
   auto issued = std::make_shared<Issued>();
   issued->arrays.push_back(std::move(view));
-  return issue(std::move(request), async_op, seconds, std::move(issued));
+  return issue(std::move(request), options, std::move(issued));
 }
 
-nb::object PythonGroup::issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued) {
+nb::object PythonGroup::issue(Request request, const Options& options, std::shared_ptr<Issued> issued) {
   if (only_checks_) return nb::none();
   move_through_scratch(request, issued->arrays);
   if (prepare_.is_valid() && !issued->arrays.empty()) move_by_backend(request, *issued);
-  if (!async_op) return run(request, seconds, issued.get());
+  if (!options.async_op) return run(request, options.seconds, issued.get());
   for (ArrayView& view : issued->arrays) view.hold_memory();
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
-  return adopt(std::move(issued), [&] { return group_->start(std::move(request), seconds, language); });
+  return adopt(options, std::move(issued),
+               [&] { return group_->start(std::move(request), options.seconds, language); });
 }
 
 void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
@@ -379,7 +383,7 @@ void bind_reduction_in_place(nb::class_<PythonGroup>& group) {
   if constexpr (row.reduces && row.input == Arrays::kOne && row.output == Arrays::kOne && row.takers != Ranks::kRoot) {
     static const std::string signature =
         "def " + std::string(row.name) +
-        "(self, array: object, op: object, async_op: bool, timeout: float) -> Operation | None";
+        "(self, array: object, op: object, async_op: bool, timeout: float) -> Work | None";
     group.def(row.name, CallMethod<&PythonGroup::reduce_in_place<kKind>>::named(row.name), "array"_a.none(), "op"_a,
               "async_op"_a, "timeout"_a, nb::sig(signature.c_str()));
   }

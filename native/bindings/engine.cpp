@@ -1,4 +1,4 @@
-// Engines and operations for Python.
+// Engines for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -69,12 +69,4 @@ void bind_engine(nb::module_& module) {
           "ranks"_a)
       .def("fail", &PythonEngine::fail, "reason"_a, "at_once"_a)
       .def("shutdown", &PythonEngine::close);
-
-  nb::class_<PythonOperation>(module, "Operation")
-      .def("wait", &PythonOperation::wait, "timeout"_a.none(), nb::sig("def wait(self, timeout: float | None) -> bool"))
-      .def("is_completed", &PythonOperation::is_completed)
-      .def("exception", &PythonOperation::exception, nb::sig("def exception(self) -> BaseException | None"))
-      .def("on_completion", &PythonOperation::on_completion,
-           nb::sig("def on_completion(self, callback: collections.abc.Callable[[], None]) -> None"))
-      .def_prop_ro("source", &PythonOperation::source);
 }

@@ -57,10 +57,16 @@ void PythonGroup::handshake(const std::string& call, const nb::dict& data, doubl
   }
 }
 
+nb::object PythonGroup::join(const nb::list& works, const std::string& op, nb::handle arrays) const {
+  Work joined(engine_, group_, op, arrays);
+  joined.join(works);
+  return nb::cast(std::move(joined));
+}
+
 nb::object PythonGroup::send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds) {
   ArrayView view(array, Access::kRead, {"tensor"});
-  return message(OpKind::kSend, std::move(view), site("send").checked_peer(destination, "destination"), tag, async_op,
-                 seconds);
+  const int peer = site("send").checked_peer(destination, "destination");
+  return message(OpKind::kSend, array, std::move(view), peer, tag, async_op, seconds);
 }
 
 nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds) {
@@ -71,17 +77,11 @@ nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool as
                            "Receive in a group of two ranks or more.")
                               .c_str());
   const int peer = source == kAnySource ? kAnySource : site("recv").checked_peer(source, "source");
-  return message(OpKind::kRecv, std::move(view), peer, tag, async_op, seconds);
+  return message(OpKind::kRecv, array, std::move(view), peer, tag, async_op, seconds);
 }
 
-// The shared operation of all calls that completed at once, with messages from this rank.
-nb::object PythonGroup::over(int source) {
-  nb::object& operation = over_.try_emplace(source).first->second;
-  if (!operation.is_valid()) operation = nb::cast(PythonOperation(engine_, source));
-  return operation;
-}
-
-nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds) {
+nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int peer, uint64_t tag, bool async_op,
+                                double seconds) {
   engine_->require_not_forked();
   if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
   if (only_checks_) return nb::none();
@@ -90,8 +90,8 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   if (view.is_strided()) move_through_scratch(copies, {&view, 1});
   if (copies.before) copies.before();
   MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag, std::move(copies.after)};
-  if (async_op && !prepare_.is_valid() && group_->message_at_once(request))
-    return over(op == OpKind::kRecv ? peer : -1);
+  if (async_op && !prepare_.is_valid() && group_->start_at_once(request))
+    return nb::cast(Work(engine_, group_, op_name(op), array, peer));
   std::shared_ptr<Issued> issued;
   if (async_op || prepare_.is_valid()) {
     issued = std::make_shared<Issued>();
@@ -105,7 +105,8 @@ nb::object PythonGroup::message(OpKind op, ArrayView view, int peer, uint64_t ta
   }
   if (async_op) {
     for (ArrayView& kept : issued->arrays) kept.hold_memory();
-    return adopt(std::move(issued), [&] { return group_->start_message(request, seconds); });
+    return adopt({op_name(op), array, async_op, seconds}, std::move(issued),
+                 [&] { return group_->start_message(request, seconds); });
   }
   PythonRuntime language(engine_->rank_threads());
   try {
@@ -127,7 +128,7 @@ using namespace procgroup;
 #define PROCGROUP_METHOD(NAME, PARAMETERS, RESULT, ...)                                            \
   def(#NAME, CallMethod<&PythonGroup::NAME>::named(#NAME), __VA_ARGS__, "async_op"_a, "timeout"_a, \
       nb::sig("def " #NAME "(self, " PARAMETERS "async_op: bool, timeout: float) -> " RESULT))
-#define PROCGROUP_COLLECTIVE(NAME, PARAMETERS, ...) PROCGROUP_METHOD(NAME, PARAMETERS, "Operation | None", __VA_ARGS__)
+#define PROCGROUP_COLLECTIVE(NAME, PARAMETERS, ...) PROCGROUP_METHOD(NAME, PARAMETERS, "Work | None", __VA_ARGS__)
 #define PROCGROUP_ARRAYS "collections.abc.Sequence[object]"
 #define PROCGROUP_INTEGERS "collections.abc.Sequence[int]"
 #define PROCGROUP_SPLITS PROCGROUP_INTEGERS " | None"
@@ -181,10 +182,12 @@ void bind_group(nb::module_& module) {
       .def("set_backend", &PythonGroup::set_backend, "prepare"_a,
            nb::sig("def set_backend(self, prepare: "
                    "collections.abc.Callable[..., collections.abc.Callable[[int], list[int] | None]]) -> None"))
+      .def("join", &PythonGroup::join, "works"_a, "op"_a, "arrays"_a,
+           nb::sig("def join(self, works: list[Work], op: str, arrays: " PROCGROUP_ARRAYS ") -> Work"))
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, ", "array"_a.none(), "root"_a, "op"_a)
       .PROCGROUP_METHOD(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", ",
-                        "list[Operation] | None", "arrays"_a, "ops"_a)
+                        "Work | None", "arrays"_a, "ops"_a)
       .PROCGROUP_COLLECTIVE(gather, "array: object, outputs: " PROCGROUP_ARRAYS " | None, root: int, ",
                             "array"_a.none(), "outputs"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(all_gather, "outputs: " PROCGROUP_ARRAYS ", array: object, ", "outputs"_a.none(),
@@ -203,8 +206,8 @@ void bind_group(nb::module_& module) {
                             ", input_splits: " PROCGROUP_SPLITS ", ",
                             "output"_a.none(), "array"_a.none(), "output_splits"_a.none(), "input_splits"_a.none())
       .def("barrier", CallMethod<&PythonGroup::barrier>::named("barrier"), "async_op"_a, "timeout"_a,
-           nb::sig("def barrier(self, async_op: bool, timeout: float) -> Operation | None"))
-      .PROCGROUP_METHOD(send, "array: object, destination: int, tag: int, ", "Operation | None", "array"_a.none(),
+           nb::sig("def barrier(self, async_op: bool, timeout: float) -> Work | None"))
+      .PROCGROUP_METHOD(send, "array: object, destination: int, tag: int, ", "Work | None", "array"_a.none(),
                         "destination"_a, "tag"_a)
       .def("broadcast_iovecs", CallMethod<&PythonGroup::broadcast_iovecs>::named("broadcast_iovecs"), "buffers"_a,
            "offsets"_a, "nbytes"_a, "timeout"_a,
@@ -214,6 +217,6 @@ void bind_group(nb::module_& module) {
            "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
            nb::sig("def all_gather_iovecs(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
                    ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: float) -> None"))
-      .PROCGROUP_METHOD(recv, "array: object, source: int, tag: int, ", "Operation | int", "array"_a.none(), "source"_a,
+      .PROCGROUP_METHOD(recv, "array: object, source: int, tag: int, ", "Work | int", "array"_a.none(), "source"_a,
                         "tag"_a);
 }

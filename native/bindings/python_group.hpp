@@ -7,7 +7,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "arguments.hpp"
 #include "python_engine.hpp"
+#include "work.hpp"
 
 namespace procgroup {
 
@@ -55,13 +55,16 @@ class PythonGroup {
   // advances its transfer (procgroup.groups.backend.prepare). Before the first call, on all ranks.
   void set_backend(nb::object prepare) { prepare_ = std::move(prepare); }
 
+  // These calls of the group as one, which `op` names, with these arrays as its result.
+  nb::object join(const nb::list& works, const std::string& op, nb::handle arrays) const;
+
   // The parameters are those of the protocol, in its order.
   nb::object broadcast(nb::handle array, int root, bool async_op, double seconds);
   nb::object reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds);
   // All operations of the table that reduce one array of each rank into that array, without a root.
   template <OpKind kKind>
   nb::object reduce_in_place(nb::handle array, nb::handle op, bool async_op, double seconds);
-  // A list of operations, or None: see assign_packs.
+  // The calls of all packs as one: see assign_packs.
   nb::object all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool async_op, double seconds);
   nb::object gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds);
   nb::object all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds);
@@ -86,27 +89,34 @@ class PythonGroup {
   bool was_forked() const;
   CallSite site(const char* function) const { return {function, *group_}; }
 
+  // How to issue a call; `results` is what the result() of its Work gives: see Work.
+  struct Options {
+    const char* op;
+    nb::handle results;
+    bool async_op;
+    double seconds;
+  };
+
   // Run the request here, or, with `async_op`, start it and keep its arrays until it has completed.
-  nb::object issue(Request request, bool async_op, double seconds, ArrayView& view);
-  nb::object issue(Request request, bool async_op, double seconds, std::shared_ptr<Issued> issued);
+  nb::object issue(Request request, const Options& options, ArrayView& view);
+  nb::object issue(Request request, const Options& options, std::shared_ptr<Issued> issued);
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
   void move_by_backend(Request& request, Issued& issued) const;
   nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);
-  nb::object message(OpKind op, ArrayView view, int peer, uint64_t tag, bool async_op, double seconds);
-  nb::object over(int source);
+  nb::object message(OpKind op, nb::handle array, ArrayView view, int peer, uint64_t tag, bool async_op,
+                     double seconds);
   template <class Start>
-  nb::object adopt(std::shared_ptr<Issued> issued, Start start);
+  nb::object adopt(const Options& options, std::shared_ptr<Issued> issued, Start start);
 
   std::shared_ptr<PythonEngine> engine_;
   std::shared_ptr<Group> group_;
   bool only_checks_ = false;
   nb::object intercept_;
   nb::object prepare_;
-  std::map<int, nb::object> over_;  // see over()
 };
 
 template <class Start>
-nb::object PythonGroup::adopt(std::shared_ptr<Issued> issued, Start start) {
+nb::object PythonGroup::adopt(const Options& options, std::shared_ptr<Issued> issued, Start start) {
   issued->group = group_;
   try {
     issued->operation = start();
@@ -114,7 +124,9 @@ nb::object PythonGroup::adopt(std::shared_ptr<Issued> issued, Start start) {
     raise(build_exception(failed.failure, failed.call, *group_));
   }
   if (!issued->operation->is_completed()) engine_->keep(issued);
-  return nb::cast(PythonOperation(engine_, std::move(issued)));
+  Work work(engine_, group_, options.op, options.results);
+  work.add(std::move(issued));
+  return nb::cast(std::move(work));
 }
 
 // A method that moves data, as bound to Python: every call of every group enters here.

@@ -98,6 +98,8 @@ class Group final : public Source {
   std::shared_ptr<GroupOperation> start_message(const MessageRequest& request, double seconds);
   // Send or receive a small message if that is possible in so many looks; whether it was.
   bool message_at_once(const MessageRequest& request, int looks = 1);
+  // As message_at_once(), for an asynchronous message.
+  bool start_at_once(const MessageRequest& request);
 
   // Make reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
   void reduce_in_rank_order() { ordered_ = true; }
@@ -117,6 +119,9 @@ class Group final : public Source {
 
  private:
   static constexpr size_t kFewMessages = 64;
+  static constexpr int kReceiveCredits = 4;
+  // Looks for a message, of 3 to 6 us together: a peer that begins to send at the same time has sent by then.
+  static constexpr int kReceivePolls = 120;
 
   friend class GroupOperation;
   friend class QueuedCall;
@@ -206,6 +211,7 @@ class Group final : public Source {
   std::deque<std::shared_ptr<GroupOperation>> queue_;
   std::vector<std::shared_ptr<GroupOperation>> messages_;  // completed ones stay for a while
   size_t crowded_ = kFewMessages;                          // messages_ is swept when it is as long as this
+  std::atomic<int> receive_credits_{kReceiveCredits};      // see start_at_once()
   uint64_t looked_at_ = 0;                                 // the last message that the progress thread has looked at
   std::atomic<bool> completed_{false};                     // broken or left; reason_ says why
   std::unique_ptr<FailureBoard> board_;

@@ -25,6 +25,19 @@ bool Group::message_at_once(const MessageRequest& request, int looks) {
   return true;
 }
 
+// To wait a moment for a message takes less time than to post a receive, behind which those that follow have to be
+// posted, too. A program that starts its receives long before their messages come is not to wait for each of them: a
+// wait in vain takes one of the few credits, a message that came gives one.
+bool Group::start_at_once(const MessageRequest& request) {
+  if (request.op != OpKind::kRecv) return message_at_once(request);
+  const int credits = receive_credits_.load(std::memory_order_relaxed);
+  const bool waits = credits > 0 && engine_.policy().held_polls() > 0;
+  const bool came = message_at_once(request, waits ? kReceivePolls : 1);
+  const int left = came ? std::min(credits + 1, kReceiveCredits) : std::max(credits - 1, 0);
+  if (left != credits) receive_credits_.store(left, std::memory_order_relaxed);
+  return came;
+}
+
 AtOnce Group::try_message(const MessageRequest& request) {
   Messages& messages = engine_.messages();
   const int peer = options_.members[static_cast<size_t>(request.peer)];

@@ -8,6 +8,7 @@ from procgroup.lazy_names import bound_on_first_use
 __version__ = "0.1.0"
 
 _NAMES_OF_MODULES = {
+    "_native": "Work",
     "api.allocation": "empty full zeros",
     "api.availability": (
         "Backend BackendConfig get_backend get_backend_config get_default_backend_for_device is_available "
@@ -38,7 +39,6 @@ _NAMES_OF_MODULES = {
         "UnpicklingFailed WaitTimeout"
     ),
     "groups.group": "ProcessGroup",
-    "groups.work": "Work",
     "launch.ranks.preemption": "on_preemption preempted",
     "launch.output.progress": "report",
     "launch.failures.record": "record",

@@ -2,6 +2,7 @@ from procgroup import device_mesh as device_mesh
 from procgroup import functional as functional
 from procgroup import parallel as parallel
 from procgroup import testing as testing
+from procgroup._native import Work as Work
 from procgroup.api.allocation import empty as empty
 from procgroup.api.allocation import full as full
 from procgroup.api.allocation import zeros as zeros
@@ -106,7 +107,6 @@ from procgroup.errors import StoreTimeout as StoreTimeout
 from procgroup.errors import UnpicklingFailed as UnpicklingFailed
 from procgroup.errors import WaitTimeout as WaitTimeout
 from procgroup.groups.group import ProcessGroup as ProcessGroup
-from procgroup.groups.work import Work as Work
 from procgroup.launch.failures.record import record as record
 from procgroup.launch.output.progress import report as report
 from procgroup.launch.ranks.preemption import on_preemption as on_preemption

@@ -9,15 +9,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from procgroup.api.default_group import Group, choose, resolve
 from procgroup.api.reductions import SUM
 from procgroup.groups import checks
 from procgroup.groups.collectives import Limit, No, Yes
 from procgroup.groups.future import Future
-from procgroup.groups.work import Work
 from procgroup.types import AnyReduceOp, Array, Arrays
+
+if TYPE_CHECKING:
+    from procgroup._native import Work
 
 _WILL_BE_DEPRECATED = (
     "`torch.distributed.{}` will be deprecated. If you must use it, please revisit our documentation later at "

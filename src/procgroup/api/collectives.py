@@ -9,14 +9,16 @@ seconds; None means the group's own. A rank that is not in the group is warned, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from procgroup.api.default_group import Group, choose
 from procgroup.api.ranks import group_rank_of, root_or_first
 from procgroup.errors import CollectiveTimeout, OperationError, PeerFailed
 from procgroup.groups.collectives import Limit, No, Yes
-from procgroup.groups.work import Work
 from procgroup.types import Array, Arrays
+
+if TYPE_CHECKING:
+    from procgroup._native import Work
 
 
 @overload

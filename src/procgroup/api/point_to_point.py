@@ -7,15 +7,17 @@ order of its list; in what order its sends and receives stand makes no differenc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from procgroup.api.default_group import SLOT, Group, choose, is_foreign, resolve
 from procgroup.api.ranks import group_rank_of
 from procgroup.groups import checks
 from procgroup.groups.collectives import Limit
 from procgroup.groups.group import ProcessGroup
-from procgroup.groups.work import Work
 from procgroup.types import Array
+
+if TYPE_CHECKING:
+    from procgroup._native import Work
 
 
 def send(
@@ -27,15 +29,18 @@ def send(
     timeout: Limit = None,
 ) -> None:
     """Send an array; return when ``tensor`` may be changed again. Raises ValueError for a message to oneself."""
-    chosen = SLOT.get().group if group is None else None  # the shortest way for small messages
+    chosen = SLOT.get().group if group is None else None
     if chosen is None:
         chosen = choose(group, "send")
         if chosen is None:
             return
     destination = chosen.group_ranks.get(dst) if group_dst is None and dst.__class__ is int else None
-    if destination is None:
-        destination = group_rank_of(chosen, dst, group_dst)
-    chosen.send(tensor, destination, tag, False, timeout)
+    if destination is not None and timeout is None and tag.__class__ is int and 0 <= tag <= checks.MAX_TAG:
+        # The ordinary case, which goes into native code from here: a small message takes less time than one or two
+        # Python functions.
+        chosen.calls.send(tensor, destination, tag, False, chosen.seconds)
+    else:
+        chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, False, timeout)
 
 
 def isend(
@@ -54,11 +59,11 @@ def isend(
     if chosen is None:
         chosen = choose(group, "isend")
         if chosen is None:
-            return cast(Work, None)
+            return cast("Work", None)
     destination = chosen.group_ranks.get(dst) if group_dst is None and dst.__class__ is int else None
-    if destination is None:
-        destination = group_rank_of(chosen, dst, group_dst)
-    return chosen.send(tensor, destination, tag, True, timeout)
+    if destination is not None and timeout is None and tag.__class__ is int and 0 <= tag <= checks.MAX_TAG:
+        return chosen.calls.send(tensor, destination, tag, True, chosen.seconds)  # type: ignore[return-value]
+    return chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, True, timeout)
 
 
 def recv(
@@ -79,9 +84,9 @@ def recv(
         if chosen is None:
             return -1
     source = chosen.group_ranks.get(src) if group_src is None and src.__class__ is int else None
-    if source is None:
-        source = _source(chosen, src, group_src)
-    return chosen.members[chosen.recv(tensor, source, tag, timeout)]
+    if source is not None and timeout is None and tag.__class__ is int and 0 <= tag <= checks.MAX_TAG:
+        return chosen.members[chosen.calls.recv(tensor, source, tag, False, chosen.seconds)]  # type: ignore[index]
+    return chosen.members[chosen.recv(tensor, _source(chosen, src, group_src), tag, timeout)]
 
 
 def irecv(
@@ -100,11 +105,11 @@ def irecv(
     if chosen is None:
         chosen = choose(group, "irecv")
         if chosen is None:
-            return cast(Work, None)
+            return cast("Work", None)
     source = chosen.group_ranks.get(src) if group_src is None and src.__class__ is int else None
-    if source is None:
-        source = _source(chosen, src, group_src)
-    return chosen.irecv(tensor, source, tag, timeout)
+    if source is not None and timeout is None and tag.__class__ is int and 0 <= tag <= checks.MAX_TAG:
+        return chosen.calls.recv(tensor, source, tag, True, chosen.seconds)  # type: ignore[return-value]
+    return chosen.irecv(tensor, _source(chosen, src, group_src), tag, timeout)
 
 
 class P2POp:

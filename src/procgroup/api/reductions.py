@@ -5,13 +5,15 @@ Ranks, ``async_op``, ``timeout`` and foreign groups are as in ``collectives``.
 
 from __future__ import annotations
 
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from procgroup.api.default_group import SLOT, Group, choose
 from procgroup.api.ranks import group_rank_of
 from procgroup.groups.collectives import Limit, No, Yes
-from procgroup.groups.work import Work
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp
+
+if TYPE_CHECKING:
+    from procgroup._native import Work
 
 SUM = ReduceOp.SUM
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from procgroup import types
 from procgroup.errors import GroupBroken
 from procgroup.groups import checks
 from procgroup.groups.collectives import Collectives, Issued, Limit, No, Yes
-from procgroup.groups.engine import Operation
 from procgroup.groups.issue import Issue, QueuedCall
-from procgroup.groups.work import JoinedOperation, Work
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp
+
+if TYPE_CHECKING:
+    from procgroup._native import Work
 
 
 class Iovecs(NamedTuple):
@@ -55,10 +56,9 @@ class GroupCalls(Collectives):
             raise ValueError(
                 "Invalid destination rank: destination rank should not be the same as the rank of the current process."
             )
-        operation = self._calls.send(
-            array, destination, tag, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.send(
+            array, destination, tag, async_op, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return None if operation is None else Work(operation, "send", [array], self)
 
     def recv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> int:
         """Receive an array from group rank ``source``, or from any rank with None; return the sender's group rank."""
@@ -66,8 +66,8 @@ class GroupCalls(Collectives):
             source = self._source(source)
         if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
             tag = checks.tag(tag)
-        return self._calls.recv(  # type: ignore[return-value]
-            array, source, tag, False, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.recv(  # type: ignore[return-value]
+            array, source, tag, False, self.seconds if timeout is None else types.seconds(timeout)
         )
 
     def irecv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> Work:
@@ -76,10 +76,9 @@ class GroupCalls(Collectives):
             source = self._source(source)
         if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
             tag = checks.tag(tag)
-        operation = self._calls.recv(
-            array, source, tag, True, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.recv(  # type: ignore[return-value]
+            array, source, tag, True, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return Work(operation, "recv", [array], self)  # type: ignore[arg-type]
 
     def check_message(self, op: str, array: Array, peer: int, tag: int) -> None:
         """Check the arguments of a ``send`` or ``recv`` as the call does; issue nothing."""
@@ -99,11 +98,11 @@ class GroupCalls(Collectives):
 
     def broadcast_iovecs(self, iovecs: Iovecs, timeout: float) -> None:
         """Copy this rank's array of bytes, given as iovecs, into every other rank's array."""
-        self._calls.broadcast_iovecs(*iovecs, timeout)
+        self.calls.broadcast_iovecs(*iovecs, timeout)
 
     def all_gather_iovecs(self, outputs: Sequence[Any], iovecs: Iovecs, timeout: float) -> None:
         """Copy the array of bytes of each rank ``r`` into ``outputs[r]`` on every rank, this rank's from iovecs."""
-        self._calls.all_gather_iovecs(outputs, *iovecs, timeout)
+        self.calls.all_gather_iovecs(outputs, *iovecs, timeout)
 
     # --- several arrays: the same number, in the same order, on all ranks ---
 
@@ -125,7 +124,7 @@ class GroupCalls(Collectives):
         """Combine each of the arrays with those of all ranks at the same place in the list."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        seconds = self.seconds if timeout is None else types.seconds(timeout)
         return self._reduce_all(arrays, [op] * len(arrays), seconds, async_op)
 
     @overload
@@ -148,7 +147,7 @@ class GroupCalls(Collectives):
         output_lists = checks.array_list(output_lists, self._size, *call)
         for outputs in output_lists:
             checks.array_list(outputs, len(arrays), *call, "input")
-        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        seconds = self.seconds if timeout is None else types.seconds(timeout)
         calls = [
             QueuedCall("all_gather", ([outputs[place] for outputs in output_lists], array), seconds)
             for place, array in enumerate(arrays)
@@ -172,7 +171,7 @@ class GroupCalls(Collectives):
     ) -> Issued:
         """Copy array ``i`` of all ranks, one after the other, into every rank's ``outputs[i]``."""
         checks.array_list(outputs, len(arrays), "outputs", "all_gather_single_coalesced", self._rank, "input")
-        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        seconds = self.seconds if timeout is None else types.seconds(timeout)
         pairs = zip(outputs, arrays, strict=True)
         return self._issue_all([QueuedCall("all_gather_single", pair, seconds) for pair in pairs], outputs, async_op)
 
@@ -200,7 +199,7 @@ class GroupCalls(Collectives):
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         checks.array_list(outputs, len(arrays), "outputs", "reduce_scatter_single_coalesced", self._rank, "input")
-        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        seconds = self.seconds if timeout is None else types.seconds(timeout)
         calls = [
             QueuedCall("reduce_scatter_single", (output, array, op), seconds)
             for output, array in zip(outputs, arrays, strict=True)
@@ -224,31 +223,28 @@ class GroupCalls(Collectives):
     def _reduce_all(self, arrays: Arrays, ops: Sequence[AnyReduceOp], seconds: float, async_op: bool) -> Issued:
         if not ops:
             return None
-        operations = self._calls.all_reduce_coalesced(arrays, ops, async_op, seconds)
-        return None if operations is None else self._join(operations, "all_reduce", arrays)
+        return self.calls.all_reduce_coalesced(arrays, ops, async_op, seconds)
 
     def _issue_all(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Issued:
         """Check all calls, then issue them: if one is invalid, no other rank sees any of them."""
         for call in calls if len(calls) > 1 else ():
             self._check(call.op, *call.arguments)
-        operations: list[Any] = []
+        works: list[Work] = []
         for call in calls:
             try:
-                operations.append(getattr(self._calls, call.op)(*call.arguments, async_op, call.timeout))
+                works.append(getattr(self.calls, call.op)(*call.arguments, async_op, call.timeout))
             except GroupBroken:
-                first = JoinedOperation([operation for operation in operations if operation is not None]).exception()
+                errors = (work.exception() for work in works if async_op)
+                first = next((error for error in errors if error is not None), None)
                 if first is None:
                     raise
                 raise first from None  # the error that ended the group
-        return self._join(operations, calls[0].op, results) if async_op and calls else None
+        return self.calls.join(works, calls[0].op, results) if async_op and works else None
 
     def _check(self, op: str, *arguments: Any) -> None:
         """Check the arguments of an operation, up to ``async_op``, without issuing it."""
         self._issue.require_open()
-        getattr(self._calls.checks(), op)(*arguments, False, 0.0)
-
-    def _join(self, operations: Sequence[Operation], op: str, results: Sequence[Any]) -> Work:
-        return self._work(JoinedOperation(operations), f"{op}_coalesced", results)
+        getattr(self.calls.checks(), op)(*arguments, False, 0.0)
 
     def _source(self, source: int | None) -> int:
         return -1 if source is None else checks.group_rank(source, self._size, self.group_name)

@@ -7,20 +7,19 @@ method returns None when the call has completed or, with ``async_op=True``, a Wo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from procgroup import types
 from procgroup.groups import checks
-from procgroup.groups.engine import Operation
-from procgroup.groups.work import Work
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp, Timeout
 
 if TYPE_CHECKING:
     from procgroup import _native
+    from procgroup._native import Work
 
 Limit: TypeAlias = Timeout | None
 """How long a call may take: None means the group's own timeout."""
-Issued: TypeAlias = Work | None
+Issued: TypeAlias = "Work | None"
 No: TypeAlias = Literal[False]
 """``async_op=False``: the call returns None when it has completed."""
 Yes: TypeAlias = Literal[True]
@@ -33,18 +32,15 @@ class Collectives:
     Each method enters the native group once, which checks, numbers and runs the call: see groups/engine.py.
     """
 
-    _calls: _native.Group
+    calls: _native.Group
     _rank: int
     _size: int
-    _seconds: float
+    seconds: float
     members: tuple[int, ...]
     group_name: str
 
     def _where(self) -> str:
         return f"group {self.group_name} (rank {self._rank} of {self._size})"
-
-    def _work(self, operation: Operation, op: str, arrays: Sequence[Any]) -> Work:
-        return Work(operation, op, list(arrays), self)
 
     @overload
     def all_reduce(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -58,10 +54,7 @@ class Collectives:
         """Combine the arrays of all ranks, element by element, into every rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        operation = self._calls.all_reduce(
-            array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
-        return operation if operation is None else self._work(operation, "all_reduce", (array,))
+        return self.calls.all_reduce(array, op, async_op, self.seconds if timeout is None else types.seconds(timeout))
 
     @overload
     def scan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -75,8 +68,7 @@ class Collectives:
         """Combine the arrays of all lower ranks and this one, element by element, into this rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        operation = self._calls.scan(array, op, async_op, self._seconds if timeout is None else types.seconds(timeout))
-        return operation if operation is None else self._work(operation, "scan", (array,))
+        return self.calls.scan(array, op, async_op, self.seconds if timeout is None else types.seconds(timeout))
 
     @overload
     def exscan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -90,10 +82,7 @@ class Collectives:
         """Combine the arrays of all lower ranks into this rank's array; that of rank 0 keeps its values."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        operation = self._calls.exscan(
-            array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
-        return operation if operation is None else self._work(operation, "exscan", (array,))
+        return self.calls.exscan(array, op, async_op, self.seconds if timeout is None else types.seconds(timeout))
 
     @overload
     def reduce(
@@ -114,10 +103,7 @@ class Collectives:
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         root = checks.group_rank(root, self._size, self.group_name)
-        operation = self._calls.reduce(
-            array, root, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
-        return operation if operation is None else self._work(operation, "reduce", (array,))
+        return self.calls.reduce(array, root, op, async_op, self.seconds if timeout is None else types.seconds(timeout))
 
     @overload
     def broadcast(self, array: Array, root: int, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -128,10 +114,7 @@ class Collectives:
     def broadcast(self, array: Array, root: int, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the array of ``root`` into every rank's array."""
         root = checks.group_rank(root, self._size, self.group_name)
-        operation = self._calls.broadcast(
-            array, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
-        return operation if operation is None else self._work(operation, "broadcast", (array,))
+        return self.calls.broadcast(array, root, async_op, self.seconds if timeout is None else types.seconds(timeout))
 
     @overload
     def gather(
@@ -151,10 +134,9 @@ class Collectives:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on ``root``; the others give no outputs."""
         root = checks.group_rank(root, self._size, self.group_name)
         outputs = checks.gather_list(outputs, self._size, root, self._rank)
-        operation = self._calls.gather(
-            array, outputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.gather(
+            array, outputs, root, async_op, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return operation if operation is None else self._work(operation, "gather", outputs or ())
 
     @overload
     def all_gather(self, outputs: Arrays, array: Array, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -165,10 +147,9 @@ class Collectives:
     def all_gather(self, outputs: Arrays, array: Array, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on every rank."""
         outputs = checks.array_list(outputs, self._size, "tensor_list", "all_gather", self._rank)
-        operation = self._calls.all_gather(
-            outputs, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.all_gather(
+            outputs, array, async_op, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return operation if operation is None else self._work(operation, "all_gather", outputs)
 
     @overload
     def all_gather_single(self, output: Array, array: Array, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -178,10 +159,9 @@ class Collectives:
     def all_gather_single(self, output: Array, array: Array, async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def all_gather_single(self, output: Array, array: Array, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the arrays of all ranks, one after the other, into every rank's ``output``."""
-        operation = self._calls.all_gather_single(
-            output, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.all_gather_single(
+            output, array, async_op, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return operation if operation is None else self._work(operation, "all_gather_single", (output,))
 
     @overload
     def scatter(
@@ -201,10 +181,9 @@ class Collectives:
         """Copy ``inputs[r]`` of ``root`` into the array of each rank ``r``; the others give no inputs."""
         root = checks.group_rank(root, self._size, self.group_name)
         inputs = checks.scatter_list(inputs, self._size, root, self._rank)
-        operation = self._calls.scatter(
-            array, inputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.scatter(
+            array, inputs, root, async_op, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return operation if operation is None else self._work(operation, "scatter", (array,))
 
     @overload
     def reduce_scatter(
@@ -230,10 +209,9 @@ class Collectives:
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         inputs = checks.array_list(inputs, self._size, "input_list", "reduce_scatter", self._rank)
-        operation = self._calls.reduce_scatter(
-            output, inputs, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.reduce_scatter(
+            output, inputs, op, async_op, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return operation if operation is None else self._work(operation, "reduce_scatter", (output,))
 
     @overload
     def reduce_scatter_single(
@@ -253,10 +231,9 @@ class Collectives:
         """Combine the arrays of all ranks; block ``r`` of the result goes to the output of rank ``r``."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        operation = self._calls.reduce_scatter_single(
-            output, array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.reduce_scatter_single(
+            output, array, op, async_op, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return operation if operation is None else self._work(operation, "reduce_scatter_single", (output,))
 
     @overload
     def all_to_all(self, outputs: Arrays, inputs: Arrays, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -268,10 +245,9 @@ class Collectives:
         """Send ``inputs[r]`` to each rank ``r``, and receive from rank ``r`` into ``outputs[r]``."""
         outputs = checks.array_list(outputs, self._size, "output_tensor_list", "all_to_all", self._rank)
         inputs = checks.array_list(inputs, self._size, "input_tensor_list", "all_to_all", self._rank)
-        operation = self._calls.all_to_all(
-            outputs, inputs, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.all_to_all(
+            outputs, inputs, async_op, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return operation if operation is None else self._work(operation, "all_to_all", outputs)
 
     @overload
     def all_to_all_single(
@@ -318,10 +294,9 @@ class Collectives:
         """
         sends = checks.splits(input_splits, self._size, "input_split_sizes", "all_to_all_single", self._rank)
         receives = checks.splits(output_splits, self._size, "output_split_sizes", "all_to_all_single", self._rank)
-        operation = self._calls.all_to_all_single(
-            output, array, receives, sends, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        return self.calls.all_to_all_single(
+            output, array, receives, sends, async_op, self.seconds if timeout is None else types.seconds(timeout)
         )
-        return operation if operation is None else self._work(operation, "all_to_all_single", (output,))
 
     @overload
     def barrier(self, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -331,5 +306,4 @@ class Collectives:
     def barrier(self, async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def barrier(self, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Wait until every rank has called barrier."""
-        operation = self._calls.barrier(async_op, self._seconds if timeout is None else types.seconds(timeout))
-        return operation if operation is None else self._work(operation, "barrier", ())
+        return self.calls.barrier(async_op, self.seconds if timeout is None else types.seconds(timeout))

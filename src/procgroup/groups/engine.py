@@ -7,7 +7,7 @@ the engine's own transport moves the bytes or a backend does (groups/backend.py)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -38,31 +38,6 @@ OPERATIONS = (*COLLECTIVES, "all_reduce_coalesced", "send", "recv", "broadcast_i
 the last two are ``async_op`` and the timeout in seconds (of the iovecs' only that)."""
 
 
-class Operation(Protocol):
-    """An issued call, which may still be running."""
-
-    @property
-    def source(self) -> int:
-        """The group rank of the sender of a completed receive; otherwise -1."""
-        ...
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait until the call has completed; raise its error. Return False if ``timeout`` seconds passed first."""
-        ...
-
-    def is_completed(self) -> bool:
-        """Return whether the call has completed, with or without an error. Does not wait."""
-        ...
-
-    def exception(self) -> BaseException | None:
-        """Return the error of a failed call; None while it runs and when it succeeded."""
-        ...
-
-    def on_completion(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, from a thread of the engine, when the call has completed."""
-        ...
-
-
 class GroupEngine(Protocol):
     """One group on the engine of this rank."""
 
@@ -73,7 +48,7 @@ class GroupEngine(Protocol):
     identity: int
     """A number that identifies the group on all its members; 0 for the world."""
     calls: _native.Group
-    """Issues calls. Its methods return None when the call has completed or, with ``async_op``, an Operation."""
+    """Issues calls. Its methods return None when the call has completed or, with ``async_op``, a Work."""
 
     def make_subgroup(
         self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from procgroup import types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
@@ -18,6 +18,9 @@ from procgroup.groups.issue import Deferral, Hook, Issue, QueuedCall
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
+
+if TYPE_CHECKING:
+    from procgroup import _native
 
 
 class ProcessGroup(GroupCalls):
@@ -41,10 +44,10 @@ class ProcessGroup(GroupCalls):
         make_backends: MakeBackends = no_backends,
     ) -> None:
         self.engine = engine
-        self._calls = engine.calls
+        self.calls: _native.Group = engine.calls
         self._rank = rank
         self._size = len(members)
-        self._seconds = timeout.total_seconds()
+        self.seconds: float = timeout.total_seconds()
         self.members: tuple[int, ...] = tuple(members)
         self.group_name = group_name
         self.group_ranks: dict[int, int] = {member: rank for rank, member in enumerate(members)}
@@ -103,11 +106,11 @@ class ProcessGroup(GroupCalls):
     @property
     def timeout(self) -> timedelta:
         """The timeout of calls without a timeout of their own."""
-        return timedelta(seconds=self._seconds)
+        return timedelta(seconds=self.seconds)
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the timeout of calls without a timeout of their own, from the next call on."""
-        self._seconds = types.seconds(timeout)
+        self.seconds = types.seconds(timeout)
 
     def global_rank(self, group_rank: int) -> int:
         """Return the global rank of a member. Raises ValueError when the group has no such rank."""
@@ -260,7 +263,7 @@ class ProcessGroup(GroupCalls):
         return remove
 
     def _intercept(self) -> None:
-        self._calls.intercept(self._issue if self._issue.is_needed else None)
+        self.calls.intercept(self._issue if self._issue.is_needed else None)
 
     def _close(self, error: Callable[[], DistError]) -> None:
         """Let every call raise ``error()``, which must not refer to the group: the engine would keep it alive."""

@@ -73,7 +73,7 @@ class Issue:
         if queue is not None and op in COALESCED:
             *given, async_op, timeout = arguments
             queue.append(QueuedCall(op, tuple(given), timeout))
-            return QueuedOperation() if async_op else None
+            return QueuedWork() if async_op else None
         self.wait_for_turn(op)
         after = [then for hook in self.hooks if (then := hook(op, arguments)) is not None]
         error: BaseException | None = None
@@ -170,25 +170,17 @@ class Deferral:
             return self._is_running
 
 
-class QueuedOperation:
-    """The handle of a queued call, which is not issued yet; only the coalescing manager can wait for it."""
+class QueuedWork:
+    """What a call that is queued returns in place of a Work: whatever the caller does with it raises ValueError."""
 
-    source = -1
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        if name.startswith("__"):
+            raise AttributeError(f"a queued call's Work has no {name}")
 
-    def wait(self, timeout: float | None) -> bool:
-        self._refuse("wait")
+        def refuse(*_arguments: Any) -> NoReturn:
+            raise ValueError(
+                f"Illegal to call {name} on IllegalWork object: the call is issued when the coalescing manager ends. "
+                "Call wait() of the manager instead."
+            )
 
-    def is_completed(self) -> bool:
-        self._refuse("is_completed")
-
-    def exception(self) -> BaseException | None:
-        self._refuse("exception")
-
-    def on_completion(self, callback: Callable[[], None]) -> None:
-        self._refuse("get_future")
-
-    def _refuse(self, name: str) -> NoReturn:
-        raise ValueError(
-            f"Illegal to call {name} on IllegalWork object: the call is issued when the coalescing manager ends. "
-            "Call wait() of the manager instead."
-        )
+        return refuse

@@ -1,0 +1,190 @@
+#include "work.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+
+#include "bindings.hpp"
+
+using namespace nanobind::literals;
+
+namespace procgroup {
+
+Work::Work(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Group> group, std::string op, nb::handle arrays)
+    : engine_(std::move(engine)),
+      group_(std::move(group)),
+      op_(std::move(op)),
+      arrays_(arrays.is_none()                                            ? nb::list()
+              : PyTuple_Check(arrays.ptr()) || PyList_Check(arrays.ptr()) ? nb::list(arrays)
+                                                                          : nb::borrow(arrays)) {}
+
+void Work::join(const nb::list& works) {
+  op_ += "_coalesced";
+  for (const nb::handle work : works) {
+    const auto& one = nb::cast<const Work&>(work);
+    issued_.insert(issued_.end(), one.issued_.begin(), one.issued_.end());
+  }
+}
+
+std::string Work::where() const {
+  return "group " + group_->name() + " (rank " + std::to_string(group_->rank()) + " of " +
+         std::to_string(group_->size()) + ")";
+}
+
+bool Work::wait(nb::handle timeout) {
+  const double seconds =
+      timeout.is_none() ? 0 : nb::cast<double>(nb::module_::import_("procgroup.types").attr("seconds")(timeout));
+  const Deadline deadline = seconds == 0 ? Deadline::never() : Deadline::after(seconds);
+  for (const std::shared_ptr<Issued>& issued : issued_)
+    if (!wait_for(*issued, deadline))
+      raise(nb::module_::import_("procgroup.errors")
+                .attr("WaitTimeout")("op"_a = op_, "where"_a = where(), "seconds"_a = seconds));
+  return true;
+}
+
+// Whether it completed in time. Raises its error.
+bool Work::wait_for(const Issued& issued, Deadline deadline) const {
+  GroupOperation& operation = *issued.operation;
+  if (!operation.is_completed()) require_outside_transfer("wait");
+  PythonRuntime language;
+  bool interrupted = false;
+  const WaitPolicy policy = engine_->engine()->policy().for_bytes(operation.call().bytes());
+  const bool completed = await_completion(operation, deadline, policy, *engine_->engine(), language, interrupted);
+  language.rethrow();
+  if (completed)
+    if (const nb::object error = exception(issued); !error.is_none()) raise(error);
+  return completed;
+}
+
+bool Work::is_completed() const {
+  return std::ranges::all_of(issued_, [&](const std::shared_ptr<Issued>& issued) { return is_completed(*issued); });
+}
+
+bool Work::is_completed(const Issued& issued) const {
+  return issued.operation->is_completed() || engine_->forked() || issued.operation->help() == Progress::kDone;
+}
+
+nb::object Work::exception() const {
+  for (const std::shared_ptr<Issued>& issued : issued_)
+    if (nb::object error = exception(*issued); !error.is_none()) return error;
+  return nb::none();
+}
+
+nb::object Work::exception(const Issued& issued) const {
+  const GroupOperation& operation = *issued.operation;
+  if (!operation.is_completed() && engine_->forked()) return PythonEngine::forked_error();
+  if (!operation.is_completed() || operation.failure() == nullptr) return nb::none();
+  return with_cause(build_exception(*operation.failure(), operation.call(), *group_), issued.error());
+}
+
+nb::object Work::result() {
+  if (!is_completed()) {
+    const std::string text = op_ + " on " + where() + " has not completed; call wait() before result().";
+    raise(nb::borrow(PyExc_RuntimeError)(text));
+  }
+  if (const nb::object error = exception(); !error.is_none()) raise(error);
+  if (!PyList_Check(arrays_.ptr())) {
+    nb::list list;
+    list.append(arrays_);
+    arrays_ = std::move(list);
+  }
+  return arrays_;
+}
+
+int Work::source_rank() {
+  if (op_ != op_name(OpKind::kRecv))
+    raise(nb::borrow(PyExc_RuntimeError)(
+        "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."));
+  result();
+  const int source = issued_.empty() ? source_ : issued_.front()->operation->source();
+  const std::vector<int>& ranks = group_->global_ranks();
+  return ranks.empty() ? source : ranks[static_cast<size_t>(source)];
+}
+
+std::string Work::describe() const {
+  const char* state = !is_completed() ? "running" : is_success() ? "complete" : "failed";
+  return "<Work " + op_ + " on " + where() + ": " + state + ">";
+}
+
+nb::object Work::get_future(nb::handle self) {
+  auto& work = nb::cast<Work&>(self);
+  if (work.future_.is_valid()) return work.future_;
+  nb::object future = nb::module_::import_("procgroup.groups.future").attr("Future")();
+  future.attr("set_running_or_notify_cancel")();
+  work.future_ = future;
+  work.on_completion(nb::cpp_function([kept = nb::borrow(self)] { nb::cast<Work&>(kept).complete_future(); }));
+  return future;
+}
+
+void Work::complete_future() {
+  const nb::object future = std::exchange(future_, nb::object());
+  const nb::object error = exception();
+  if (error.is_none())
+    future.attr("set_result")(result());
+  else
+    future.attr("set_exception")(error);
+}
+
+// Call `callback` once all operations have completed: from the completion thread, or at once. One callback at most.
+void Work::on_completion(nb::object callback) const {
+  const auto running = std::make_shared<size_t>(issued_.size() + 1);  // with one more until all are watched
+  const auto complete_one = [callback = std::move(callback), running] {
+    if (--*running == 0) callback();
+  };
+  for (const std::shared_ptr<Issued>& issued : issued_) {
+    if (is_completed(*issued)) {
+      --*running;
+      continue;
+    }
+    issued->callback = nb::cpp_function(complete_one);
+    issued->operation->watch();
+    engine_->watch();
+    // It may have completed in between: then no completion will be counted for it any more.
+    if (is_completed(*issued)) engine_->engine()->completed();
+  }
+  complete_one();
+}
+
+}  // namespace procgroup
+
+using namespace procgroup;
+
+void bind_work(nb::module_& module) {
+  nb::class_<Work>(module, "Work",
+                   "A call that was issued with ``async_op=True``. Do not use its arrays before ``wait`` returns.")
+      .def_prop_ro("op", &Work::op)
+      .def("wait", &Work::wait, "timeout"_a = nb::none(),
+           nb::sig("def wait(self, timeout: datetime.timedelta | float | None = None) -> bool"),
+           R"(Wait until the call has completed and return True.
+
+``timeout`` is a timedelta or seconds; None or zero means the call's own deadline. Raises the call's error if it
+failed, and WaitTimeout if ``timeout`` passed first: the call then goes on.)")
+      .def(
+          "is_completed", [](const Work& self) { return self.is_completed(); },
+          "Return whether the call has completed, with or without an error. Does not wait.")
+      .def("is_success", &Work::is_success, "Return whether the call has completed without an error.")
+      .def(
+          "exception", [](const Work& self) { return self.exception(); },
+          nb::sig("def exception(self) -> BaseException | None"),
+          "Return the error of a failed call; None while it runs and when it succeeded.")
+      .def("result", &Work::result, nb::sig("def result(self) -> list[typing.Any]"),
+           "Return the call's arrays. Raises RuntimeError while it runs, and its error if it failed.")
+      .def(
+          "get_future", [](nb::handle self) { return Work::get_future(self); },
+          nb::sig("def get_future(self) -> procgroup.groups.future.Future"),
+          R"(Return a future of ``result()``, completed by a thread of the backend. Cancelling it has no effect.
+
+It has the methods of ``torch.futures.Future`` and of ``concurrent.futures.Future``.)")
+      .def(
+          "synchronize", [](Work& self) { self.wait(nb::none()); },
+          "Wait until the call has completed, as ``wait()`` does.")
+      .def(
+          "block_current_stream", [](Work& self) { self.wait(nb::none()); },
+          "Wait until the call has completed: on CPUs the calling thread is the stream.")
+      .def("source_rank", &Work::source_rank,
+           R"(Return the global rank of the sender of a completed receive.
+
+Raises RuntimeError for other calls.)")
+      .def("_source_rank", &Work::source_rank)
+      .def("__repr__", &Work::describe);
+}

@@ -1,0 +1,58 @@
+// Work: what a call with async_op=True returns.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python_engine.hpp"
+
+namespace procgroup {
+
+// A Work stands for one issued call, for several that were issued together, or for a call that completed at once: then
+// it has no operation. An operation that runs during a fork goes on in the parent. In the child it has failed.
+class Work {
+ public:
+  // `arrays` are those that result() gives: one array, a list or tuple of them, or None for no array.
+  Work(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Group> group, std::string op, nb::handle arrays);
+  // A message that completed at once, with the group rank of a received one's sender.
+  Work(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Group> group, std::string op, nb::handle arrays,
+       int source)
+      : Work(std::move(engine), std::move(group), std::move(op), arrays) {
+    source_ = source;
+  }
+  void add(std::shared_ptr<Issued> issued) { issued_.push_back(std::move(issued)); }
+  // Stand for all these calls of the group.
+  void join(const nb::list& works);
+
+  const std::string& op() const { return op_; }
+  bool wait(nb::handle timeout);
+  bool is_completed() const;
+  bool is_success() const { return is_completed() && exception().is_none(); }
+  nb::object exception() const;
+  nb::object result();
+  int source_rank();
+  std::string describe() const;
+  static nb::object get_future(nb::handle self);
+
+ private:
+  std::string where() const;
+  bool wait_for(const Issued& issued, Deadline deadline) const;
+  bool is_completed(const Issued& issued) const;
+  nb::object exception(const Issued& issued) const;
+  void on_completion(nb::object callback) const;
+  void complete_future();
+
+  std::shared_ptr<PythonEngine> engine_;
+  std::shared_ptr<Group> group_;
+  std::vector<std::shared_ptr<Issued>> issued_;
+  std::string op_;
+  int source_ = -1;
+  nb::object arrays_;
+  nb::object future_;  // until it has completed: what it calls back may refer to the Work
+};
+
+}  // namespace procgroup
