@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bindings.hpp"
 #include "python_group.hpp"
 
@@ -80,16 +82,43 @@ nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool as
   return message(OpKind::kRecv, array, std::move(view), peer, tag, async_op, seconds);
 }
 
+// Not of a member, or not of an int: those have checks and errors in Python.
+std::optional<PythonGroup::Message> PythonGroup::ordinary_message(nb::handle peer, nb::handle tag) const {
+  if (is_intercepted() || !PyLong_CheckExact(peer.ptr()) || !PyLong_CheckExact(tag.ptr())) return std::nullopt;
+  const long long number = PyLong_AsLongLong(tag.ptr());
+  const long rank = PyLong_AsLong(peer.ptr());
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();  // -1, too
+  if (number < 0 || rank < 0) return std::nullopt;
+  const std::vector<int>& ranks = group_->global_ranks();
+  const auto found = std::ranges::find(ranks, rank);
+  const long member = ranks.empty() ? rank : found - ranks.begin();
+  if (member >= group_->size()) return std::nullopt;
+  return Message{static_cast<int>(member), static_cast<uint64_t>(number)};
+}
+
+nb::object PythonGroup::try_send(nb::handle array, nb::handle peer, nb::handle tag, bool async_op) {
+  const std::optional<Message> to = ordinary_message(peer, tag);
+  return to ? send(array, to->peer, to->tag, async_op, seconds_) : nb::borrow(Py_NotImplemented);
+}
+
+nb::object PythonGroup::try_recv(nb::handle array, nb::handle peer, nb::handle tag, bool async_op) {
+  const std::optional<Message> from = ordinary_message(peer, tag);
+  return from ? recv(array, from->peer, from->tag, async_op, seconds_) : nb::borrow(Py_NotImplemented);
+}
+
 nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int peer, uint64_t tag, bool async_op,
                                 double seconds) {
   engine_->require_not_forked();
   if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
   if (only_checks_) return nb::none();
   if (!async_op) require_outside_transfer(op_name(op));
-  Request copies;
-  if (view.is_strided()) move_through_scratch(copies, {&view, 1});
-  if (copies.before) copies.before();
-  MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag, std::move(copies.after)};
+  MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag};
+  if (view.is_strided()) {
+    Request copies;
+    move_through_scratch(copies, {&view, 1});
+    if (copies.before) copies.before();
+    request.after = std::move(copies.after);
+  }
   if (async_op && !prepare_.is_valid() && group_->start_at_once(request))
     return nb::cast(Work(engine_, group_, op_name(op), array, peer));
   std::shared_ptr<Issued> issued;
@@ -179,6 +208,11 @@ void bind_group(nb::module_& module) {
       .def("direct", &PythonGroup::direct)
       .def("intercept", &PythonGroup::intercept, "issue"_a.none(),
            nb::sig("def intercept(self, issue: collections.abc.Callable[..., typing.Any] | None) -> None"))
+      .def("set_timeout", &PythonGroup::set_timeout, "seconds"_a)
+      .def("try_send", &PythonGroup::try_send, "array"_a.none(), "peer"_a.none(), "tag"_a.none(), "async_op"_a,
+           nb::sig("def try_send(self, array: object, peer: object, tag: object, async_op: bool) -> typing.Any"))
+      .def("try_recv", &PythonGroup::try_recv, "array"_a.none(), "peer"_a.none(), "tag"_a.none(), "async_op"_a,
+           nb::sig("def try_recv(self, array: object, peer: object, tag: object, async_op: bool) -> typing.Any"))
       .def("set_backend", &PythonGroup::set_backend, "prepare"_a,
            nb::sig("def set_backend(self, prepare: "
                    "collections.abc.Callable[..., collections.abc.Callable[[int], list[int] | None]]) -> None"))

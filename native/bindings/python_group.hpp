@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,6 +79,11 @@ class PythonGroup {
   nb::object barrier(bool async_op, double seconds);
   nb::object send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds);
   nb::object recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds);
+  // The shortest way of a message to or from a global rank, with the group's timeout: send or recv where the group is
+  // in its ordinary state and `peer` and `tag` are what they mostly are; else NotImplemented, and nothing was done.
+  nb::object try_send(nb::handle array, nb::handle peer, nb::handle tag, bool async_op);
+  nb::object try_recv(nb::handle array, nb::handle peer, nb::handle tag, bool async_op);
+  void set_timeout(double seconds) { seconds_ = seconds; }
 
   // Broadcast from this rank, and all_gather, of an array of bytes in several buffers: see InputIovecs. The
   // other ranks make the ordinary calls.
@@ -103,6 +109,11 @@ class PythonGroup {
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
   void move_by_backend(Request& request, Issued& issued) const;
   nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);
+  struct Message {
+    int peer;
+    uint64_t tag;
+  };
+  std::optional<Message> ordinary_message(nb::handle peer, nb::handle tag) const;
   nb::object message(OpKind op, nb::handle array, ArrayView view, int peer, uint64_t tag, bool async_op,
                      double seconds);
   template <class Start>
@@ -111,6 +122,7 @@ class PythonGroup {
   std::shared_ptr<PythonEngine> engine_;
   std::shared_ptr<Group> group_;
   bool only_checks_ = false;
+  double seconds_ = 0;  // of try_send and try_recv
   nb::object intercept_;
   nb::object prepare_;
 };

@@ -34,12 +34,9 @@ def send(
         chosen = choose(group, "send")
         if chosen is None:
             return
-    destination = chosen.group_ranks.get(dst) if group_dst is None and dst.__class__ is int else None
-    if destination is not None and timeout is None and tag.__class__ is int and 0 <= tag <= checks.MAX_TAG:
-        # The ordinary case, which goes into native code from here: a small message takes less time than one or two
-        # Python functions.
-        chosen.calls.send(tensor, destination, tag, False, chosen.seconds)
-    else:
+    # The ordinary call goes into native code from here: a small message takes less time than one or two more functions.
+    ordinary = group_dst is None and timeout is None
+    if not ordinary or chosen.calls.try_send(tensor, dst, tag, False) is NotImplemented:
         chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, False, timeout)
 
 
@@ -60,9 +57,10 @@ def isend(
         chosen = choose(group, "isend")
         if chosen is None:
             return cast("Work", None)
-    destination = chosen.group_ranks.get(dst) if group_dst is None and dst.__class__ is int else None
-    if destination is not None and timeout is None and tag.__class__ is int and 0 <= tag <= checks.MAX_TAG:
-        return chosen.calls.send(tensor, destination, tag, True, chosen.seconds)  # type: ignore[return-value]
+    if group_dst is None and timeout is None:
+        work: Work = chosen.calls.try_send(tensor, dst, tag, True)
+        if work is not NotImplemented:
+            return work
     return chosen.send(tensor, group_rank_of(chosen, dst, group_dst), tag, True, timeout)
 
 
@@ -83,9 +81,10 @@ def recv(
         chosen = choose(group, "recv")
         if chosen is None:
             return -1
-    source = chosen.group_ranks.get(src) if group_src is None and src.__class__ is int else None
-    if source is not None and timeout is None and tag.__class__ is int and 0 <= tag <= checks.MAX_TAG:
-        return chosen.members[chosen.calls.recv(tensor, source, tag, False, chosen.seconds)]  # type: ignore[index]
+    if group_src is None and timeout is None:
+        source: int = chosen.calls.try_recv(tensor, src, tag, False)
+        if source is not NotImplemented:
+            return chosen.members[source]
     return chosen.members[chosen.recv(tensor, _source(chosen, src, group_src), tag, timeout)]
 
 
@@ -106,9 +105,10 @@ def irecv(
         chosen = choose(group, "irecv")
         if chosen is None:
             return cast("Work", None)
-    source = chosen.group_ranks.get(src) if group_src is None and src.__class__ is int else None
-    if source is not None and timeout is None and tag.__class__ is int and 0 <= tag <= checks.MAX_TAG:
-        return chosen.calls.recv(tensor, source, tag, True, chosen.seconds)  # type: ignore[return-value]
+    if group_src is None and timeout is None:
+        work: Work = chosen.calls.try_recv(tensor, src, tag, True)
+        if work is not NotImplemented:
+            return work
     return chosen.irecv(tensor, _source(chosen, src, group_src), tag, timeout)
 
 

@@ -57,7 +57,7 @@ class GroupCalls(Collectives):
                 "Invalid destination rank: destination rank should not be the same as the rank of the current process."
             )
         return self.calls.send(
-            array, destination, tag, async_op, self.seconds if timeout is None else types.seconds(timeout)
+            array, destination, tag, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     def recv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> int:
@@ -67,7 +67,7 @@ class GroupCalls(Collectives):
         if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
             tag = checks.tag(tag)
         return self.calls.recv(  # type: ignore[return-value]
-            array, source, tag, False, self.seconds if timeout is None else types.seconds(timeout)
+            array, source, tag, False, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     def irecv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> Work:
@@ -77,7 +77,7 @@ class GroupCalls(Collectives):
         if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
             tag = checks.tag(tag)
         return self.calls.recv(  # type: ignore[return-value]
-            array, source, tag, True, self.seconds if timeout is None else types.seconds(timeout)
+            array, source, tag, True, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     def check_message(self, op: str, array: Array, peer: int, tag: int) -> None:
@@ -124,7 +124,7 @@ class GroupCalls(Collectives):
         """Combine each of the arrays with those of all ranks at the same place in the list."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        seconds = self.seconds if timeout is None else types.seconds(timeout)
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
         return self._reduce_all(arrays, [op] * len(arrays), seconds, async_op)
 
     @overload
@@ -147,7 +147,7 @@ class GroupCalls(Collectives):
         output_lists = checks.array_list(output_lists, self._size, *call)
         for outputs in output_lists:
             checks.array_list(outputs, len(arrays), *call, "input")
-        seconds = self.seconds if timeout is None else types.seconds(timeout)
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
         calls = [
             QueuedCall("all_gather", ([outputs[place] for outputs in output_lists], array), seconds)
             for place, array in enumerate(arrays)
@@ -171,7 +171,7 @@ class GroupCalls(Collectives):
     ) -> Issued:
         """Copy array ``i`` of all ranks, one after the other, into every rank's ``outputs[i]``."""
         checks.array_list(outputs, len(arrays), "outputs", "all_gather_single_coalesced", self._rank, "input")
-        seconds = self.seconds if timeout is None else types.seconds(timeout)
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
         pairs = zip(outputs, arrays, strict=True)
         return self._issue_all([QueuedCall("all_gather_single", pair, seconds) for pair in pairs], outputs, async_op)
 
@@ -199,7 +199,7 @@ class GroupCalls(Collectives):
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         checks.array_list(outputs, len(arrays), "outputs", "reduce_scatter_single_coalesced", self._rank, "input")
-        seconds = self.seconds if timeout is None else types.seconds(timeout)
+        seconds = self._seconds if timeout is None else types.seconds(timeout)
         calls = [
             QueuedCall("reduce_scatter_single", (output, array, op), seconds)
             for output, array in zip(outputs, arrays, strict=True)

@@ -35,7 +35,7 @@ class Collectives:
     calls: _native.Group
     _rank: int
     _size: int
-    seconds: float
+    _seconds: float
     members: tuple[int, ...]
     group_name: str
 
@@ -54,7 +54,7 @@ class Collectives:
         """Combine the arrays of all ranks, element by element, into every rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.all_reduce(array, op, async_op, self.seconds if timeout is None else types.seconds(timeout))
+        return self.calls.all_reduce(array, op, async_op, self._seconds if timeout is None else types.seconds(timeout))
 
     @overload
     def scan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -68,7 +68,7 @@ class Collectives:
         """Combine the arrays of all lower ranks and this one, element by element, into this rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.scan(array, op, async_op, self.seconds if timeout is None else types.seconds(timeout))
+        return self.calls.scan(array, op, async_op, self._seconds if timeout is None else types.seconds(timeout))
 
     @overload
     def exscan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -82,7 +82,7 @@ class Collectives:
         """Combine the arrays of all lower ranks into this rank's array; that of rank 0 keeps its values."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.exscan(array, op, async_op, self.seconds if timeout is None else types.seconds(timeout))
+        return self.calls.exscan(array, op, async_op, self._seconds if timeout is None else types.seconds(timeout))
 
     @overload
     def reduce(
@@ -103,7 +103,9 @@ class Collectives:
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         root = checks.group_rank(root, self._size, self.group_name)
-        return self.calls.reduce(array, root, op, async_op, self.seconds if timeout is None else types.seconds(timeout))
+        return self.calls.reduce(
+            array, root, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
+        )
 
     @overload
     def broadcast(self, array: Array, root: int, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -114,7 +116,7 @@ class Collectives:
     def broadcast(self, array: Array, root: int, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the array of ``root`` into every rank's array."""
         root = checks.group_rank(root, self._size, self.group_name)
-        return self.calls.broadcast(array, root, async_op, self.seconds if timeout is None else types.seconds(timeout))
+        return self.calls.broadcast(array, root, async_op, self._seconds if timeout is None else types.seconds(timeout))
 
     @overload
     def gather(
@@ -135,7 +137,7 @@ class Collectives:
         root = checks.group_rank(root, self._size, self.group_name)
         outputs = checks.gather_list(outputs, self._size, root, self._rank)
         return self.calls.gather(
-            array, outputs, root, async_op, self.seconds if timeout is None else types.seconds(timeout)
+            array, outputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     @overload
@@ -148,7 +150,7 @@ class Collectives:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on every rank."""
         outputs = checks.array_list(outputs, self._size, "tensor_list", "all_gather", self._rank)
         return self.calls.all_gather(
-            outputs, array, async_op, self.seconds if timeout is None else types.seconds(timeout)
+            outputs, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     @overload
@@ -160,7 +162,7 @@ class Collectives:
     def all_gather_single(self, output: Array, array: Array, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the arrays of all ranks, one after the other, into every rank's ``output``."""
         return self.calls.all_gather_single(
-            output, array, async_op, self.seconds if timeout is None else types.seconds(timeout)
+            output, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     @overload
@@ -182,7 +184,7 @@ class Collectives:
         root = checks.group_rank(root, self._size, self.group_name)
         inputs = checks.scatter_list(inputs, self._size, root, self._rank)
         return self.calls.scatter(
-            array, inputs, root, async_op, self.seconds if timeout is None else types.seconds(timeout)
+            array, inputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     @overload
@@ -210,7 +212,7 @@ class Collectives:
             op = checks.reduce_op(op)
         inputs = checks.array_list(inputs, self._size, "input_list", "reduce_scatter", self._rank)
         return self.calls.reduce_scatter(
-            output, inputs, op, async_op, self.seconds if timeout is None else types.seconds(timeout)
+            output, inputs, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     @overload
@@ -232,7 +234,7 @@ class Collectives:
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         return self.calls.reduce_scatter_single(
-            output, array, op, async_op, self.seconds if timeout is None else types.seconds(timeout)
+            output, array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     @overload
@@ -246,7 +248,7 @@ class Collectives:
         outputs = checks.array_list(outputs, self._size, "output_tensor_list", "all_to_all", self._rank)
         inputs = checks.array_list(inputs, self._size, "input_tensor_list", "all_to_all", self._rank)
         return self.calls.all_to_all(
-            outputs, inputs, async_op, self.seconds if timeout is None else types.seconds(timeout)
+            outputs, inputs, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     @overload
@@ -295,7 +297,7 @@ class Collectives:
         sends = checks.splits(input_splits, self._size, "input_split_sizes", "all_to_all_single", self._rank)
         receives = checks.splits(output_splits, self._size, "output_split_sizes", "all_to_all_single", self._rank)
         return self.calls.all_to_all_single(
-            output, array, receives, sends, async_op, self.seconds if timeout is None else types.seconds(timeout)
+            output, array, receives, sends, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
 
     @overload
@@ -306,4 +308,4 @@ class Collectives:
     def barrier(self, async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def barrier(self, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Wait until every rank has called barrier."""
-        return self.calls.barrier(async_op, self.seconds if timeout is None else types.seconds(timeout))
+        return self.calls.barrier(async_op, self._seconds if timeout is None else types.seconds(timeout))

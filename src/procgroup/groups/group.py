@@ -47,7 +47,8 @@ class ProcessGroup(GroupCalls):
         self.calls: _native.Group = engine.calls
         self._rank = rank
         self._size = len(members)
-        self.seconds: float = timeout.total_seconds()
+        self._seconds = timeout.total_seconds()
+        self.calls.set_timeout(self._seconds)
         self.members: tuple[int, ...] = tuple(members)
         self.group_name = group_name
         self.group_ranks: dict[int, int] = {member: rank for rank, member in enumerate(members)}
@@ -106,11 +107,12 @@ class ProcessGroup(GroupCalls):
     @property
     def timeout(self) -> timedelta:
         """The timeout of calls without a timeout of their own."""
-        return timedelta(seconds=self.seconds)
+        return timedelta(seconds=self._seconds)
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the timeout of calls without a timeout of their own, from the next call on."""
-        self.seconds = types.seconds(timeout)
+        self._seconds = types.seconds(timeout)
+        self.calls.set_timeout(self._seconds)
 
     def global_rank(self, group_rank: int) -> int:
         """Return the global rank of a member. Raises ValueError when the group has no such rank."""
