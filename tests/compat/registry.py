@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import EnumType
 from typing import Any
 
 import procgroup
@@ -95,7 +96,7 @@ def doing_nothing(name: str) -> Iterator[None]:
 
 def set_anyhow(owner: Any, name: str, value: Any) -> None:
     """Set an attribute, also of an Enum, which guards its members."""
-    if isinstance(owner, type):
+    if isinstance(owner, EnumType):
         type.__setattr__(owner, name, value)
     else:
         setattr(owner, name, value)
