@@ -82,7 +82,7 @@ nb::object PythonGroup::recv(nb::handle array, int source, uint64_t tag, bool as
   return message(OpKind::kRecv, array, std::move(view), peer, tag, async_op, seconds);
 }
 
-// Not of a member, or not of an int: those have checks and errors in Python.
+// Nothing for a rank that is no member, and for what is not exactly an int: their checks and errors are in Python.
 std::optional<PythonGroup::Message> PythonGroup::ordinary_message(nb::handle peer, nb::handle tag) const {
   if (is_intercepted() || !PyLong_CheckExact(peer.ptr()) || !PyLong_CheckExact(tag.ptr())) return std::nullopt;
   const long long number = PyLong_AsLongLong(tag.ptr());

@@ -79,8 +79,8 @@ class PythonGroup {
   nb::object barrier(bool async_op, double seconds);
   nb::object send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds);
   nb::object recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds);
-  // The shortest way of a message to or from a global rank, with the group's timeout: send or recv where the group is
-  // in its ordinary state and `peer` and `tag` are what they mostly are; else NotImplemented, and nothing was done.
+  // send and recv with a global rank and the group's timeout, if calls are not intercepted, `peer` is an int and a
+  // member, and `tag` is an int and valid. Otherwise they return NotImplemented and do nothing.
   nb::object try_send(nb::handle array, nb::handle peer, nb::handle tag, bool async_op);
   nb::object try_recv(nb::handle array, nb::handle peer, nb::handle tag, bool async_op);
   void set_timeout(double seconds) { seconds_ = seconds; }

@@ -111,6 +111,7 @@ nb::object Work::get_future(nb::handle self) {
   if (work.future_.is_valid()) return work.future_;
   nb::object future = nb::module_::import_("procgroup.groups.future").attr("Future")();
   future.attr("set_running_or_notify_cancel")();
+  if (work.future_.is_valid()) return work.future_;  // another thread came first, while Python made this one
   work.future_ = future;
   work.on_completion(nb::cpp_function([kept = nb::borrow(self)] { nb::cast<Work&>(kept).complete_future(); }));
   return future;

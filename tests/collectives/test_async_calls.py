@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from typing import Any
 
@@ -116,6 +117,25 @@ def futures_of_many_calls(rank: int, size: int) -> None:
 @transports
 def test_futures_complete_without_anybody_waiting(transport: str) -> None:
     run(futures_of_many_calls, 3, environment={"PROCGROUP_TRANSPORT": transport})
+
+
+def one_future_for_all_threads(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    for _ in range(50):
+        array = np.ones(4)
+        if rank == 1:
+            dist.recv(np.zeros(1), 0)  # so that the call still runs when the threads ask
+        work: Any = dist.all_reduce(array, async_op=True)
+        with ThreadPoolExecutor(4) as threads:
+            futures = list(threads.map(lambda _, work=work: work.get_future(), range(4)))
+            if rank == 0:
+                dist.send(np.zeros(1), 1)
+            assert all(future.result(timeout=10)[0] is array for future in futures)
+
+
+@transports
+def test_every_thread_that_asks_gets_a_future_that_completes(transport: str) -> None:
+    run(one_future_for_all_threads, 2, environment={"PROCGROUP_TRANSPORT": transport})
 
 
 def let_go_of_arrays_and_works(rank: int, size: int) -> None:
