@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "bindings.hpp"
 
@@ -10,13 +11,24 @@ using namespace nanobind::literals;
 
 namespace procgroup {
 
-Work::Work(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Group> group, std::string op, nb::handle arrays)
+namespace {
+
+// A list as a copy, which the caller cannot change; one array as it is: most Works are never asked for it.
+nb::object keep(nb::handle arrays) {
+  if (arrays.is_none()) return nb::list();
+  const bool several = PyTuple_Check(arrays.ptr()) || PyList_Check(arrays.ptr());
+  return several ? nb::list(arrays) : nb::borrow(arrays);
+}
+
+}  // namespace
+
+Work::Work(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Group> group, std::string op, nb::handle arrays,
+           int source)
     : engine_(std::move(engine)),
       group_(std::move(group)),
       op_(std::move(op)),
-      arrays_(arrays.is_none()                                            ? nb::list()
-              : PyTuple_Check(arrays.ptr()) || PyList_Check(arrays.ptr()) ? nb::list(arrays)
-                                                                          : nb::borrow(arrays)) {}
+      source_(source),
+      arrays_(keep(arrays)) {}
 
 void Work::join(const nb::list& works) {
   op_ += "_coalesced";
@@ -78,10 +90,8 @@ nb::object Work::exception(const Issued& issued) const {
 }
 
 nb::object Work::result() {
-  if (!is_completed()) {
-    const std::string text = op_ + " on " + where() + " has not completed; call wait() before result().";
-    raise(nb::borrow(PyExc_RuntimeError)(text));
-  }
+  if (!is_completed())
+    throw std::runtime_error(op_ + " on " + where() + " has not completed; call wait() before result().");
   if (const nb::object error = exception(); !error.is_none()) raise(error);
   if (!PyList_Check(arrays_.ptr())) {
     nb::list list;
@@ -93,8 +103,8 @@ nb::object Work::result() {
 
 int Work::source_rank() {
   if (op_ != op_name(OpKind::kRecv))
-    raise(nb::borrow(PyExc_RuntimeError)(
-        "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."));
+    throw std::runtime_error(
+        "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.");
   result();
   const int source = issued_.empty() ? source_ : issued_.front()->operation->source();
   const std::vector<int>& ranks = group_->global_ranks();

@@ -16,14 +16,10 @@ namespace procgroup {
 // it has no operation. An operation that runs during a fork goes on in the parent. In the child it has failed.
 class Work {
  public:
-  // `arrays` are those that result() gives: one array, a list or tuple of them, or None for no array.
-  Work(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Group> group, std::string op, nb::handle arrays);
-  // A message that completed at once, with the group rank of a received one's sender.
+  // `arrays` are those that result() gives: one array, a list or tuple of them, or None for no array. `source` is the
+  // sender's group rank of a message that was received at once.
   Work(std::shared_ptr<PythonEngine> engine, std::shared_ptr<Group> group, std::string op, nb::handle arrays,
-       int source)
-      : Work(std::move(engine), std::move(group), std::move(op), arrays) {
-    source_ = source;
-  }
+       int source = -1);
   void add(std::shared_ptr<Issued> issued) { issued_.push_back(std::move(issued)); }
   // Stand for all these calls of the group.
   void join(const nb::list& works);
@@ -50,7 +46,7 @@ class Work {
   std::shared_ptr<Group> group_;
   std::vector<std::shared_ptr<Issued>> issued_;
   std::string op_;
-  int source_ = -1;
+  int source_;
   nb::object arrays_;
   nb::object future_;  // until it has completed: what it calls back may refer to the Work
 };

@@ -120,7 +120,7 @@ class Group final : public Source {
  private:
   static constexpr size_t kFewMessages = 64;
   static constexpr int kReceiveCredits = 4;
-  // Looks for a message, of 3 to 6 us together: a peer that begins to send at the same time has sent by then.
+  // Looks for a message, of 7 us together: a peer that begins to send at the same time has sent by then.
   static constexpr int kReceivePolls = 120;
 
   friend class GroupOperation;

@@ -25,9 +25,9 @@ bool Group::message_at_once(const MessageRequest& request, int looks) {
   return true;
 }
 
-// To wait a moment for a message takes less time than to post a receive, behind which those that follow have to be
-// posted, too. A program that starts its receives long before their messages come is not to wait for each of them: a
-// wait in vain takes one of the few credits, a message that came gives one.
+// To wait a moment for a message takes less time than to post receives: those that follow a posted one have to be
+// posted, too. A program that starts its receives long before their messages come is not to wait for each: a receive
+// that has to be posted takes one of the few credits, a message that came gives one.
 bool Group::start_at_once(const MessageRequest& request) {
   if (request.op != OpKind::kRecv) return message_at_once(request);
   const int credits = receive_credits_.load(std::memory_order_relaxed);

@@ -15,6 +15,7 @@ from collectives.playing import Report, all_right, report
 import procgroup as dist
 from cases import Case, CasePart
 from operations import COLLECTIVES
+from procgroup.groups import future as future_module
 from world import run
 
 pytestmark = pytest.mark.timeout(60)
@@ -119,18 +120,26 @@ def test_futures_complete_without_anybody_waiting(transport: str) -> None:
     run(futures_of_many_calls, 3, environment={"PROCGROUP_TRANSPORT": transport})
 
 
+class SlowFuture(future_module.Future):
+    """A future whose making lets other threads run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.01)
+
+
 def one_future_for_all_threads(rank: int, size: int) -> None:
     dist.init_process_group(timeout=20)
-    for _ in range(50):
-        array = np.ones(4)
-        if rank == 1:
-            dist.recv(np.zeros(1), 0)  # so that the call still runs when the threads ask
-        work: Any = dist.all_reduce(array, async_op=True)
-        with ThreadPoolExecutor(4) as threads:
-            futures = list(threads.map(lambda _, work=work: work.get_future(), range(4)))
-            if rank == 0:
-                dist.send(np.zeros(1), 1)
-            assert all(future.result(timeout=10)[0] is array for future in futures)
+    future_module.Future = SlowFuture  # type: ignore[misc]
+    array = np.ones(4)
+    if rank == 1:
+        dist.recv(np.zeros(1), 0)  # so that the call still runs when the threads ask
+    work: Any = dist.all_reduce(array, async_op=True)
+    with ThreadPoolExecutor(4) as threads:
+        futures = list(threads.map(lambda _: work.get_future(), range(4)))
+    if rank == 0:
+        dist.send(np.zeros(1), 1)
+    assert all(one.result(timeout=10)[0] is array for one in futures)
 
 
 @transports

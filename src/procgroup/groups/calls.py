@@ -52,10 +52,6 @@ class GroupCalls(Collectives):
             destination = checks.group_rank(destination, self._size, self.group_name)
         if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
             tag = checks.tag(tag)
-        if destination == self._rank and not async_op:
-            raise ValueError(
-                "Invalid destination rank: destination rank should not be the same as the rank of the current process."
-            )
         return self.calls.send(
             array, destination, tag, async_op, self._seconds if timeout is None else types.seconds(timeout)
         )
