@@ -61,7 +61,7 @@ std::vector<Block> outputs_of(const Request& request, int rank) {
 }
 
 // Ends with the interpreter's lock, on whatever thread; never after the interpreter.
-std::shared_ptr<BackendTransfer> make_transfer(nb::object advance, Kept memory) {
+std::shared_ptr<BackendTransfer> make_transfer_with(nb::object advance, Kept memory) {
   return {new BackendTransfer(std::move(advance), std::move(memory)), [](BackendTransfer* transfer) {
             if (Py_IsInitialized() == 0) return;
             const Relocked relocked;
@@ -83,11 +83,11 @@ void require_outside_transfer(const char* what) {
   raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(text));
 }
 
-bool BackendTransfer::advance(int root, std::vector<int>& awaited) {
+bool BackendTransfer::advance(int root, uint64_t number, std::vector<int>& awaited) {
   const Relocked relocked;
   const InsideTransfer inside;
   try {
-    const nb::object ranks = advance_(root);
+    const nb::object ranks = advance_(root, number);
     if (!ranks.is_none()) {
       awaited = nb::cast<std::vector<int>>(ranks);
       return false;
@@ -103,6 +103,10 @@ bool BackendTransfer::advance(int root, std::vector<int>& awaited) {
   }
 }
 
+std::shared_ptr<BackendTransfer> make_transfer(nb::object advance) {
+  return make_transfer_with(std::move(advance), nullptr);
+}
+
 std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, const Request& request,
                                                   std::vector<ArrayView> arrays, int rank) {
   const Kept kept = keep(std::move(arrays), request.before);
@@ -111,7 +115,7 @@ std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, con
   nb::object advance =
       prepare(op_name(call.op), blocks_of(inputs_of(request, rank), call.dtype, kept),
               blocks_of(outputs_of(request, rank), call.dtype, kept), dtype_name(call.dtype), reduce_op, call.root, 0);
-  return make_transfer(std::move(advance), kept);
+  return make_transfer_with(std::move(advance), kept);
 }
 
 std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, const MessageRequest& request,
@@ -121,7 +125,7 @@ std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, con
   const bool sends = request.op == OpKind::kSend;
   nb::object advance = prepare(op_name(request.op), sends ? blocks : nb::list(), sends ? nb::list() : blocks,
                                dtype_name(request.dtype), nb::none(), request.peer, request.tag);
-  return make_transfer(std::move(advance), kept);
+  return make_transfer_with(std::move(advance), kept);
 }
 
 }  // namespace procgroup

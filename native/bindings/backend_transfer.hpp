@@ -21,14 +21,19 @@ struct KeptMemory {
 };
 
 // The transfer of one call. It keeps the call's memory for as long as the backend has it.
-class BackendTransfer {
+class BackendTransfer : public std::enable_shared_from_this<BackendTransfer> {
  public:
   BackendTransfer(nanobind::object advance, std::shared_ptr<const KeptMemory> memory)
       : advance_(std::move(advance)), memory_(std::move(memory)) {}
 
   // Advance without waiting; see ExternalTransfer. Throws std::runtime_error for a Python exception. From any thread,
   // one at a time, with or without the interpreter's lock.
-  bool advance(int root, std::vector<int>& awaited);
+  bool advance(int root, uint64_t number, std::vector<int>& awaited);
+  ExternalTransfer as_function() {
+    return [self = shared_from_this()](int root, uint64_t number, std::vector<int>& awaited) {
+      return self->advance(root, number, awaited);
+    };
+  }
   // The exception that the backend raised, if any.
   nanobind::handle error() const { return error_; }
 
@@ -42,6 +47,8 @@ class BackendTransfer {
 // this thread moves, or for a lock that it holds.
 void require_outside_transfer(const char* what);
 
+// A transfer without memory.
+std::shared_ptr<BackendTransfer> make_transfer(nanobind::object advance);
 // `prepare` is procgroup.groups.backend.prepare of a backend. It raises where the backend does not support the call.
 std::shared_ptr<BackendTransfer> prepare_transfer(const nanobind::object& prepare, const Request& request,
                                                   std::vector<ArrayView> arrays, int rank);

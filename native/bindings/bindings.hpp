@@ -7,6 +7,7 @@ void bind_arena_memory(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_group(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
+void bind_mpi(nanobind::module_& module);
 void bind_permutation(nanobind::module_& module);
 void bind_stores(nanobind::module_& module);
 void bind_work(nanobind::module_& module);

@@ -317,8 +317,13 @@ nb::object PythonGroup::barrier(bool async_op, double seconds) {
 
 nb::object PythonGroup::issue(Request request, const Options& options, ArrayView& view) {
   if (only_checks_) return nb::none();
-  if (!options.async_op && !prepare_.is_valid()) {
+  if (!options.async_op && !needs_backend(request)) {
     if (view.is_strided()) move_through_scratch(request, {&view, 1});
+    return run(request, options.seconds);
+  }
+  if (!options.async_op && mpi_) {
+    if (view.is_strided()) move_through_scratch(request, {&view, 1});
+    const BlockingMpiCall call(mpi_, *group_, request, view);
     return run(request, options.seconds);
   }
   auto issued = std::make_shared<Issued>();
@@ -329,7 +334,7 @@ nb::object PythonGroup::issue(Request request, const Options& options, ArrayView
 nb::object PythonGroup::issue(Request request, const Options& options, std::shared_ptr<Issued> issued) {
   if (only_checks_) return nb::none();
   move_through_scratch(request, issued->arrays);
-  if (prepare_.is_valid() && !issued->arrays.empty()) move_by_backend(request, *issued);
+  if (needs_backend(request) && !issued->arrays.empty()) move_by_backend(request, *issued);
   if (!options.async_op) return run(request, options.seconds, issued.get());
   for (ArrayView& view : issued->arrays) view.hold_memory();
   engine_->require_not_forked();
@@ -339,11 +344,19 @@ nb::object PythonGroup::issue(Request request, const Options& options, std::shar
 }
 
 void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
-  issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
   request.descriptor.external = true;
-  request.transfer = [transfer = issued.transfer](int root, std::vector<int>& awaited) {
-    return transfer->advance(root, awaited);
-  };
+  if (mpi_) return move_by_mpi(mpi_, *group_, request, std::move(issued.arrays));
+  issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
+  request.transfer = issued.transfer->as_function();
+}
+
+void PythonGroup::open_backend(nb::object advance, double seconds) {
+  Issued issued;
+  issued.transfer = make_transfer(std::move(advance));
+  Request request;
+  request.descriptor.external = true;
+  request.transfer = issued.transfer->as_function();
+  run(request, seconds, &issued);
 }
 
 nb::object PythonGroup::run(Request& request, double seconds, const Issued* issued) {

@@ -119,18 +119,18 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
     if (copies.before) copies.before();
     request.after = std::move(copies.after);
   }
-  if (async_op && !prepare_.is_valid() && group_->start_at_once(request))
+  if (async_op && !has_backend() && group_->start_at_once(request))
     return nb::cast(Work(engine_, group_, op_name(op), array, peer));
   std::shared_ptr<Issued> issued;
-  if (async_op || prepare_.is_valid()) {
+  if (async_op || has_backend()) {
     issued = std::make_shared<Issued>();
     issued->arrays.push_back(std::move(view));
   }
-  if (prepare_.is_valid()) {
+  if (mpi_) {
+    move_by_mpi(mpi_, *group_, request, std::move(issued->arrays));
+  } else if (has_backend()) {
     issued->transfer = prepare_transfer(prepare_, request, std::move(issued->arrays));
-    request.transfer = [transfer = issued->transfer](int root, std::vector<int>& awaited) {
-      return transfer->advance(root, awaited);
-    };
+    request.transfer = issued->transfer->as_function();
   }
   if (async_op) {
     for (ArrayView& kept : issued->arrays) kept.hold_memory();
@@ -215,7 +215,11 @@ void bind_group(nb::module_& module) {
            nb::sig("def try_recv(self, array: object, peer: object, tag: object, async_op: bool) -> typing.Any"))
       .def("set_backend", &PythonGroup::set_backend, "prepare"_a,
            nb::sig("def set_backend(self, prepare: "
-                   "collections.abc.Callable[..., collections.abc.Callable[[int], list[int] | None]]) -> None"))
+                   "collections.abc.Callable[..., collections.abc.Callable[[int, int], list[int] | None]]) -> None"))
+      .def("set_mpi", &PythonGroup::set_mpi, "communicator"_a)
+      .def("open_backend", &PythonGroup::open_backend, "advance"_a, "timeout"_a,
+           nb::sig("def open_backend(self, advance: "
+                   "collections.abc.Callable[[int, int], list[int] | None], timeout: float) -> None"))
       .def("join", &PythonGroup::join, "works"_a, "op"_a, "arrays"_a,
            nb::sig("def join(self, works: list[Work], op: str, arrays: " PROCGROUP_ARRAYS ") -> Work"))
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "mpi_backend.hpp"
 #include "python_engine.hpp"
 #include "work.hpp"
 
@@ -55,6 +56,10 @@ class PythonGroup {
   // Let another backend move the bytes of calls: `prepare` takes the call's data and returns the function that
   // advances its transfer (procgroup.groups.backend.prepare). Before the first call, on all ranks.
   void set_backend(nb::object prepare) { prepare_ = std::move(prepare); }
+  void set_mpi(MpiBackend communicator) { mpi_ = std::move(communicator); }
+  // Let a backend get ready, while the engine watches the other ranks: `advance` is called, after all ranks have come,
+  // until it returns None (procgroup.groups.backend.prepare).
+  void open_backend(nb::object advance, double seconds);
 
   // These calls of the group as one, which `op` names, with these arrays as its result.
   nb::object join(const nb::list& works, const std::string& op, nb::handle arrays) const;
@@ -107,6 +112,11 @@ class PythonGroup {
   nb::object issue(Request request, const Options& options, ArrayView& view);
   nb::object issue(Request request, const Options& options, std::shared_ptr<Issued> issued);
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
+  // MPI need not move what the engine's announcements carry in any case.
+  bool needs_backend(const Request& request) const {
+    return has_backend() && !(mpi_ && group_->is_announced_whole(request.descriptor));
+  }
+  bool has_backend() const { return prepare_.is_valid() || mpi_ != nullptr; }
   void move_by_backend(Request& request, Issued& issued) const;
   nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);
   struct Message {
@@ -125,6 +135,7 @@ class PythonGroup {
   double seconds_ = 0;  // of try_send and try_recv
   nb::object intercept_;
   nb::object prepare_;
+  MpiBackend mpi_;  // null unless MPI moves the bytes
 };
 
 template <class Start>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,9 @@ namespace {
 
 // When some ranks are known to disagree, how long to wait for the rest before saying so without them.
 constexpr int64_t kMismatchWaitNs = 1'000'000'000;
+
+// A look at what another backend moves takes less time than one at the connections.
+constexpr uint32_t kLooksBetweenMessages = 16;
 
 }  // namespace
 
@@ -47,6 +51,9 @@ Progress CollectiveCall::advance() try {
       take_slots();
     }
     phase_ = Phase::kExecute;
+    // A waiter that is about to sleep looks again: it sleeps less long during a transfer.
+    if (request_.descriptor.external && transfer() == Progress::kWaiting) return Progress::kMoved;
+    if (is_completed()) return Progress::kDone;
   }
   return request_.descriptor.external ? transfer() : execute();
 } catch (const std::exception& error) {
@@ -69,19 +76,21 @@ Progress CollectiveCall::execute() {
   return Progress::kDone;
 }
 
-// The connections are still advanced: other ranks' failures come by them.
+// The connections are still advanced, now and then: other ranks' failures come by them.
 Progress CollectiveCall::transfer() {
-  if (state_.messages) {
+  if (state_.messages && ++looks_ % kLooksBetweenMessages == 0) {
     const std::lock_guard lock(state_.messages->mutex);
     state_.messages->pump();
   }
-  if (!request_.transfer(request_.descriptor.root, awaited_)) return Progress::kWaiting;
+  if (!request_.transfer(request_.descriptor.root, request_.descriptor.sequence, awaited_)) return Progress::kWaiting;
   conclude();
   return Progress::kDone;
 }
 
 // Nothing wakes a rank when another backend has moved something.
-int64_t CollectiveCall::longest_sleep_ns() const { return is_transferring() ? kExternalSleepNs : kAnySleepNs; }
+int64_t CollectiveCall::longest_sleep_ns() const {
+  return is_transferring() ? request_.transfer_sleep_ns : kAnySleepNs;
+}
 
 // A message that its receive refused is none that a correct peer sends.
 Failure CollectiveCall::translated(Failure failure) const {
@@ -215,11 +224,17 @@ bool CollectiveCall::agree() {
 void CollectiveCall::report_mismatch() {
   Failure failure{.kind = Failure::Kind::kMismatch};
   const uint64_t sequence = request_.descriptor.sequence;
+  std::vector<std::optional<Descriptor>> calls;
+  bool backends_differ = false;
   for (int rank = 0; rank < state_.size(); ++rank) {
-    const bool arrived = state_.has_announced(rank, sequence);
-    failure.calls.push_back(
-        arrived ? Descriptor::copied_from(&state_.member(rank).descriptor(sequence)).describe(state_.global_ranks)
-                : "nothing yet");
+    std::optional<Descriptor>& call = calls.emplace_back();
+    if (!state_.has_announced(rank, sequence)) continue;
+    call = Descriptor::copied_from(&state_.member(rank).descriptor(sequence));
+    backends_differ = backends_differ || call->external != request_.descriptor.external;
+  }
+  for (std::optional<Descriptor>& call : calls) {
+    if (call && !backends_differ) call->external = false;  // which goes without saying
+    failure.calls.push_back(call ? call->describe(state_.global_ranks) : "nothing yet");
   }
   give_up(std::move(failure));
 }

@@ -67,6 +67,7 @@ class CollectiveCall final : public Operation {
   std::vector<int> awaited_;  // the ranks that another backend waits for, where it names them
   uint64_t fingerprint_;
   int64_t mismatch_since_ns_ = 0;
+  uint32_t looks_ = 0;  // at another backend's transfer
 };
 
 }  // namespace procgroup

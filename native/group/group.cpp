@@ -290,6 +290,11 @@ bool Group::takes_iovecs(const Descriptor& call) const {
   return copies_once && !is_small(*state_, call);
 }
 
+bool Group::is_announced_whole(const Descriptor& call) const {
+  if (call.op == OpKind::kAllToAll) return false;
+  return largest_contribution(call, size()) <= kInlinePayload && is_small(*state_, call);
+}
+
 void Group::require_usable(Descriptor call) {
   if (!completed_.load(std::memory_order_acquire)) return;
   if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;

@@ -54,8 +54,9 @@ struct MessageRequest {
   Dtype dtype;
   int peer;  // group rank, or kAnySource
   uint64_t tag;
-  std::function<void()> after = {};  // as in Request: run when a receive has succeeded, before it completes
-  ExternalTransfer transfer = {};    // as in Request
+  std::function<void()> after = {};              // as in Request: run when a receive has succeeded, before it completes
+  ExternalTransfer transfer = {};                // as in Request
+  int64_t transfer_sleep_ns = kTransferSleepNs;  // as in Request
 };
 
 class GroupOperation;
@@ -103,6 +104,10 @@ class Group final : public Source {
 
   // Make reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
   void reduce_in_rank_order() { ordered_ = true; }
+  bool reduces_in_rank_order() const { return ordered_; }
+  // Whether a collective's elements are sent beside the announcement, so that nothing is left to be moved when the
+  // ranks have agreed. The same on all ranks.
+  bool is_announced_whole(const Descriptor& call) const;
 
   // Whether a failure has ended the group, or this rank has left it.
   bool is_completed() const { return completed_.load(std::memory_order_acquire); }

@@ -32,6 +32,7 @@ Progress QueuedCall::advance() {
     running_ = group_.make_call(request_);
   }
   const Progress progress = running_->advance();
+  if (request_.transfer) is_transferring_ = running_->outlives_peer();
   if (progress != Progress::kDone) return progress;
   if (running_->failure() == nullptr && request_.after) request_.after();
   end(running_->failure());
@@ -57,7 +58,7 @@ MessageOperation::MessageOperation(Group& group, const MessageRequest& request, 
     : GroupOperation(group, seconds),
       request_(request),
       call_(group.describe(request)),
-      header_{request.count, static_cast<uint64_t>(request.dtype)} {
+      header_{request.count, static_cast<uint64_t>(request.dtype), call_.sequence} {
   if (request.peer != kAnySource) return;
   for (const int member : group.options_.members)
     if (member != group.engine_.rank()) sources_.push_back(member);
@@ -107,7 +108,7 @@ Progress MessageOperation::advance_external() {
   std::optional<Failure> failure;
   try {
     std::vector<int> awaited;  // the other rank, whatever the backend says
-    if (!request_.transfer(peer(), awaited)) return Progress::kWaiting;
+    if (!request_.transfer(peer(), header_.number, awaited)) return Progress::kWaiting;
     if (request_.after) request_.after();
   } catch (const std::exception& error) {
     failure = Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
@@ -182,6 +183,7 @@ void MessageOperation::compare_header() {
   }
   Descriptor theirs = call_;
   theirs.op = OpKind::kSend;
+  theirs.external = false;  // as this receive, which goes without saying
   theirs.root = group_.rank();
   theirs.count = header_.count;
   theirs.dtype = static_cast<Dtype>(std::min(header_.dtype, uint64_t{kDtypes}));  // one that does not exist stays so

@@ -21,7 +21,7 @@ class QueuedCall final : public GroupOperation {
   std::vector<int> missing() const override;
   Descriptor call() const override { return request_.descriptor; }
   void give_up(Failure failure) override;
-  int64_t longest_sleep_ns() const override { return request_.transfer ? kExternalSleepNs : kAnySleepNs; }
+  int64_t longest_sleep_ns() const override { return is_transferring_ ? request_.transfer_sleep_ns : kAnySleepNs; }
   bool outlives_peer() const override { return running_ && running_->outlives_peer(); }
 
  private:
@@ -30,6 +30,7 @@ class QueuedCall final : public GroupOperation {
   Request request_;
   std::optional<Recording> recording_;
   std::unique_ptr<Operation> running_;
+  std::atomic<bool> is_transferring_{false};  // by another backend
 };
 
 // A message that never waits for its receiver: see Messages.
@@ -51,13 +52,14 @@ class MessageOperation final : public GroupOperation {
   std::optional<Awaited> awaited() const;
   bool depends_on_all() const override { return request_.peer == kAnySource; }
   void give_up(Failure failure) override;
-  int64_t longest_sleep_ns() const override { return header_moved_ ? kExternalSleepNs : kAnySleepNs; }
+  int64_t longest_sleep_ns() const override { return header_moved_ ? request_.transfer_sleep_ns : kAnySleepNs; }
   bool outlives_peer() const override { return header_moved_; }
 
  private:
   struct Header {
     uint64_t count;
     uint64_t dtype;
+    uint64_t number;  // of the message, given by its sender
   };
 
   void start();

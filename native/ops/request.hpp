@@ -41,9 +41,14 @@ inline uint64_t hash_of_sizes(const std::vector<Block>& blocks) {
 }
 
 // A transfer of another backend: do what can be done now, once all ranks are known to agree; true when this rank's part
-// has completed. It is given the root; of a message, the other rank. Otherwise `awaited` gets the group ranks that the
-// transfer waits for, where the backend names them. Throws what makes the call fail.
-using ExternalTransfer = std::function<bool(int root, std::vector<int>& awaited)>;
+// has completed. Otherwise `awaited` gets the group ranks that the transfer waits for, where the backend names them.
+// `root` is the root; of a message, the other rank. `number` is the same on all ranks of the call: of a collective, its
+// sequence number; of a message, the number that its sender gave to no other message. Throws what makes the call fail.
+using ExternalTransfer = std::function<bool(int root, uint64_t number, std::vector<int>& awaited)>;
+
+// Nothing wakes a waiter when another backend has moved something: this is how long it sleeps at most between two
+// looks.
+inline constexpr int64_t kTransferSleepNs = 200'000;
 
 struct Request {
   Descriptor descriptor;        // group and sequence are filled in when the call starts
@@ -57,7 +62,8 @@ struct Request {
   // read, `after` when it succeeded. Both are empty for contiguous arrays and ops that need no factor.
   std::function<void()> before;
   std::function<void()> after;
-  ExternalTransfer transfer;  // where another backend moves the bytes (`descriptor.external`)
+  ExternalTransfer transfer;                     // where another backend moves the bytes (`descriptor.external`)
+  int64_t transfer_sleep_ns = kTransferSleepNs;  // 0 for a transfer that moves only while it is advanced
 };
 
 }  // namespace procgroup

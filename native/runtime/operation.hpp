@@ -17,9 +17,8 @@ enum class Progress {
 };
 
 // The longest sleep of a waiter between two looks. Other ranks wake it when they have moved something; nothing wakes it
-// for what another backend moves (kExternalSleepNs).
+// for what another backend moves (kTransferSleepNs).
 inline constexpr int64_t kAnySleepNs = INT64_MAX;
-inline constexpr int64_t kExternalSleepNs = 200'000;
 
 class Operation {
  public:

@@ -34,7 +34,7 @@ class StoreBackend:
             return self._move_message(call)
         return self._move_blocks(call, next(self.numbers))
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         self.is_closed = True
 
     def _move_message(self, call: Call) -> Iterator[int]:

@@ -84,7 +84,7 @@ def is_gloo_available() -> bool:
 
 
 def is_mpi_available() -> bool:
-    """Tell whether "mpi" can be asked for: not in this version."""
+    """Tell whether mpi4py, over which "mpi" works, is installed. It may still find no MPI library."""
     return registry.is_backend_available("mpi")
 
 

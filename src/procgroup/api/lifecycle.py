@@ -56,6 +56,7 @@ def init_process_group(
     timeouts = read_timeouts(timeout, pg_options)
     in_rank_order = read_deterministic(deterministic, pg_options)
     config = registry.parse(backend)
+    config.start()
     started = time.monotonic()
     found, own, rank, world_size = _find_store(init_method, store, rank, world_size, timeouts)
     try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
+from procgroup.backends import mpi
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import Backend
 from procgroup.groups.engine import GroupEngine
@@ -20,6 +21,7 @@ BackendFactory = Callable[[Store, int, int, timedelta], Backend]
 """Makes a registered backend for one group from the group's store, rank, size and timeout."""
 
 _OURS = ("gloo", "procgroup")
+_MAKERS: dict[str, BackendFactory] = {"mpi": mpi.MpiBackend}
 _KNOWN = ("gloo", "procgroup", "nccl", "mpi", "ucc", "xccl")
 _registered: dict[str, tuple[BackendFactory, tuple[str, ...]]] = {}
 _DEFAULT_FOR_DEVICE = {"cpu": "gloo", "cuda": "nccl"}
@@ -36,16 +38,23 @@ class BackendConfig(NamedTuple):
 
     def make_backends(self, store: Store, rank: int, size: int, timeout: timedelta) -> Mapping[str, Backend]:
         """Make the backends of a group, by kind of device; none for devices that the engine's own transport serves."""
-        foreign = {device: name for device, name in self.by_device.items() if name in _registered}
-        return {
-            device: _registered[name][0](PrefixStore(f"backend/{name}/{device}", store), rank, size, timeout)
-            for device, name in foreign.items()
-        }
+        made: dict[str, Backend] = {}
+        for device, name in self.by_device.items():
+            make = _registered[name][0] if name in _registered else _MAKERS.get(name)
+            if make is not None:
+                made[device] = make(PrefixStore(f"backend/{name}/{device}", store), rank, size, timeout)
+        return made
+
+    def start(self) -> None:
+        """Load and start the libraries of these backends; before the ranks join, so that a rank that cannot says so."""
+        if "mpi" in self.by_device.values():
+            mpi.start()
 
 
 def is_backend_available(backend: str) -> bool:
     """Return whether a backend's name can be used on this host, on CPU arrays."""
-    return backend.lower() in (*_OURS, *_registered)
+    name = backend.lower()
+    return name in (*_OURS, *_registered) or (name == "mpi" and mpi.is_installed())
 
 
 def register_backend(name: str, make: BackendFactory, devices: Sequence[str]) -> None:
@@ -117,10 +126,14 @@ def _names() -> tuple[str, ...]:
 
 
 def _devices_of(name: str) -> tuple[str, ...]:
+    if name == "mpi":
+        return ("cpu",)
     return _registered[name][1] if name in _registered else ("cpu", "cuda")
 
 
 def _check_available(name: str, backend: str) -> None:
+    if name == "mpi" and not mpi.is_installed():
+        mpi.start()  # which raises
     if not is_backend_available(name):
         raise DistBackendError(
             f"Backend {name!r} (from {backend!r}) is not in this version of procgroup, which moves CPU arrays only. "

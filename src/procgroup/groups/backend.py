@@ -8,13 +8,16 @@ So a backend needs no checks, no waits and no deadlines. It lists the operations
 moves the bytes of one call in a generator that yields wherever it would wait for another rank. The engine runs
 ``barrier`` itself: the agreement on the call is the barrier. A generator must not wait in any other way: a blocking
 call on a group, or destroy_process_group, raises DistBackendError there.
+
+A backend that has to make something together with the other ranks, such as a communicator, is an OpeningBackend. One
+whose calls native code moves is a NativeBackend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from procgroup.errors import DistBackendError
 from procgroup.stores.store import Store
@@ -22,6 +25,8 @@ from procgroup.stores.store import Store
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from procgroup import _native
 
 Awaited = int | Sequence[int] | None
 """The group ranks that a transfer waits for: one, several, or None where the backend does not know."""
@@ -50,6 +55,9 @@ class Call(NamedTuple):
     """The group rank of the root; of a message, that of the other rank; otherwise -1."""
     tag: int
     """Of a message."""
+    number: int = 0
+    """The same on all ranks of the call: the number of a collective in its group, or the number that the sender of a
+    message gave to no other message."""
 
 
 class Backend(Protocol):
@@ -70,12 +78,34 @@ class Backend(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Free the backend's resources. Called once, when this rank leaves the group.
+    def close(self, failed: bool) -> None:
+        """Free the backend's resources. Called once, when this rank leaves the group; ``failed`` if that has failed.
 
         Asynchronous calls have completed; the generator of a call for which another thread still waits may be advanced
         a few more times.
         """
+        ...
+
+
+@runtime_checkable
+class OpeningBackend(Protocol):
+    """A backend that gets ready together with the other ranks."""
+
+    def open(self) -> Iterator[Awaited]:
+        """Get ready; a generator as that of ``move``, which runs once, before the first call, when all ranks have come.
+
+        What must be said in the same words on every rank is not raised here, but in the first ``move``, or in
+        ``attach``: an exception here is raised on this rank only, and PeerFailed on the others.
+        """
+        ...
+
+
+@runtime_checkable
+class NativeBackend(Protocol):
+    """A backend whose calls native code moves; its ``move`` is not called."""
+
+    def attach(self, calls: _native.Group) -> None:
+        """Let native code move the bytes of these calls. Called once, when the backend is open."""
         ...
 
 
@@ -88,32 +118,54 @@ def no_backends(store: Store, rank: int, size: int, timeout: timedelta) -> Mappi
     return {}
 
 
-def prepare(backend: Backend, where: str, size: int) -> Callable[..., Callable[[int], list[int] | None]]:
+Advance = Callable[[int, int], list[int] | None]
+"""Advances a transfer, given the call's root and number: None when this rank's part has completed, else the ranks that
+the transfer waits for."""
+
+
+def use(backend: Backend, calls: _native.Group, where: str, size: int, seconds: float) -> None:
+    """Let a backend move the bytes of a group's calls, from now on.
+
+    Raises what the backend raises, and CollectiveTimeout when it is not open on all ranks after ``seconds``.
+    """
+    if isinstance(backend, OpeningBackend):
+        opening = backend
+        calls.open_backend(_advancing(lambda root, number: opening.open(), size), seconds)
+    if isinstance(backend, NativeBackend):
+        backend.attach(calls)
+    else:
+        calls.set_backend(prepare(backend, where, size))
+
+
+def prepare(backend: Backend, where: str, size: int) -> Callable[..., Advance]:
     """Return the function that turns a call's data into the function that advances its transfer.
 
-    The returned function raises DistBackendError for an operation that the backend does not support. The function that
-    advances a transfer returns None when this rank's part has completed, else the ranks that the transfer waits for.
+    The returned function raises DistBackendError for an operation that the backend does not support.
     """
 
-    def prepare_call(*fields: Any) -> Callable[[int], list[int] | None]:
+    def prepare_call(*fields: Any) -> Advance:
         call = Call(*fields)
         if call.op not in backend.supports:
             raise DistBackendError(
                 f"{call.op} on {where}: its backend {type(backend).__name__} does not support it, but "
                 f"{', '.join(sorted(backend.supports))}."
             )
-        moving: Iterator[Awaited] | None = None
-
-        def advance(root: int) -> list[int] | None:
-            nonlocal moving
-            if moving is None:
-                moving = iter(backend.move(call._replace(root=root)))
-            awaited = next(moving, _END)
-            return None if awaited is _END else _ranks(awaited, size)
-
-        return advance
+        return _advancing(lambda root, number: backend.move(call._replace(root=root, number=number)), size)
 
     return prepare_call
+
+
+def _advancing(start: Callable[[int, int], Iterable[Awaited]], size: int) -> Advance:
+    moving: Iterator[Awaited] | None = None
+
+    def advance(root: int, number: int) -> list[int] | None:
+        nonlocal moving
+        if moving is None:
+            moving = iter(start(root, number))
+        awaited = next(moving, _END)
+        return None if awaited is _END else _ranks(awaited, size)
+
+    return advance
 
 
 def _ranks(awaited: Any, size: int) -> list[int]:

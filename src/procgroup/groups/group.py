@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from procgroup import types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
 from procgroup.groups import checks, receive_pool
-from procgroup.groups.backend import Backend, MakeBackends, no_backends, prepare
+from procgroup.groups.backend import Backend, MakeBackends, no_backends, use
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.groups.issue import Deferral, Hook, Issue, QueuedCall
@@ -56,15 +56,18 @@ class ProcessGroup(GroupCalls):
         self.group_desc = group_desc
         self.backend_config = backend_config
         self._make_backends = make_backends
+        self.backends: Mapping[str, Backend] = {}
         try:
-            self.backends: Mapping[str, Backend] = make_backends(store, rank, self._size, timeout)
+            self.backends = make_backends(store, rank, self._size, timeout)
+            if "cpu" in self.backends:
+                use(self.backends["cpu"], self.calls, self._where(), self._size, self._seconds)
         except BaseException:  # the other members have this group already, and would wait for this rank
             engine.abort()
             engine.shutdown("", 0.0)
+            for backend in self.backends.values():
+                self._close_backend(backend, failed=True)
             raise
         self._has_backends = bool(self.backends)
-        if "cpu" in self.backends:
-            engine.calls.set_backend(prepare(self.backends["cpu"], self._where(), self._size))
         self._issue = Issue(engine.calls.direct(), self._where())
 
     def rank(self) -> int:
@@ -176,12 +179,13 @@ class ProcessGroup(GroupCalls):
                 self._issue.deferral.wait_until_issued()
             else:
                 self._issue.deferral.is_aborted = True
+        failed = self.calls.is_broken
         self.engine.shutdown(reason, flush)
         receive_pool.clear()
         name = self.group_name
         self._close(lambda: GroupDestroyed(name))
         for backend in self.backends.values():
-            self._close_backend(backend)
+            self._close_backend(backend, failed)
 
     def abort(self) -> None:
         """Make every call in progress fail at once on this rank, and notify the others. Idempotent.
@@ -272,9 +276,9 @@ class ProcessGroup(GroupCalls):
         self._issue.close(error)
         self._intercept()
 
-    def _close_backend(self, backend: Backend) -> None:
+    def _close_backend(self, backend: Backend, failed: bool) -> None:
         try:
-            backend.close()
+            backend.close(failed)
         except Exception as error:  # a group that is destroyed raises nothing
             what = f"{type(backend).__name__}.close() raised {type(error).__name__}: {error}"
             print(f"procgroup: {what} ({self._where()})", file=sys.stderr, flush=True)

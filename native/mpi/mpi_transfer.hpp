@@ -1,0 +1,93 @@
+// One call whose bytes MPI moves: a request of MPI, with what comes before and after it.
+//
+//     start    join the blocks of this rank, if they are not in one array, and widen halves to float32
+//     test     until MPI has completed the request
+//     finish   divide an average, round halves, and put what has come where it belongs
+//
+// MPI reduces most calls itself. It does not keep the order of the ranks where that was promised, and has no exact mean
+// of integers: such calls are *gathered*. MPI moves the elements of all ranks to those that get the result, and these
+// reduce them.
+//
+// All ranks start the same function of MPI: the choice depends only on what they have agreed on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "mpi/mpi_library.hpp"
+#include "ops/request.hpp"
+
+namespace procgroup {
+
+// A communicator of MPI, whose ranks are those of a group.
+struct MpiCommunicator {
+  std::shared_ptr<const MpiLibrary> library;
+  Word handle = 0;
+  int rank = 0;
+  int size = 1;
+  uint64_t largest_tag = 32767;
+};
+
+class MpiTransfer {
+ public:
+  // All of these, and the memory of the request's arrays, outlive the transfer; the memory also while it is pending.
+  MpiTransfer(const MpiCommunicator& communicator, const Request& request, bool in_rank_order)
+      : mpi_(communicator),
+        request_(request),
+        in_rank_order_(in_rank_order),
+        result_(static_cast<std::byte*>(request.output)) {}
+
+  // Start, test or finish; true when the transfer has completed. `root` is the root of a collective, or the other rank
+  // of a message, whose `number` is the same on both ranks. Throws std::runtime_error for an error of MPI.
+  bool advance(int root, uint64_t number);
+  // Whether MPI may still read or write the memory of the call.
+  bool is_pending() const { return state_ == State::kPending; }
+  // Whether the call has more elements than the library can count.
+  static bool is_too_large(const MpiLibrary& library, const Request& request);
+
+ private:
+  enum class State { kNew, kPending, kCompleted };
+
+  void start(int root, uint64_t number);
+  void start_reduction(int root);
+  void start_reduce_scatter();
+  void start_gathered(int root);
+  void start_movement(int root);
+  void finish(int root);
+  void reduce_gathered();
+  void copy_out();
+
+  template <class... Words>
+  void call(MpiFunction function, Words... words);
+  const void* list(const std::vector<int64_t>& numbers);
+  std::byte* scratch(size_t bytes);
+  std::byte* copied(const void* elements, size_t bytes);
+  std::byte* joined(const std::vector<Block>& blocks);
+  std::byte* room_for(const std::vector<Block>& blocks);
+  bool is_widened() const;
+  bool is_gathered() const;
+  bool takes_part() const;  // in the result
+  size_t element_bytes() const { return dtype_size(call_.dtype); }
+  Word moved() const { return mpi_.library->moved(call_.dtype); }
+  Word reduced() const;
+  Word operation() const;
+  Word in_place() const { return mpi_.library->handles().in_place; }
+
+  const MpiCommunicator& mpi_;
+  const Request& request_;
+  const Descriptor& call_ = request_.descriptor;
+  const bool in_rank_order_;  // a reduction combines in the order of the ranks
+  State state_ = State::kNew;
+  bool is_lost_ = false;
+  Word handle_ = 0;                // of MPI's request
+  std::byte* result_;              // where MPI puts what this rank gets
+  std::byte* gathered_ = nullptr;  // the elements of all ranks, to be reduced
+  std::vector<std::unique_ptr<std::byte[]>> scratch_;
+  std::vector<std::vector<int64_t>> long_lists_;
+  std::vector<std::vector<int32_t>> lists_;
+};
+
+}  // namespace procgroup

