@@ -202,6 +202,7 @@ void bind_group(nb::module_& module) {
       .def_prop_ro("refused", &PythonGroup::refused)
       .def("abort", &PythonGroup::abort)
       .def_prop_ro("is_broken", &PythonGroup::is_broken)
+      .def_prop_ro("has_lost_member", &PythonGroup::has_lost_member)
       .def_prop_ro("is_idle", &PythonGroup::is_idle)
       .def("leave", &PythonGroup::leave)
       .def("checks", &PythonGroup::checks)

@@ -68,6 +68,10 @@ void reduce_elements(const std::string& name, int op, nb::handle out, const std:
 void bind_kernels(nb::module_& module) {
   module.def("reduce_elements", &reduce_elements, nb::arg("dtype_name"), nb::arg("op"), nb::arg("out"),
              nb::arg("sources"));
+  module.def(
+      "supports",
+      [](int op, const std::string& dtype) { return procgroup::supports(reduce_op_numbered(op), dtype_named(dtype)); },
+      nb::arg("op"), nb::arg("dtype_name"));
   module.def("instruction_set", &procgroup::instruction_set);
   module.def("instruction_sets", &procgroup::instruction_sets);
   module.def("set_instruction_set", &procgroup::set_instruction_set, nb::arg("name"));

@@ -131,7 +131,8 @@ void bind_mpi(nb::module_& module) {
   module.def("end_process_after", &end_process_after, "seconds"_a, "status"_a, "text"_a);
   nb::class_<MpiLibrary>(module, "MpiLibrary")
       .def(nb::new_(&make_library), "path"_a, "in_place"_a, "datatypes"_a, "moved"_a, "operations"_a, "lost"_a)
-      .def_prop_ro("has_large_counts", &MpiLibrary::has_large_counts);
+      .def_prop_ro("has_large_counts", &MpiLibrary::has_large_counts)
+      .def("finalize", &MpiLibrary::finalize, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<MpiCommunicator>(module, "MpiCommunicator")
       .def(nb::new_([](std::shared_ptr<MpiLibrary> library, Word handle, int rank, int size, uint64_t largest_tag) {
              return std::make_shared<MpiCommunicator>(std::move(library), handle, rank, size, largest_tag);

@@ -38,6 +38,7 @@ class PythonGroup {
   void handshake(const std::string& call, const nb::dict& data, double seconds);
   std::vector<uint64_t> refused() const { return group_->refused(); }
   bool is_broken() const { return group_->is_completed(); }
+  bool has_lost_member() const { return group_->has_lost_member(); }
   bool is_idle() const { return group_->is_idle(); }
   void leave();
   void abort();

@@ -105,6 +105,8 @@ class Group final : public Source {
   // Make reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
   void reduce_in_rank_order() { ordered_ = true; }
   bool reduces_in_rank_order() const { return ordered_; }
+  // Whether a member has ended out of order, as far as is known, whatever became of its calls.
+  bool has_lost_member() const;
   // Whether a collective's elements are sent beside the announcement, so that nothing is left to be moved when the
   // ranks have agreed. The same on all ranks.
   bool is_announced_whole(const Descriptor& call) const;

@@ -203,6 +203,12 @@ std::optional<Failure> Group::broken() const {
   return reason_;
 }
 
+bool Group::has_lost_member() const {
+  return std::ranges::any_of(options_.members, [&](int peer) {
+    return peer != engine_.rank() && engine_.peer_status(peer) == PeerStatus::kLost;
+  });
+}
+
 std::optional<Failure> Group::examine(const Operation& operation, const Descriptor& call) const {
   if (engine_.aborted()) return Failure{.kind = Failure::Kind::kAborted};
   const std::vector<int> missing = operation.missing();

@@ -3,8 +3,11 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <utility>
+
+#include "base/native_thread.hpp"
 
 namespace procgroup {
 namespace {
@@ -64,6 +67,7 @@ MpiLibrary::MpiLibrary(const std::string& path, MpiHandles handles) : handles_(s
   for (const char* name : kNames) large_ = large_ && dlsym(library, (std::string(name) + "_c").c_str()) != nullptr;
   for (size_t index = 0; index < kMpiFunctions; ++index)
     functions_[index] = found<void*>(library, (kNames[index] + std::string(large_ ? "_c" : "")).c_str());
+  finalize_ = found<decltype(finalize_)>(library, "MPI_Finalize");
   test_ = found<decltype(test_)>(library, "MPI_Test");
   error_class_ = found<decltype(error_class_)>(library, "MPI_Error_class");
   error_string_ = found<decltype(error_string_)>(library, "MPI_Error_string");
@@ -77,6 +81,19 @@ MpiLibrary::State MpiLibrary::test(Word& request) const {
   int flag = 0;
   if (!succeeded(test_(&request, &flag, status))) return State::kLost;
   return flag != 0 ? State::kCompleted : State::kPending;
+}
+
+// The thread is not waited for by any destructor: it may never end.
+bool MpiLibrary::finalize(double seconds) const {
+  if (!finalized_.valid()) {
+    std::promise<void> promise;
+    finalized_ = promise.get_future();
+    start_native_thread("pg-mpi-end", [finalize = finalize_, promise = std::move(promise)]() mutable {
+      finalize();
+      promise.set_value();
+    }).detach();
+  }
+  return finalized_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
 }
 
 Word MpiLibrary::operation(ReduceOp op, Dtype dtype) const {

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,9 @@ class MpiLibrary {
 
   const MpiHandles& handles() const { return handles_; }
   bool has_large_counts() const { return large_; }
+  // Finalize MPI in a thread of its own, if that has not begun, and wait for it; false when it has not ended after
+  // `seconds`: it waits for all processes.
+  bool finalize(double seconds) const;
 
   // Start what the function does; the last argument, the address of `request`, is added. False where a process is lost:
   // the engine finds and names it. Throws std::runtime_error, with the library's text, for any other error.
@@ -84,6 +88,8 @@ class MpiLibrary {
   MpiHandles handles_;
   bool large_ = true;
   std::array<void*, kMpiFunctions> functions_{};
+  int (*finalize_)() = nullptr;
+  mutable std::future<void> finalized_;
   int (*test_)(Word* request, int* flag, void* status) = nullptr;
   int (*error_class_)(int code, int* error_class) = nullptr;
   int (*error_string_)(int code, char* text, int* length) = nullptr;

@@ -23,6 +23,7 @@ COMMANDS = {
     "bench": Command(
         "procgroup.diagnostics.bench.command", "measure procgroup here, beside Gloo and MPI where installed"
     ),
+    "capabilities": Command("procgroup.backends.capability_command", "print which backend does what, on which arrays"),
     "launch": Command("procgroup.launch.__main__", "as run, by the older contract: each rank gets --local-rank=N"),
     "submit": Command("procgroup.launch.submit.command", "write a job for Slurm, Kubernetes or Ray, and submit it"),
     "completion": Command("procgroup.completion", "print a script with which bash, zsh or fish complete commands"),
@@ -71,7 +72,7 @@ def _version() -> str:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<12} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: procgroup COMMAND ...",

@@ -12,7 +12,7 @@ on native code calls the library itself, without Python and the interpreter's lo
 A call of at most 40 bytes is complete with the agreement, whose messages carry its elements: MPI moves the others.
 
 The engine does what it does for every backend: it finds lost ranks by itself, whatever MPI does about them. After a
-failure MPI_Finalize would wait for a lost rank, so it is left out.
+failure MPI_Finalize may wait for a lost rank, so it is given two seconds.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _JOBS = (("PMIX_NAMESPACE",), ("PMI_JOBID",), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
 """The variables by which launchers tell their jobs apart: the first that are set count."""
 _MPI_THREAD_MULTIPLE, _RABENSEIFNER = 3, 3
 """Open MPI's numbers."""
+_SIGNAL_SECONDS = 0.2
+"""How late Ctrl-C may be noticed while MPI is finalized."""
 _TAG_BITS = 15
 """A tag of this length is valid in every MPI library."""
 _LAST = -1
@@ -173,7 +175,7 @@ class _Making(threading.Thread):
 
 def is_installed() -> bool:
     """Return whether mpi4py is installed. It may still find no MPI library."""
-    return "mpi4py" in sys.modules or importlib.util.find_spec("mpi4py") is not None
+    return importlib.util.find_spec("mpi4py") is not None
 
 
 def start() -> None:
@@ -219,7 +221,7 @@ def _require_threads(mpi: Any) -> None:
     if level < mpi.THREAD_MULTIPLE:
         raise DistBackendError(
             f"MPI was started with {names.get(level, level)} on this process, and the backend 'mpi' needs "
-            "MPI_THREAD_MULTIPLE, because several threads move calls. Set mpi4py.rc.thread_level = 'multiple' before "
+            'MPI_THREAD_MULTIPLE, because several threads move calls. Set mpi4py.rc.thread_level = "multiple" before '
             "mpi4py.MPI is imported, or use an MPI library that was built with this support."
         )
 
@@ -292,17 +294,17 @@ def _choose_algorithm(path: str) -> None:
 
 
 def _finish() -> None:
-    """Finalize MPI, where that is ours, and does not wait for lost ranks; see to it that this process ends."""
+    """Finalize MPI, where that is ours or a rank may be lost: then for a short time only."""
     from mpi4py import MPI
 
     from procgroup import _native
 
     if _MpiState.process != os.getpid() or MPI.Is_finalized():
         return
-    if not _MpiState.has_failed and _native.abandoned_mpi_calls() == 0:
-        if _MpiState.finalizes:
-            MPI.Finalize()
-    elif not _MpiState.finalizes:
-        # mpi4py, or the program, finalizes MPI after this.
+    has_failed = _MpiState.has_failed or _native.abandoned_mpi_calls() > 0
+    if not has_failed:
+        while _MpiState.finalizes and not _library().finalize(_SIGNAL_SECONDS):
+            pass
+    elif not _library().finalize(process_end.FAILED_SECONDS) and not _MpiState.finalizes:
         text = "procgroup: MPI_Finalize waits for a rank that is lost or stuck, so this process ends without it"
-        _native.end_process_after(process_end.FAILED_SECONDS, 1, text)
+        _native.end_process_after(_SIGNAL_SECONDS, 1, text)  # mpi4py, or the program, finalizes MPI after this

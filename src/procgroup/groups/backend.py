@@ -79,7 +79,9 @@ class Backend(Protocol):
         ...
 
     def close(self, failed: bool) -> None:
-        """Free the backend's resources. Called once, when this rank leaves the group; ``failed`` if that has failed.
+        """Free the backend's resources. Called once, when this rank leaves the group.
+
+        ``failed`` says whether the group has failed, or has lost a rank.
 
         Asynchronous calls have completed; the generator of a call for which another thread still waits may be advanced
         a few more times.

@@ -179,7 +179,7 @@ class ProcessGroup(GroupCalls):
                 self._issue.deferral.wait_until_issued()
             else:
                 self._issue.deferral.is_aborted = True
-        failed = self.calls.is_broken
+        failed = self.calls.is_broken or self.calls.has_lost_member
         self.engine.shutdown(reason, flush)
         receive_pool.clear()
         name = self.group_name
