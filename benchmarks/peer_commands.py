@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from procgroup.diagnostics.bench.installed import (
     StartPeer,
     gloo_command,
     mpi_command,
+    over_mpi,
     procgroup,
     procgroup_symmetric,
     procgroup_tcp,
@@ -36,6 +38,14 @@ def mpich(ranks: int) -> PeerCommand:
 
 def openmpi(ranks: int) -> PeerCommand:
     return _mpi("openmpi", ranks)
+
+
+def procgroup_mpich(ranks: int) -> PeerCommand:
+    return _over_mpi("mpich", ranks)
+
+
+def procgroup_openmpi(ranks: int) -> PeerCommand:
+    return _over_mpi("openmpi", ranks)
 
 
 def limit(ranks: int) -> PeerCommand:
@@ -65,6 +75,8 @@ PEERS: Mapping[str, StartPeer] = {
     "limit": limit,
     "procgroup-symmetric": procgroup_symmetric,
     "procgroup-tcp": procgroup_tcp,
+    "procgroup-mpich": procgroup_mpich,
+    "procgroup-openmpi": procgroup_openmpi,
 }
 
 
@@ -72,6 +84,16 @@ def _mpi(name: str, ranks: int) -> PeerCommand:
     python = python_of(name)
     mpiexec = str(Path(python).with_name("mpiexec"))
     return with_sources(mpi_command(name, mpiexec, python, ranks, is_open_mpi=name == "openmpi"))
+
+
+def _over_mpi(mpi: str, ranks: int) -> PeerCommand:
+    """Return how to start procgroup, as it is installed here, over the MPI library of a peer's environment."""
+    python = Path(python_of(mpi))
+    command = mpi_command(
+        f"procgroup-{mpi}", str(python.with_name("mpiexec")), sys.executable, ranks, is_open_mpi=mpi == "openmpi"
+    )
+    library = {"LD_LIBRARY_PATH": str(python.parent.parent / "lib"), "MPI4PY_MPIABI": mpi}
+    return over_mpi(replace(command, environment={**command.environment, **library}))
 
 
 def with_sources(command: PeerCommand) -> PeerCommand:

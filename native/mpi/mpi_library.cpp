@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -29,11 +31,34 @@ Function found(void* library, const char* name) {
   return reinterpret_cast<Function>(address);
 }
 
+// Make every NaN the same one: MPI may combine two of them in another order on each rank.
+template <class Bits, Bits kInfinity, Bits kNan>
+void unify_nans(void* elements, size_t count) {
+  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max() >> 1;
+  auto* bytes = static_cast<std::byte*>(elements);
+  for (size_t index = 0; index < count; ++index) {  // at any address
+    Bits bits;
+    std::memcpy(&bits, bytes + index * sizeof bits, sizeof bits);
+    if ((bits & kMagnitude) > kInfinity) bits = kNan;
+    std::memcpy(bytes + index * sizeof bits, &bits, sizeof bits);
+  }
+}
+
+template <Dtype kDtype>
+void unify_nans_of(void* elements, size_t count) {
+  if constexpr (kDtype == Dtype::kFloat16) unify_nans<uint16_t, 0x7c00, 0x7e00>(elements, count);
+  if constexpr (kDtype == Dtype::kBfloat16) unify_nans<uint16_t, 0x7f80, 0x7fc0>(elements, count);
+  if constexpr (kDtype == Dtype::kFloat32) unify_nans<uint32_t, 0x7f800000, 0x7fc00000>(elements, count);
+  if constexpr (kDtype == Dtype::kFloat64)
+    unify_nans<uint64_t, 0x7ff0000000000000, 0x7ff8000000000000>(elements, count);
+}
+
 // What MPI calls to combine elements: `both` becomes `lower` op `both`, where `lower` is of lower ranks.
 template <Dtype kDtype, ReduceOp kOp>
 void combine(void* lower, void* both, int* count, void*) {
   const void* const sources[] = {lower, both};
   reduce(kDtype, kOp, both, sources, 2, static_cast<size_t>(*count));
+  unify_nans_of<kDtype>(both, static_cast<size_t>(*count));
 }
 
 using Combine = void (*)(void*, void*, int*, void*);

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import mpi_world
 import two_hosts
 import world
 from documentation.operation_pages import FOR_MPI4PY
@@ -93,32 +93,23 @@ def test_the_line_for_srun_starts_the_ranks(slurm: Mapping[str, str], tmp_path: 
     assert sorted(done.stdout.splitlines()) == expected, done.stderr
 
 
-@pytest.fixture(scope="module")
-def mpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of an environment with MPICH and mpi4py. Skips where these cannot be installed."""
-    directory = tmp_path_factory.mktemp("mpi")
-    world.run_command([shutil.which("python3") or "python3", "-m", "venv", str(directory)])
-    install = [f"{directory}/bin/python", "-m", "pip", "install", "-q", "mpich", "mpi4py", "numpy"]
-    if world.run_command(install, timeout=300).returncode:
-        pytest.skip("MPICH and mpi4py cannot be installed here")
-    return directory / "bin"
+needs_mpich = pytest.mark.skipif(bool(mpi_world.lacks("mpich")), reason=mpi_world.lacks("mpich"))
 
 
-@pytest.mark.timeout(400)
-def test_the_line_for_mpiexec_starts_the_ranks(mpi: Path, tmp_path: Path) -> None:
+@needs_mpich
+def test_the_line_for_mpiexec_starts_the_ranks(tmp_path: Path) -> None:
     provide_program_of_slurm(tmp_path)
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    line = line_of_slurm("mpiexec").replace("mpiexec", f"{mpi}/mpiexec", 1)
+    line = line_of_slurm("mpiexec").replace("mpiexec", mpi_world.mpiexec("mpich", 4)[0], 1)
     done = world.run_command(["bash", "-c", line], directory=tmp_path, environment=environment, timeout=60)
     expected = [f"rank {rank} of 4, local rank {rank}: the sum is 10" for rank in range(4)]
     assert sorted(done.stdout.splitlines()) == expected, done.stderr
 
 
-@pytest.mark.timeout(400)
-def test_the_program_of_mpi4py_prints_what_ours_does(mpi: Path, tmp_path: Path) -> None:
+@needs_mpich
+def test_the_program_of_mpi4py_prints_what_ours_does(tmp_path: Path) -> None:
     program = next(block.text for block in blocks(FOR_MPI4PY) if "from mpi4py import MPI" in block.text)
     (tmp_path / "heat_mpi.py").write_text(program)
     shown = next(block.text for block in blocks(FOR_MPI4PY) if block.language == "console")
-    command = [f"{mpi}/mpiexec", "-n", "4", f"{mpi}/python", "heat_mpi.py"]
-    done = world.run_command(command, directory=tmp_path, timeout=60)
+    done = mpi_world.run_program("mpich", 4, tmp_path / "heat_mpi.py", timeout=60)
     assert f"[rank 0] {done.stdout}" == shown.split("\n", 1)[1], done.stderr

@@ -46,14 +46,29 @@ def gloo(ranks: int) -> PeerCommand:
 
 def mpi(ranks: int) -> PeerCommand:
     """Return how to start mpi4py with the mpiexec of this environment. Raises PeerFailure without one of them."""
+    return _by_mpiexec("mpi", ranks)
+
+
+def procgroup_mpi(ranks: int) -> PeerCommand:
+    """Return how to start procgroup over MPI with this mpiexec. Raises PeerFailure without it or mpi4py."""
+    return over_mpi(_by_mpiexec("procgroup-mpi", ranks))
+
+
+def over_mpi(command: PeerCommand) -> PeerCommand:
+    """Return how to start procgroup over MPI, given how mpi4py is started."""
+    arguments = [argument.replace(".mpi_peer", ".procgroup_peer") for argument in command.arguments]
+    return replace(command, arguments=[*arguments, "--mpi"])
+
+
+def _by_mpiexec(name: str, ranks: int) -> PeerCommand:
     if find_spec("mpi4py") is None:
-        raise PeerFailure("mpi", "mpi4py is not installed: pip install mpi4py mpich")
+        raise PeerFailure(name, "mpi4py is not installed: pip install mpi4py mpich")
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
-        raise PeerFailure("mpi", "there is no mpiexec: pip install mpich, or install your system's MPI")
+        raise PeerFailure(name, "there is no mpiexec: pip install mpich, or install your system's MPI")
     said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
-    return mpi_command("mpi", mpiexec, sys.executable, ranks, is_open_mpi="open" in said.lower())
+    return mpi_command(name, mpiexec, sys.executable, ranks, is_open_mpi="open" in said.lower())
 
 
 PEERS: Mapping[str, StartPeer] = {
@@ -62,6 +77,7 @@ PEERS: Mapping[str, StartPeer] = {
     "mpi": mpi,
     "procgroup-symmetric": procgroup_symmetric,
     "procgroup-tcp": procgroup_tcp,
+    "procgroup-mpi": procgroup_mpi,
 }
 DEFAULT_PEERS = ("procgroup", "gloo", "mpi")
 

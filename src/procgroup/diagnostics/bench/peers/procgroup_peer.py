@@ -1,6 +1,7 @@
-"""procgroup as a peer: ``procgroup run -n N -m ...bench.peers.procgroup_peer SOCKET [--symmetric]``.
+"""procgroup as a peer: ``procgroup run -n N -m ...bench.peers.procgroup_peer SOCKET [--symmetric | --mpi]``.
 
-With ``--symmetric`` all arrays are in shared memory, from ``procgroup.empty``.
+With ``--symmetric`` all arrays are in shared memory, from ``procgroup.empty``. With ``--mpi``, under mpiexec, MPI moves
+the bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def symmetric(shape: tuple[int, ...]) -> Any:
 
 if __name__ == "__main__":
     driver = Driver(sys.argv[1])
-    dist.init_process_group("gloo")
+    dist.init_process_group("mpi" if "--mpi" in sys.argv else "gloo")
     allocate = symmetric if "--symmetric" in sys.argv else ordinary
     known = operations(dist, dist.reduce_scatter_single, lambda array: array)
     serve(driver, dist.get_rank(), dist.get_world_size(), known, f"procgroup {dist.__version__}", allocate)
