@@ -56,7 +56,7 @@ def init_process_group(
     timeouts = read_timeouts(timeout, pg_options)
     in_rank_order = read_deterministic(deterministic, pg_options)
     config = registry.parse(backend)
-    config.start()
+    config.load()
     started = time.monotonic()
     found, own, rank, world_size = _find_store(init_method, store, rank, world_size, timeouts)
     try:

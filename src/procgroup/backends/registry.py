@@ -45,10 +45,10 @@ class BackendConfig(NamedTuple):
                 made[device] = make(PrefixStore(f"backend/{name}/{device}", store), rank, size, timeout)
         return made
 
-    def start(self) -> None:
-        """Load and start the libraries of these backends; before the ranks join, so that a rank that cannot says so."""
+    def load(self) -> None:
+        """Load the libraries of these backends, before the ranks join, so that a rank that cannot says so."""
         if "mpi" in self.by_device.values():
-            mpi.start()
+            mpi.load()
 
 
 def is_backend_available(backend: str) -> bool:
@@ -133,7 +133,7 @@ def _devices_of(name: str) -> tuple[str, ...]:
 
 def _check_available(name: str, backend: str) -> None:
     if name == "mpi" and not mpi.is_installed():
-        mpi.start()  # which raises
+        mpi.load()  # which raises
     if not is_backend_available(name):
         raise DistBackendError(
             f"Backend {name!r} (from {backend!r}) is not in this version of procgroup, which moves CPU arrays only. "

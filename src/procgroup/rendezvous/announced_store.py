@@ -1,8 +1,8 @@
 """A store on a free port of rank 0's host, which the launcher itself announces to the other ranks.
 
-The launchers of MPI carry a short text from rank 0 to all tasks (PMI, PMIx). Here the text is the store's address and
-its secret: a process that cannot read the launcher's own messages cannot join. A secret that the user gave
-(PROCGROUP_JOB_KEY) is not announced. Rank 0 announces once in its lifetime, because it keeps its store.
+The launchers of MPI carry a short text from rank 0 to all tasks (PMI, PMIx), and so does MPI. Here the text is the
+store's address and its secret: a process that cannot read the launcher's own messages cannot join. A secret that the
+user gave (PROCGROUP_JOB_KEY) is not announced. Rank 0 announces once in its lifetime, because it keeps its store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from procgroup import environ, types
-from procgroup.cluster import pmi, pmix, task_launcher
+from procgroup.cluster import mpi, pmi, pmix, task_launcher
 from procgroup.cluster.task_launcher import Task
 from procgroup.errors import DistNetworkError, RendezvousError
 from procgroup.rendezvous import hosting
@@ -99,6 +99,9 @@ def _hosts(task: Task) -> tuple[str, ...]:
 
 def _broadcast(task: Task, mine: str | None, rank: int, limit: float) -> str:
     try:
+        if task.launcher is task_launcher.OPEN_MPI and mpi.is_loaded():
+            # A second client of PMIx, beside MPI's own in this process, disturbs MPI between hosts.
+            return mpi.broadcast(mine, limit)
         library = pmix.library() if task.launcher is task_launcher.OPEN_MPI else None
         if library is not None:
             return pmix.broadcast(library, mine, limit)

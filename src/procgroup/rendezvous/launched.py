@@ -2,7 +2,7 @@
 
 ============================  ==========================================================================
 mpiexec (MPICH, Intel, ...)   rank 0's store on a free port, announced by PMI, with a secret
-mpiexec (Open MPI)            the same by PMIx
+mpiexec (Open MPI)            the same by PMIx, or by MPI where the program has loaded it
 srun                          the first node of the step, a port that job and step determine; no secret
 a Kubernetes Indexed Job      the pod with index 0, port 29500; no secret
 ============================  ==========================================================================
