@@ -173,6 +173,7 @@ class Group final : public Source {
   std::optional<Failure> examine(const Operation& operation, const Descriptor& call) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;
   std::optional<Failure> posted(int member) const;
+  std::optional<Failure> examine_connection(int member) const;
   std::optional<Failure> examine_handshake(int member, bool awaited, const Descriptor& call) const;
   void end_pending();
   bool is_local(int member) const { return state_ && state_->topology.is_local(member); }

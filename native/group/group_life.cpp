@@ -226,6 +226,9 @@ std::optional<Failure> Group::examine(const Operation& operation, const Descript
     failure->peer = member;
     return failure;
   }
+  for (int member = 0; member < size(); ++member)
+    if (operation.outlives_peer() && concerns(member))
+      if (std::optional<Failure> failure = examine_connection(member)) return failure;
   const std::vector<int> present = operation.outlives_peer() ? std::vector<int>{} : missing;
   for (int member = 0; member < size(); ++member)
     if (concerns(member))
@@ -252,6 +255,22 @@ std::optional<Failure> Group::examine_member(int member, const std::vector<int>&
   if (!is_local(member)) return examine_handshake(member, awaited, call);
   const MemberState state = state_->member(member).memory().state.load(std::memory_order_acquire);
   return state == MemberState::kLeft && awaited ? std::optional(left_before(member)) : std::nullopt;
+}
+
+// The loss of a member of another host while another backend moves the bytes: no transfer of the engine's fails by it.
+// A member that has left in order has done its part.
+std::optional<Failure> Group::examine_connection(int member) const {
+  if (is_local(member)) return std::nullopt;
+  const int peer = options_.members[index(member)];
+  const std::lock_guard lock(engine_.messages_mutex());
+  engine_.handshakes().receive_arrived();
+  const GroupHandshake* theirs = engine_.handshakes().received(peer, options_.id);
+  const Failure* failure = engine_.messages().peer_failure(peer);
+  if (failure == nullptr || (theirs != nullptr && theirs->left)) return std::nullopt;
+  Failure mine = *failure;
+  engine_.identify(mine, peer);
+  mine.peer = member;
+  return mine;
 }
 
 // The failure that a member has posted, as this rank reports it.

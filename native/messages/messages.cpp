@@ -197,6 +197,8 @@ bool Messages::pump() {
   return moved;
 }
 
+const Failure* Messages::peer_failure(int peer) const { return state_->with(peer).failure(); }
+
 void Messages::fail_peer(int peer, Failure failure) { state_->fail(peer, failure); }
 
 void Messages::descriptors(std::vector<pollfd>& into) const {

@@ -111,6 +111,9 @@ class Messages {
   // A channel that breaks, or a frame that no correct peer sends, does the same with Failure kLost.
   void fail_peer(int peer, Failure failure);
 
+  // Why every transfer with that peer fails; null while its channel is whole.
+  const Failure* peer_failure(int peer) const;
+
   // What to poll while waiting for sockets (events already set).
   void descriptors(std::vector<pollfd>& into) const;
   // Whether no frame is half read or waits to be written; after pump() has moved nothing, nothing is unread either.

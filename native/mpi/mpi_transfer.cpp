@@ -4,11 +4,15 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
 
+#include "base/clock.hpp"
 #include "dtype/partial.hpp"
 
 namespace procgroup {
 namespace {
+
+constexpr int64_t kErrorWaitNs = 1'000'000'000;
 
 bool is_half(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16; }
 
@@ -56,6 +60,20 @@ bool MpiTransfer::is_too_large(const MpiLibrary& library, const Request& request
 }
 
 bool MpiTransfer::advance(int root, uint64_t number) {
+  if (error_ns_ != 0) {
+    if (now_ns() - error_ns_ > kErrorWaitNs) throw std::runtime_error(error_);
+    return false;
+  }
+  try {
+    return move(root, number);
+  } catch (const std::runtime_error& error) {
+    error_ = error.what();
+    error_ns_ = now_ns();
+    return false;
+  }
+}
+
+bool MpiTransfer::move(int root, uint64_t number) {
   if (state_ == State::kNew) start(root, number);
   if (is_lost_) return false;
   const MpiLibrary::State now = mpi_.library->test(handle_);

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -41,7 +42,8 @@ class MpiTransfer {
         result_(static_cast<std::byte*>(request.output)) {}
 
   // Start, test or finish; true when the transfer has completed. `root` is the root of a collective, or the other rank
-  // of a message, whose `number` is the same on both ranks. Throws std::runtime_error for an error of MPI.
+  // of a message, whose `number` is the same on both ranks. Throws std::runtime_error for an error of MPI, one second
+  // later: if a lost process is the reason, the engine has found it by then, and has ended the call.
   bool advance(int root, uint64_t number);
   // Whether MPI may still read or write the memory of the call.
   bool is_pending() const { return state_ == State::kPending; }
@@ -51,6 +53,7 @@ class MpiTransfer {
  private:
   enum class State { kNew, kPending, kCompleted };
 
+  bool move(int root, uint64_t number);
   void start(int root, uint64_t number);
   void start_reduction(int root);
   void start_reduce_scatter();
@@ -82,6 +85,8 @@ class MpiTransfer {
   const bool in_rank_order_;  // a reduction combines in the order of the ranks
   State state_ = State::kNew;
   bool is_lost_ = false;
+  std::string error_;
+  int64_t error_ns_ = 0;           // when MPI reported it
   Word handle_ = 0;                // of MPI's request
   std::byte* result_;              // where MPI puts what this rank gets
   std::byte* gathered_ = nullptr;  // the elements of all ranks, to be reduced

@@ -383,9 +383,31 @@ def lose_a_rank(rank: int, size: int, is_async: bool) -> tuple[str, float]:
     return str(raised.value), time.monotonic() - started
 
 
+def lose_the_sender(rank: int, size: int) -> tuple[str, float] | None:
+    """The other rank dies while the backend receives its message."""
+    register()
+    dist.init_process_group("faulty", timeout=30)
+    if rank == 1:
+        dist.isend(np.ones(4, np.float32), 0)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(PeerLost) as raised:
+        dist.recv(np.ones(4, np.float32), 1)
+    return str(raised.value), time.monotonic() - started
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_sender_that_dies_in_the_backend_is_named(transport: str) -> None:
+    text, seconds = attempt(lose_the_sender, 2, environment={"PROCGROUP_TRANSPORT": transport})[0].value
+    assert "lost rank 1" in text
+    assert seconds < 10
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_rank_that_dies_in_the_backend_is_named_on_the_others(is_async: bool) -> None:
-    outcomes = attempt(lose_a_rank, 3, args=(is_async,))
+def test_a_rank_that_dies_in_the_backend_is_named_on_the_others(is_async: bool, transport: str) -> None:
+    outcomes = attempt(lose_a_rank, 3, args=(is_async,), environment={"PROCGROUP_TRANSPORT": transport})
     for rank in (0, 2):
         text, seconds = outcomes[rank].value
         assert "rank 1" in text

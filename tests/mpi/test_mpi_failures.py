@@ -259,8 +259,9 @@ def stream(rank: int, size: int, timeout: float) -> SimpleNamespace:
 
 
 @mpis
-def test_a_rank_that_is_killed_amid_transfers_is_named_on_the_others(mpi: str) -> None:
-    with start(stream, SIZE, mpi=mpi, args=(30,)) as world:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_is_killed_amid_transfers_is_named_on_the_others(mpi: str, transport: str) -> None:
+    with start(stream, SIZE, mpi=mpi, args=(30,), environment={"PROCGROUP_TRANSPORT": transport}) as world:
         killed, outcomes = kill_in_a_call(world, "...")
     for rank in SURVIVORS:
         expect_error(outcomes[rank], "PeerLost", ABSENT, killed, 2.0)

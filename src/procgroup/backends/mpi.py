@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import os
 import secrets
 import sys
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -40,6 +42,8 @@ _JOBS = (("PMIX_NAMESPACE",), ("PMI_JOBID",), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
 """The variables by which launchers tell their jobs apart: the first that are set count."""
 _MPI_THREAD_MULTIPLE, _RABENSEIFNER = 3, 3
 """Open MPI's numbers."""
+_REPORT_SECONDS = 10.0
+"""How long MPI_Finalize may wait before this process says so."""
 _SIGNAL_SECONDS = 0.2
 """How late Ctrl-C may be noticed while MPI is finalized."""
 _TAG_BITS = 15
@@ -276,6 +280,15 @@ def _choose_algorithm(path: str) -> None:
         library.MPI_T_cvar_write(handle, ctypes.byref(algorithm))
 
 
+def _finalize() -> None:
+    """Finalize MPI, which waits for all other processes, however long they take."""
+    reported = time.monotonic() + _REPORT_SECONDS
+    while not _library().finalize(_SIGNAL_SECONDS):
+        if time.monotonic() > reported:
+            reported = math.inf
+            print("procgroup: this process waits in MPI_Finalize for the others to end", file=sys.stderr, flush=True)
+
+
 def _finish() -> None:
     """Finalize MPI, where that is ours or a rank may be lost: then for a short time only."""
     from mpi4py import MPI
@@ -286,8 +299,8 @@ def _finish() -> None:
         return
     has_failed = _MpiState.has_failed or _native.abandoned_mpi_calls() > 0
     if not has_failed:
-        while _MpiState.finalizes and not _library().finalize(_SIGNAL_SECONDS):
-            pass
+        if _MpiState.finalizes:
+            _finalize()
     elif not _library().finalize(process_end.FAILED_SECONDS) and not _MpiState.finalizes:
         text = "procgroup: MPI_Finalize waits for a rank that is lost or stuck, so this process ends without it"
         _native.end_process_after(_SIGNAL_SECONDS, 1, text)  # mpi4py, or the program, finalizes MPI after this
