@@ -1,0 +1,254 @@
+// Stand-in GPUs, for tests on machines without one: memory, streams and events, as CUDA documents their order.
+//
+// Vocabulary: an *allocation* is device memory or pinned host memory. A device address lies in a reserved range
+// that nobody may read or write, as on a real GPU: a host that dereferences it crashes. The bytes are elsewhere, in
+// *backing* memory. Host memory that is no allocation is *pageable*. A *stream* is a queue and a thread that runs its
+// work in order; a *position* is a stream and a number of its operations, and is reached when so many are complete.
+// An event is a position. A *fault* is what a real GPU would call an illegal address, and is final.
+//
+//      enqueue ──> [ work | work | wait for a position | work ] ──> thread of the stream ──> completed += 1
+//
+// Each operation starts PROCGROUP_STAND_IN_DELAY_US microseconds after its turn came, so that work that is not
+// ordered after it runs first, and a test sees the wrong data. One mutex guards everything, and one condition
+// variable announces every completion: simple, and fast enough for tests. Nothing is freed at exit, because threads
+// still run then.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace stand_in {
+
+enum Result : int {  // CUresult
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kNoDevice = 100,
+  kInvalidDevice = 101,
+  kInvalidContext = 201,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kNotReady = 600,
+  kIllegalAddress = 700,
+};
+
+inline int64_t number_from_environment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' ? std::atoll(text) : otherwise;
+}
+
+struct Allocation {
+  uintptr_t address;
+  size_t bytes;
+  int device;
+  bool is_pinned_host;
+  std::unique_ptr<std::byte[]> backing;
+
+  std::byte* at(uintptr_t where) const { return backing.get() + (where - address); }
+  bool contains(uintptr_t where, size_t count) const { return where >= address && where + count <= address + bytes; }
+};
+
+struct Stream {
+  int device;
+  bool waits_for_legacy;  // created without CU_STREAM_NON_BLOCKING
+  bool is_legacy = false;
+  int priority = 0;
+  bool is_closing = false;
+  uint64_t submitted = 0;
+  uint64_t completed = 0;
+  std::deque<std::function<void()>> queue{};
+};
+
+struct Position {
+  std::shared_ptr<Stream> stream;
+  uint64_t count = 0;
+
+  bool is_reached() const { return stream == nullptr || stream->completed >= count; }
+};
+
+struct Event {
+  Position position;
+  std::chrono::steady_clock::time_point time{};
+};
+
+class Devices {
+ public:
+  // Of the process, and never destroyed.
+  static Devices& get() {
+    static Devices* devices = new Devices;
+    return *devices;
+  }
+
+  const int count = static_cast<int>(number_from_environment("PROCGROUP_STAND_IN_GPUS", 1));
+
+  // Return the address of new memory, filled with a pattern that no test takes for a result.
+  uintptr_t allocate(size_t bytes, int device, bool is_pinned_host) {
+    auto allocation = std::make_shared<Allocation>(Allocation{0, bytes, device, is_pinned_host, nullptr});
+    allocation->backing = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    std::memset(allocation->backing.get(), 0xA5, bytes);
+    allocation->address = is_pinned_host ? reinterpret_cast<uintptr_t>(allocation->backing.get()) : reserve(bytes);
+    std::lock_guard lock(mutex_);
+    allocations_[allocation->address] = allocation;
+    return allocation->address;
+  }
+
+  bool free(uintptr_t address) {
+    std::lock_guard lock(mutex_);
+    auto found = allocations_.find(address);
+    if (found == allocations_.end()) return false;
+    if (!found->second->is_pinned_host) munmap(reinterpret_cast<void*>(address), found->second->bytes);
+    allocations_.erase(found);
+    return true;
+  }
+
+  // Return the allocation in which an address lies, or nothing for pageable memory.
+  std::shared_ptr<Allocation> find(uintptr_t address) {
+    std::lock_guard lock(mutex_);
+    auto after = allocations_.upper_bound(address);
+    if (after == allocations_.begin()) return nullptr;
+    auto found = std::prev(after)->second;
+    return address < found->address + found->bytes ? found : nullptr;
+  }
+
+  std::shared_ptr<Stream> create_stream(int device, bool waits_for_legacy, int priority) {
+    auto stream = std::make_shared<Stream>(Stream{.device = device, .waits_for_legacy = waits_for_legacy});
+    stream->priority = priority;
+    std::lock_guard lock(mutex_);
+    start(stream);
+    return stream;
+  }
+
+  // Return a stream for its handle: 0 and 1 are the legacy default stream, 2 is the thread's default stream.
+  std::shared_ptr<Stream> stream(void* handle, int device) {
+    std::lock_guard lock(mutex_);
+    if (reinterpret_cast<uintptr_t>(handle) <= 2) return default_stream(reinterpret_cast<uintptr_t>(handle), device);
+    auto found = streams_.find(static_cast<Stream*>(handle));
+    return found == streams_.end() ? nullptr : found->second;
+  }
+
+  // Let the stream's thread end once all its work is complete; does not wait for that, like CUDA.
+  void destroy_stream(const std::shared_ptr<Stream>& stream) {
+    std::lock_guard lock(mutex_);
+    stream->is_closing = true;
+    streams_.erase(stream.get());
+    changed_.notify_all();
+  }
+
+  Position enqueue(const std::shared_ptr<Stream>& stream, std::function<void()> work) {
+    std::lock_guard lock(mutex_);
+    for (auto& other : implicit_predecessors(*stream)) push(stream, [this, other] { wait(other); });
+    return push(stream, std::move(work));
+  }
+
+  void wait(const Position& position) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return position.is_reached(); });
+  }
+
+  bool is_reached(const Position& position) {
+    std::lock_guard lock(mutex_);
+    return position.is_reached();
+  }
+
+  Position end_of(const std::shared_ptr<Stream>& stream) {
+    std::lock_guard lock(mutex_);
+    return {stream, stream->submitted};
+  }
+
+  void synchronize(int device) {
+    std::vector<Position> ends;
+    {
+      std::lock_guard lock(mutex_);
+      for (auto& [key, stream] : streams_)
+        if (stream->device == device) ends.push_back({stream, stream->submitted});
+    }
+    for (auto& end : ends) wait(end);
+  }
+
+  // Of the whole process, as a context's; final.
+  std::atomic<bool> has_fault = false;
+
+ private:
+  static uintptr_t reserve(size_t bytes) {
+    return reinterpret_cast<uintptr_t>(
+        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  }
+
+  // The functions below need the mutex.
+
+  void start(const std::shared_ptr<Stream>& stream) {
+    streams_[stream.get()] = stream;
+    std::thread([this, stream] { work(*stream); }).detach();  // its work may never end, and the process shall
+  }
+
+  std::shared_ptr<Stream> default_stream(uintptr_t handle, int device) {
+    const auto thread = handle == 2 ? std::this_thread::get_id() : std::thread::id{};
+    auto& stream = default_streams_[{device, thread}];
+    if (stream == nullptr) {
+      stream = std::make_shared<Stream>(Stream{.device = device, .waits_for_legacy = handle == 2});
+      stream->is_legacy = handle != 2;
+      start(stream);
+    }
+    return stream;
+  }
+
+  // What the legacy default stream waits for, and who waits for it.
+  std::vector<Position> implicit_predecessors(const Stream& stream) {
+    std::vector<Position> positions;
+    for (auto& [key, other] : streams_) {
+      const bool is_ordered =
+          (stream.is_legacy && other->waits_for_legacy) || (stream.waits_for_legacy && other->is_legacy);
+      if (is_ordered && other->device == stream.device && other->completed < other->submitted) {
+        positions.push_back({other, other->submitted});
+      }
+    }
+    return positions;
+  }
+
+  Position push(const std::shared_ptr<Stream>& stream, std::function<void()> work) {
+    stream->queue.push_back(std::move(work));
+    changed_.notify_all();
+    return {stream, ++stream->submitted};
+  }
+
+  void work(Stream& stream) {
+    const std::chrono::microseconds delay(number_from_environment("PROCGROUP_STAND_IN_DELAY_US", 0));
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return !stream.queue.empty() || stream.is_closing; });
+      if (stream.queue.empty()) return;
+      auto work = std::move(stream.queue.front());
+      stream.queue.pop_front();
+      lock.unlock();
+      if (delay.count() > 0) std::this_thread::sleep_for(delay);
+      work();
+      work = nullptr;
+      lock.lock();
+      ++stream.completed;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uintptr_t, std::shared_ptr<Allocation>> allocations_;
+  std::map<Stream*, std::shared_ptr<Stream>> streams_;
+  std::map<std::pair<int, std::thread::id>, std::shared_ptr<Stream>> default_streams_;
+};
+
+}  // namespace stand_in

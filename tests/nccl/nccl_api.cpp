@@ -1,0 +1,361 @@
+// A stand-in libnccl.so.2: NCCL's functions for the ranks of one host, on the streams of the stand-in libcuda.so.1.
+//
+// As in NCCL, a call on a non-blocking communicator returns ncclInProgress and a thread enqueues the operation later,
+// after PROCGROUP_STAND_IN_NCCL_DELAY_US microseconds (1000): until ncclCommGetAsyncError returns ncclSuccess, an event
+// that is recorded on the stream precedes the operation.
+//
+// Stricter than NCCL: pointers are always checked, each collective compares the calls of all ranks and ends once all
+// ranks are in it, a send ends when it is received, and a handle that was destroyed is known to be so. Not there:
+// ncclCommInitAll, Grow, Suspend, windows, one-sided operations, properties, and a configuration per operation.
+//
+// PROCGROUP_STAND_IN_NCCL_FAIL="allreduce:3:system,init:1:hang" lets the third AllReduce of this process fail, once
+// its stream comes to it, and the first init never end. Names are NCCL's functions', in small letters. Kinds: cuda,
+// system, internal, argument, usage, remote, timeout: the error that ncclCommGetAsyncError then returns; hang: no
+// error and no end; with "call-" in front, as in call-system, the call itself returns the error.
+// PROCGROUP_STAND_IN_NCCL_VERSION is what ncclGetVersion returns, 23007 if it is not set.
+#include <sys/random.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+
+#include "cuda_device.hpp"
+#include "nccl_group.hpp"
+
+#define NCCL_API extern "C" __attribute__((visibility("default")))
+
+extern "C" {
+int cuCtxGetDevice(int* device);
+int cuMemAlloc(uintptr_t* address, size_t bytes);
+int cuMemFree(uintptr_t address);
+}
+
+using namespace stand_in::nccl;  // NOLINT: this file is the API
+
+namespace {
+
+constexpr const char* kIdPrefix = "procgroup-stand-in-";
+constexpr unsigned kConfigMagic = 0xcafebeef;
+
+struct UniqueId {
+  char letters[128];
+};
+
+// The beginning of ncclConfig_t; the members after it have no meaning here.
+struct Config {
+  size_t size;
+  unsigned magic;
+  unsigned version;
+  int blocking;
+};
+
+template <class T>
+Status give(T* output, T value) {
+  *output = value;
+  return kSuccess;
+}
+
+std::string id_of(const UniqueId& id) {
+  const std::string letters(id.letters, strnlen(id.letters, sizeof(id.letters)));
+  require(letters.rfind(kIdPrefix, 0) == 0, kInvalidArgument, "the unique id is not of the stand-in's ncclGetUniqueId");
+  return letters;
+}
+
+int current_device() {
+  int device;
+  require(cuCtxGetDevice(&device) == 0, kUnhandledCudaError, "Cuda failure 'invalid device context'");
+  return device;
+}
+
+bool is_blocking(const Config* config, bool otherwise) {
+  if (config == nullptr) return otherwise;
+  require(config->magic == kConfigMagic, kInvalidArgument, "ncclConfig_t argument not initialized");
+  return config->blocking != 0;  // not set is INT_MIN
+}
+
+// Run a job on a communicator: now, or in a thread where it does not block.
+Status run_job(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job) {
+  communicator->start(std::move(job));
+  return communicator->is_blocking ? communicator->join() : kInProgress;
+}
+
+Status end_as_requested(Communicator& communicator, Status failure) {
+  require(failure == kInProgress, failure, "failed on request");
+  communicator.hang();
+  return kInternalError;
+}
+
+Status init(Comm* comm, const std::string& id, int size, int rank, bool blocks) {
+  require(size > 0, kInvalidArgument, text("invalid device count (", size, ") requested"));
+  require(rank >= 0 && rank < size, kInvalidArgument, text("rank ", rank, " exceeds ndev=", size));
+  auto communicator = std::make_shared<Communicator>(id, rank, size, current_device(), blocks);
+  communicator->start([communicator = communicator.get(), failure = requested_failure("init")] {
+    return failure ? end_as_requested(*communicator, *failure) : communicator->connect();
+  });
+  *comm = publish(communicator);
+  const auto status = add_init(communicator);
+  const bool has_failed = status != kSuccess && status != kInProgress;
+  if (has_failed) forget(std::exchange(*comm, nullptr));
+  return status;
+}
+
+// Make a child of the ranks that are `members`, in this order. Its id follows from its parent's and from the name of
+// the group of ranks, so that they agree without a message.
+Status make_child(Communicator& parent, const std::string& name, const std::vector<int>& members, bool blocks,
+                  Comm* child) {
+  const int rank = std::find(members.begin(), members.end(), parent.rank) - members.begin();
+  const int size = static_cast<int>(members.size());
+  if (rank == size) return kSuccess;
+  const auto id = std::hash<std::string>()(text(parent.id, "/", name, "/", parent.child_counts[name]++));
+  auto communicator = std::make_shared<Communicator>(text(kIdPrefix, std::hex, id), rank, size, parent.device, blocks);
+  const auto status = parent.connect_child(communicator);
+  if (status == kSuccess) *child = publish(communicator);
+  return status;
+}
+
+struct Choice {
+  int color;
+  int key;
+  int rank;
+  int split_count;
+};
+
+Status split(Communicator& parent, int color, int key, bool blocks, Comm* child) {
+  const Choice own{color, key, parent.rank, parent.split_count++};
+  const auto* bytes = reinterpret_cast<const std::byte*>(&own);
+  const auto all = parent.gather(Bytes(bytes, bytes + sizeof(own)));
+  if (!all) return kInternalError;
+  std::vector<Choice> choices(all->size());
+  for (size_t rank = 0; rank < choices.size(); ++rank) std::memcpy(&choices[rank], (*all)[rank].data(), sizeof(Choice));
+  std::erase_if(choices, [&](auto& choice) { return choice.color != color || color < 0; });
+  std::stable_sort(choices.begin(), choices.end(), [](auto& left, auto& right) { return left.key < right.key; });
+  std::vector<int> members;
+  for (auto& choice : choices) members.push_back(choice.rank);
+  return make_child(parent, text("split-", own.split_count, "-", color), members, blocks, child);
+}
+
+Status shrink(Communicator& parent, const std::vector<int>& excluded, bool blocks, Comm* child) {
+  std::vector<int> members;
+  std::string name = "shrink";
+  for (int rank = 0; rank < parent.size; ++rank) {
+    if (std::find(excluded.begin(), excluded.end(), rank) != excluded.end()) continue;
+    members.push_back(rank);
+    name += text("-", rank);
+  }
+  return make_child(parent, name, members, blocks, child);
+}
+
+Status finalize(const std::shared_ptr<Communicator>& communicator) {
+  communicator->is_finalized = true;
+  return run_job(communicator, [communicator = communicator.get()] {
+    return communicator->flush() && communicator->gather({}) ? kSuccess : kInternalError;
+  });
+}
+
+}  // namespace
+
+NCCL_API Status ncclGetVersion(int* version) {
+  return give(version, int(stand_in::number_from_environment("PROCGROUP_STAND_IN_NCCL_VERSION", 23007)));
+}
+
+NCCL_API const char* ncclGetErrorString(Status status) {
+  constexpr const char* kTexts[] = {"no error",
+                                    "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+                                    "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+                                    "internal error - please report this issue to the NCCL developers",
+                                    "invalid argument (run with NCCL_DEBUG=WARN for details)",
+                                    "invalid usage (run with NCCL_DEBUG=WARN for details)",
+                                    "remote process exited or there was a network error",
+                                    "NCCL operation in progress",
+                                    "timeout"};
+  return status >= kSuccess && status <= kTimeout ? kTexts[status] : "unknown result code";
+}
+
+// Of the process, as in NCCL, which ignores the communicator too.
+NCCL_API const char* ncclGetLastError(Comm) {
+  thread_local std::string copy;
+  copy = last_error();
+  return copy.c_str();
+}
+
+// Initialisation and end
+
+NCCL_API Status ncclGetUniqueId(UniqueId* id) {
+  uint64_t random[2];
+  if (getrandom(random, sizeof(random), 0) != sizeof(random)) return kSystemError;
+  *id = {};
+  std::snprintf(id->letters, sizeof(id->letters), "%s%016lx%016lx", kIdPrefix, random[0], random[1]);
+  return kSuccess;
+}
+
+NCCL_API Status ncclCommInitRankScalable(Comm* comm, int size, int rank, int id_count, UniqueId* ids, Config* config) {
+  return guarded([&] {
+    require(comm != nullptr && ids != nullptr && id_count > 0, kInvalidArgument, "CommInitRank : argument is NULL");
+    return init(comm, id_of(ids[0]), size, rank, is_blocking(config, true));
+  });
+}
+NCCL_API Status ncclCommInitRankConfig(Comm* comm, int size, UniqueId id, int rank, Config* config) {
+  return ncclCommInitRankScalable(comm, size, rank, 1, &id, config);
+}
+NCCL_API Status ncclCommInitRank(Comm* comm, int size, UniqueId id, int rank) {
+  return ncclCommInitRankScalable(comm, size, rank, 1, &id, nullptr);
+}
+
+NCCL_API Status ncclCommGetAsyncError(Comm comm, Status* status) {
+  return guarded([&] { return give(status, find(comm, "CommGetAsyncError")->state()); });
+}
+NCCL_API Status ncclCommCount(Comm comm, int* count) {
+  return guarded([&] { return give(count, int{ready(comm, "CommCount")->size}); });
+}
+NCCL_API Status ncclCommCuDevice(Comm comm, int* device) {
+  return guarded([&] { return give(device, int{ready(comm, "CommCuDevice")->device}); });
+}
+NCCL_API Status ncclCommUserRank(Comm comm, int* rank) {
+  return guarded([&] { return give(rank, int{ready(comm, "CommUserRank")->rank}); });
+}
+
+NCCL_API Status ncclCommFinalize(Comm comm) {
+  return guarded([&] {
+    auto communicator = ready(comm, "CommFinalize");
+    const bool is_late = communicator->is_revoked() || communicator->is_finalized;
+    require(!is_late, kInvalidUsage, "CommFinalize : the communicator was revoked or finalized");
+    return finalize(communicator);
+  });
+}
+// A communicator that failed ends at once; otherwise all ranks must call it, if they have not finalized before.
+NCCL_API Status ncclCommDestroy(Comm comm) {
+  return guarded([&] {
+    auto communicator = find(comm, "CommDestroy");
+    if (communicator->state() == kInProgress) ready(comm, "CommDestroy");
+    const bool is_usable = communicator->state() == kSuccess && !communicator->is_revoked();
+    if (is_usable && !communicator->is_finalized) finalize(communicator);
+    communicator->join();
+    communicator->abort();
+    forget(comm);
+    return kSuccess;
+  });
+}
+NCCL_API Status ncclCommAbort(Comm comm) {
+  return guarded([&] {
+    find(comm, "CommAbort")->abort();
+    forget(comm);
+    return kSuccess;
+  });
+}
+NCCL_API Status ncclCommRevoke(Comm comm, int flags) {
+  return guarded([&] {
+    require(flags == 0, kInvalidArgument, "CommRevoke : flags must be 0");
+    find(comm, "CommRevoke")->revoke();
+    return kSuccess;
+  });
+}
+
+NCCL_API Status ncclCommSplit(Comm comm, int color, int key, Comm* child, Config* config) {
+  return guarded([&] {
+    auto parent = ready(comm, "CommSplit");
+    require(!is_in_group(), kInvalidUsage, "CommSplit : not in a group, in the stand-in");
+    const bool blocks = is_blocking(config, parent->is_blocking);
+    *child = nullptr;
+    return run_job(parent, [=, parent = parent.get(), failure = requested_failure("split")] {
+      return failure ? end_as_requested(*parent, *failure) : split(*parent, color, key, blocks, child);
+    });
+  });
+}
+NCCL_API Status ncclCommShrink(Comm comm, int* excluded, int count, Comm* child, Config* config, int flags) {
+  return guarded([&] {
+    auto parent = flags == 0 ? ready(comm, "CommShrink") : find(comm, "CommShrink");
+    const std::vector<int> ranks(excluded, excluded + count);
+    const bool is_member = std::find(ranks.begin(), ranks.end(), parent->rank) == ranks.end();
+    require(!ranks.empty() && is_member, kInvalidArgument,
+            text("CommShrink : rank ", parent->rank, " is excluded, or none"));
+    require(!is_in_group(), kInvalidUsage, "CommShrink : not in a group, in the stand-in");
+    if (flags != 0) parent->revoke();
+    const bool blocks = is_blocking(config, parent->is_blocking);
+    *child = nullptr;
+    return run_job(parent, [=, parent = parent.get()] { return shrink(*parent, ranks, blocks, child); });
+  });
+}
+
+NCCL_API Status ncclGroupStart() {
+  start_group();
+  return kSuccess;
+}
+NCCL_API Status ncclGroupEnd() {
+  return guarded([] {
+    require(is_in_group(), kInvalidUsage, "ncclGroupEnd: not in a group call.");
+    return end_group();
+  });
+}
+
+// Memory and reductions
+
+NCCL_API Status ncclMemAlloc(void** pointer, size_t bytes) {
+  return cuMemAlloc(reinterpret_cast<uintptr_t*>(pointer), bytes) == 0 ? kSuccess : kUnhandledCudaError;
+}
+NCCL_API Status ncclMemFree(void* pointer) {
+  return cuMemFree(reinterpret_cast<uintptr_t>(pointer)) == 0 ? kSuccess : kUnhandledCudaError;
+}
+// Registration has no effect.
+NCCL_API Status ncclCommRegister(Comm, void* buffer, size_t, void** handle) { return give(handle, buffer); }
+NCCL_API Status ncclCommDeregister(Comm, void*) { return kSuccess; }
+
+NCCL_API Status ncclRedOpCreatePreMulSum(int* reduction, const void* factor, int type, int residence, Comm comm) {
+  return guarded([&] {
+    auto& factors = ready(comm, "RedOpCreatePreMulSum")->factors;
+    const bool is_valid = type >= 0 && type < kReducedTypes && factor != nullptr;
+    require(is_valid, kInvalidArgument, "RedOpCreatePreMulSum : invalid scalar");
+    Operation operation{.header = {.type = type}};
+    const auto* bytes = static_cast<const std::byte*>(factor);
+    const bool is_on_device = residence == 0;
+    if (is_on_device) operation.factor_address = factor;
+    if (!is_on_device) operation.factor.assign(bytes, bytes + size_of(type));
+    for (*reduction = kPreMulSum; factors.count(*reduction) > 0;) ++*reduction;
+    factors[*reduction] = operation;
+    return kSuccess;
+  });
+}
+NCCL_API Status ncclRedOpDestroy(int reduction, Comm comm) {
+  return guarded([&] {
+    const bool was_known = find(comm, "RedOpDestroy")->factors.erase(reduction) > 0;
+    require(was_known, kInvalidArgument, text("RedOpDestroy : operator ", reduction, " unknown to this communicator"));
+    return kSuccess;
+  });
+}
+
+// Operations: the kind, type, reduction, root or peer, and count, then the buffers
+
+using In = const void*;
+using Out = void*;
+
+NCCL_API Status ncclAllReduce(In send, Out receive, size_t count, int type, int reduction, Comm comm, Stream stream) {
+  return add_operation({{Kind::kAllReduce, type, reduction, 0, count}, send, receive}, comm, stream);
+}
+NCCL_API Status ncclBroadcast(In send, Out receive, size_t count, int type, int root, Comm comm, Stream stream) {
+  return add_operation({{Kind::kBroadcast, type, 0, root, count}, send, receive}, comm, stream);
+}
+NCCL_API Status ncclReduce(In send, Out receive, size_t count, int type, int reduction, int root, Comm comm,
+                           Stream stream) {
+  return add_operation({{Kind::kReduce, type, reduction, root, count}, send, receive}, comm, stream);
+}
+NCCL_API Status ncclAllGather(In send, Out receive, size_t count, int type, Comm comm, Stream stream) {
+  return add_operation({{Kind::kAllGather, type, 0, 0, count}, send, receive}, comm, stream);
+}
+NCCL_API Status ncclReduceScatter(In send, Out receive, size_t count, int type, int reduction, Comm comm,
+                                  Stream stream) {
+  return add_operation({{Kind::kReduceScatter, type, reduction, 0, count}, send, receive}, comm, stream);
+}
+NCCL_API Status ncclAlltoAll(In send, Out receive, size_t count, int type, Comm comm, Stream stream) {
+  return add_operation({{Kind::kAlltoAll, type, 0, 0, count}, send, receive}, comm, stream);
+}
+NCCL_API Status ncclGather(In send, Out receive, size_t count, int type, int root, Comm comm, Stream stream) {
+  return add_operation({{Kind::kGather, type, 0, root, count}, send, receive}, comm, stream);
+}
+NCCL_API Status ncclScatter(In send, Out receive, size_t count, int type, int root, Comm comm, Stream stream) {
+  return add_operation({{Kind::kScatter, type, 0, root, count}, send, receive}, comm, stream);
+}
+NCCL_API Status ncclSend(In send, size_t count, int type, int peer, Comm comm, Stream stream) {
+  return add_operation({{Kind::kSend, type, 0, peer, count}, send}, comm, stream);
+}
+NCCL_API Status ncclRecv(Out receive, size_t count, int type, int peer, Comm comm, Stream stream) {
+  return add_operation({{Kind::kRecv, type, 0, peer, count}, nullptr, receive}, comm, stream);
+}

@@ -1,0 +1,292 @@
+// What the operations of a batch do, and how a communicator fails and ends.
+#include "nccl_communicator.hpp"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "cuda_device.hpp"
+
+std::shared_ptr<stand_in::Allocation> stand_in_find_memory(const void* address);
+
+namespace stand_in::nccl {
+namespace {
+
+// Thrown where an abort or a revocation ends what a batch waits for.
+struct Ended {};
+
+std::string describe(const Header& header) {
+  auto words = text(name_of(header.kind), " of ", header.count, " x ", name_of_type(header.type));
+  const auto kind = header.kind;
+  if (is_reduction(kind)) words += text(", ", name_of_reduction(header.reduction));
+  const bool has_root =
+      kind == Kind::kBroadcast || kind == Kind::kReduce || kind == Kind::kGather || kind == Kind::kScatter;
+  return has_root ? text(words, ", root ", header.root) : words;
+}
+
+bool agree(const Header& own, const Header& other) {
+  if (own.kind == Kind::kRecv) return other.kind == Kind::kSend && own.count == other.count && own.type == other.type;
+  return own.kind == other.kind && own.count == other.count && own.type == other.type &&
+         own.reduction == other.reduction && own.root == other.root;
+}
+
+// Memory of an operation while it runs.
+struct Memory {
+  std::shared_ptr<Allocation> allocation;
+  std::byte* bytes;
+};
+
+Memory memory_at(const void* address, size_t offset, size_t bytes) {
+  auto allocation = stand_in_find_memory(address);
+  const auto where = reinterpret_cast<uintptr_t>(address) + offset;
+  if (allocation == nullptr || !allocation->contains(where, bytes)) {
+    throw Refused{kUnhandledCudaError, text("illegal address ", address, ": freed before the stream came to it")};
+  }
+  return {allocation, allocation->at(where)};
+}
+
+Bytes copy_of(const void* address, size_t offset, size_t bytes) {
+  if (bytes == 0) return {};
+  const auto memory = memory_at(address, offset, bytes);
+  return Bytes(memory.bytes, memory.bytes + bytes);
+}
+
+void copy_into(void* address, size_t offset, const Bytes& bytes) {
+  if (bytes.empty()) return;
+  std::copy(bytes.begin(), bytes.end(), memory_at(address, offset, bytes.size()).bytes);
+}
+
+}  // namespace
+
+const char* name_of(Kind kind) {
+  constexpr const char* kNames[] = {"AllReduce", "Broadcast", "Reduce",  "AllGather", "ReduceScatter",
+                                    "AlltoAll",  "Gather",    "Scatter", "Send",      "Recv"};
+  return kNames[static_cast<int>(kind)];
+}
+
+bool sends(const Header& header, int from, int to) {
+  switch (header.kind) {
+    case Kind::kReduce:
+    case Kind::kGather:
+      return to == header.root;
+    case Kind::kBroadcast:
+    case Kind::kScatter:
+      return from == header.root;
+    default:
+      return true;
+  }
+}
+
+bool has_block_for_each(Kind kind) {
+  return kind == Kind::kReduceScatter || kind == Kind::kAlltoAll || kind == Kind::kScatter;
+}
+
+bool has_block_from_each(Kind kind) {
+  return kind == Kind::kAllGather || kind == Kind::kAlltoAll || kind == Kind::kGather;
+}
+
+bool is_reduction(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+}
+
+// Batches
+
+void Communicator::run(uint64_t number, const std::vector<Operation>& batch) {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return completed_ == number || is_over(); });
+    is_running_ = true;
+  }
+  try {
+    if (!is_over()) perform(batch);
+  } catch (const Refused& refused) {
+    fail(refused.status, refused.reason);
+    const auto* letters = reinterpret_cast<const std::byte*>(refused.reason.data());
+    const Header header{.kind = Kind::kFailure, .root = refused.status};
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer != rank) write(peer, header, Bytes(letters, letters + refused.reason.size()));
+    }
+    hang();
+  } catch (const Ended&) {
+  }
+  std::lock_guard lock(mutex_);
+  is_running_ = false;
+  ++completed_;
+  changed_.notify_all();
+}
+
+void Communicator::perform(const std::vector<Operation>& batch) {
+  for (const auto& operation : batch) {
+    if (!operation.failure) continue;
+    if (*operation.failure != kInProgress)
+      fail(*operation.failure, text(name_of(operation.header.kind), " failed on request"));
+    return hang();
+  }
+  for (const auto& operation : batch) {
+    if (operation.header.kind < Kind::kSend) collective(operation);
+  }
+  messages(batch);
+}
+
+void Communicator::collective(const Operation& operation) {
+  const auto& header = operation.header;
+  for (int peer = 0; peer < size; ++peer) {
+    write(peer, header, sends(header, rank, peer) ? contribution(operation, peer) : Bytes{});
+    if (header.count == 0) ++peers_[peer].empty_announced;
+  }
+  if (header.count == 0) return;  // NCCL drops it: no rank waits for another
+  std::vector<Bytes> contributions;
+  for (int peer = 0; peer < size; ++peer) contributions.push_back(matching(operation, peer));
+  if (has_block_from_each(header.kind)) {
+    for (int peer = 0; peer < size; ++peer) {
+      copy_into(operation.receive, contributions[0].size() * peer, contributions[peer]);
+    }
+  } else if (header.kind == Kind::kBroadcast || header.kind == Kind::kScatter) {
+    copy_into(operation.receive, 0, contributions[header.root]);
+  } else if (sends(header, rank, rank)) {
+    const auto memory = memory_at(operation.receive, 0, contributions[0].size());
+    reduce(header.type, header.reduction, contributions, memory.bytes);
+  }
+}
+
+Bytes Communicator::contribution(const Operation& operation, int peer) {
+  const auto bytes = operation.header.count * size_of(operation.header.type);
+  auto values = copy_of(operation.send, has_block_for_each(operation.header.kind) ? bytes * peer : 0, bytes);
+  if (operation.header.reduction == kPreMulSum) {
+    const auto* device_factor = operation.factor_address;
+    const auto width = size_of(operation.header.type);
+    scale(operation.header.type, device_factor != nullptr ? copy_of(device_factor, 0, width) : operation.factor,
+          values);
+  }
+  return values;
+}
+
+// Return what a rank has for this operation, and refuse it if the rank is in another operation.
+Bytes Communicator::matching(const Operation& operation, int peer) {
+  auto& queue = peers_[peer].data;
+  while (true) {
+    if (!wait([&] { return !queue.empty(); })) throw Ended{};
+    std::unique_lock lock(mutex_);
+    auto frame = std::move(queue.front());
+    queue.pop_front();
+    const bool is_empty = frame.header.count == 0 && frame.header.kind < Kind::kSend;
+    if (is_empty && peers_[peer].empty_announced > 0) {
+      --peers_[peer].empty_announced;
+      continue;
+    }
+    if (agree(operation.header, frame.header)) return std::move(frame.payload);
+    throw Refused{kInvalidUsage, text("Mismatch : rank ", rank, " is in ", describe(operation.header), ", rank ", peer,
+                                      " is in ", describe(frame.header))};
+  }
+}
+
+// As in NCCL, a send ends when the receiver has it, and those of one group go on at the same time.
+void Communicator::messages(const std::vector<Operation>& batch) {
+  for (const auto& operation : batch) {
+    const auto bytes = operation.header.count * size_of(operation.header.type);
+    if (operation.header.kind == Kind::kSend) {
+      write(operation.header.root, operation.header, copy_of(operation.send, 0, bytes));
+    }
+  }
+  for (const auto& operation : batch) {
+    if (operation.header.kind != Kind::kRecv) continue;
+    copy_into(operation.receive, 0, matching(operation, operation.header.root));
+    write(operation.header.root, {.kind = Kind::kAck}, {});
+  }
+  for (const auto& operation : batch) {
+    if (operation.header.kind != Kind::kSend) continue;
+    auto& acks = peers_[operation.header.root].acks;
+    if (!wait([&] { return acks > 0; })) throw Ended{};
+    std::lock_guard lock(mutex_);
+    --acks;
+  }
+}
+
+// State
+
+bool Communicator::wait(const std::function<bool()>& is_met, bool is_control) {
+  std::unique_lock lock(mutex_);
+  const auto is_ended = [&] { return is_aborted_ || (is_revoked_ && !is_control); };
+  changed_.wait(lock, [&] { return is_ended() || is_met(); });
+  return !is_ended();
+}
+
+void Communicator::hang() {
+  wait([] { return false; });
+}
+
+bool Communicator::flush() {
+  return wait([this] { return completed_ == issued_; }, true);
+}
+
+void Communicator::start(std::function<Status()> job) {
+  join();
+  {
+    std::lock_guard lock(mutex_);
+    state_ = kInProgress;
+  }
+  job_ = std::thread([this, job = std::move(job)] {
+    Status status;
+    try {
+      status = job();
+    } catch (const Refused& refused) {
+      status = refused.status;
+      set_last_error(refused.reason);
+    }
+    std::lock_guard lock(mutex_);
+    if (state_ == kInProgress) state_ = status;
+  });
+}
+
+Status Communicator::join() {
+  if (job_.joinable()) job_.join();
+  return state();
+}
+
+Status Communicator::state() {
+  std::lock_guard lock(mutex_);
+  return state_;
+}
+
+void Communicator::fail(Status status, const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  if (state_ != kSuccess && state_ != kInProgress) return;
+  state_ = status;
+  set_last_error(reason);
+}
+
+void Communicator::revoke() {
+  {
+    std::lock_guard lock(mutex_);
+    is_revoked_ = true;
+    state_ = kSuccess;
+    changed_.notify_all();
+  }
+  flush();
+}
+
+void Communicator::abort() {
+  std::shared_ptr<Communicator> child;
+  {
+    std::lock_guard lock(mutex_);
+    is_aborted_ = true;
+    changed_.notify_all();
+    for (auto& peer : peers_) shutdown(peer.socket, SHUT_RDWR);
+    child = child_;
+  }
+  if (child != nullptr) child->abort();
+  join();
+  if (reader_.joinable()) reader_.join();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !is_running_; });
+}
+
+void Communicator::close() {
+  abort();
+  for (auto& peer : peers_) {
+    if (peer.socket >= 0) ::close(peer.socket);
+  }
+}
+
+}  // namespace stand_in::nccl

@@ -1,0 +1,188 @@
+// A stand-in communicator: the ranks of one host, connected in pairs by Unix sockets.
+//
+// Vocabulary: a *frame* is a header and its payload. On the *data* channel a header announces the operation for which
+// the payload is, so that the receiver can compare it with its own; an *ack* ends a send; a *control* frame belongs to
+// init, split or finalize; a *failure* carries an error to the ranks that did not see it themselves. A *batch* is what
+// one stream operation does: the operations of one group.
+//
+//      rank 0  <── socket ──>  rank 1          the thread of each communicator sorts arriving frames into queues,
+//         \                     /              so that no writer ever waits for a reader's operation
+//          `──>  rank 2  <─────´
+//
+// As in NCCL, batches run in the order in which they were issued, whatever their streams; a rank that dies leaves the
+// others waiting; an operation that failed waits too; only abort (or revoke) ends them.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "nccl_reduction.hpp"
+
+namespace stand_in::nccl {
+
+enum Status : int {  // ncclResult_t
+  kSuccess,
+  kUnhandledCudaError,
+  kSystemError,
+  kInternalError,
+  kInvalidArgument,
+  kInvalidUsage,
+  kRemoteError,
+  kInProgress,
+  kTimeout,
+};
+
+// An error of a call, with what ncclGetLastError says.
+struct Refused {
+  Status status;
+  std::string reason;
+};
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream stream;
+  (stream << ... << parts);
+  return stream.str();
+}
+
+void set_last_error(const std::string& reason);
+
+// clang-format off
+enum class Kind : int32_t {
+  kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kAlltoAll, kGather, kScatter,
+  kSend, kRecv, kAck, kControl, kFailure
+};
+// clang-format on
+
+const char* name_of(Kind kind);
+
+// Whether `from` has bytes for `to`, and whether a rank has a block of `count` elements for or from each rank.
+bool sends(const struct Header& header, int from, int to);
+bool has_block_for_each(Kind kind);
+bool has_block_from_each(Kind kind);
+bool is_reduction(Kind kind);
+
+struct Header {
+  Kind kind{};
+  int32_t type = 0;
+  int32_t reduction = 0;
+  int32_t root = 0;
+  uint64_t count = 0;
+  uint64_t bytes = 0;
+};
+
+struct Frame {
+  Header header;
+  Bytes payload;
+};
+
+struct Operation {
+  Header header;  // of a send or receive, `root` is the peer
+  const void* send = nullptr;
+  void* receive = nullptr;
+  Bytes factor{};                        // of PreMulSum
+  const void* factor_address = nullptr;  // of PreMulSum whose factor is on the device
+  std::optional<Status> failure{};       // injected; kInProgress stands for a hang
+};
+
+class Communicator {
+ public:
+  Communicator(std::string id, int rank, int size, int device, bool is_blocking)
+      : id(std::move(id)), rank(rank), size(size), device(device), is_blocking(is_blocking), peers_(size) {}
+  ~Communicator() { close(); }
+
+  const std::string id;
+  const int rank;
+  const int size;
+  const int device;
+  const bool is_blocking;
+
+  // Connect to all ranks; returns once all are there. An abort ends it with kInternalError.
+  Status connect();
+
+  // Connect a child, which an abort of this communicator ends too while it lasts.
+  Status connect_child(const std::shared_ptr<Communicator>& child);
+
+  // Return each rank's bytes, in rank order; nothing after an abort. All ranks must call it.
+  std::optional<std::vector<Bytes>> gather(const Bytes& own);
+
+  // Number the next batch. Its thread is to call run() with the number.
+  uint64_t issue() { return issued_++; }
+  void run(uint64_t number, const std::vector<Operation>& batch);
+
+  // Wait until all batches are complete; false after an abort.
+  bool flush();
+
+  // Run a job in a thread; until it returns the state is kInProgress, then what it returned.
+  void start(std::function<Status()> job);
+  Status join();
+
+  Status state();
+  void fail(Status status, const std::string& reason);
+
+  // End what waits here, and everything to come.
+  void revoke();
+  void abort();
+  bool is_revoked() const { return is_revoked_; }
+  // Wait for an abort, as whatever hangs does.
+  void hang();
+
+  std::map<int, Operation> factors;  // of PreMulSum, by the number of the reduction
+  int split_count = 0;
+  std::map<std::string, int> child_counts;  // by the group of ranks
+  bool is_finalized = false;
+
+ private:
+  struct Peer {
+    int socket = -1;
+    std::deque<Frame> data;
+    std::deque<Frame> control;
+    uint64_t acks = 0;
+    uint64_t empty_announced = 0;
+    std::mutex writing{};
+  };
+
+  void close();
+  void read_all();
+  void deliver(int peer, Frame frame);
+  void write(int peer, Header header, const Bytes& payload);
+  // Wait for a condition; false where an abort, or a revocation of all that is no control, comes first.
+  bool wait(const std::function<bool()>& is_met, bool is_control = false);
+
+  bool is_over() const { return is_aborted_ || is_revoked_; }
+  void connect_to(int peer);
+  void accept_from_higher_ranks(int listener);
+  void refuse_shared_devices();
+
+  void perform(const std::vector<Operation>& batch);
+  void collective(const Operation& operation);
+  void messages(const std::vector<Operation>& batch);
+  Bytes contribution(const Operation& operation, int peer);
+  Bytes matching(const Operation& operation, int peer);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Peer> peers_;
+  std::thread reader_;
+  std::thread job_;
+  std::shared_ptr<Communicator> child_;  // while it is connected
+  std::atomic<bool> is_aborted_ = false;
+  std::atomic<bool> is_revoked_ = false;
+  Status state_ = kSuccess;
+  std::atomic<uint64_t> issued_ = 0;
+  uint64_t completed_ = 0;
+  bool is_running_ = false;
+};
+
+}  // namespace stand_in::nccl

@@ -1,0 +1,190 @@
+// How the ranks of a communicator connect, and how frames get from one to another.
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "cuda_device.hpp"
+#include "nccl_communicator.hpp"
+
+namespace stand_in::nccl {
+namespace {
+
+struct Hello {
+  int32_t rank;
+  int32_t size;
+};
+
+struct Address {
+  explicit Address(const std::string& id, int rank) {
+    const auto name = text(id, "/", rank);  // after a zero byte: in the abstract namespace, so no file remains
+    std::copy_n(name.data(), std::min(name.size(), sizeof(address.sun_path) - 1), address.sun_path + 1);
+    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
+
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  socklen_t length;
+};
+
+int new_socket() { return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); }
+
+bool read_fully(int socket, void* to, size_t bytes) {
+  return bytes == 0 || recv(socket, to, bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes);
+}
+
+// A write to a rank that died is lost, as in NCCL.
+bool write_fully(int socket, const void* from, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const auto count = send(socket, static_cast<const char*>(from) + done, bytes - done, MSG_NOSIGNAL);
+    if (count < 0 && errno != EINTR) return false;
+    done += count < 0 ? 0 : static_cast<size_t>(count);
+  }
+  return true;
+}
+
+}  // namespace
+
+// Connections
+
+Status Communicator::connect() {
+  const Address own(id, rank);
+  const int listener = new_socket();
+  if (bind(listener, own.get(), own.length) != 0 || listen(listener, size) != 0) {
+    ::close(listener);
+    throw Refused{kInternalError, text("Bootstrap : rank ", rank, " of ", size, " ranks has already checked in")};
+  }
+  try {
+    for (int peer = 0; peer < rank && !is_aborted_; ++peer) connect_to(peer);
+    accept_from_higher_ranks(listener);
+  } catch (const Refused&) {
+    ::close(listener);
+    throw;
+  }
+  ::close(listener);
+  if (is_aborted_) return kInternalError;
+  reader_ = std::thread([this] { read_all(); });
+  refuse_shared_devices();
+  return is_aborted_ ? kInternalError : kSuccess;
+}
+
+Status Communicator::connect_child(const std::shared_ptr<Communicator>& child) {
+  {
+    std::lock_guard lock(mutex_);
+    if (is_aborted_) return kInternalError;
+    child_ = child;
+  }
+  const auto status = child->connect();
+  std::lock_guard lock(mutex_);
+  child_ = nullptr;
+  return status;
+}
+
+void Communicator::connect_to(int peer) {
+  const Address address(id, peer);
+  const int connection = new_socket();
+  while (!is_aborted_ && ::connect(connection, address.get(), address.length) != 0) usleep(2000);
+  const Hello hello{rank, size};
+  write_fully(connection, &hello, sizeof(hello));
+  std::lock_guard lock(mutex_);
+  peers_[peer].socket = connection;
+}
+
+void Communicator::accept_from_higher_ranks(int listener) {
+  for (int missing = size - 1 - rank; missing > 0 && !is_aborted_;) {
+    pollfd ready{listener, POLLIN, 0};
+    if (poll(&ready, 1, 10) <= 0) continue;
+    const int connection = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    Hello hello{};
+    const bool is_complete = read_fully(connection, &hello, sizeof(hello));
+    if (is_complete && hello.size == size && hello.rank > rank && hello.rank < size && peers_[hello.rank].socket < 0) {
+      std::lock_guard lock(mutex_);
+      peers_[hello.rank].socket = connection;
+      --missing;
+      continue;
+    }
+    ::close(connection);
+    if (is_complete) {
+      throw Refused{kInternalError, text("Bootstrap : mismatch in rank count from procs ", size, " : ", hello.size)};
+    }
+  }
+}
+
+// As in NCCL, a GPU is the host's, whose name NCCL_HOSTID overrides.
+void Communicator::refuse_shared_devices() {
+  const char* host = std::getenv("NCCL_HOSTID");
+  const auto place = text(host != nullptr ? host : "", "/", device);
+  const auto* letters = reinterpret_cast<const std::byte*>(place.data());
+  const auto places = gather(Bytes(letters, letters + place.size()));
+  if (!places || number_from_environment("NCCL_MULTI_RANK_GPU_ENABLE", 0) != 0) return;
+  for (int second = 1; second < size; ++second) {
+    const auto first = std::find(places->begin(), places->begin() + second, (*places)[second]) - places->begin();
+    if (first == second) continue;
+    const auto* device_name = reinterpret_cast<const char*>((*places)[second].data());
+    throw Refused{kInvalidUsage, text("Duplicate GPU detected : rank ", first, " and rank ", second,
+                                      " both on CUDA device ", std::string(device_name, (*places)[second].size()))};
+  }
+}
+
+// Frames
+
+void Communicator::read_all() {
+  std::vector<pollfd> sockets;
+  for (auto& peer : peers_) sockets.push_back({peer.socket, POLLIN, 0});  // poll ignores this rank's own, -1
+  while (std::any_of(sockets.begin(), sockets.end(), [](const pollfd& entry) { return entry.fd >= 0; })) {
+    poll(sockets.data(), sockets.size(), -1);
+    for (int peer = 0; peer < size; ++peer) {
+      if (sockets[peer].revents == 0) continue;
+      Frame frame;
+      bool is_complete = read_fully(sockets[peer].fd, &frame.header, sizeof(Header));
+      if (is_complete) frame.payload.resize(frame.header.bytes);
+      is_complete = is_complete && read_fully(sockets[peer].fd, frame.payload.data(), frame.payload.size());
+      if (is_complete) {
+        deliver(peer, std::move(frame));
+      } else {
+        sockets[peer].fd = -1;  // the rank ended, and who waits for it waits on
+      }
+    }
+  }
+}
+
+void Communicator::deliver(int peer, Frame frame) {
+  if (frame.header.kind == Kind::kFailure) {
+    const std::string reason(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
+    return fail(static_cast<Status>(frame.header.root), text("rank ", peer, " reports: ", reason));
+  }
+  std::lock_guard lock(mutex_);
+  if (frame.header.kind == Kind::kAck) {
+    ++peers_[peer].acks;
+  } else {
+    auto& queue = frame.header.kind == Kind::kControl ? peers_[peer].control : peers_[peer].data;
+    queue.push_back(std::move(frame));
+  }
+  changed_.notify_all();
+}
+
+void Communicator::write(int peer, Header header, const Bytes& payload) {
+  header.bytes = payload.size();
+  if (peer == rank) return deliver(peer, {header, payload});
+  std::lock_guard lock(peers_[peer].writing);
+  if (write_fully(peers_[peer].socket, &header, sizeof(header))) {
+    write_fully(peers_[peer].socket, payload.data(), payload.size());
+  }
+}
+
+std::optional<std::vector<Bytes>> Communicator::gather(const Bytes& own) {
+  for (int peer = 0; peer < size; ++peer) write(peer, {.kind = Kind::kControl}, own);
+  std::vector<Bytes> all;
+  for (auto& peer : peers_) {
+    if (!wait([&] { return !peer.control.empty(); }, true)) return std::nullopt;
+    std::lock_guard lock(mutex_);
+    all.push_back(std::move(peer.control.front().payload));
+    peer.control.pop_front();
+  }
+  return all;
+}
+
+}  // namespace stand_in::nccl

@@ -1,0 +1,88 @@
+"""Build and load stand-ins for libcuda.so.1 and libnccl.so.2, so that programs of nccl4py run without a GPU.
+
+A world's ranks are forked, and a library path has no effect on a process that runs already; hence they load the
+libraries before they import nccl or cuda::
+
+    def program(rank, size):
+        stand_ins.load()
+        import nccl.core
+
+    run(program, 2, environment={"PROCGROUP_STAND_IN_GPUS": "2"})
+
+A program that a test starts finds them by its environment::
+
+    run_command([sys.executable, "program.py"], environment=stand_ins.environment(gpus=2))
+
+Variables: PROCGROUP_STAND_IN_GPUS is the number of GPUs of a process (1); PROCGROUP_STAND_IN_DELAY_US delays each
+operation of a stream (0); PROCGROUP_STAND_IN_NCCL_FAIL requests errors, PROCGROUP_STAND_IN_NCCL_DELAY_US delays the
+calls on non-blocking communicators, and PROCGROUP_STAND_IN_NCCL_VERSION is the version that ncclGetVersion returns
+(see nccl_api.cpp). NCCL_HOSTID and NCCL_MULTI_RANK_GPU_ENABLE are NCCL's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_SOURCES = Path(__file__).resolve().parent
+_BUILDS = _SOURCES.parents[1] / "build" / "stand-ins"
+_LIBRARIES = ("libcuda.so.1", "libnccl.so.2")
+_FLAGS = ("-std=c++20", "-fwrapv", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra")
+_UNUSED = "-Wno-missing-field-initializers"  # fields left out are meant to be zero
+
+
+def build() -> Path:
+    """Return the folder with both libraries; compile them where the sources changed."""
+    folder = _BUILDS / _fingerprint()
+    if folder.is_dir():
+        return folder
+    _BUILDS.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=_BUILDS))
+    try:
+        _compile("libcuda.so.1", unfinished, "cuda_driver.cpp", "-ldl")
+        nccl = map(str, _SOURCES.glob("nccl_*.cpp"))
+        _compile("libnccl.so.2", unfinished, *nccl, "-Wl,-rpath,$ORIGIN", str(unfinished / "libcuda.so.1"))
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # another process was faster
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def load() -> None:
+    """Load both libraries into this process, before anything else loads the real ones."""
+    folder = build()
+    for name in _LIBRARIES:
+        ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+
+
+def environment(gpus: int = 1) -> dict[str, str]:
+    """Return the variables with which a new process finds the libraries, also where the real ones are installed."""
+    folder = build()
+    before = os.environ.get("LD_PRELOAD", "").split()
+    preloaded = [*(str(folder / name) for name in _LIBRARIES), *before]
+    return {"LD_PRELOAD": " ".join(preloaded), "PROCGROUP_STAND_IN_GPUS": str(gpus)}
+
+
+def _compile(library: str, folder: Path, *arguments: str) -> None:
+    compiler = os.environ.get("CXX", "g++")
+    output = ("-o", str(folder / library), f"-Wl,-soname,{library}")
+    done = subprocess.run(
+        [compiler, *_FLAGS, _UNUSED, *output, *arguments], cwd=_SOURCES, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{library} does not compile:\n{done.stderr}")
+
+
+def _fingerprint() -> str:
+    digest = hashlib.sha256(" ".join((os.environ.get("CXX", "g++"), *_FLAGS, _UNUSED)).encode())
+    for source in sorted(_SOURCES.glob("*.[ch]pp")):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
