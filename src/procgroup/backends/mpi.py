@@ -100,7 +100,7 @@ class MpiBackend:
         from procgroup import _native
 
         load()
-        self.supports = frozenset(row["name"] for row in _native.operations())
+        self.supports: frozenset[str] = frozenset(row["name"] for row in _native.operations())
         self._store, self._rank, self._size = store, rank, size
         self._communicator: Any = None
         self._refusal = ""
