@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -107,7 +108,7 @@ void move_by_mpi(const MpiBackend& backend, const Group& group, MessageRequest& 
 }
 
 BlockingMpiCall::BlockingMpiCall(const MpiBackend& backend, const Group& group, Request& request, ArrayView& array)
-    : array_(array), transfer_(*backend, request, group.reduces_in_rank_order()) {
+    : request_(request), array_(array), transfer_(*backend, request, group.reduces_in_rank_order()) {
   require_countable(backend, request);
   request.descriptor.external = true;
   request.transfer = [this](int root, uint64_t number, std::vector<int>&) { return transfer_.advance(root, number); };
@@ -119,6 +120,7 @@ BlockingMpiCall::~BlockingMpiCall() {
   ++abandoned;
   array_.hold_memory();
   new ArrayView(std::move(array_));
+  new std::function<void()>(request_.before);  // which may own what MPI reads
   new MpiTransfer(std::move(transfer_));
 }
 

@@ -28,6 +28,7 @@ class BlockingMpiCall {
   ~BlockingMpiCall();
 
  private:
+  const Request& request_;
   ArrayView& array_;
   MpiTransfer transfer_;
 };

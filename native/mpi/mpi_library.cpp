@@ -46,8 +46,6 @@ void unify_nans(void* elements, size_t count) {
 
 template <Dtype kDtype>
 void unify_nans_of(void* elements, size_t count) {
-  if constexpr (kDtype == Dtype::kFloat16) unify_nans<uint16_t, 0x7c00, 0x7e00>(elements, count);
-  if constexpr (kDtype == Dtype::kBfloat16) unify_nans<uint16_t, 0x7f80, 0x7fc0>(elements, count);
   if constexpr (kDtype == Dtype::kFloat32) unify_nans<uint32_t, 0x7f800000, 0x7fc00000>(elements, count);
   if constexpr (kDtype == Dtype::kFloat64)
     unify_nans<uint64_t, 0x7ff0000000000000, 0x7ff8000000000000>(elements, count);

@@ -55,7 +55,11 @@ std::vector<int64_t> offsets_of(const std::vector<int64_t>& counts) {
 
 bool MpiTransfer::is_too_large(const MpiLibrary& library, const Request& request) {
   constexpr auto kMost = static_cast<size_t>(std::numeric_limits<int32_t>::max());
-  const size_t most = std::max({request.descriptor.count, total(request.inputs), total(request.outputs)});
+  // Of a gathered reduce_scatter each rank gets its own block of all ranks.
+  size_t largest = 0;
+  for (const Block& block : request.inputs) largest = std::max(largest, block.count);
+  const size_t gathered = request.descriptor.op == OpKind::kReduceScatter ? largest * request.inputs.size() : 0;
+  const size_t most = std::max({request.descriptor.count, total(request.inputs), total(request.outputs), gathered});
   return !library.has_large_counts() && most > kMost;
 }
 

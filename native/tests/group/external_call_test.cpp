@@ -165,7 +165,7 @@ void the_ranks_that_a_backend_waits_for_are_named_at_the_deadline(const std::vec
       failure_of(group, external_request(data, [&](int, uint64_t, std::vector<int>&) { return false; }));
       return;
     }
-    Request request = external_request(data, [](int, std::vector<int>& awaited) {
+    Request request = external_request(data, [](int, uint64_t, std::vector<int>& awaited) {
       awaited = {1};
       return false;
     });

@@ -320,6 +320,10 @@ void more_elements_than_the_library_counts_are_too_large() {
   CHECK(is_too_large(kMost + 1, {}, {}) == !mpi->has_large_counts());
   CHECK(is_too_large(0, {kMost, 1}, {}) == !mpi->has_large_counts());
   CHECK(is_too_large(0, {}, {1, kMost}) == !mpi->has_large_counts());
+  Request gathered;  // each rank's block of all ranks
+  gathered.descriptor.op = OpKind::kReduceScatter;
+  gathered.inputs = {{nullptr, kMost / 2}, {nullptr, 1}, {nullptr, 1}};
+  CHECK(MpiTransfer::is_too_large(*mpi, gathered) == !mpi->has_large_counts());
 }
 
 }  // namespace
