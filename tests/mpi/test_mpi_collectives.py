@@ -316,7 +316,8 @@ def all_ranks_get_the_same_bits_near_the_true_result(rank: int, size: int) -> No
 
 @program
 def nans_have_the_same_bits_on_all_ranks(rank: int, size: int) -> None:
-    for dtype, op, count in product(FLOATS, OPS, (1, 16, 128, 512, 4099, 140_001)):
+    """Of MIN and MAX, which are operations of our own: MPI leaves open which NaN a sum or product of NaNs is."""
+    for dtype, op, count in product(FLOATS, (dist.ReduceOp.MIN, dist.ReduceOp.MAX), (1, 16, 128, 512, 4099, 140_001)):
         array = np.full(count, np.nan, numpy_dtype(dtype))
         array.view(f"u{array.itemsize}")[:] |= rank + 1
         dist.all_reduce(array, op)
