@@ -79,7 +79,7 @@ using Numbers = std::map<std::string, Word>;
 std::shared_ptr<MpiLibrary> make_library(const std::string& path, Word in_place, const Numbers& datatypes,
                                          const std::vector<Word>& moved, const Numbers& operations,
                                          std::vector<int> lost) {
-  MpiHandles handles{.in_place = in_place, .lost = std::move(lost)};
+  MpiHandles handles{.in_place = reinterpret_cast<const void*>(in_place), .lost = std::move(lost)};
   for (const auto& [name, handle] : datatypes)
     handles.datatypes[static_cast<size_t>(dtype_from_name(name.c_str()))] = handle;
   for (int code = 0; code < kReduceOps; ++code)

@@ -42,7 +42,7 @@ inline constexpr size_t kMpiFunctions = 14;
 
 // The handles and numbers that the library's header defines. A datatype or operation that it lacks is 0.
 struct MpiHandles {
-  Word in_place = 0;
+  const void* in_place = nullptr;
   std::array<Word, kDtypes> datatypes{};      // for reductions; a bool is one byte
   std::array<Word, 5> moved{};                // of 1, 2, 4, 8 and 16 bytes
   std::array<Word, kReduceOps> operations{};  // of SUM, PRODUCT, MIN, MAX, BAND, BOR, BXOR

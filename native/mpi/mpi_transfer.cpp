@@ -114,23 +114,20 @@ void MpiTransfer::call(MpiFunction function, Words... words) {
 
 // MPI forbids that it gets one memory twice, as input and output; a rank says so by `in_place` in place of the input.
 void MpiTransfer::start_reduction(int root) {
-  const size_t bytes = call_.count * element_bytes();
-  Word input = reinterpret_cast<Word>(request_.input);
+  const void* input = request_.input;
   if (is_widened()) {
     std::byte* const wide = scratch(call_.count * partial_size(call_.dtype, call_.reduce_op));
     reduce_to_partial(call_.dtype, call_.reduce_op, wide, &request_.input, 1, call_.count);
-    input = reinterpret_cast<Word>(wide);
-    result_ = wide;
+    input = result_ = wide;
   }
   if (call_.op == OpKind::kExscan) {
-    const size_t result_bytes = is_widened() ? call_.count * sizeof(float) : bytes;
-    if (input == reinterpret_cast<Word>(result_))
-      input = reinterpret_cast<Word>(copied(reinterpret_cast<const void*>(input), result_bytes));
-    if (!takes_part()) result_ = scratch(result_bytes);  // MPI leaves open what the first rank gets
+    const size_t result_bytes = call_.count * partial_size(call_.dtype, call_.reduce_op);
+    if (input == result_) input = copied(input, result_bytes);
+    if (!takes(call_.op, mpi_.rank, root)) result_ = scratch(result_bytes);  // MPI leaves open what the first rank gets
     return call(MpiFunction::kIexscan, input, result_, call_.count, reduced(), operation());
   }
   const bool gets = call_.op != OpKind::kReduce || mpi_.rank == root;
-  if (gets && input == reinterpret_cast<Word>(result_)) input = in_place();
+  if (gets && input == result_) input = in_place();
   if (call_.op == OpKind::kReduce)
     call(MpiFunction::kIreduce, input, gets ? result_ : nullptr, call_.count, reduced(), operation(), root);
   else
@@ -141,7 +138,7 @@ void MpiTransfer::start_reduction(int root) {
 void MpiTransfer::start_reduce_scatter() {
   const std::vector<Block>& blocks = request_.inputs;
   const size_t bytes = partial_size(call_.dtype, call_.reduce_op);
-  const size_t own = blocks[static_cast<size_t>(mpi_.rank)].count;
+  const size_t own = result_count();
   std::byte* input = nullptr;
   if (is_widened()) {
     std::byte* next = input = scratch(total(blocks) * bytes);
@@ -164,7 +161,7 @@ void MpiTransfer::start_gathered(int root) {
   const auto ranks = static_cast<size_t>(mpi_.size);
   if (call_.op == OpKind::kReduceScatter) {
     const std::vector<int64_t> given = counts_of(request_.inputs);
-    const size_t own = request_.inputs[static_cast<size_t>(mpi_.rank)].count;
+    const size_t own = result_count();
     const std::vector<int64_t> taken(ranks, static_cast<int64_t>(own));
     gathered_ = scratch(ranks * own * element_bytes());
     return call(MpiFunction::kIalltoallv, joined(request_.inputs), list(given), list(offsets_of(given)), moved(),
@@ -188,13 +185,13 @@ void MpiTransfer::start_movement(int root) {
     case OpKind::kGather: {
       result_ = is_root ? room_for(outputs) : nullptr;
       const bool shares = is_root && result_ == first(outputs) && outputs[own].data == request_.input;
-      const Word input = shares ? in_place() : reinterpret_cast<Word>(request_.input);
+      const void* const input = shares ? in_place() : request_.input;
       return call(MpiFunction::kIgather, input, call_.count, moved(), result_, call_.count, moved(), root);
     }
     case OpKind::kScatter: {
       const std::byte* const input = is_root ? joined(inputs) : nullptr;
       const bool shares = is_root && input == first(inputs) && inputs[own].data == request_.output;
-      const Word output = shares ? in_place() : reinterpret_cast<Word>(request_.output);
+      const void* const output = shares ? in_place() : request_.output;
       return call(MpiFunction::kIscatter, input, call_.count, moved(), output, call_.count, moved(), root);
     }
     case OpKind::kAllGather: {
@@ -228,8 +225,7 @@ void MpiTransfer::finish(int root) {
   if (gathered_ != nullptr) return reduce_gathered();
   if (has_output_blocks(call_.op)) return copy_out();
   if (!reduces(call_.op)) return;
-  const size_t count =
-      call_.op == OpKind::kReduceScatter ? request_.inputs[static_cast<size_t>(mpi_.rank)].count : call_.count;
+  const size_t count = result_count();
   if (is_widened() || call_.reduce_op == ReduceOp::kAvg) {
     const void* const source = result_;
     const int divisor = sources_of(call_.op, mpi_.rank, mpi_.size);
@@ -240,8 +236,7 @@ void MpiTransfer::finish(int root) {
 }
 
 void MpiTransfer::reduce_gathered() {
-  const size_t count =
-      call_.op == OpKind::kReduceScatter ? request_.inputs[static_cast<size_t>(mpi_.rank)].count : call_.count;
+  const size_t count = result_count();
   std::vector<const void*> sources;
   for (int rank = 0; rank < sources_of(call_.op, mpi_.rank, mpi_.size); ++rank)
     sources.push_back(gathered_ + static_cast<size_t>(rank) * count * element_bytes());
@@ -290,6 +285,11 @@ std::byte* MpiTransfer::room_for(const std::vector<Block>& blocks) {
   return are_in_one_array(blocks, element_bytes()) ? first(blocks) : scratch(total(blocks) * element_bytes());
 }
 
+// The elements that this rank gets of a reduction.
+size_t MpiTransfer::result_count() const {
+  return call_.op == OpKind::kReduceScatter ? request_.inputs[static_cast<size_t>(mpi_.rank)].count : call_.count;
+}
+
 bool MpiTransfer::is_widened() const {
   return is_half(call_.dtype) && partial_size(call_.dtype, call_.reduce_op) != element_bytes();
 }
@@ -298,8 +298,6 @@ bool MpiTransfer::is_gathered() const {
   if (in_rank_order_ || !has_partial_results(call_.dtype, call_.reduce_op)) return true;
   return reduced() == 0 || operation() == 0;
 }
-
-bool MpiTransfer::takes_part() const { return takes(call_.op, mpi_.rank, call_.root); }
 
 Word MpiTransfer::reduced() const {
   if (is_widened()) return mpi_.library->handles().datatypes[static_cast<size_t>(Dtype::kFloat32)];

@@ -70,14 +70,14 @@ class MpiTransfer {
   std::byte* copied(const void* elements, size_t bytes);
   std::byte* joined(const std::vector<Block>& blocks);
   std::byte* room_for(const std::vector<Block>& blocks);
+  size_t result_count() const;
   bool is_widened() const;
   bool is_gathered() const;
-  bool takes_part() const;  // in the result
   size_t element_bytes() const { return dtype_size(call_.dtype); }
   Word moved() const { return mpi_.library->moved(call_.dtype); }
   Word reduced() const;
   Word operation() const;
-  Word in_place() const { return mpi_.library->handles().in_place; }
+  const void* in_place() const { return mpi_.library->handles().in_place; }
 
   const MpiCommunicator& mpi_;
   const Request& request_;

@@ -46,7 +46,7 @@ inline constexpr uint64_t kMostLooks = 4;
 inline Word word_of(Handle handle) { return static_cast<Word>(static_cast<std::make_unsigned_t<Handle>>(handle)); }
 
 inline MpiHandles mpi_handles() {
-  MpiHandles handles{.in_place = kInPlace, .lost = {54, 56}};
+  MpiHandles handles{.in_place = reinterpret_cast<const void*>(kInPlace), .lost = {54, 56}};
   for (int code = 0; code <= static_cast<int>(Dtype::kComplex128); ++code) {
     const auto dtype = static_cast<Dtype>(code);
     if (dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16) continue;

@@ -27,12 +27,12 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from procgroup import process_end
 from procgroup.cluster import mpi
 from procgroup.errors import DistBackendError
-from procgroup.groups.backend import Awaited, Call
+from procgroup.groups.backend import Awaited
 from procgroup.stores.store import Store
 
 if TYPE_CHECKING:
@@ -97,10 +97,7 @@ class MpiBackend:
     """The communicator of one group."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        from procgroup import _native
-
         load()
-        self.supports: frozenset[str] = frozenset(row["name"] for row in _native.operations())
         self._store, self._rank, self._size = store, rank, size
         self._communicator: Any = None
         self._refusal = ""
@@ -149,10 +146,6 @@ class MpiBackend:
         handle = MPI._handleof(self._communicator)
         largest_tag = self._communicator.Get_attr(MPI.TAG_UB)
         calls.set_mpi(_native.MpiCommunicator(_library(), handle, self._rank, self._size, largest_tag))
-
-    def move(self, call: Call) -> NoReturn:
-        """Native code moves all calls."""
-        raise NotImplementedError(call.op)
 
     def close(self, failed: bool) -> None:
         if failed:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from procgroup.backends import mpi
 from procgroup.errors import DistBackendError
-from procgroup.groups.backend import Backend
+from procgroup.groups.backend import AnyBackend, Backend
 from procgroup.groups.engine import GroupEngine
 from procgroup.stores.prefix import PrefixStore
 from procgroup.stores.start_up import StartUp
@@ -21,7 +21,7 @@ BackendFactory = Callable[[Store, int, int, timedelta], Backend]
 """Makes a registered backend for one group from the group's store, rank, size and timeout."""
 
 _OURS = ("gloo", "procgroup")
-_MAKERS: dict[str, BackendFactory] = {"mpi": mpi.MpiBackend}
+_MAKERS: dict[str, Callable[[Store, int, int, timedelta], AnyBackend]] = {"mpi": mpi.MpiBackend}
 _KNOWN = ("gloo", "procgroup", "nccl", "mpi", "ucc", "xccl")
 _registered: dict[str, tuple[BackendFactory, tuple[str, ...]]] = {}
 _DEFAULT_FOR_DEVICE = {"cpu": "gloo", "cuda": "nccl"}
@@ -36,9 +36,9 @@ class BackendConfig(NamedTuple):
     def __str__(self) -> str:
         return ",".join(f"{device}:{name}" for device, name in self.by_device.items())
 
-    def make_backends(self, store: Store, rank: int, size: int, timeout: timedelta) -> Mapping[str, Backend]:
+    def make_backends(self, store: Store, rank: int, size: int, timeout: timedelta) -> Mapping[str, AnyBackend]:
         """Make the backends of a group, by kind of device; none for devices that the engine's own transport serves."""
-        made: dict[str, Backend] = {}
+        made: dict[str, AnyBackend] = {}
         for device, name in self.by_device.items():
             make = _registered[name][0] if name in _registered else _MAKERS.get(name)
             if make is not None:

@@ -104,18 +104,23 @@ class OpeningBackend(Protocol):
 
 @runtime_checkable
 class NativeBackend(Protocol):
-    """A backend whose calls native code moves; its ``move`` is not called."""
+    """A backend whose calls native code moves; it may be an OpeningBackend, too."""
 
     def attach(self, calls: _native.Group) -> None:
         """Let native code move the bytes of these calls. Called once, when the backend is open."""
         ...
 
+    def close(self, failed: bool) -> None:
+        """See Backend.close."""
+        ...
 
-MakeBackends = Callable[[Store, int, int, timedelta], Mapping[str, Backend]]
+
+AnyBackend = Backend | NativeBackend
+MakeBackends = Callable[[Store, int, int, timedelta], Mapping[str, AnyBackend]]
 """From a group's store, rank, size and timeout to its backends by kind of device: "cpu", "cuda"."""
 
 
-def no_backends(store: Store, rank: int, size: int, timeout: timedelta) -> Mapping[str, Backend]:
+def no_backends(store: Store, rank: int, size: int, timeout: timedelta) -> Mapping[str, AnyBackend]:
     """Leave all kinds of devices to the engine's own transport."""
     return {}
 
@@ -125,7 +130,7 @@ Advance = Callable[[int, int], list[int] | None]
 the transfer waits for."""
 
 
-def use(backend: Backend, calls: _native.Group, where: str, size: int, seconds: float) -> None:
+def use(backend: AnyBackend, calls: _native.Group, where: str, size: int, seconds: float) -> None:
     """Let a backend move the bytes of a group's calls, from now on.
 
     Raises what the backend raises, and CollectiveTimeout when it is not open on all ranks after ``seconds``.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from procgroup import types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
 from procgroup.groups import checks, receive_pool
-from procgroup.groups.backend import Backend, MakeBackends, no_backends, use
+from procgroup.groups.backend import AnyBackend, MakeBackends, no_backends, use
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.groups.issue import Deferral, Hook, Issue, QueuedCall
@@ -56,7 +56,7 @@ class ProcessGroup(GroupCalls):
         self.group_desc = group_desc
         self.backend_config = backend_config
         self._make_backends = make_backends
-        self.backends: Mapping[str, Backend] = {}
+        self.backends: Mapping[str, AnyBackend] = {}
         try:
             self.backends = make_backends(store, rank, self._size, timeout)
             if "cpu" in self.backends:
@@ -276,7 +276,7 @@ class ProcessGroup(GroupCalls):
         self._issue.close(error)
         self._intercept()
 
-    def _close_backend(self, backend: Backend, failed: bool) -> None:
+    def _close_backend(self, backend: AnyBackend, failed: bool) -> None:
         try:
             backend.close(failed)
         except Exception as error:  # a group that is destroyed raises nothing
