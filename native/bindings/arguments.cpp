@@ -15,7 +15,7 @@ uintptr_t begin_of(const Block& block) { return reinterpret_cast<uintptr_t>(bloc
 
 const ArrayView& Arguments::one(nb::handle array, Access access, const char* name) {
   const ArrayView& view = issued_->arrays.emplace_back(array, access, ParameterName{name});
-  require_one_dtype();
+  require_alike();
   return view;
 }
 
@@ -34,7 +34,7 @@ std::vector<Block> Arguments::list(nb::handle arrays, Access access, const char*
   for (size_t index = 0; index < length; ++index) {
     const nb::object array = arrays[index];
     const ArrayView& view = issued_->arrays.emplace_back(array, access, ParameterName{name, static_cast<int>(index)});
-    require_one_dtype();
+    require_alike();
     blocks.push_back({view.data(), view.count()});
   }
   return blocks;
@@ -55,7 +55,8 @@ std::vector<Block> Arguments::list_of_root(nb::handle arrays, int root, Access a
   return {};
 }
 
-void Arguments::require_one_dtype() const {
+void Arguments::require_alike() const {
+  site_.require_one_place(issued_->arrays.front(), issued_->arrays.back());
   const Dtype first = issued_->arrays.front().dtype();
   const Dtype last = issued_->arrays.back().dtype();
   if (first == last) return;

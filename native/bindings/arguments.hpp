@@ -37,6 +37,8 @@ class CallSite {
   int checked_rank(int rank) const;
   int checked_peer(int peer, const std::string& side) const;  // a rank other than this one
   Reduction reduction(nb::handle op, Dtype dtype) const;
+  // The arrays of a call are all in host memory, or all on one device.
+  void require_one_place(const ArrayView& first, const ArrayView& other) const;
 
  private:
   std::string sentence(const std::string& text) const;
@@ -69,7 +71,7 @@ class Arguments {
   std::shared_ptr<Issued> issued() const { return issued_; }
 
  private:
-  void require_one_dtype() const;
+  void require_alike() const;
   void require_outputs_apart() const;
   [[noreturn]] void refuse_overlap() const;
   std::vector<size_t> lengths(nb::handle splits, const char* name) const;

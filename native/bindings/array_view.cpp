@@ -80,6 +80,7 @@ ArrayView::ArrayView(ArrayView&& other) noexcept
       buffer_(std::exchange(other.buffer_, {})),
       owner_(std::move(other.owner_)),
       memory_(std::move(other.memory_)),
+      on_device_(std::move(other.on_device_)),
       scratch_(std::move(other.scratch_)) {}
 
 ArrayView::~ArrayView() {
@@ -88,8 +89,10 @@ ArrayView::~ArrayView() {
 
 bool ArrayView::from_torch(nb::handle array, ParameterName name) {
   Strided place;
-  if (!read_torch_tensor(array, place, dtype_)) return false;
+  int device = kHostMemory;
+  if (!read_torch_tensor(array, place, dtype_, device)) return false;
   owner_ = nb::borrow(array);
+  if (device != kHostMemory) on_device_ = std::make_unique<OnDevice>(device, owner_, name.text());
   lie_at(std::move(place), name);
   return true;
 }
@@ -125,7 +128,10 @@ bool ArrayView::from_buffer(nb::handle array, ParameterName name) {
 }
 
 void ArrayView::from_python(nb::handle array, ParameterName name) {
-  owner_ = nb::module_::import_("procgroup.arrays.view").attr("view")(array, access_ != Access::kRead, name.text());
+  owner_ =
+      nb::module_::import_("procgroup.arrays.view").attr("view")(array, access_ != Access::kRead, name.text(), true);
+  if (const int device = nb::cast<int>(owner_.attr("device")); device != kHostMemory)
+    on_device_ = std::make_unique<OnDevice>(device, nb::borrow(array), name.text());
   dtype_ = dtype_from_name(nb::cast<const char*>(owner_.attr("dtype")));
   lie_at({.base = reinterpret_cast<std::byte*>(nb::cast<uintptr_t>(owner_.attr("address"))),
           .element_bytes = dtype_size(dtype_),
@@ -139,6 +145,10 @@ void ArrayView::lie_at(Strided place, ParameterName name) {
   count_ = place.count();
   if (!place.shape.empty()) rows_ = static_cast<size_t>(place.shape[0]);
   if (place.is_contiguous()) return;
+  if (is_on_device())
+    raise(nb::module_::import_("procgroup.errors")
+              .attr("ArgumentError")("`" + name.text() + "` is not contiguous, and arrays on a GPU are moved as a " +
+                                     "whole. Pass a contiguous copy of it, and copy the result back."));
   if (access_ != Access::kRead && place.overlaps_itself())
     raise(nb::module_::import_("procgroup.errors")
               .attr("ArgumentError")("`" + name.text() +
@@ -152,6 +162,12 @@ void ArrayView::lie_at(Strided place, ParameterName name) {
 Strided ArrayView::place() const {
   if (scratch_) return scratch_->place;
   return {.base = static_cast<std::byte*>(data_), .element_bytes = bytes(), .shape = {}, .strides = {}};
+}
+
+void ArrayView::refuse_device() const {
+  // Which raises.
+  nb::module_::import_("procgroup.arrays.view").attr("view")(on_device_->array, false, on_device_->name);
+  throw nb::type_error(("`" + on_device_->name + "` is on a GPU").c_str());
 }
 
 void ArrayView::hold_memory() {

@@ -28,7 +28,7 @@ struct ParameterName {
   std::string text() const { return index < 0 ? name : name + ("[" + std::to_string(index) + "]"); }
 };
 
-// Buffers and torch's own tensors are read here. Everything else, and every invalid argument, goes
+// An array in memory. Buffers and torch's own tensors are read here. Everything else, and every invalid argument, goes
 // through procgroup.arrays.view, which has the adapters of other libraries and the error texts. An array that is not
 // contiguous has its elements in scratch memory while it is in use: see move_through_scratch.
 class ArrayView {
@@ -45,6 +45,13 @@ class ArrayView {
   // The length of the first dimension; 1 for an array without dimensions.
   size_t rows() const { return rows_; }
   Access access() const { return access_; }
+  // Whether the elements are in the memory of a CUDA device, which this process cannot read; and of which one.
+  bool is_on_device() const { return on_device_ != nullptr; }
+  int device() const { return on_device_->number; }
+  // The array itself, of an array on a device.
+  nanobind::handle array() const { return on_device_->array; }
+  // Raise the TypeError of an array on a device where only the host's memory is read.
+  [[noreturn]] void refuse_device() const;
   // The array's own memory.
   Strided place() const;
   bool is_strided() const { return scratch_ != nullptr; }
@@ -57,6 +64,12 @@ class ArrayView {
   struct Scratch {
     Strided place;
     std::unique_ptr<std::byte[]> memory;
+  };
+
+  struct OnDevice {
+    int number;
+    nanobind::object array;
+    std::string name;
   };
 
   bool from_buffer(nanobind::handle array, ParameterName name);
@@ -72,6 +85,7 @@ class ArrayView {
   Py_buffer buffer_{};
   nanobind::object owner_;
   nanobind::object memory_;
+  std::unique_ptr<OnDevice> on_device_;
   std::unique_ptr<Scratch> scratch_;  // keeps its address when the view moves
 };
 

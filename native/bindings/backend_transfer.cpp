@@ -87,20 +87,55 @@ bool BackendTransfer::advance(int root, uint64_t number, std::vector<int>& await
   const Relocked relocked;
   const InsideTransfer inside;
   try {
-    const nb::object ranks = advance_(root, number);
-    if (!ranks.is_none()) {
-      awaited = nb::cast<std::vector<int>>(ranks);
+    const nb::object step = advance_(root, number);
+    if (nb::isinstance<nb::list>(step)) {
+      awaited = nb::cast<std::vector<int>>(step);
       return false;
     }
     advance_.reset();
+    if (!step.is_none()) started_ = step;
+    root_ = root;
+    number_ = number;
     return true;
   } catch (nb::python_error& raised) {
-    error_ = nb::borrow(raised.value());
-    advance_.reset();
-    const nb::object name = error_.type().attr("__name__");
-    throw std::runtime_error("its backend raised " + nb::cast<std::string>(name) + ": " +
-                             nb::cast<std::string>(nb::str(error_)));
+    fail(raised);
+    throw;  // which fail has done
   }
+}
+
+void BackendTransfer::fail(nb::python_error& raised) {
+  error_ = nb::borrow(raised.value());
+  advance_.reset();
+  const nb::object name = error_.type().attr("__name__");
+  throw std::runtime_error("its backend raised " + nb::cast<std::string>(name) + ": " +
+                           nb::cast<std::string>(nb::str(error_)));
+}
+
+std::function<void()> BackendTransfer::follow_in(std::shared_ptr<Group> group, const Descriptor& call, double seconds) {
+  return [self = shared_from_this(), group = std::move(group), call, seconds] {
+    if (!self->started_.is_valid()) return;
+    Descriptor started = call;
+    started.root = self->root_;
+    if (!is_message(call.op)) started.sequence = self->number_;
+    self->device_work_ = group->follow(started, [self] { return self->is_device_work_done(); }, seconds);
+  };
+}
+
+bool BackendTransfer::is_device_work_done() {
+  const Relocked relocked;
+  const InsideTransfer inside;
+  try {
+    if (!nb::cast<bool>(started_.attr("is_completed")())) return false;
+    memory_.reset();
+    return true;
+  } catch (nb::python_error& raised) {
+    fail(raised);
+    throw;
+  }
+}
+
+void BackendTransfer::let_streams_wait() const {
+  if (started_.is_valid()) started_.attr("let_streams_wait")();
 }
 
 std::shared_ptr<BackendTransfer> make_transfer(nb::object advance) {
@@ -126,6 +161,53 @@ std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, con
   nb::object advance = prepare(op_name(request.op), sends ? blocks : nb::list(), sends ? nb::list() : blocks,
                                dtype_name(request.dtype), nb::none(), request.peer, request.tag);
   return make_transfer_with(std::move(advance), kept);
+}
+
+namespace {
+
+// The arrays of a call on a device, for what the backend must know of their libraries, and the blocks of the call.
+struct DeviceArrays {
+  DeviceArrays(std::vector<ArrayView> views, Dtype dtype) : size(dtype_size(dtype)) {
+    for (const ArrayView& view : views) arrays.append(view.array());
+    device = views.front().device();
+    kept = keep(std::move(views), {});
+  }
+
+  nb::list spans(const std::vector<Block>& blocks) const {
+    nb::list list;
+    for (const Block& block : blocks)
+      list.append(nb::make_tuple(reinterpret_cast<uintptr_t>(block.data), block.count * size));
+    return list;
+  }
+
+  const size_t size;
+  nb::list arrays;
+  int device = 0;
+  Kept kept;
+};
+
+}  // namespace
+
+std::shared_ptr<BackendTransfer> prepare_device_transfer(const nb::object& prepare, const Request& request,
+                                                         std::vector<ArrayView> arrays, int rank) {
+  const Descriptor& call = request.descriptor;
+  const DeviceArrays used(std::move(arrays), call.dtype);
+  const bool is_coalesced = call.op == OpKind::kAllReduce && !request.inputs.empty();
+  const nb::object reduce_op = reduces(call.op) ? nb::cast(reduce_op_name(call.reduce_op)) : nb::none();
+  nb::object advance = prepare(op_name(call.op), used.spans(is_coalesced ? request.inputs : inputs_of(request, rank)),
+                               used.spans(is_coalesced ? request.outputs : outputs_of(request, rank)),
+                               dtype_name(call.dtype), reduce_op, request.factor, call.root, used.device, used.arrays);
+  return make_transfer_with(std::move(advance), used.kept);
+}
+
+std::shared_ptr<BackendTransfer> prepare_device_transfer(const nb::object& prepare, const MessageRequest& request,
+                                                         std::vector<ArrayView> arrays) {
+  const DeviceArrays used(std::move(arrays), request.dtype);
+  const nb::list blocks = used.spans({{request.data, request.count}});
+  const bool sends = request.op == OpKind::kSend;
+  nb::object advance = prepare(op_name(request.op), sends ? blocks : nb::list(), sends ? nb::list() : blocks,
+                               dtype_name(request.dtype), nb::none(), 1.0, request.peer, used.device, used.arrays);
+  return make_transfer_with(std::move(advance), used.kept);
 }
 
 }  // namespace procgroup

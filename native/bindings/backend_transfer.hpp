@@ -37,10 +37,25 @@ class BackendTransfer : public std::enable_shared_from_this<BackendTransfer> {
   // The exception that the backend raised, if any.
   nanobind::handle error() const { return error_; }
 
+  // A call ends when its work on a device has started. The function `after` of its request, which lets the group follow
+  // that work to its end.
+  std::function<void()> follow_in(std::shared_ptr<Group> group, const Descriptor& call, double seconds);
+  // Null for a call that has started none, and before the call has completed.
+  const std::shared_ptr<GroupOperation>& device_work() const { return device_work_; }
+  // Let the current streams of the call's arrays wait for its work on the device.
+  void let_streams_wait() const;
+
  private:
+  bool is_device_work_done();
+  void fail(nanobind::python_error& raised);
+
   nanobind::object advance_;
   std::shared_ptr<const KeptMemory> memory_;
   nanobind::object error_;
+  nanobind::object started_;  // procgroup.groups.backend.DeviceWork
+  uint64_t number_ = 0;
+  int root_ = -1;
+  std::shared_ptr<GroupOperation> device_work_;
 };
 
 // Raise DistBackendError if this thread is inside a backend's transfer: the call `what` may wait there for what only
@@ -54,5 +69,10 @@ std::shared_ptr<BackendTransfer> prepare_transfer(const nanobind::object& prepar
                                                   std::vector<ArrayView> arrays, int rank);
 std::shared_ptr<BackendTransfer> prepare_transfer(const nanobind::object& prepare, const MessageRequest& request,
                                                   std::vector<ArrayView> arrays);
+// The same for arrays on a device; `prepare` is procgroup.groups.backend.prepare_on_device of a backend.
+std::shared_ptr<BackendTransfer> prepare_device_transfer(const nanobind::object& prepare, const Request& request,
+                                                         std::vector<ArrayView> arrays, int rank);
+std::shared_ptr<BackendTransfer> prepare_device_transfer(const nanobind::object& prepare, const MessageRequest& request,
+                                                         std::vector<ArrayView> arrays);
 
 }  // namespace procgroup

@@ -1,4 +1,4 @@
-// Error texts for arguments that are not arrays.
+// Error texts for arguments.
 #include <nanobind/stl/string.h>
 
 #include "arguments.hpp"
@@ -28,6 +28,16 @@ int CallSite::checked_peer(int peer, const std::string& side) const {
   throw nb::value_error(
       ("Invalid " + side + " rank: " + side + " rank should not be the same as the rank of the current process.")
           .c_str());
+}
+
+void CallSite::require_one_place(const ArrayView& first, const ArrayView& other) const {
+  const auto place = [](const ArrayView& view) {
+    return view.is_on_device() ? "GPU " + std::to_string(view.device()) : std::string("the CPU");
+  };
+  if (first.is_on_device() == other.is_on_device() && (!first.is_on_device() || first.device() == other.device()))
+    return;
+  refuse("expected arrays on one device, got some on " + place(first) + " and some on " + place(other) +
+         "; move them to one of these");
 }
 
 Reduction CallSite::reduction(nb::handle op, Dtype dtype) const {

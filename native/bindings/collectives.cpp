@@ -51,9 +51,11 @@ void premultiply(Request& request, double factor) {
   };
 }
 
-void reduce_with(Request& request, const Reduction& reduction) {
+// A factor of arrays on a device is left to the backend.
+void reduce_with(Request& request, const Reduction& reduction, const ArrayView& view) {
   request.descriptor.reduce_op = reduction.op;
-  if (reduction.op == ReduceOp::kPremulSum) premultiply(request, reduction.factor);
+  request.factor = reduction.factor;
+  if (reduction.op == ReduceOp::kPremulSum && !view.is_on_device()) premultiply(request, reduction.factor);
 }
 
 // Describe blocks of which every rank has the same: by one size, or by the sum and a hash of the sizes.
@@ -122,7 +124,7 @@ nb::object PythonGroup::reduce(nb::handle array, int root, nb::handle op, bool a
   const CallSite site = this->site("reduce");
   ArrayView view(array, root == group_->rank() ? Access::kUpdate : Access::kRead, {"tensor"});
   Request request = make(OpKind::kReduce, view, site.checked_rank(root));
-  reduce_with(request, site.reduction(op, view.dtype()));
+  reduce_with(request, site.reduction(op, view.dtype()), view);
   return issue(std::move(request), {"reduce", array, async_op, seconds}, view);
 }
 
@@ -130,11 +132,35 @@ template <OpKind kKind>
 nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool async_op, double seconds) {
   ArrayView view(array, Access::kUpdate, {"tensor"});
   Request request = make(kKind, view);
-  reduce_with(request, site(op_name(kKind)).reduction(op, view.dtype()));
+  reduce_with(request, site(op_name(kKind)).reduction(op, view.dtype()), view);
   return issue(std::move(request), {op_name(kKind), array, async_op, seconds}, view);
 }
 
 namespace {
+
+// On a device: arrays of one dtype and op go out together, in their order, and none is copied.
+std::vector<std::vector<size_t>> one_pack_each(const std::vector<ReducedArray>& arrays) {
+  std::vector<std::vector<size_t>> packs;
+  for (size_t index = 0; index < arrays.size(); ++index) {
+    const ReducedArray* last = packs.empty() ? nullptr : &arrays[packs.back().front()];
+    const bool alike = last != nullptr && last->dtype == arrays[index].dtype && last->op == arrays[index].op &&
+                       last->factor == arrays[index].factor;
+    if (!alike) packs.emplace_back();
+    packs.back().push_back(index);
+  }
+  return packs;
+}
+
+Request all_reduce_in_place(const std::vector<ReducedArray>& arrays) {
+  Request request = make(OpKind::kAllReduce, arrays.front().dtype, 0);
+  request.descriptor.reduce_op = arrays.front().op;
+  request.factor = arrays.front().factor;
+  for (const ReducedArray& array : arrays) request.inputs.push_back(array.block);
+  request.outputs = request.inputs;
+  for (const Block& block : request.inputs) request.descriptor.count += block.count;
+  if (arrays.size() > 1) request.descriptor.splits = hash_of_sizes(request.inputs);
+  return request;
+}
 
 // The failure of a later call of the list, when an earlier one has ended the group: the failure of that earlier call.
 void raise_first_failure(const nb::list& works) {
@@ -152,13 +178,16 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
   std::vector<ReducedArray> reduced;
   for (const nb::handle array : arrays) {
     const ArrayView& view = views.emplace_back(array, Access::kUpdate, ParameterName{"tensor"});
+    site.require_one_place(views.front(), view);
     const Reduction reduction = site.reduction(ops[reduced.size()], view.dtype());
     reduced.push_back({block_of(view), view.dtype(), reduction.op, reduction.factor});
   }
   if (only_checks_) return nb::none();
   const nb::list results(arrays);
   nb::list works;
-  for (const std::vector<size_t>& pack : assign_packs(reduced, share_memory(views))) {
+  const bool on_device = !views.empty() && views.front().is_on_device();
+  for (const std::vector<size_t>& pack :
+       on_device ? one_pack_each(reduced) : assign_packs(reduced, share_memory(views))) {
     auto issued = std::make_shared<Issued>();
     std::vector<ReducedArray> packed;
     for (const size_t index : pack) {
@@ -166,8 +195,8 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
       packed.push_back(reduced[index]);
     }
     try {
-      works.append(
-          issue(all_reduce_of(std::move(packed)), {"all_reduce", results, async_op, seconds}, std::move(issued)));
+      works.append(issue(on_device ? all_reduce_in_place(packed) : all_reduce_of(std::move(packed)),
+                         {"all_reduce", results, async_op, seconds}, std::move(issued)));
     } catch (nb::python_error&) {
       raise_first_failure(works);
       throw;
@@ -239,7 +268,7 @@ nb::object PythonGroup::reduce_scatter(nb::handle output, nb::handle inputs, nb:
   require_own(site, request.inputs, "input_list", target, "output");
   describe_blocks(request.descriptor, request.inputs);
   arguments.require_disjoint(request.inputs, {block_of(target)});
-  reduce_with(request, site.reduction(op, target.dtype()));
+  reduce_with(request, site.reduction(op, target.dtype()), target);
   return issue(std::move(request), {"reduce_scatter", output, async_op, seconds}, arguments.issued());
 }
 
@@ -254,7 +283,7 @@ nb::object PythonGroup::reduce_scatter_single(nb::handle output, nb::handle arra
   request.output = target.data();
   request.inputs = arguments.equal_blocks(whole);
   arguments.require_disjoint(request.inputs, {block_of(target)});
-  reduce_with(request, site.reduction(op, target.dtype()));
+  reduce_with(request, site.reduction(op, target.dtype()), target);
   return issue(std::move(request), {"reduce_scatter_single", output, async_op, seconds}, arguments.issued());
 }
 
@@ -312,10 +341,17 @@ nb::object PythonGroup::all_gather_iovecs(nb::handle outputs, nb::handle buffers
 }
 
 nb::object PythonGroup::barrier(bool async_op, double seconds) {
-  return issue(Request{}, {"barrier", nb::none(), async_op, seconds}, std::make_shared<Issued>());
+  Request request;
+  request.after_device_work = device_prepare_.is_valid();
+  return issue(std::move(request), {"barrier", nb::none(), async_op, seconds}, std::make_shared<Issued>());
 }
 
 nb::object PythonGroup::issue(Request request, const Options& options, ArrayView& view) {
+  if (view.is_on_device()) {
+    auto issued = std::make_shared<Issued>();
+    issued->arrays.push_back(std::move(view));
+    return issue(std::move(request), options, std::move(issued));
+  }
   if (only_checks_) return nb::none();
   if (!options.async_op && !needs_backend(request)) {
     if (view.is_strided()) move_through_scratch(request, {&view, 1});
@@ -332,10 +368,19 @@ nb::object PythonGroup::issue(Request request, const Options& options, ArrayView
 }
 
 nb::object PythonGroup::issue(Request request, const Options& options, std::shared_ptr<Issued> issued) {
+  const bool on_device = !issued->arrays.empty() && issued->arrays.front().is_on_device();
+  if (on_device) require_device_backend(issued->arrays.front());
   if (only_checks_) return nb::none();
   move_through_scratch(request, issued->arrays);
-  if (needs_backend(request) && !issued->arrays.empty()) move_by_backend(request, *issued);
-  if (!options.async_op) return run(request, options.seconds, issued.get());
+  if (on_device)
+    move_on_device(request, *issued, options.seconds);
+  else if (needs_backend(request) && !issued->arrays.empty())
+    move_by_backend(request, *issued);
+  if (!options.async_op) {
+    run(request, options.seconds, issued.get());
+    if (on_device) issued->transfer->let_streams_wait();
+    return nb::none();
+  }
   for (ArrayView& view : issued->arrays) view.hold_memory();
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
@@ -348,6 +393,17 @@ void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
   if (mpi_) return move_by_mpi(mpi_, *group_, request, std::move(issued.arrays));
   issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
   request.transfer = issued.transfer->as_function();
+}
+
+void PythonGroup::require_device_backend(const ArrayView& view) const {
+  if (!device_prepare_.is_valid()) view.refuse_device();
+}
+
+void PythonGroup::move_on_device(Request& request, Issued& issued, double seconds) const {
+  request.descriptor.external = request.descriptor.on_device = true;
+  issued.transfer = prepare_device_transfer(device_prepare_, request, std::move(issued.arrays), group_->rank());
+  request.transfer = issued.transfer->as_function();
+  request.after = issued.transfer->follow_in(group_, request.descriptor, seconds);
 }
 
 void PythonGroup::open_backend(nb::object advance, double seconds) {

@@ -59,6 +59,24 @@ void PythonGroup::handshake(const std::string& call, const nb::dict& data, doubl
   }
 }
 
+void PythonGroup::set_device_backend(nb::object prepare, nb::object on_broken) {
+  device_prepare_ = std::move(prepare);
+  const std::shared_ptr<nb::object> call(new nb::object(std::move(on_broken)), [](nb::object* ended) {
+    if (Py_IsInitialized() == 0) return;
+    const Relocked relocked;
+    delete ended;
+  });
+  group_->on_broken([call] {
+    if (Py_IsInitialized() == 0) return;
+    const Relocked relocked;
+    try {
+      (*call)();
+    } catch (nb::python_error& raised) {
+      raised.discard_as_unraisable("the end of a group's work on a GPU");
+    }
+  });
+}
+
 nb::object PythonGroup::join(const nb::list& works, const std::string& op, nb::handle arrays) const {
   Work joined(engine_, group_, op, arrays);
   joined.join(works);
@@ -110,23 +128,36 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
                                 double seconds) {
   engine_->require_not_forked();
   if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
+  const bool on_device = view.is_on_device();
+  if (on_device) require_device_backend(view);
   if (only_checks_) return nb::none();
   if (!async_op) require_outside_transfer(op_name(op));
   MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag};
+  request.on_device = on_device;
+  const bool is_external = on_device || has_backend();
   if (view.is_strided()) {
     Request copies;
     move_through_scratch(copies, {&view, 1});
     if (copies.before) copies.before();
     request.after = std::move(copies.after);
   }
-  if (async_op && !has_backend() && group_->start_at_once(request))
+  if (async_op && !is_external && group_->start_at_once(request))
     return nb::cast(Work(engine_, group_, op_name(op), array, peer));
   std::shared_ptr<Issued> issued;
-  if (async_op || has_backend()) {
+  if (async_op || is_external) {
     issued = std::make_shared<Issued>();
     issued->arrays.push_back(std::move(view));
   }
-  if (mpi_) {
+  if (on_device) {
+    issued->transfer = prepare_device_transfer(device_prepare_, request, std::move(issued->arrays));
+    request.transfer = issued->transfer->as_function();
+    Descriptor call;
+    call.op = op;
+    call.dtype = request.dtype;
+    call.count = request.count;
+    call.external = call.on_device = true;
+    request.after = issued->transfer->follow_in(group_, call, seconds);
+  } else if (mpi_) {
     move_by_mpi(mpi_, *group_, request, std::move(issued->arrays));
   } else if (has_backend()) {
     issued->transfer = prepare_transfer(prepare_, request, std::move(issued->arrays));
@@ -141,6 +172,7 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
   try {
     const int source = group_->run_message(request, seconds, language);
     language.rethrow();
+    if (on_device) issued->transfer->let_streams_wait();
     return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();
   } catch (const OperationFailed& failed) {
     language.rethrow();
@@ -216,11 +248,15 @@ void bind_group(nb::module_& module) {
            nb::sig("def try_recv(self, array: object, peer: object, tag: object, async_op: bool) -> typing.Any"))
       .def("set_backend", &PythonGroup::set_backend, "prepare"_a,
            nb::sig("def set_backend(self, prepare: "
-                   "collections.abc.Callable[..., collections.abc.Callable[[int, int], list[int] | None]]) -> None"))
+                   "collections.abc.Callable[..., collections.abc.Callable[[int, int], typing.Any]]) -> None"))
+      .def("set_device_backend", &PythonGroup::set_device_backend, "prepare"_a, "on_broken"_a,
+           nb::sig("def set_device_backend(self, prepare: collections.abc.Callable[..., "
+                   "collections.abc.Callable[[int, int], typing.Any]], on_broken: collections.abc.Callable[[], None]) "
+                   "-> None"))
       .def("set_mpi", &PythonGroup::set_mpi, "communicator"_a)
       .def("open_backend", &PythonGroup::open_backend, "advance"_a, "timeout"_a,
            nb::sig("def open_backend(self, advance: "
-                   "collections.abc.Callable[[int, int], list[int] | None], timeout: float) -> None"))
+                   "collections.abc.Callable[[int, int], typing.Any], timeout: float) -> None"))
       .def("join", &PythonGroup::join, "works"_a, "op"_a, "arrays"_a,
            nb::sig("def join(self, works: list[Work], op: str, arrays: " PROCGROUP_ARRAYS ") -> Work"))
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)

@@ -52,6 +52,16 @@ struct Issued {
   nb::object callback;
   std::shared_ptr<BackendTransfer> transfer;  // of a call whose bytes another backend moves
 
+  // The work on a device that the completed call has started; null where there is none.
+  const std::shared_ptr<GroupOperation>& device_work() const {
+    static const std::shared_ptr<GroupOperation> kNone;
+    return transfer && operation->is_completed() ? transfer->device_work() : kNone;
+  }
+  bool is_completed() const { return operation->is_completed() && (!device_work() || device_work()->is_completed()); }
+  const Failure* failure() const {
+    if (!operation->is_completed() || operation->failure() != nullptr || !device_work()) return operation->failure();
+    return device_work()->is_completed() ? device_work()->failure() : nullptr;
+  }
   nb::handle error() const { return transfer ? transfer->error() : nb::handle(); }
 };
 
@@ -114,7 +124,7 @@ class PythonEngine {
     }
     std::vector<nb::object> due;
     for (const std::shared_ptr<Issued>& issued : issued_)
-      if (issued->callback.is_valid() && issued->operation->is_completed()) due.push_back(std::move(issued->callback));
+      if (issued->callback.is_valid() && issued->is_completed()) due.push_back(std::move(issued->callback));
     sweep();
     for (const nb::object& callback : due) callback();
     return !last;
@@ -168,9 +178,7 @@ class PythonEngine {
  private:
   static constexpr size_t kFewIssued = 16;
 
-  static bool is_completed(const Issued& issued) {
-    return issued.operation->is_completed() && !issued.callback.is_valid();
-  }
+  static bool is_completed(const Issued& issued) { return issued.is_completed() && !issued.callback.is_valid(); }
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const RankThreads> rank_threads_;

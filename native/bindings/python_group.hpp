@@ -2,7 +2,8 @@
 //
 //     method      unless the group is in its ordinary state: pass the call to Python (`intercept`)
 //                 read and check the arguments                                        collectives.cpp
-//     issue       number, record and agree, then move the bytes: by the engine, or by the group's backend
+//     issue       number, record and agree, then move the bytes: by the engine, or by the group's backend for
+//                 arrays in host memory, or on a device
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -57,6 +58,9 @@ class PythonGroup {
   // Let another backend move the bytes of calls: `prepare` takes the call's data and returns the function that
   // advances its transfer (procgroup.groups.backend.prepare). Before the first call, on all ranks.
   void set_backend(nb::object prepare) { prepare_ = std::move(prepare); }
+  // The same for calls on arrays on CUDA devices (procgroup.groups.backend.prepare_on_device). `on_broken` is called
+  // once when a failure ends the group, from any thread.
+  void set_device_backend(nb::object prepare, nb::object on_broken);
   void set_mpi(MpiBackend communicator) { mpi_ = std::move(communicator); }
   // Let a backend get ready, while the engine watches the other ranks: `advance` is called, after all ranks have come,
   // until it returns None (procgroup.groups.backend.prepare).
@@ -119,6 +123,8 @@ class PythonGroup {
   }
   bool has_backend() const { return prepare_.is_valid() || mpi_ != nullptr; }
   void move_by_backend(Request& request, Issued& issued) const;
+  void require_device_backend(const ArrayView& view) const;
+  void move_on_device(Request& request, Issued& issued, double seconds) const;
   nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);
   struct Message {
     int peer;
@@ -136,6 +142,7 @@ class PythonGroup {
   double seconds_ = 0;  // of try_send and try_recv
   nb::object intercept_;
   nb::object prepare_;
+  nb::object device_prepare_;
   MpiBackend mpi_;  // null unless MPI moves the bytes
 };
 
@@ -147,7 +154,7 @@ nb::object PythonGroup::adopt(const Options& options, std::shared_ptr<Issued> is
   } catch (const OperationFailed& failed) {
     raise(build_exception(failed.failure, failed.call, *group_));
   }
-  if (!issued->operation->is_completed()) engine_->keep(issued);
+  if (!issued->is_completed()) engine_->keep(issued);
   Work work(engine_, group_, options.op, options.results);
   work.add(std::move(issued));
   return nb::cast(std::move(work));

@@ -30,6 +30,7 @@ struct ExchangeFunctions {
 };
 
 constexpr int32_t kCpu = 1;
+constexpr int32_t kCuda = 2;
 
 // Found once, when the first tensor comes; torch is never imported here. Guarded by the interpreter's lock.
 struct Torch {
@@ -102,7 +103,7 @@ bool parse_dtype(const DlpackTensor& tensor, Dtype& dtype) {
 
 }  // namespace
 
-bool read_torch_tensor(nb::handle array, Strided& place, Dtype& dtype) {
+bool read_torch_tensor(nb::handle array, Strided& place, Dtype& dtype, int& device) {
   // torch's classes are written in Python; arrays of NumPy are not of a heap type, and need not look for torch.
   if (!PyType_HasFeature(Py_TYPE(array.ptr()), Py_TPFLAGS_HEAPTYPE)) return false;
   static Torch torch;
@@ -115,7 +116,8 @@ bool read_torch_tensor(nb::handle array, Strided& place, Dtype& dtype) {
     return false;
   }
   const bool is_complex = tensor.code == 5;
-  if (tensor.device_type != kCpu || !parse_dtype(tensor, dtype)) return false;
+  if ((tensor.device_type != kCpu && tensor.device_type != kCuda) || !parse_dtype(tensor, dtype)) return false;
+  device = tensor.device_type == kCuda ? tensor.device_id : kHostMemory;
   if (answers_yes(array, torch.is_neg) || (is_complex && answers_yes(array, torch.is_conj))) return false;
   place.base = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   place.element_bytes = dtype_size(dtype);

@@ -8,8 +8,12 @@
 
 namespace procgroup {
 
-// Read a torch.Tensor or torch.nn.Parameter in CPU memory. False for everything else, also for tensors that
-// procgroup.arrays.view must judge: of other devices, layouts and dtypes, with lazy conjugation or negation.
-bool read_torch_tensor(nanobind::handle array, Strided& place, Dtype& dtype);
+// In place of the number of a CUDA device; as in procgroup.arrays.array_view.
+inline constexpr int kHostMemory = -1;
+
+// Read a torch.Tensor or torch.nn.Parameter in host memory or on a CUDA device. False for everything else, also for
+// tensors that procgroup.arrays.view must judge: of other devices, layouts and dtypes, with lazy conjugation or
+// negation.
+bool read_torch_tensor(nanobind::handle array, Strided& place, Dtype& dtype, int& device);
 
 }  // namespace procgroup

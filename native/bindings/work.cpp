@@ -63,9 +63,10 @@ bool Work::wait_for(const Issued& issued, Deadline deadline) const {
   const WaitPolicy policy = engine_->engine()->policy().for_bytes(operation.call().bytes());
   const bool completed = await_completion(operation, deadline, policy, *engine_->engine(), language, interrupted);
   language.rethrow();
-  if (completed)
-    if (const nb::object error = exception(issued); !error.is_none()) raise(error);
-  return completed;
+  if (!completed) return false;
+  if (const nb::object error = exception(issued); !error.is_none()) raise(error);
+  if (issued.device_work()) issued.transfer->let_streams_wait();
+  return true;
 }
 
 bool Work::is_completed() const {
@@ -73,7 +74,9 @@ bool Work::is_completed() const {
 }
 
 bool Work::is_completed(const Issued& issued) const {
-  return issued.operation->is_completed() || engine_->forked() || issued.operation->help() == Progress::kDone;
+  if (engine_->forked()) return true;
+  if (!issued.operation->is_completed() && issued.operation->help() != Progress::kDone) return false;
+  return !issued.device_work() || issued.device_work()->help() == Progress::kDone;
 }
 
 nb::object Work::exception() const {
@@ -83,14 +86,17 @@ nb::object Work::exception() const {
 }
 
 nb::object Work::exception(const Issued& issued) const {
-  const GroupOperation& operation = *issued.operation;
-  if (!operation.is_completed() && engine_->forked()) return PythonEngine::forked_error();
-  if (!operation.is_completed() || operation.failure() == nullptr) return nb::none();
-  return with_cause(build_exception(*operation.failure(), operation.call(), *group_), issued.error());
+  if (!issued.is_completed() && engine_->forked()) return PythonEngine::forked_error();
+  const Failure* failure = issued.failure();
+  if (failure == nullptr) return nb::none();
+  return with_cause(build_exception(*failure, issued.operation->call(), *group_), issued.error());
 }
 
+// Work on a device need not have ended: whoever uses the arrays comes after it, by wait().
 nb::object Work::result() {
-  if (!is_completed())
+  const bool has_started = std::ranges::all_of(
+      issued_, [](const std::shared_ptr<Issued>& issued) { return issued->operation->is_completed(); });
+  if (!has_started && !is_completed())
     throw std::runtime_error(op_ + " on " + where() + " has not completed; call wait() before result().");
   if (const nb::object error = exception(); !error.is_none()) raise(error);
   if (!PyList_Check(arrays_.ptr())) {

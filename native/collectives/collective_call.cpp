@@ -226,15 +226,16 @@ void CollectiveCall::report_mismatch() {
   Failure failure{.kind = Failure::Kind::kMismatch};
   const uint64_t sequence = request_.descriptor.sequence;
   std::vector<std::optional<Descriptor>> calls;
-  bool backends_differ = false;
+  bool places_differ = false;
   for (int rank = 0; rank < state_.size(); ++rank) {
     std::optional<Descriptor>& call = calls.emplace_back();
     if (!state_.has_announced(rank, sequence)) continue;
     call = Descriptor::copied_from(&state_.member(rank).descriptor(sequence));
-    backends_differ = backends_differ || call->external != request_.descriptor.external;
+    places_differ = places_differ || call->external != request_.descriptor.external ||
+                    call->on_device != request_.descriptor.on_device;
   }
   for (std::optional<Descriptor>& call : calls) {
-    if (call && !backends_differ) call->external = false;  // which goes without saying
+    if (call && !places_differ) call->external = call->on_device = false;  // which goes without saying
     failure.calls.push_back(call ? call->describe(state_.global_ranks) : "nothing yet");
   }
   give_up(std::move(failure));

@@ -24,7 +24,8 @@ void run_unlocked(const std::function<void()>& step, LanguageRuntime& language) 
 
 void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   require_usable(request.descriptor);
-  const bool idle = queued_.load(std::memory_order_acquire) == 0;
+  const bool waits = request.after_device_work && has_device_work();
+  const bool idle = queued_.load(std::memory_order_acquire) == 0 && !waits;
   if (!idle || busy_.exchange(true, std::memory_order_acquire)) return run_queued(request, seconds, language);
   const Turn turn(*this);
   number(request.descriptor);
@@ -129,6 +130,30 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
   // What sleeps on the doorbell is woken by whatever this waits for; on sockets, it has to poll for more.
   if (engine_.uses_sockets()) engine_.kick();
   return operation;
+}
+
+std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::function<bool()> is_done, double seconds) {
+  std::shared_ptr<GroupOperation> operation;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    std::weak_ptr<GroupOperation>& last =
+        device_queues_[is_message(call.op) ? std::pair(call.op, call.root) : std::pair(OpKind::kBarrier, -1)];
+    operation = std::make_shared<DeviceOperation>(*this, call, std::move(is_done), last.lock(), seconds);
+    last = operation;
+    messages_.push_back(operation);
+  }
+  if (const std::optional<Failure> failure = broken()) operation->give_up(*failure);
+  engine_.progress().notify();
+  return operation;
+}
+
+// Of collectives: a barrier does not wait for messages.
+bool Group::has_device_work() {
+  const std::lock_guard lock(queue_mutex_);
+  const auto last = device_queues_.find({OpKind::kBarrier, -1});
+  if (last == device_queues_.end()) return false;
+  const std::shared_ptr<GroupOperation> work = last->second.lock();
+  return work && !work->is_completed();
 }
 
 int64_t Group::longest_sleep_ns() {
@@ -315,6 +340,7 @@ Descriptor Group::describe(const MessageRequest& request) {
   call.count = request.count;
   call.root = request.peer;
   call.external = request.transfer != nullptr;
+  call.on_device = request.on_device;
   return call;
 }
 

@@ -57,8 +57,12 @@ struct MessageRequest {
   std::function<void()> after = {};              // as in Request: run when a receive has succeeded, before it completes
   ExternalTransfer transfer = {};                // as in Request
   int64_t transfer_sleep_ns = kTransferSleepNs;  // as in Request
+  // The array is on a device, whose queues run one transfer after the other: messages from one rank to another move in
+  // the order in which the receiver has matched them.
+  bool on_device = false;
 };
 
+class DeviceOperation;
 class GroupOperation;
 class MessageOperation;
 
@@ -102,6 +106,12 @@ class Group final : public Source {
   // As message_at_once(), for an asynchronous message.
   bool start_at_once(const MessageRequest& request);
 
+  // Watch over work that a call, which has ended, has started on a device: until `is_done`, which throws what makes the
+  // work fail. The work fails, and ends the group, at its deadline, when a member is lost, and with the group.
+  std::shared_ptr<GroupOperation> follow(const Descriptor& call, std::function<bool()> is_done, double seconds);
+  // Called once, when a failure ends the group, from any thread. Set before the first call.
+  void on_broken(std::function<void()> end_device_work) { end_device_work_ = std::move(end_device_work); }
+
   // Make reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
   void reduce_in_rank_order() { ordered_ = true; }
   bool reduces_in_rank_order() const { return ordered_; }
@@ -130,6 +140,7 @@ class Group final : public Source {
   // Looks for a message, of 7 us together: a peer that begins to send at the same time has sent by then.
   static constexpr int kReceivePolls = 120;
 
+  friend class DeviceOperation;
   friend class GroupOperation;
   friend class QueuedCall;
   friend class MessageOperation;
@@ -160,6 +171,7 @@ class Group final : public Source {
   std::unique_ptr<Operation> make_call(const Request& request);
   void finish_turn();
   [[nodiscard]] std::vector<std::shared_ptr<GroupOperation>> sweep_messages();
+  bool has_device_work();
   static bool may_rest(const GroupOperation& message);
   std::optional<Failure> supervise(Operation& operation, const Descriptor& call,
                                    const std::function<std::optional<Awaited>()>& awaited, double seconds,
@@ -212,16 +224,21 @@ class Group final : public Source {
   std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
   std::atomic<bool> busy_{false};              // a call is running
   std::atomic<int> queued_{0};                 // calls in queue_
-  // The messages that another backend is to move and has not moved, in the order in which they started; guarded by the
-  // mutex of messages.
+  // The messages that another backend is to move and has not moved, in the order in which they started; and how many
+  // messages on devices have been matched of each member. Guarded by the mutex of messages.
   std::vector<const MessageOperation*> external_messages_;
-  std::mutex queue_mutex_;  // guards queue_ and messages_
+  std::vector<uint64_t> matched_;
+  std::mutex queue_mutex_;  // guards queue_, messages_ and device_queues_
   std::deque<std::shared_ptr<GroupOperation>> queue_;
-  std::vector<std::shared_ptr<GroupOperation>> messages_;  // completed ones stay for a while
-  size_t crowded_ = kFewMessages;                          // messages_ is swept when it is as long as this
-  std::atomic<int> receive_credits_{kReceiveCredits};      // see start_at_once()
-  uint64_t looked_at_ = 0;                                 // the last message that the progress thread has looked at
-  std::atomic<bool> completed_{false};                     // broken or left; reason_ says why
+  // Messages, and work on devices; completed ones stay for a while.
+  std::vector<std::shared_ptr<GroupOperation>> messages_;
+  // The last work of each queue of the device: of collectives, and of messages from and to each member.
+  std::map<std::pair<OpKind, int>, std::weak_ptr<GroupOperation>> device_queues_;
+  std::function<void()> end_device_work_;
+  size_t crowded_ = kFewMessages;                      // messages_ is swept when it is as long as this
+  std::atomic<int> receive_credits_{kReceiveCredits};  // see start_at_once()
+  uint64_t looked_at_ = 0;                             // the last message that the progress thread has looked at
+  std::atomic<bool> completed_{false};                 // broken or left; reason_ says why
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;

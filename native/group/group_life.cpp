@@ -199,6 +199,7 @@ void Group::break_with(Failure failure, const Descriptor& call) {
     board_->post(failure);
   }
   if (state_) state_->wake_peers();
+  if (end_device_work_) end_device_work_();
 }
 
 void Group::abort() {

@@ -1,6 +1,7 @@
 #include "group/group_operation.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 
 namespace procgroup {
@@ -8,6 +9,10 @@ namespace {
 
 // Headers of messages that another backend moves have keys of their own, beside all keys of the group.
 MessageKey header_key(uint64_t group, uint64_t tag) { return {~group, tag}; }
+
+// The receiver's answer to the header of a message on a device, by the number that the sender gave the message. No tag
+// has the highest bit.
+MessageKey acceptance_key(uint64_t group, uint64_t number) { return {~group, number | uint64_t{1} << 63}; }
 
 }  // namespace
 
@@ -22,6 +27,7 @@ QueuedCall::QueuedCall(Group& group, Request request, double seconds)
 Progress QueuedCall::advance() {
   if (is_completed()) return Progress::kDone;
   if (!running_) {
+    if (request_.after_device_work && group_.has_device_work()) return Progress::kWaiting;
     if (std::optional<Failure> broken = group_.broken()) {
       fail(std::move(*broken));
       return Progress::kDone;
@@ -178,18 +184,39 @@ void MessageOperation::conclude() {
 void MessageOperation::compare_header() {
   const bool equal = header_.count == request_.count && header_.dtype == static_cast<uint64_t>(request_.dtype);
   if (request_.op == OpKind::kSend || equal) {
+    if (request_.on_device && request_.op == OpKind::kSend && !awaits_acceptance_) return await_acceptance();
+    if (request_.on_device && request_.op == OpKind::kRecv) accept();
     header_moved_.store(true, std::memory_order_release);
     return;
   }
   Descriptor theirs = call_;
   theirs.op = OpKind::kSend;
-  theirs.external = false;  // as this receive, which goes without saying
+  theirs.external = theirs.on_device = false;  // as this receive, which goes without saying
   theirs.root = group_.rank();
   theirs.count = header_.count;
   theirs.dtype = static_cast<Dtype>(std::min(header_.dtype, uint64_t{kDtypes}));  // one that does not exist stays so
   const Failure failure{.kind = Failure::Kind::kMismatch, .peer = source()};
   recording_->end(&failure);
   fail_by_mismatch(failure, theirs.describe(&group_.global_ranks()));
+}
+
+// Give the message its place among those that this rank has matched of the sender, and let the sender know.
+void MessageOperation::accept() {
+  const auto sender = static_cast<size_t>(source());
+  std::vector<uint64_t>& matched = group_.matched_;
+  matched.resize(std::max(matched.size(), sender + 1));
+  const MessageKey key = acceptance_key(group_.options_.id, header_.number);
+  header_.number = matched[sender]++;
+  std::vector<std::byte> place(sizeof header_.number);
+  std::memcpy(place.data(), &header_.number, place.size());
+  group_.engine_.messages().post(group_.options_.members[sender], key, std::move(place));
+}
+
+void MessageOperation::await_acceptance() {
+  const MessageKey key = acceptance_key(group_.options_.id, header_.number);
+  const int receiver = group_.options_.members[static_cast<size_t>(request_.peer)];
+  awaits_acceptance_ = true;
+  transfer_ = group_.engine_.messages().receive(receiver, key, &header_.number, sizeof header_.number);
 }
 
 void MessageOperation::fail_by_mismatch(Failure failure, std::string theirs) {
@@ -225,12 +252,47 @@ void MessageOperation::give_up(Failure failure) {
   failure.wrote = may_have_written();
   if (recording_) recording_->end(&failure);
   // The other rank may have begun to move a message whose header has gone, and all later ones wait for this one.
-  const bool has_begun = is_external() && transfer_ && transfer_->failure() == nullptr;
+  const bool has_begun = is_external() && transfer_ && (awaits_acceptance_ || transfer_->failure() == nullptr);
   if (!has_begun) forget();
   Failure ended = failure;
   fail(std::move(failure));
   lock.unlock();
   if (has_begun) group_.break_with(std::move(ended), call_);
+}
+
+Progress DeviceOperation::advance() {
+  const std::unique_lock lock(looking_, std::try_to_lock);
+  if (!lock) return Progress::kWaiting;
+  if (is_completed()) return Progress::kDone;
+  if (before_ && !before_->is_completed()) return Progress::kWaiting;
+  before_.reset();
+  try {
+    if (!is_done_()) return Progress::kWaiting;
+    end(nullptr);
+  } catch (const std::exception& error) {
+    const Failure failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
+    group_.break_with(failure, call_);
+    end(&failure);
+  }
+  return Progress::kDone;
+}
+
+void DeviceOperation::give_up(Failure failure) {
+  const std::lock_guard lock(looking_);
+  if (is_completed()) return;
+  if (failure.kind == Failure::Kind::kTimeout)
+    failure.reason = "the work that it has started on its GPU, which may wait for any of the other ranks";
+  failure = group_.own_view(group_.cause_of(std::move(failure)));
+  failure.wrote = true;
+  group_.break_with(failure, call_);
+  end(&failure);
+}
+
+// What the work refers to may refer to this operation.
+void DeviceOperation::end(const Failure* failure) {
+  before_.reset();
+  is_done_ = nullptr;
+  failure == nullptr ? finish() : fail(*failure);
 }
 
 }  // namespace procgroup

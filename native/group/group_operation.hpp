@@ -1,4 +1,5 @@
-// The two kinds of operations that a group queues: a collective that waits for its turn, and a message.
+// The operations of a group that may outlive a call: a collective that waits for its turn, a message, and the work that
+// either has started on a device.
 #pragma once
 
 #include <atomic>
@@ -59,7 +60,7 @@ class MessageOperation final : public GroupOperation {
   struct Header {
     uint64_t count;
     uint64_t dtype;
-    uint64_t number;  // of the message, given by its sender
+    uint64_t number;  // of the message, given by its sender; on a device, in the end, by its receiver
   };
 
   void start();
@@ -68,6 +69,8 @@ class MessageOperation final : public GroupOperation {
   bool is_external() const { return request_.transfer != nullptr; }
   void conclude();
   void compare_header();
+  void accept();
+  void await_acceptance();
   // With the mutex of messages, as the next three.
   int peer() const { return request_.op == OpKind::kSend ? request_.peer : source(); }
   bool has_turn() const;
@@ -84,8 +87,37 @@ class MessageOperation final : public GroupOperation {
   std::optional<Recording> recording_;
   std::shared_ptr<Transfer> transfer_;
   Header header_;
+  bool awaits_acceptance_ = false;
   std::atomic<bool> header_moved_{false};
   std::mutex external_;  // held to advance the backend's transfer; taken before the mutex of messages
+};
+
+// Work that a call has started on a device, and that the call does not wait for. The work of one queue of the device
+// ends in order.
+class DeviceOperation final : public GroupOperation {
+ public:
+  DeviceOperation(Group& group, const Descriptor& call, std::function<bool()> is_done,
+                  std::shared_ptr<GroupOperation> before, double seconds)
+      : GroupOperation(group, seconds), call_(call), before_(std::move(before)), is_done_(std::move(is_done)) {}
+
+  Progress advance() override;
+  Progress help() override { return advance(); }
+  std::vector<int> missing() const override { return {}; }
+  Descriptor call() const override { return call_; }
+  void give_up(Failure failure) override;
+  int64_t longest_sleep_ns() const override { return kDeviceSleepNs; }
+  bool outlives_peer() const override { return true; }
+
+ private:
+  // Nobody waits for the end of this work itself but whoever asks for it, and then looks.
+  static constexpr int64_t kDeviceSleepNs = 1'000'000;
+
+  void end(const Failure* failure);
+
+  const Descriptor call_;
+  std::mutex looking_;  // guards the members below
+  std::shared_ptr<GroupOperation> before_;
+  std::function<bool()> is_done_;
 };
 
 }  // namespace procgroup

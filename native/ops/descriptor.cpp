@@ -25,7 +25,8 @@ Descriptor Descriptor::copied_from(const void* written) {
 uint64_t Descriptor::fingerprint() const {
   const uint64_t kinds = uint64_t{static_cast<uint8_t>(op)} | uint64_t{static_cast<uint8_t>(dtype)} << 8 |
                          uint64_t{static_cast<uint8_t>(reduce_op)} << 16 | uint64_t{ordered} << 24 |
-                         uint64_t{external} << 25 | uint64_t{static_cast<uint32_t>(root)} << 32;
+                         uint64_t{external} << 25 | uint64_t{on_device} << 26 |
+                         uint64_t{static_cast<uint32_t>(root)} << 32;
   return mix(mix(mix(mix(mix(0x70726f6367726f75, group), sequence), kinds), count), splits);
 }
 
@@ -50,7 +51,10 @@ std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
     text += (row.sizes == Sizes::kEqual ? " in several arrays, sizes #" : " in unequal blocks, sizes #") +
             std::to_string(splits % 1'000'000);
   const bool comes = row.givers == Ranks::kRoot || row.givers == Ranks::kNone;
-  if (external) text += " by another backend";
+  if (on_device)
+    text += " on a GPU";
+  else if (external)
+    text += " by another backend";
   if (root >= 0) text += (comes ? " from " : " to ") + rank_name(root, global_ranks);
   return text;
 }

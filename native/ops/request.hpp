@@ -62,6 +62,10 @@ struct Request {
   // read, `after` when it succeeded. Both are empty for contiguous arrays and ops that need no factor.
   std::function<void()> before;
   std::function<void()> after;
+  // The factor of PREMUL_SUM where the inputs are on a device, and are not multiplied yet.
+  double factor = 1.0;
+  // Not begun before the work of earlier collectives on a device has completed.
+  bool after_device_work = false;
   ExternalTransfer transfer;                     // where another backend moves the bytes (`descriptor.external`)
   int64_t transfer_sleep_ns = kTransferSleepNs;  // 0 for a transfer that moves only while it is advanced
 };

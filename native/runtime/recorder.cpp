@@ -29,7 +29,7 @@ struct Entry {
   Field count;
   Field started;
   Field ended;
-  Field kind;      // op: 7 bits, external: 1 bit; dtype, reduce op, state: 8 bits each; root: 32 bits
+  Field kind;  // op: 6 bits, on_device and external: 1 bit each; dtype, reduce op, state: 8 bits each; root: 32 bits
   Field reserved;  // the next entry begins at a cache line
 };
 static_assert(sizeof(Entry) == 64 && sizeof(Header) == 64 && Field::is_always_lock_free);
@@ -38,7 +38,7 @@ Entry* entries(void* memory) { return reinterpret_cast<Entry*>(static_cast<std::
 const Entry* entries(const void* memory) { return entries(const_cast<void*>(memory)); }
 
 uint64_t pack(const Descriptor& call, CallState state) {
-  return uint64_t{static_cast<uint8_t>(call.op)} | uint64_t{call.external} << 7 |
+  return uint64_t{static_cast<uint8_t>(call.op)} | uint64_t{call.on_device} << 6 | uint64_t{call.external} << 7 |
          uint64_t{static_cast<uint8_t>(call.dtype)} << 8 | uint64_t{static_cast<uint8_t>(call.reduce_op)} << 16 |
          uint64_t{static_cast<uint8_t>(state)} << 24 | uint64_t{static_cast<uint32_t>(call.root)} << 32;
 }
@@ -49,13 +49,14 @@ uint64_t with_state(uint64_t kind, CallState state) {
 
 std::optional<Record> unpack(uint64_t index, uint64_t kind) {
   const auto byte = [kind](int position) { return static_cast<uint8_t>(kind >> (8 * position)); };
-  const uint8_t op = byte(0) & 0x7f;
+  const uint8_t op = byte(0) & 0x3f;
   if (op >= kOperations || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
       byte(3) > static_cast<uint8_t>(CallState::kFailed))
     return std::nullopt;
   Record record{};
   record.index = index;
   record.call.op = static_cast<OpKind>(op);
+  record.call.on_device = (byte(0) >> 6 & 1) != 0;
   record.call.external = byte(0) >> 7 != 0;
   record.call.dtype = static_cast<Dtype>(byte(1));
   record.call.reduce_op = static_cast<ReduceOp>(byte(2));

@@ -117,7 +117,7 @@ def test_a_destroyed_group_raises_in_every_call_and_still_knows_its_rank() -> No
 @pytest.mark.parametrize(
     ("backend", "name", "config"),
     [
-        (None, "gloo", "cpu:gloo"),
+        (None, "gloo", "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "cpu:gloo"),
         ("gloo", "gloo", "cpu:gloo,cuda:gloo"),
         ("GLOO", "gloo", "cpu:gloo,cuda:gloo"),
         ("procgroup", "procgroup", "cpu:procgroup,cuda:procgroup"),
@@ -136,10 +136,10 @@ def test_get_backend_answers_what_was_asked_and_transport_what_is_used(
 @pytest.mark.parametrize(
     ("backend", "error", "text"),
     [
-        ("nccl", dist.DistBackendError, "'nccl' .* is not in this version of procgroup.*Use 'gloo'"),
+        ("nccl", dist.DistBackendError, "The backend 'nccl' needs"),
         ("ucc", dist.DistBackendError, "'ucc' .* is not in this version"),
-        ("cpu:nccl", dist.DistBackendError, "'nccl' .from 'cpu:nccl'. is not in this version"),
-        ("cuda:nccl", dist.DistBackendError, "names none for the CPU"),
+        ("cpu:nccl", ValueError, "'nccl' in 'cpu:nccl' is for cuda, not cpu"),
+        ("cuda:nccl", dist.DistBackendError, "The backend 'nccl' needs"),
         ("foo", ValueError, "Unknown backend type 'foo'"),
         ("", ValueError, "Unknown backend type ''"),
         ("cpu:gloo,cuda:foo", ValueError, "Unknown backend type 'foo'"),
@@ -295,7 +295,8 @@ def test_what_is_available() -> None:
     assert dist.is_available()
     assert dist.is_gloo_available()
     assert dist.is_mpi_available() == (importlib.util.find_spec("mpi4py") is not None)
-    assert not any((dist.is_nccl_available(), dist.is_ucc_available(), dist.is_xccl_available()))
+    assert dist.is_nccl_available() == all(importlib.util.find_spec(name) is not None for name in ("nccl", "cuda"))
+    assert not any((dist.is_ucc_available(), dist.is_xccl_available()))
     assert dist.is_backend_available("procgroup")
     assert not dist.is_backend_available("foo")
     assert dist.get_default_backend_for_device("cpu") == "gloo"

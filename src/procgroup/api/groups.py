@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import GroupMember, is_foreign
-from procgroup.api.options import read_deterministic, read_timeouts
+from procgroup.api.options import read_backend, read_deterministic, read_timeouts
 from procgroup.api.ranks import get_process_group_ranks, get_world_size
 from procgroup.backends import registry
 from procgroup.cluster.accelerators import visible_gpus
@@ -48,14 +48,14 @@ def new_group(
     """Make a group of these global ranks (None: all), sorted unless ``sort_ranks`` is False; return when all have.
 
     Return GroupMember.NON_GROUP_MEMBER when this rank is not among them. ``use_local_synchronization`` names the
-    group after its ranks instead of a number; ``device_id`` means nothing on CPUs. ``deterministic="order"`` is that
-    of init_process_group, which every group inherits.
+    group after its ranks instead of a number. ``device_id`` is that of init_process_group, and so is
+    ``deterministic="order"``, which every group inherits.
     Raises ValueError for ranks that are doubled or not there, CollectiveTimeout that names members who did not come,
     CollectiveMismatch when members make different groups.
     """
     world = default_group.current()
     limit = _read_timeout(timeout, pg_options, world)
-    chosen = _read_backend(backend)
+    chosen = _read_backend(backend, device_id, pg_options)
     in_rank_order = read_deterministic(deterministic, pg_options)
     members = list(range(world.size())) if ranks is None else _checked_ranks(ranks, world.size(), sort_ranks)
     number = _take_number(world, hashed=use_local_synchronization)
@@ -229,10 +229,11 @@ def _read_timeout(timeout: Timeout | None, pg_options: Any, parent: ProcessGroup
     return read_timeouts(timeout, pg_options, parent.timeout).calls
 
 
-def _read_backend(backend: str | None) -> tuple[str, str, MakeBackends] | None:
+def _read_backend(backend: str | None, device_id: Any, pg_options: Any) -> tuple[str, str, MakeBackends] | None:
     if not backend:
         return None
-    config = registry.parse(backend)
+    config = read_backend(backend, device_id, pg_options)
+    config.load()
     return config.name, str(config), config.make_backends
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from procgroup import environ, process_end
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import is_foreign, resolve
-from procgroup.api.options import Timeouts, read_deterministic, read_timeouts
+from procgroup.api.options import NCCL_TIMEOUT, Timeouts, read_backend, read_deterministic, read_timeouts
 from procgroup.backends import registry
 from procgroup.groups.engine import GroupEngine
 from procgroup.groups.group import ProcessGroup
@@ -19,7 +19,7 @@ from procgroup.rendezvous import hosting, urls
 from procgroup.rendezvous.handlers import rendezvous
 from procgroup.rendezvous.join import World, join
 from procgroup.stores.store import Store
-from procgroup.types import Timeout
+from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
 GROUP_NAME = "0"
 """The default group's name, as in torch.distributed: groups are numbered as they are made."""
@@ -44,7 +44,10 @@ def init_process_group(
     seconds, 30 minutes by default; ``pg_options={"init_method_timeout": ...}`` sets another one for this call.
     ``deterministic="order"`` promises that reductions combine in the order of the ranks, whatever the size, the
     transport and the version: the same inputs then give the same bits everywhere, also in groups made later on.
-    ``group_name`` and ``device_id`` are taken for compatibility and mean nothing on CPUs.
+    ``backend`` is "gloo", procgroup's own transport, "mpi", "nccl", or one for each kind of device, as in
+    "cpu:gloo,cuda:nccl"; None means "gloo", and "nccl" for arrays on GPUs. With ``device_id``, the GPU of this rank,
+    NCCL connects the ranks now, otherwise in the first call; ``pg_options`` may have fields of nccl.core.NCCLConfig, or
+    be one. With "nccl" calls may take 10 minutes by default. ``group_name`` is taken for compatibility.
 
     Raises ValueError for a second call and for what is missing, RendezvousError when the ranks do not come
     together. After a failure there is no group, and it can be called again: a store that this process hosts
@@ -53,9 +56,9 @@ def init_process_group(
     slot = default_group.slot()
     if slot.group is not None and slot.group.is_usable():
         raise ValueError("trying to initialize the default process group twice!")
-    timeouts = read_timeouts(timeout, pg_options)
+    config = read_backend(backend, device_id, pg_options)
+    timeouts = read_timeouts(timeout, pg_options, NCCL_TIMEOUT if config.name == "nccl" else DEFAULT_TIMEOUT)
     in_rank_order = read_deterministic(deterministic, pg_options)
-    config = registry.parse(backend)
     config.load()
     started = time.monotonic()
     found, own, rank, world_size = _find_store(init_method, store, rank, world_size, timeouts)

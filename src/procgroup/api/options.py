@@ -7,11 +7,15 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from procgroup import types
+from procgroup.backends import nccl_communicator, registry
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
 default_pg_timeout = DEFAULT_TIMEOUT
 
-_NAMES = ("timeout", "init_method_timeout", "deterministic")
+NCCL_TIMEOUT = timedelta(minutes=10)
+"""That of groups with the backend "nccl", as in torch.distributed."""
+
+_NAMES = ("timeout", "init_method_timeout", "deterministic", "nccl")
 
 
 class Timeouts(NamedTuple):
@@ -43,14 +47,48 @@ def read_deterministic(deterministic: str | None, pg_options: Any) -> bool:
     return "order" in asked
 
 
+def read_backend(backend: str | None, device_id: Any, pg_options: Any) -> registry.BackendConfig:
+    """Read which backends move the arrays of a group, with the GPU and the options of NCCL.
+
+    ``device_id`` is the number of a GPU, "cuda:1", or an object with ``type`` and ``index``; devices of other types
+    mean nothing. ``pg_options`` may be an nccl.core.NCCLConfig, or a dict with its fields, or have either as "nccl".
+    Raises what registry.parse raises, TypeError for a device or an option of another type, ValueError for an unknown
+    option.
+    """
+    config = registry.parse(backend)
+    if "nccl" not in config.by_device.values():
+        _as_mapping(pg_options)
+        return config
+    options = pg_options
+    if isinstance(pg_options, Mapping):
+        options = pg_options.get("nccl") or {name: pg_options[name] for name in pg_options if name not in _NAMES}
+    given = nccl_communicator.read_options(options) if options else None
+    return config._replace(gpu=_gpu_of(device_id), nccl_options=given)
+
+
+def _gpu_of(device_id: Any) -> int | None:
+    if device_id is None:
+        return None
+    kind, number = getattr(device_id, "type", "cuda"), getattr(device_id, "index", device_id)
+    if isinstance(number, str):
+        kind, _, digits = number.partition(":")
+        number = int(digits) if digits.isdigit() else None
+    if kind != "cuda":
+        return None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise TypeError(f"Expected `device_id` to be the number of a GPU, or 'cuda:number', got {device_id!r}.")
+    return number
+
+
 def _as_mapping(pg_options: Any) -> Mapping[str, Any]:
-    if pg_options is None:
+    if pg_options is None or nccl_communicator.is_configuration(pg_options):
         return {}
     if not isinstance(pg_options, Mapping):
         raise TypeError(f"Expected pg_options argument to be a dict of {_NAMES}, got {pg_options!r}")
-    unknown = sorted(str(name) for name in pg_options if name not in _NAMES)
+    known = (*_NAMES, *nccl_communicator.option_names())
+    unknown = sorted(str(name) for name in pg_options if name not in known)
     if unknown:
-        raise ValueError(f"pg_options has unknown names {unknown}; expected {', '.join(_NAMES)}")
+        raise ValueError(f"pg_options has unknown names {unknown}; expected {', '.join(known)}")
     return pg_options
 
 

@@ -187,7 +187,7 @@ def _start(one: P2POp) -> Work:
 
 def _check_array(tensor: Any) -> None:
     """Refuse what no backend takes for an array, so that it is found before any message of the batch is sent."""
-    if hasattr(tensor, "__dlpack__"):
+    if hasattr(tensor, "__dlpack__") or hasattr(tensor, "__cuda_array_interface__"):
         return
     try:
         memoryview(tensor).release()

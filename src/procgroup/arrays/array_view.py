@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+HOST = -1
+"""In place of the number of a CUDA device: the memory of this process."""
+
 DTYPES = frozenset(
     [
         "bool",
@@ -41,7 +44,8 @@ DTYPES = frozenset(
 class ArrayView:
     """An array as memory. ``owner`` keeps the memory alive; ``address``, of the first element, is meaningless without.
 
-    ``shape`` counts elements, ``strides`` bytes; strides may be negative or zero.
+    ``shape`` counts elements, ``strides`` bytes; strides may be negative or zero. ``device`` is the number of the CUDA
+    device that has the memory, or HOST; on a device the elements can be neither read nor written here.
     """
 
     address: int
@@ -51,6 +55,7 @@ class ArrayView:
     itemsize: int
     readonly: bool
     owner: Any
+    device: int = HOST
 
     @property
     def count(self) -> int:

@@ -12,21 +12,23 @@ import importlib
 import sys
 from typing import Any
 
-from procgroup.arrays import numpy_array
+from procgroup.arrays import cuda_array, numpy_array
 from procgroup.arrays.array_view import DTYPES, ArrayView
 from procgroup.errors import ArgumentError
 
 
-def view(array: Any, writable: bool = False, name: str = "tensor") -> ArrayView:
+def view(array: Any, writable: bool = False, name: str = "tensor", on_devices: bool = False) -> ArrayView:
     """Describe ``array`` as memory, copying nothing.
 
     Takes NumPy arrays (also of ml_dtypes), torch tensors, JAX arrays, and every object with the buffer protocol or
-    DLPack, with any strides. Raises TypeError for an object that is not an array, is masked, is in the memory of
-    another device or has an element type that cannot be sent, and ArgumentError (a ValueError) for an array that is not
-    in native byte order or, with ``writable``, is read-only or has several elements in one place. ``name`` is the name
-    of the parameter in error texts.
+    DLPack, with any strides; with ``on_devices``, also arrays on CUDA devices. Raises TypeError for an object that is
+    not an array, is masked, is in the memory of another device or has an element type that cannot be sent, and
+    ArgumentError (a ValueError) for an array that is not in native byte order or, with ``writable``, is read-only or
+    has several elements in one place. ``name`` is the name of the parameter in error texts.
     """
-    seen = _of_any_library(array, writable, name)
+    seen = cuda_array.view(array, name) if on_devices and cuda_array.is_cuda_array(array) else None
+    if seen is None:
+        seen = _of_any_library(array, writable, name)
     if seen.dtype not in DTYPES:
         raise TypeError(
             f"`{name}` has dtype {seen.dtype}, which cannot be sent; expected one of {', '.join(sorted(DTYPES))}."
@@ -46,6 +48,8 @@ def _of_any_library(array: Any, writable: bool, name: str) -> ArrayView:
 
     if isinstance(array, numpy.ndarray):
         return numpy_array.view(array, name)
+    if cuda_array.is_cuda_array(array):
+        raise TypeError(cuda_array.refusal(array, name))
     for library, module in _LIBRARIES:
         # An array of a library that was never imported cannot exist.
         if library in sys.modules:
@@ -62,7 +66,7 @@ def _of_any_library(array: Any, writable: bool, name: str) -> ArrayView:
         raise TypeError(_not_an_array(array, name)) from error
 
 
-_LIBRARIES = (("torch", "torch_tensor"), ("jax", "jax_array"), ("cupy", "cupy_array"))
+_LIBRARIES = (("torch", "torch_tensor"), ("jax", "jax_array"))
 
 
 @functools.cache

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 def _lines(rows: Sequence[Capability]) -> Iterator[str]:
     for (backend, device), part in groupby(rows, lambda row: (row.backend, row.device)):
         calls = list(part)
-        is_missing = backend == "mpi" and not registry.is_backend_available(backend)
+        is_missing = backend in ("mpi", "nccl") and not registry.is_backend_available(backend)
         there = ", not installed here" if is_missing else ""
         yield f"{backend}, arrays on {device}{there}"
         if not any(row.is_supported for row in calls if row.dtype):

@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 from procgroup import _native
 from procgroup.arrays.array_view import DTYPES
+from procgroup.backends import nccl
 from procgroup.types import ReduceOp
 
 BACKENDS = ("gloo", "mpi", "nccl")
 """Those of torch.distributed's tutorials. "procgroup" is another name for "gloo"."""
 DEVICES = ("cpu", "cuda")
 
-_SERVED = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ()}
+_SERVED = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cpu", "cuda")}
+"""Groups with the backend "nccl" move arrays in CPU memory by procgroup's own transport."""
 
 
 class Capability(NamedTuple):
@@ -74,8 +76,8 @@ def _calls() -> Iterator[tuple[str, str, str]]:
 def _reason(backend: str, device: str, operation: str, reduce_op: str, dtype: str) -> str:
     if reduce_op and not _native.supports(ReduceOp[reduce_op].value, dtype):
         return f"{reduce_op} is not defined on {dtype}"
-    if not _SERVED[backend]:
-        return "this version does not have the backend"
     if device not in _SERVED[backend] and dtype:
         return "this version moves arrays in CPU memory only"
+    if device == "cuda":
+        return nccl.refusal(operation, reduce_op, dtype)
     return ""

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from procgroup import process_end
 from procgroup.cluster import mpi
+from procgroup.cluster.in_thread import InThread
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import Awaited
 from procgroup.stores.store import Store
@@ -129,7 +130,7 @@ class MpiBackend:
             return
         tag = int(self._store.get("tag"))
         group = world.Get_group().Incl([place.rank for place in places])
-        thread = mpi.InThread(lambda: world.Create_group(group, tag))
+        thread = InThread(lambda: world.Create_group(group, tag), "pg-mpi-group")
         while thread.is_alive():
             yield None
         self._communicator = thread.result()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from procgroup.backends import mpi
+from procgroup.backends import mpi, nccl, nccl_communicator
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import AnyBackend, Backend
 from procgroup.groups.engine import GroupEngine
@@ -15,15 +15,15 @@ from procgroup.stores.start_up import StartUp
 from procgroup.stores.store import Store
 
 DEFAULT = "gloo"
-"""What None means. Programs that ask for Gloo get procgroup's own CPU transport under that name."""
+"""What None means for arrays in CPU memory. Programs that ask for Gloo get procgroup's own transport by that name."""
 
 BackendFactory = Callable[[Store, int, int, timedelta], Backend]
 """Makes a registered backend for one group from the group's store, rank, size and timeout."""
 
 _OURS = ("gloo", "procgroup")
-_MAKERS: dict[str, Callable[[Store, int, int, timedelta], AnyBackend]] = {"mpi": mpi.MpiBackend}
 _KNOWN = ("gloo", "procgroup", "nccl", "mpi", "ucc", "xccl")
 _registered: dict[str, tuple[BackendFactory, tuple[str, ...]]] = {}
+_DEVICES = {"mpi": ("cpu",), "nccl": ("cuda",)}
 _DEFAULT_FOR_DEVICE = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -32,6 +32,9 @@ class BackendConfig(NamedTuple):
 
     name: str
     by_device: Mapping[str, str]
+    gpu: int | None = None
+    """The number of the GPU that this rank uses, where it is known before the first call."""
+    nccl_options: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         return ",".join(f"{device}:{name}" for device, name in self.by_device.items())
@@ -40,21 +43,30 @@ class BackendConfig(NamedTuple):
         """Make the backends of a group, by kind of device; none for devices that the engine's own transport serves."""
         made: dict[str, AnyBackend] = {}
         for device, name in self.by_device.items():
-            make = _registered[name][0] if name in _registered else _MAKERS.get(name)
-            if make is not None:
-                made[device] = make(PrefixStore(f"backend/{name}/{device}", store), rank, size, timeout)
+            own_store = PrefixStore(f"backend/{name}/{device}", store)
+            if name in _registered:
+                made[device] = _registered[name][0](own_store, rank, size, timeout)
+            elif name == "mpi" and device == "cpu":
+                made[device] = mpi.MpiBackend(own_store, rank, size, timeout)
+            elif name == "nccl" and device == "cuda":
+                make_nccl = nccl.NcclBackend if self.gpu is None else nccl.EagerNcclBackend
+                made[device] = make_nccl(own_store, rank, size, timeout, device=self.gpu, options=self.nccl_options)
         return made
 
     def load(self) -> None:
         """Load the libraries of these backends, before the ranks join, so that a rank that cannot says so."""
         if "mpi" in self.by_device.values():
             mpi.load()
+        # Beside another backend it is loaded for the first array on a GPU, which may never come.
+        if self.name == "nccl" or (self.gpu is not None and "nccl" in self.by_device.values()):
+            nccl_communicator.load()
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether a backend's name can be used on this host, on CPU arrays."""
+    """Return whether the libraries that a backend needs are installed."""
     name = backend.lower()
-    return name in (*_OURS, *_registered) or (name == "mpi" and mpi.is_installed())
+    is_installed = {"mpi": mpi.is_installed, "nccl": nccl_communicator.is_installed}
+    return name in (*_OURS, *_registered) or (name in is_installed and is_installed[name]())
 
 
 def register_backend(name: str, make: BackendFactory, devices: Sequence[str]) -> None:
@@ -78,14 +90,15 @@ def default_backend_for_device(device: object) -> str:
 
 
 def parse(backend: str | None) -> BackendConfig:
-    """Read "gloo", "procgroup" or "cpu:gloo,cuda:nccl". None means "gloo".
+    """Read "gloo", "mpi", "nccl", or "cpu:gloo,cuda:nccl". None means "gloo", and "nccl" for arrays on GPUs.
 
-    Raises TypeError when it is not a string, ValueError for an unknown name or form, and
-    DistBackendError for a backend that this version does not have. Another device than the CPU may name
-    a backend that is missing: the error comes only when an array of that device is used.
+    Raises TypeError when it is not a string, ValueError for an unknown name or form, and DistBackendError for a backend
+    that this version does not have. Of "cpu:gloo,cuda:nccl" NCCL may be missing: the error comes only when an array on
+    a GPU is used.
     """
     if backend is None:
-        return BackendConfig(DEFAULT, {"cpu": DEFAULT})
+        on_gpus = {"cuda": "nccl"} if nccl_communicator.is_installed() else {}
+        return BackendConfig(DEFAULT, {"cpu": DEFAULT, **on_gpus})
     if not isinstance(backend, str):
         raise TypeError(f"Expected parameter `backend` to be a str, got {backend!r} of type {type(backend).__name__}.")
     if ":" in backend:
@@ -108,12 +121,10 @@ def _parse_devices(backend: str) -> BackendConfig:
         _check_known(name, backend)
         by_device[device] = name
     for device, name in by_device.items():
-        if name in _registered and device not in _devices_of(name):
+        if device not in _devices_of(name):
             raise ValueError(f"Backend {name!r} in {backend!r} is for {' and '.join(_devices_of(name))}, not {device}.")
-    if "cpu" not in by_device:
-        raise DistBackendError(f"Backend {backend!r} names none for the CPU, and this version moves CPU arrays only.")
-    _check_available(by_device["cpu"], backend)
-    return BackendConfig(by_device["cpu"] if len(by_device) == 1 else backend, by_device)
+    _check_available(by_device.get("cpu", DEFAULT), backend)
+    return BackendConfig(next(iter(by_device.values())) if len(by_device) == 1 else backend, by_device)
 
 
 def _check_known(name: str, backend: str) -> None:
@@ -126,18 +137,20 @@ def _names() -> tuple[str, ...]:
 
 
 def _devices_of(name: str) -> tuple[str, ...]:
-    if name == "mpi":
-        return ("cpu",)
+    if name in _DEVICES:
+        return _DEVICES[name]
     return _registered[name][1] if name in _registered else ("cpu", "cuda")
 
 
 def _check_available(name: str, backend: str) -> None:
     if name == "mpi" and not mpi.is_installed():
         mpi.load()  # which raises
+    if name == "nccl" and not nccl_communicator.is_installed():
+        nccl_communicator.load()  # which raises
     if not is_backend_available(name):
         raise DistBackendError(
-            f"Backend {name!r} (from {backend!r}) is not in this version of procgroup, which moves CPU arrays only. "
-            "Use 'gloo' or 'procgroup', which both name its own transport."
+            f"Backend {name!r} (from {backend!r}) is not in this version of procgroup. Use 'gloo', which names its own "
+            "transport, 'mpi', or 'nccl' for arrays on GPUs."
         )
 
 

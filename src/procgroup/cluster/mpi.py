@@ -8,39 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
+from procgroup.cluster.in_thread import InThread
 from procgroup.errors import DistBackendError
 
 _TEXT_BYTES = 4096
 _SHORTEST_PAUSE_SECONDS = 0.0002
 _LONGEST_PAUSE_SECONDS = 0.01
-
-
-class InThread(threading.Thread):
-    """Calls a function of MPI that waits for other processes."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        super().__init__(name="pg-mpi-start", daemon=True)
-        self._function = function
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._result = self._function()
-        except BaseException as error:  # raised where it is waited for
-            self._error = error
-
-    def result(self) -> Any:
-        """Return what the function has returned; raise what it has raised. Call it when the thread has ended."""
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 _starting: list[InThread] = []
@@ -63,7 +39,7 @@ def is_started() -> bool:
     if not _starting:
         library, level = ctypes.CDLL(MPI.__file__), ctypes.c_int()
         start = library.MPI_Init_thread
-        _starting.append(InThread(lambda: start(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(level))))
+        _starting.append(InThread(lambda: start(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(level)), "pg-mpi-start"))
     if _starting[0].is_alive():
         return False
     if (code := _starting[0].result()) != 0:

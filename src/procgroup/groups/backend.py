@@ -10,12 +10,13 @@ moves the bytes of one call in a generator that yields wherever it would wait fo
 call on a group, or destroy_process_group, raises DistBackendError there.
 
 A backend that has to make something together with the other ranks, such as a communicator, is an OpeningBackend. One
-whose calls native code moves is a NativeBackend.
+whose calls native code moves is a NativeBackend. Arrays in the memory of a device are moved by a DeviceBackend: its
+part of a call ends when the work on the device has started, and the group follows that work to its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 Awaited = int | Sequence[int] | None
 """The group ranks that a transfer waits for: one, several, or None where the backend does not know."""
-
-_END = object()
 
 
 class Call(NamedTuple):
@@ -58,6 +57,75 @@ class Call(NamedTuple):
     number: int = 0
     """The same on all ranks of the call: the number of a collective in its group, or the number that the sender of a
     message gave to no other message."""
+
+
+Span = tuple[int, int]
+"""Memory of a device: an address, and a number of bytes."""
+
+
+class DeviceCall(NamedTuple):
+    """One call on contiguous arrays in the memory of one device; the fields that Call has, too, mean the same."""
+
+    op: str
+    inputs: list[Span]
+    """Several coalesced arrays of an all_reduce are as many inputs and outputs."""
+    outputs: list[Span]
+    dtype: str
+    reduce_op: str | None
+    """For PREMUL_SUM the inputs are still to be multiplied by ``factor``."""
+    factor: float
+    root: int
+    device: int
+    """The number of the device in this process."""
+    arrays: list[Any]
+    """The arrays themselves. The group keeps them until the call's work has ended, also when it has failed."""
+    number: int = 0
+    """Of a collective as in Call; of a message, its place among those from its sender to its receiver, from 0."""
+
+
+class DeviceWork(Protocol):
+    """What one call has started on a device."""
+
+    def is_completed(self) -> bool:
+        """Return whether the device has finished. Called again and again, on any thread, one at a time.
+
+        An exception ends the group, as one of ``move`` does.
+        """
+        ...
+
+    def let_streams_wait(self) -> None:
+        """Let the work that is queued from now on, where the call's arrays are used, wait for this work."""
+        ...
+
+
+@runtime_checkable
+class DeviceBackend(Protocol):
+    """Moves the bytes of one group's calls on arrays of one kind of device.
+
+    Collectives start one after the other, in the same order on all ranks; messages start concurrently.
+    """
+
+    def begin(self, call: DeviceCall) -> Any:
+        """Take note of what a call has to wait for on the device, in the thread that issues it, and return that.
+
+        Raises what refuses the call, before anything is sent.
+        """
+        ...
+
+    def move(self, call: DeviceCall, begun: Any) -> Generator[Awaited, None, DeviceWork | None]:
+        """Start the call's work on the device, and return it; a generator as that of Backend."""
+        ...
+
+    def end_work(self) -> None:
+        """End all work on the device, because the group has failed: it may wait for a rank that is lost.
+
+        Called at most once, from any thread; does not wait for the end.
+        """
+        ...
+
+    def close(self, failed: bool) -> None:
+        """See Backend.close."""
+        ...
 
 
 class Backend(Protocol):
@@ -115,7 +183,7 @@ class NativeBackend(Protocol):
         ...
 
 
-AnyBackend = Backend | NativeBackend
+AnyBackend = Backend | NativeBackend | DeviceBackend
 MakeBackends = Callable[[Store, int, int, timedelta], Mapping[str, AnyBackend]]
 """From a group's store, rank, size and timeout to its backends by kind of device: "cpu", "cuda"."""
 
@@ -125,9 +193,9 @@ def no_backends(store: Store, rank: int, size: int, timeout: timedelta) -> Mappi
     return {}
 
 
-Advance = Callable[[int, int], list[int] | None]
-"""Advances a transfer, given the call's root and number: None when this rank's part has completed, else the ranks that
-the transfer waits for."""
+Advance = Callable[[int, int], list[int] | DeviceWork | None]
+"""Advances a transfer, given the call's root and number: None, or the work that it has started on a device, when this
+rank's part has completed, else the ranks that the transfer waits for."""
 
 
 def use(backend: AnyBackend, calls: _native.Group, where: str, size: int, seconds: float) -> None:
@@ -140,8 +208,19 @@ def use(backend: AnyBackend, calls: _native.Group, where: str, size: int, second
         calls.open_backend(_advancing(lambda root, number: opening.open(), size), seconds)
     if isinstance(backend, NativeBackend):
         backend.attach(calls)
+    elif isinstance(backend, DeviceBackend):
+        calls.set_device_backend(_prepare_on_device(backend, size), backend.end_work)
     else:
         calls.set_backend(prepare(backend, where, size))
+
+
+def _prepare_on_device(backend: DeviceBackend, size: int) -> Callable[..., Advance]:
+    def prepare_call(*fields: Any) -> Advance:
+        call = DeviceCall(*fields)
+        begun = backend.begin(call)
+        return _advancing(lambda root, number: backend.move(call._replace(root=root, number=number), begun), size)
+
+    return prepare_call
 
 
 def prepare(backend: Backend, where: str, size: int) -> Callable[..., Advance]:
@@ -165,12 +244,16 @@ def prepare(backend: Backend, where: str, size: int) -> Callable[..., Advance]:
 def _advancing(start: Callable[[int, int], Iterable[Awaited]], size: int) -> Advance:
     moving: Iterator[Awaited] | None = None
 
-    def advance(root: int, number: int) -> list[int] | None:
+    def advance(root: int, number: int) -> list[int] | DeviceWork | None:
         nonlocal moving
         if moving is None:
             moving = iter(start(root, number))
-        awaited = next(moving, _END)
-        return None if awaited is _END else _ranks(awaited, size)
+        try:
+            awaited = next(moving)
+        except StopIteration as end:
+            work: DeviceWork | None = end.value
+            return work
+        return _ranks(awaited, size)
 
     return advance
 
