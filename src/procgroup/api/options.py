@@ -56,14 +56,15 @@ def read_backend(backend: str | None, device_id: Any, pg_options: Any) -> regist
     option.
     """
     config = registry.parse(backend)
+    _as_mapping(pg_options)
     if "nccl" not in config.by_device.values():
-        _as_mapping(pg_options)
         return config
     options = pg_options
     if isinstance(pg_options, Mapping):
         options = pg_options.get("nccl") or {name: pg_options[name] for name in pg_options if name not in _NAMES}
     given = nccl_communicator.read_options(options) if options else None
-    return config._replace(gpu=_gpu_of(device_id), nccl_options=given)
+    gpu = _gpu_of(device_id)  # without a backend's name there need be no GPU
+    return config._replace(gpu=None if backend is None else gpu, nccl_options=given)
 
 
 def _gpu_of(device_id: Any) -> int | None:
