@@ -138,30 +138,6 @@ nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool as
 
 namespace {
 
-// On a device: arrays of one dtype and op go out together, in their order, and none is copied.
-std::vector<std::vector<size_t>> one_pack_each(const std::vector<ReducedArray>& arrays) {
-  std::vector<std::vector<size_t>> packs;
-  for (size_t index = 0; index < arrays.size(); ++index) {
-    const ReducedArray* last = packs.empty() ? nullptr : &arrays[packs.back().front()];
-    const bool alike = last != nullptr && last->dtype == arrays[index].dtype && last->op == arrays[index].op &&
-                       last->factor == arrays[index].factor;
-    if (!alike) packs.emplace_back();
-    packs.back().push_back(index);
-  }
-  return packs;
-}
-
-Request all_reduce_in_place(const std::vector<ReducedArray>& arrays) {
-  Request request = make(OpKind::kAllReduce, arrays.front().dtype, 0);
-  request.descriptor.reduce_op = arrays.front().op;
-  request.factor = arrays.front().factor;
-  for (const ReducedArray& array : arrays) request.inputs.push_back(array.block);
-  request.outputs = request.inputs;
-  for (const Block& block : request.inputs) request.descriptor.count += block.count;
-  if (arrays.size() > 1) request.descriptor.splits = hash_of_sizes(request.inputs);
-  return request;
-}
-
 // The failure of a later call of the list, when an earlier one has ended the group: the failure of that earlier call.
 void raise_first_failure(const nb::list& works) {
   for (const nb::handle work : works) {
@@ -187,7 +163,7 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
   nb::list works;
   const bool on_device = !views.empty() && views.front().is_on_device();
   for (const std::vector<size_t>& pack :
-       on_device ? one_pack_each(reduced) : assign_packs(reduced, share_memory(views))) {
+       on_device ? assign_neighbours(reduced) : assign_packs(reduced, share_memory(views))) {
     auto issued = std::make_shared<Issued>();
     std::vector<ReducedArray> packed;
     for (const size_t index : pack) {

@@ -134,15 +134,17 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
 
 std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::function<bool()> is_done, double seconds) {
   std::shared_ptr<GroupOperation> operation;
+  bool is_watched = false;
   {
     const std::lock_guard lock(queue_mutex_);
     std::weak_ptr<GroupOperation>& last =
         device_queues_[is_message(call.op) ? std::pair(call.op, call.root) : std::pair(OpKind::kBarrier, -1)];
     operation = std::make_shared<DeviceOperation>(*this, call, std::move(is_done), last.lock(), seconds);
     last = operation;
-    messages_.push_back(operation);
+    is_watched = !is_completed();  // under the mutex: what is added after leave() would never end
+    if (is_watched) messages_.push_back(operation);
   }
-  if (const std::optional<Failure> failure = broken()) operation->give_up(*failure);
+  if (!is_watched) operation->give_up(*broken());
   engine_.progress().notify();
   return operation;
 }

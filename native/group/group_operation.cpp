@@ -86,6 +86,7 @@ Progress MessageOperation::advance() {
 Progress MessageOperation::advance_transfer() {
   std::unique_lock lock(group_.engine_.messages_mutex());
   if (is_completed()) return Progress::kDone;
+  if (header_moved_.load(std::memory_order_relaxed)) return Progress::kMoved;  // another thread was here meanwhile
   const bool starts = !transfer_;
   if (starts) start();
   // To start a small message is enough: to look for what has come takes the channel's cache lines from its sender.
@@ -109,7 +110,7 @@ Progress MessageOperation::advance_external() {
   {
     const std::lock_guard messages(group_.engine_.messages_mutex());
     group_.engine_.pump();
-    if (!has_turn()) return Progress::kWaiting;
+    if (!request_.on_device && !has_turn()) return Progress::kWaiting;  // devices have the order of accept()
   }
   std::optional<Failure> failure;
   try {

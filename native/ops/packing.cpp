@@ -66,6 +66,32 @@ std::vector<std::vector<size_t>> assign_packs(const std::vector<ReducedArray>& a
   return packs;
 }
 
+std::vector<std::vector<size_t>> assign_neighbours(const std::vector<ReducedArray>& arrays) {
+  std::vector<std::vector<size_t>> packs;
+  for (size_t index = 0; index < arrays.size(); ++index) {
+    const ReducedArray* last = packs.empty() ? nullptr : &arrays[packs.back().front()];
+    const bool goes_along = last != nullptr && last->dtype == arrays[index].dtype && last->op == arrays[index].op &&
+                            last->op != ReduceOp::kPremulSum;
+    if (!goes_along) packs.emplace_back();
+    packs.back().push_back(index);
+  }
+  return packs;
+}
+
+Request all_reduce_in_place(const std::vector<ReducedArray>& arrays) {
+  Request request;
+  Descriptor& call = request.descriptor;
+  call.op = OpKind::kAllReduce;
+  call.dtype = arrays[0].dtype;
+  call.reduce_op = arrays[0].op;
+  call.count = arrays[0].block.count;
+  if (arrays.size() > 1) describe(call, arrays);
+  request.factor = arrays[0].factor;
+  for (const ReducedArray& array : arrays) request.inputs.push_back(array.block);
+  request.outputs = request.inputs;
+  return request;
+}
+
 Request all_reduce_of(std::vector<ReducedArray> arrays) {
   Request request;
   Descriptor& call = request.descriptor;

@@ -28,6 +28,13 @@ struct ReducedArray {
 // all of them alone, in their order, where some share memory. Otherwise nothing decides that may differ between ranks.
 std::vector<std::vector<size_t>> assign_packs(const std::vector<ReducedArray>& arrays, bool share_memory);
 
+// The same for arrays on a device, where none is copied: neighbours of one dtype and op go out together. A factor may
+// differ between ranks, so an array that has one goes out alone.
+std::vector<std::vector<size_t>> assign_neighbours(const std::vector<ReducedArray>& arrays);
+
+// The all_reduce of arrays on a device, which are the request's inputs and outputs.
+Request all_reduce_in_place(const std::vector<ReducedArray>& arrays);
+
 // The all_reduce of one array, or of several of one dtype and op. Several, and what has a factor, are copied into
 // memory of the request's own right before the call reads them, and back when it went well; sizes that differ between
 // ranks are a mismatch.

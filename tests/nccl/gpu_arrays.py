@@ -123,6 +123,7 @@ class GpuArray:
         self.strides: tuple[int, ...] | None = None
         self.is_readonly = False
         self._memory = _Memory(self.size * self.dtype.itemsize, self.device)
+        self._begin = 0  # bytes into the memory
 
     @classmethod
     def of(cls, array: np.ndarray, *, stream: int | None = LEGACY, device: int | None = None) -> GpuArray:
@@ -141,7 +142,7 @@ class GpuArray:
             "shape": self.shape,
             "typestr": self.dtype.str,
             "descr": self.dtype.descr,
-            "data": (self._memory.address, self.is_readonly),
+            "data": (self._address, self.is_readonly),
             "strides": self.strides,
             "stream": self.stream,
             "version": 3,
@@ -151,7 +152,7 @@ class GpuArray:
         """Queue a copy of these elements, as they are now, on the stream."""
         elements = np.ascontiguousarray(array, self.dtype)
         assert elements.size == self.size
-        self._copy("cuMemcpyHtoDAsync", self._memory.address, elements.ctypes.data, elements.nbytes)
+        self._copy("cuMemcpyHtoDAsync", self._address, elements.ctypes.data, elements.nbytes)
         if self.stream is None:
             self._synchronize()
             return
@@ -166,7 +167,7 @@ class GpuArray:
         elements = np.empty(self.shape, self.dtype)
         if self.stream is None:
             self._synchronize()
-        self._copy("cuMemcpyDtoHAsync", elements.ctypes.data, self._memory.address, elements.nbytes)
+        self._copy("cuMemcpyDtoHAsync", elements.ctypes.data, self._address, elements.nbytes)
         self._synchronize()
         return elements
 
@@ -181,6 +182,18 @@ class GpuArray:
         view = copy.copy(self)
         view.shape, view.strides = (self.size // 2,), (2 * self.dtype.itemsize,)
         return view
+
+    def parts(self, number: int) -> list[GpuArray]:
+        """Return views of equal parts of an array with one dimension."""
+        views = [copy.copy(self) for _ in range(number)]
+        for place, view in enumerate(views):
+            view.shape = (self.size // number,)
+            view._begin = place * view.size * self.dtype.itemsize
+        return views
+
+    @property
+    def _address(self) -> int:
+        return self._memory.address + self._begin
 
     def transposed(self) -> GpuArray:
         """Return a view of an array with two dimensions whose dimensions are exchanged."""

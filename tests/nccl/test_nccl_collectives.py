@@ -216,6 +216,21 @@ def the_names_of_torch_for_single_arrays_mean_the_same(rank: int, size: int) -> 
 
 
 @program
+def blocks_may_be_side_by_side_on_one_rank_and_apart_on_the_others(rank: int, size: int) -> None:
+    for owner in range(size):
+        whole = full(3 * size, -1)
+        outputs = whole.parts(size) if rank == owner else [full(3, -1) for _ in range(size)]
+        dist.all_gather(outputs, full(3, rank))
+        for source, output in enumerate(outputs):
+            expect(output, source, source, source)
+        whole = GpuArray.of(np.repeat(np.arange(float(size)), 3))
+        inputs = whole.parts(size) if rank == owner else [full(3, target) for target in range(size)]
+        output = full(3, -1)
+        dist.reduce_scatter(output, inputs)
+        expect(output, *[size * rank] * 3)
+
+
+@program
 def torch_is_not_imported_for_the_arrays_of_other_libraries(rank: int, size: int) -> None:
     assert "torch" not in sys.modules
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from procgroup.arrays import torch_tensor
 from procgroup.arrays.array_view import DTYPES, ArrayView, contiguous_strides
 from procgroup.errors import ArgumentError
 
@@ -96,17 +97,7 @@ def _view_of_tensor(tensor: Any, name: str) -> ArrayView:
             f"`{name}` is a lazy conjugate or negative view. Pass {name}.resolve_conj().resolve_neg(), and copy a "
             f"result back."
         )
-    itemsize = tensor.element_size()
-    return ArrayView(
-        address=tensor.data_ptr(),
-        shape=tuple(tensor.shape),
-        strides=tuple(stride * itemsize for stride in tensor.stride()),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        itemsize=itemsize,
-        readonly=False,
-        owner=tensor,
-        device=tensor.device.index,
-    )
+    return torch_tensor.describe(tensor, tensor.device.index)
 
 
 def _dtype(array: Any, typestr: str) -> str:

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from procgroup.arrays.array_view import ArrayView
+from procgroup.arrays.array_view import HOST, ArrayView
 from procgroup.errors import ArgumentError
 
 
@@ -28,6 +28,11 @@ def view(tensor: Any, writable: bool, name: str) -> ArrayView | None:
                 f"Pass {name}.resolve_conj().resolve_neg(), and copy the result back."
             )
         tensor = tensor.resolve_conj().resolve_neg()
+    return describe(tensor, HOST)
+
+
+def describe(tensor: Any, device: int) -> ArrayView:
+    """Describe a strided tensor with memory of its own, on a CUDA device or the host."""
     itemsize = tensor.element_size()
     return ArrayView(
         address=tensor.data_ptr(),
@@ -37,6 +42,7 @@ def view(tensor: Any, writable: bool, name: str) -> ArrayView | None:
         itemsize=itemsize,
         readonly=False,
         owner=tensor,
+        device=device,
     )
 
 

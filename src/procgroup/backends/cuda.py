@@ -56,6 +56,12 @@ class Gpu:
         _, highest = check(driver.cuCtxGetStreamPriorityRange())
         return int(check(driver.cuStreamCreateWithPriority(_NON_BLOCKING, highest)))
 
+    def allocate(self, stream: int, nbytes: int) -> int:
+        """Return the address of memory for what is queued on a stream from now on, until ``free``."""
+        driver = _driver()
+        pool = check(driver.cuDeviceGetMemPool(self._device))
+        return int(check(driver.cuMemAllocFromPoolAsync(nbytes, pool, stream)))
+
     def record(self, stream: int) -> Any:
         """Return an event that is recorded on a stream of this GPU. Give it back when nothing waits for it any more."""
         driver = _driver()
@@ -86,6 +92,16 @@ def has_come(event: Any) -> bool:
         return False
     check((error,))
     return True
+
+
+def copy(stream: int, to: int, source: int, nbytes: int) -> None:
+    """Queue a copy within the memory of a GPU."""
+    check(_driver().cuMemcpyAsync(to, source, nbytes, stream))
+
+
+def free(stream: int, address: int) -> None:
+    """Free memory when the stream has come here."""
+    check(_driver().cuMemFreeAsync(address, stream))
 
 
 def destroy_stream(stream: int) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -116,8 +117,8 @@ class NcclBackend:
     def move(self, call: DeviceCall, begun: list[Any]) -> Generator[Awaited, None, DeviceWork | None]:
         """Queue NCCL's work, when the communicator is there."""
         queue = yield from self._queue_of(call)
-        steps = _steps(call, self._rank)
-        work = (yield from queue.launch(call, begun, steps)) if steps else None
+        has_bytes = any(nbytes for _, nbytes in call.inputs + call.outputs)
+        work = (yield from queue.launch(call, begun, self._rank)) if has_bytes else None
         queue.next_message += 1
         return work
 
@@ -174,20 +175,57 @@ class _Queue:
         self.running: set[_Work] = set()
         """Work whose arrays must not go before it has ended, whatever becomes of its call."""
 
-    def launch(self, call: DeviceCall, begun: list[Any], steps: list[Step]) -> Generator[Awaited, None, DeviceWork]:
-        """Queue the steps behind the events ``begun``; return the work when NCCL has queued it."""
+    def launch(self, call: DeviceCall, begun: list[Any], rank: int) -> Generator[Awaited, None, DeviceWork]:
+        """Queue a call behind the events ``begun``; return its work when NCCL has queued it."""
         communicator = self.communicator
         gpu, stream = communicator.gpu, communicator.stream
-        with gpu.current(), communicator.errors():
+        with gpu.current():
             for event in begun:
                 cuda.let_wait(stream, event)
                 gpu.give_back(event)
-            _enqueue(steps, call, communicator.handle, stream)
-        yield from communicator.settle()
+        with _in_one_piece(call, gpu, stream) as (moved, finish):
+            with gpu.current(), communicator.errors():
+                _enqueue(_steps(moved, rank), call, communicator.handle, stream)
+            yield from communicator.settle()
+            with gpu.current():
+                finish()
         with gpu.current():
             work = _Work(self, gpu.record(stream), call.arrays)
         self.running.add(work)
         return work
+
+
+@contextmanager
+def _in_one_piece(call: DeviceCall, gpu: cuda.Gpu, stream: int) -> Iterator[tuple[DeviceCall, Callable[[], None]]]:
+    """Give a call its blocks in one piece, where NCCL has an operation for that.
+
+    Which of NCCL's operations moves the blocks must not depend on where they are, which may differ between ranks:
+    it depends on their sizes, on which all ranks agree. So blocks of one size that are scattered are copied into one
+    piece before the call, or out of it by the function that is given beside the call, to be called after it.
+    """
+    blocks = {"all_gather": call.outputs, "reduce_scatter": call.inputs}.get(call.op, [])
+    if not _are_equal(blocks) or _are_one_piece(blocks):
+        yield call, lambda: None
+        return
+    nbytes = blocks[0][1]
+    with gpu.current():
+        whole = gpu.allocate(stream, nbytes * len(blocks))
+    pieces = [(whole + place * nbytes, nbytes) for place in range(len(blocks))]
+    try:
+        if call.op == "all_gather":
+            yield call._replace(outputs=pieces), lambda: _copy(stream, pieces, blocks)
+        else:
+            with gpu.current():
+                _copy(stream, blocks, pieces)
+            yield call._replace(inputs=pieces), lambda: None
+    finally:
+        with gpu.current():
+            cuda.free(stream, whole)
+
+
+def _copy(stream: int, sources: Sequence[Span], targets: Sequence[Span]) -> None:
+    for source, to in zip(sources, targets, strict=True):
+        cuda.copy(stream, to[0], *source)
 
 
 class _Work:
@@ -262,7 +300,7 @@ Step = Callable[[Any, Any, int], None]
 
 
 def _steps(call: DeviceCall, rank: int) -> list[Step]:
-    """Return the calls of NCCL's that together move the bytes of a call; none for what has no bytes."""
+    """Return the calls of NCCL's that together move the bytes of a call, whose equal blocks are in one piece."""
     make = {"broadcast": _broadcast, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter}
     if call.op in ("all_reduce", "reduce"):
         return [
@@ -275,16 +313,14 @@ def _steps(call: DeviceCall, rank: int) -> list[Step]:
 
 def _broadcast(call: DeviceCall, rank: int) -> list[Step]:
     (span,) = call.inputs or call.outputs
-    return [_broadcast_from(call.root, span, span)] if span[1] else []
+    return [_broadcast_from(call.root, span, span)]
 
 
 def _all_gather(call: DeviceCall, rank: int) -> list[Step]:
     (own,) = call.inputs
-    if _are_one_piece(call.outputs):
+    if _are_equal(call.outputs):
         to = call.outputs[0][0]
-        return (
-            [lambda op, comm, stream: bindings().all_gather(own[0], to, own[1], _BYTES, comm, stream)] if own[1] else []
-        )
+        return [lambda op, comm, stream: bindings().all_gather(own[0], to, own[1], _BYTES, comm, stream)]
     return [
         _broadcast_from(root, own if root == rank else span, span) for root, span in enumerate(call.outputs) if span[1]
     ]
@@ -292,12 +328,10 @@ def _all_gather(call: DeviceCall, rank: int) -> list[Step]:
 
 def _reduce_scatter(call: DeviceCall, rank: int) -> list[Step]:
     (to,) = call.outputs
-    if not _are_one_piece(call.inputs):
+    if not _are_equal(call.inputs):
         return [
             _reduce(call, span, to if root == rank else span, root) for root, span in enumerate(call.inputs) if span[1]
         ]
-    if not to[1]:
-        return []
     source, kind = call.inputs[0][0], _kind_of(call)
     count = kind.count(to)
     return [lambda op, comm, stream: bindings().reduce_scatter(source, to[0], count, kind.number, op, comm, stream)]
@@ -339,8 +373,13 @@ def _receive(span: Span, peer: int) -> Step:
     return lambda op, comm, stream: bindings().recv(*span, _BYTES, peer, comm, stream)
 
 
+def _are_equal(spans: Sequence[Span]) -> bool:
+    """Return whether there are blocks, and they have one size: the same on all ranks."""
+    return len({nbytes for _, nbytes in spans}) == 1
+
+
 def _are_one_piece(spans: Sequence[Span]) -> bool:
-    """Return whether blocks have one size and follow each other without a gap."""
+    """Return whether blocks of one size follow each other without a gap."""
     address, nbytes = spans[0]
     return all(span == (address + place * nbytes, nbytes) for place, span in enumerate(spans))
 

@@ -74,12 +74,14 @@ def read_options(options: Any) -> Mapping[str, Any]:
     """
     names = option_names()
     if is_configuration(options):
-        return {name: value for name in names if (value := getattr(options, name)) is not None}
+        options = {name: value for name in names if (value := getattr(options, name)) is not None}
     if not isinstance(options, Mapping):
         raise TypeError(f"Expected the options of NCCL to be a dict or an NCCLConfig, got {options!r}")
     unknown = sorted(str(name) for name in options if name not in names)
     if unknown:
         raise ValueError(f"NCCL has no options {unknown}; expected {', '.join(names)}")
+    if options.get("blocking"):
+        raise ValueError("NCCL's communicators are non-blocking here, so that they can be aborted: blocking=True")
     for name, value in options.items():
         expected = str if name in ("net_name", "comm_name") else int
         if not isinstance(value, expected):
@@ -149,9 +151,11 @@ class Communicator:
         unique_id = UniqueId.from_bytes(store.get("id"))
         config = NCCLConfig(**{**self._options, "blocking": False})
 
-        def init() -> Any:
+        def init() -> None:
             with self.gpu.current():
-                return NcclCommunicator.init(self._size, self._rank, unique_id, config=config)
+                self._communicator = NcclCommunicator.init(self._size, self._rank, unique_id, config=config)
+            if self.is_aborted:  # the group has failed meanwhile
+                bindings().comm_abort(self.handle)
 
         with self.gpu.current():
             self.stream = self.gpu.make_stream()
@@ -159,7 +163,7 @@ class Communicator:
         while thread.is_alive():
             yield None
         with _nccl_errors(None):
-            self._communicator = thread.result()
+            thread.result()
         yield from self.settle()
 
     def settle(self) -> Iterator[Awaited]:
@@ -185,9 +189,8 @@ class Communicator:
         if self.is_aborted:
             return
         self.is_aborted = True
-        communicator = self._communicator
-        if communicator is not None:
-            self._end = InThread(lambda: bindings().comm_abort(communicator._comm), "pg-nccl-abort")
+        if self._communicator is not None:
+            self._end = InThread(lambda: bindings().comm_abort(self.handle), "pg-nccl-abort")
 
     def close(self, failed: bool) -> None:
         """End in order; after a failure, and when that takes too long, abort. Waits for some seconds at most."""
@@ -198,12 +201,14 @@ class Communicator:
                 while self.check() == _IN_PROGRESS and time.monotonic() < deadline:
                     time.sleep(_PAUSE_SECONDS)
                 if self.check() == _SUCCESS:
-                    handle = self.handle
                     self.is_aborted = True
-                    self._end = InThread(lambda: bindings().comm_destroy(handle), "pg-nccl-destroy")
+                    self._end = InThread(lambda: bindings().comm_destroy(self.handle), "pg-nccl-destroy")
         self.abort()
         if self._end is not None:
             self._end.join(max(deadline - time.monotonic(), 0.1))
+            if not self._end.is_alive() and self.stream:
+                cuda.destroy_stream(self.stream)
+                self.stream = 0
 
 
 def _unique_id() -> Any:
