@@ -111,13 +111,14 @@ void BackendTransfer::fail(nb::python_error& raised) {
                            nb::cast<std::string>(nb::str(error_)));
 }
 
-std::function<void()> BackendTransfer::follow_in(std::shared_ptr<Group> group, const Descriptor& call, double seconds) {
-  return [self = shared_from_this(), group = std::move(group), call, seconds] {
+std::function<void()> BackendTransfer::follow_in(std::shared_ptr<Group> group, const Descriptor& call, double seconds,
+                                                 bool is_blocking) {
+  return [self = shared_from_this(), group = std::move(group), call, seconds, is_blocking] {
     if (!self->started_.is_valid()) return;
     Descriptor started = call;
     started.root = self->root_;
     if (!is_message(call.op)) started.sequence = self->number_;
-    self->device_work_ = group->follow(started, [self] { return self->is_device_work_done(); }, seconds);
+    self->device_work_ = group->follow(started, [self] { return self->is_device_work_done(); }, seconds, is_blocking);
   };
 }
 

@@ -39,7 +39,8 @@ class BackendTransfer : public std::enable_shared_from_this<BackendTransfer> {
 
   // A call ends when its work on a device has started. The function `after` of its request, which lets the group follow
   // that work to its end.
-  std::function<void()> follow_in(std::shared_ptr<Group> group, const Descriptor& call, double seconds);
+  std::function<void()> follow_in(std::shared_ptr<Group> group, const Descriptor& call, double seconds,
+                                  bool is_blocking);
   // Null for a call that has started none, and before the call has completed.
   const std::shared_ptr<GroupOperation>& device_work() const { return device_work_; }
   // Let the current streams of the call's arrays wait for its work on the device.

@@ -349,7 +349,7 @@ nb::object PythonGroup::issue(Request request, const Options& options, std::shar
   if (only_checks_) return nb::none();
   move_through_scratch(request, issued->arrays);
   if (on_device)
-    move_on_device(request, *issued, options.seconds);
+    move_on_device(request, *issued, options);
   else if (needs_backend(request) && !issued->arrays.empty())
     move_by_backend(request, *issued);
   if (!options.async_op) {
@@ -375,11 +375,11 @@ void PythonGroup::require_device_backend(const ArrayView& view) const {
   if (!device_prepare_.is_valid()) view.refuse_device();
 }
 
-void PythonGroup::move_on_device(Request& request, Issued& issued, double seconds) const {
+void PythonGroup::move_on_device(Request& request, Issued& issued, const Options& options) const {
   request.descriptor.external = request.descriptor.on_device = true;
   issued.transfer = prepare_device_transfer(device_prepare_, request, std::move(issued.arrays), group_->rank());
   request.transfer = issued.transfer->as_function();
-  request.after = issued.transfer->follow_in(group_, request.descriptor, seconds);
+  request.after = issued.transfer->follow_in(group_, request.descriptor, options.seconds, !options.async_op);
 }
 
 void PythonGroup::open_backend(nb::object advance, double seconds) {

@@ -156,7 +156,7 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
     call.dtype = request.dtype;
     call.count = request.count;
     call.external = call.on_device = true;
-    request.after = issued->transfer->follow_in(group_, call, seconds);
+    request.after = issued->transfer->follow_in(group_, call, seconds, !async_op);
   } else if (mpi_) {
     move_by_mpi(mpi_, *group_, request, std::move(issued->arrays));
   } else if (has_backend()) {

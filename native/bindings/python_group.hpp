@@ -124,7 +124,7 @@ class PythonGroup {
   bool has_backend() const { return prepare_.is_valid() || mpi_ != nullptr; }
   void move_by_backend(Request& request, Issued& issued) const;
   void require_device_backend(const ArrayView& view) const;
-  void move_on_device(Request& request, Issued& issued, double seconds) const;
+  void move_on_device(Request& request, Issued& issued, const Options& options) const;
   nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);
   struct Message {
     int peer;

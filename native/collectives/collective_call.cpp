@@ -236,7 +236,8 @@ void CollectiveCall::report_mismatch() {
   }
   for (std::optional<Descriptor>& call : calls) {
     if (call && !places_differ) call->external = call->on_device = false;  // which goes without saying
-    failure.calls.push_back(call ? call->describe(state_.global_ranks) : "nothing yet");
+    const char* const where = places_differ && call && !call->on_device ? " on the CPU" : "";
+    failure.calls.push_back(call ? call->describe(state_.global_ranks) + where : "nothing yet");
   }
   give_up(std::move(failure));
 }

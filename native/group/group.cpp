@@ -64,7 +64,11 @@ void Group::run_queued(const Request& request, double seconds, LanguageRuntime& 
     language.lock();
     throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation->call()};
   }
-  if (const Failure* failure = operation->failure()) throw OperationFailed{*failure, operation->call()};
+  if (const Failure* failure = operation->failure()) {
+    Descriptor call = operation->call();
+    if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
+    throw OperationFailed{failure->kind == Failure::Kind::kBroken ? take_reason().value_or(*failure) : *failure, call};
+  }
 }
 
 void Group::finish_turn() {
@@ -132,14 +136,15 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
   return operation;
 }
 
-std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::function<bool()> is_done, double seconds) {
+std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::function<bool()> is_done, double seconds,
+                                              bool is_blocking) {
   std::shared_ptr<GroupOperation> operation;
   bool is_watched = false;
   {
     const std::lock_guard lock(queue_mutex_);
     std::weak_ptr<GroupOperation>& last =
         device_queues_[is_message(call.op) ? std::pair(call.op, call.root) : std::pair(OpKind::kBarrier, -1)];
-    operation = std::make_shared<DeviceOperation>(*this, call, std::move(is_done), last.lock(), seconds);
+    operation = std::make_shared<DeviceOperation>(*this, call, std::move(is_done), last.lock(), seconds, is_blocking);
     last = operation;
     is_watched = !is_completed();  // under the mutex: what is added after leave() would never end
     if (is_watched) messages_.push_back(operation);
@@ -325,7 +330,13 @@ bool Group::is_announced_whole(const Descriptor& call) const {
 void Group::require_usable(Descriptor call) {
   if (!completed_.load(std::memory_order_acquire)) return;
   if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
-  throw OperationFailed{*broken(), call};
+  throw OperationFailed{*take_reason(), call};
+}
+
+// Why the group has ended. The first call that asks gets the failure itself, where no call has reported it.
+std::optional<Failure> Group::take_reason() {
+  const std::lock_guard lock(reason_mutex_);
+  return unreported_ ? std::exchange(unreported_, std::nullopt) : reason_;
 }
 
 int Group::group_rank(int world_rank) const {

@@ -107,8 +107,10 @@ class Group final : public Source {
   bool start_at_once(const MessageRequest& request);
 
   // Watch over work that a call, which has ended, has started on a device: until `is_done`, which throws what makes the
-  // work fail. The work fails, and ends the group, at its deadline, when a member is lost, and with the group.
-  std::shared_ptr<GroupOperation> follow(const Descriptor& call, std::function<bool()> is_done, double seconds);
+  // work fail. The work fails, and ends the group, at its deadline, when a member is lost, and with the group. Where
+  // the call was a blocking one, the next call of the group reports the failure.
+  std::shared_ptr<GroupOperation> follow(const Descriptor& call, std::function<bool()> is_done, double seconds,
+                                         bool is_blocking = false);
   // Called once, when a failure ends the group, from any thread. Set before the first call.
   void on_broken(std::function<void()> end_device_work) { end_device_work_ = std::move(end_device_work); }
 
@@ -202,6 +204,7 @@ class Group final : public Source {
   Failure cause_of(Failure failure) const;
   void add_own_wait(Failure& failure, std::vector<int> awaited) const;
   std::optional<Failure> broken() const;
+  std::optional<Failure> take_reason();
   std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);
   Progress advance_queue();
@@ -242,6 +245,7 @@ class Group final : public Source {
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
+  std::optional<Failure> unreported_;      // of work on a device that no caller waits for; guarded by reason_mutex_
   std::map<int, std::string> seen_calls_;  // by world rank; guarded by reason_mutex_
   bool left_ = false;
   std::mutex driving_;          // held to advance the head of queue_; taken before other mutexes

@@ -272,8 +272,7 @@ Progress DeviceOperation::advance() {
     end(nullptr);
   } catch (const std::exception& error) {
     const Failure failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
-    group_.break_with(failure, call_);
-    end(&failure);
+    end_group(failure);
   }
   return Progress::kDone;
 }
@@ -285,6 +284,14 @@ void DeviceOperation::give_up(Failure failure) {
     failure.reason = "the work that it has started on its GPU, which may wait for any of the other ranks";
   failure = group_.own_view(group_.cause_of(std::move(failure)));
   failure.wrote = true;
+  end_group(failure);
+}
+
+void DeviceOperation::end_group(const Failure& failure) {
+  if (is_blocking_ && failure.kind != Failure::Kind::kAborted) {
+    const std::lock_guard lock(group_.reason_mutex_);
+    if (!group_.reason_) group_.unreported_ = failure;
+  }
   group_.break_with(failure, call_);
   end(&failure);
 }

@@ -97,8 +97,12 @@ class MessageOperation final : public GroupOperation {
 class DeviceOperation final : public GroupOperation {
  public:
   DeviceOperation(Group& group, const Descriptor& call, std::function<bool()> is_done,
-                  std::shared_ptr<GroupOperation> before, double seconds)
-      : GroupOperation(group, seconds), call_(call), before_(std::move(before)), is_done_(std::move(is_done)) {}
+                  std::shared_ptr<GroupOperation> before, double seconds, bool is_blocking)
+      : GroupOperation(group, seconds),
+        call_(call),
+        is_blocking_(is_blocking),
+        before_(std::move(before)),
+        is_done_(std::move(is_done)) {}
 
   Progress advance() override;
   Progress help() override { return advance(); }
@@ -112,9 +116,11 @@ class DeviceOperation final : public GroupOperation {
   // Nobody waits for the end of this work itself but whoever asks for it, and then looks.
   static constexpr int64_t kDeviceSleepNs = 1'000'000;
 
+  void end_group(const Failure& failure);
   void end(const Failure* failure);
 
   const Descriptor call_;
+  const bool is_blocking_;
   std::mutex looking_;  // guards the members below
   std::shared_ptr<GroupOperation> before_;
   std::function<bool()> is_done_;

@@ -93,6 +93,25 @@ void work_ends_when_the_device_has_finished_and_in_order() {
   check(first->failure() == nullptr && second->failure() == nullptr, "expected to end well", 0);
 }
 
+// Nobody holds a Work of a blocking call: the next call reports what became of it, and later ones that the group ended.
+void the_next_call_reports_the_failure_of_a_blocking_one() {
+  std::vector<Rank> world = world_of(1, {});
+  Group& group = *world[0].group;
+  const auto work = group.follow(collective(1), [] { return false; }, 0.05, true);
+  wait_for(*work);
+  NoRuntime language;
+  std::vector<Failure::Kind> kinds;
+  for (int call = 0; call < 2; ++call) {
+    Request barrier;
+    try {
+      group.run(barrier, 60, language);
+    } catch (const OperationFailed& failed) {
+      kinds.push_back(failed.failure.kind);
+    }
+  }
+  check(kinds == std::vector{Failure::Kind::kTimeout, Failure::Kind::kBroken}, "expected one report", 0);
+}
+
 void a_barrier_waits_for_the_work_of_collectives() {
   std::vector<Rank> world = world_of(2, {0, 0});
   std::atomic<bool> ends{false};
@@ -150,6 +169,7 @@ int main() {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}})
     messages_have_the_same_places_on_both_sides(hosts);
   work_ends_when_the_device_has_finished_and_in_order();
+  the_next_call_reports_the_failure_of_a_blocking_one();
   a_barrier_waits_for_the_work_of_collectives();
   for (const char* how : {"throws", "deadline", "abort"}) work_that_fails_ends_the_group(how);
   std::puts("device_work_test: passed");

@@ -70,10 +70,11 @@ def read_backend(backend: str | None, device_id: Any, pg_options: Any) -> regist
 def _gpu_of(device_id: Any) -> int | None:
     if device_id is None:
         return None
-    kind, number = getattr(device_id, "type", "cuda"), getattr(device_id, "index", device_id)
-    if isinstance(number, str):
-        kind, _, digits = number.partition(":")
+    if isinstance(device_id, str):
+        kind, _, digits = device_id.partition(":")
         number = int(digits) if digits.isdigit() else None
+    else:
+        kind, number = getattr(device_id, "type", "cuda"), getattr(device_id, "index", device_id)
     if kind != "cuda":
         return None
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:

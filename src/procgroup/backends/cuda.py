@@ -32,6 +32,8 @@ class Gpu:
         self.number: int = number
         self._events: list[Any] = []
         driver = _driver()
+        if number >= (present := count()):
+            raise DistBackendError(f"there is no GPU {number}: this process has {present}, which are numbered from 0")
         self._device = check(driver.cuDeviceGet(number))
         self._context = check(driver.cuDevicePrimaryCtxRetain(self._device))
 

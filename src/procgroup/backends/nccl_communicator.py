@@ -230,8 +230,8 @@ def _require_own_gpus(gpus: list[str]) -> None:
     for rank, gpu in enumerate(gpus):
         if (other := gpus.index(gpu)) != rank:
             raise DistBackendError(
-                f"Ranks {other} and {rank} use the same GPU of host {gpu.split()[0]}, and NCCL needs a GPU for each "
-                f"rank: use arrays on the GPU of this rank, or pass device_id to init_process_group. "
+                f"NCCL needs a GPU for each rank, but ranks {other} and {rank} use the same one of host "
+                f"{gpu.split()[0]}: use arrays on the GPU of this rank, or pass device_id to init_process_group. "
                 f"NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU, from NCCL 2.30 on."
             )
 
@@ -247,7 +247,7 @@ def _nccl_errors(handle: Any) -> Iterator[None]:
 
 def _error_text(state: int, handle: Any) -> str:
     name = bindings().get_error_string(state)
-    reason = "" if handle is None else bindings().get_last_error(handle)
+    reason = bindings().get_last_error(bindings().Comm() if handle is None else handle)
     return f"NCCL: {name}" + (f" ({reason.strip()})" if reason and reason.strip() else "")
 
 
