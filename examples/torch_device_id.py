@@ -2,11 +2,10 @@
 
 python -m procgroup run --nproc-per-node 2 examples/torch_device_id.py
 
-procgroup's own groups move tensors in CPU memory. They take device_id, also that of a GPU which is not there, and
-leave it alone. To torch.distributed it matters: NCCL, the backend of tensors on GPUs, connects the ranks inside
-init_process_group where device_id is given, and at the first collective otherwise, after which a rank must keep its
-GPU. Beside procgroup NCCL waits for the first collective. A GPU that is not there torch.distributed refuses, which the
-program shows where there is not one for each rank.
+NCCL, the backend of tensors on GPUs, connects the ranks inside init_process_group where device_id is given, and at the
+first collective otherwise, after which a rank must keep its GPU. Beside the backend procgroup of torch.distributed NCCL
+waits for the first collective. A GPU that is not there both refuse, which the program shows where there is not one for
+each rank.
 """
 
 import os
@@ -21,7 +20,13 @@ has_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
 gpu = torch.device("cuda", local_rank if has_gpu else torch.cuda.device_count() + local_rank)
 
 for device in (torch.device("cpu"), gpu):
-    procgroup.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    try:
+        procgroup.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    except procgroup.DistBackendError as error:
+        if has_gpu:
+            raise
+        print(f"rank {rank}: procgroup with device_id={device}, where there is none: {error}")
+        continue
     ones = torch.ones(2)
     procgroup.all_reduce(ones)
     print(f"rank {rank}: procgroup with device_id={device}: {ones.tolist()}, backends {procgroup.get_backend_config()}")
