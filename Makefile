@@ -22,7 +22,7 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 # Python's random layout of memory is more than ThreadSanitizer of older compilers can take.
 FIXED_LAYOUT := $(shell command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test test-all test-next-torch check sanitize bench develop format wheels clean
+.PHONY: help demo test python-tests test-all test-next-torch check sanitize bench develop format wheels clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -31,8 +31,11 @@ demo: $(VENV)/.examples  ## Build, then train a classifier on real images with 4
 	@echo "== training on 4 ranks: examples/train_digits.py"
 	@$(PY) -m procgroup run --nproc-per-node 4 examples/train_digits.py
 
-test: $(VENV)/.test  ## Run all tests, with samples of the large products (some 12 minutes on 2 cores)
+test: $(VENV)/.test  ## Run all tests, with samples of the large products (some 20 minutes on 2 cores)
 	@$(MAKE) native-tests
+	@$(MAKE) python-tests
+
+python-tests: $(VENV)/.test
 	@echo "== tests"
 	@$(PY) $(PYTEST)
 
