@@ -21,9 +21,23 @@ bool PythonGroup::was_forked() const {
   return false;
 }
 
+// Groups begin and end between the passes of the progress thread, and a transfer may be a part of one: it would wait
+// for itself.
+PythonGroup::PythonGroup(std::shared_ptr<PythonEngine> engine, uint64_t id, std::string name, std::vector<int> members,
+                         int rank, std::vector<int> hosts)
+    : engine_(std::move(engine)) {
+  require_outside_transfer("the making of a group");
+  group_ = make_group(engine_->engine(), GroupOptions{.id = id,
+                                                      .name = std::move(name),
+                                                      .members = std::move(members),
+                                                      .rank = rank,
+                                                      .hosts = std::move(hosts)});
+}
+
 // Without the interpreter's lock: see make_group.
 void PythonGroup::leave() {
   if (was_forked()) return;
+  require_outside_transfer("the end of a group");
   const Unlocked unlocked;
   group_->leave();
 }
@@ -48,7 +62,6 @@ PythonGroup PythonGroup::checks() const {
 
 void PythonGroup::handshake(const std::string& call, const nb::dict& data, double seconds) {
   engine_->require_not_forked();
-  require_outside_transfer("the making of a group");
   PythonRuntime language;
   try {
     group_->handshake(call, seconds, language);

@@ -24,13 +24,7 @@ namespace procgroup {
 class PythonGroup {
  public:
   PythonGroup(std::shared_ptr<PythonEngine> engine, uint64_t id, std::string name, std::vector<int> members, int rank,
-              std::vector<int> hosts)
-      : engine_(std::move(engine)),
-        group_(make_group(engine_->engine(), GroupOptions{.id = id,
-                                                          .name = std::move(name),
-                                                          .members = std::move(members),
-                                                          .rank = rank,
-                                                          .hosts = std::move(hosts)})) {}
+              std::vector<int> hosts);
 
   uint64_t offset() const { return group_->offset(); }
   void reduce_in_rank_order() { group_->reduce_in_rank_order(); }

@@ -163,17 +163,23 @@ def test_a_transfer_that_yields_no_rank_ends_the_group() -> None:
     run_ranks(reduce_on_a_backend_that_yields_no_rank, 2, backend="yieldsnorank")
 
 
-def wait_inside(number: int, is_async: bool) -> None:
+def wait_inside(number: int, how: str) -> None:
     name = list(WAITS)[number]
     Waiting.contexts[dist.get_rank()] = copy_context()
     with pytest.raises((GroupBroken, PeerFailed), match=f"{name} was called inside a backend's transfer") as raised:
-        reduce(number + 1, is_async)
+        if how == "the progress thread":
+            work = dist.all_reduce(np.ones(number + 1, np.float32), async_op=True)
+            assert work is not None
+            time.sleep(0.3)  # which moves it meanwhile
+            work.wait()
+        else:
+            reduce(number + 1, how == "wait")
     if dist.get_rank() == 1:
         assert type(raised.value.__cause__) is DistBackendError
     time.sleep(0.2)
 
 
-@is_async
+@pytest.mark.parametrize("how", ["a blocking call", "wait", "the progress thread"])
 @pytest.mark.parametrize("number", range(len(WAITS)), ids=list(WAITS))
-def test_a_transfer_that_waits_without_yielding_is_refused(number: int, is_async: bool) -> None:
-    run_ranks(wait_inside, 2, number, is_async, backend="waiting")
+def test_a_transfer_that_waits_without_yielding_is_refused(number: int, how: str) -> None:
+    run_ranks(wait_inside, 2, number, how, backend="waiting")

@@ -28,7 +28,7 @@ class GroupCalls(Collectives):
     """All calls of a group. Messages between two ranks with one tag arrive in the order in which they were sent."""
 
     _issue: Issue
-    _has_backends: bool
+    _has_cpu_backend: bool
     members: tuple[int, ...]
 
     @overload
@@ -90,7 +90,7 @@ class GroupCalls(Collectives):
 
         Only the sender calls the methods of iovecs; the other ranks make the ordinary calls.
         """
-        return not self._has_backends
+        return not self._has_cpu_backend
 
     def broadcast_iovecs(self, iovecs: Iovecs, timeout: float) -> None:
         """Copy this rank's array of bytes, given as iovecs, into every other rank's array."""
