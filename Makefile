@@ -11,8 +11,8 @@ LIBRARIES := torch==2.13.0 jax==0.10.2
 # From 2.15 on torch takes a backend from Python in another form.
 NEXT_TORCH := 2.15.*
 NEXT := build/next-torch
-# Most tests wait for processes that start: two at a time take little more than half as long. A file's tests stay together.
-PYTEST := -m pytest -n 2 --dist loadfile
+# Most tests wait, for processes that start and for deadlines: on two cores, three at a time. A file's tests stay together.
+PYTEST := -m pytest -n 3 --dist loadfile
 
 # What the installed package is made of: a change here, and only here, installs it again.
 SOURCES := $(shell find src native -type f ! -name '*.so' ! -path '*/__pycache__/*' ! -path 'native/tests/*') \
@@ -31,7 +31,7 @@ demo: $(VENV)/.examples  ## Build, then train a classifier on real images with 4
 	@echo "== training on 4 ranks: examples/train_digits.py"
 	@$(PY) -m procgroup run --nproc-per-node 4 examples/train_digits.py
 
-test: $(VENV)/.test  ## Run all tests, with samples of the large products (some 20 minutes on 2 cores)
+test: $(VENV)/.test  ## Run all tests, with samples of the large products (some 15 minutes on 2 cores)
 	@$(MAKE) native-tests
 	@$(MAKE) python-tests
 

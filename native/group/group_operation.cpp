@@ -268,7 +268,8 @@ Progress DeviceOperation::advance() {
   if (before_ && !before_->is_completed()) return Progress::kWaiting;
   before_.reset();
   try {
-    if (!is_done_()) return Progress::kWaiting;
+    // The end of the group ends its work, too: that is no success, and whoever examines this operation says why.
+    if (!is_done_() || group_.is_completed()) return Progress::kWaiting;
     end(nullptr);
   } catch (const std::exception& error) {
     const Failure failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};

@@ -163,6 +163,22 @@ void work_that_fails_ends_the_group(const char* how) {
   check(ended == 2, "expected each rank to end its work once", 0);
 }
 
+// An abort ends what the device does, and so the device has finished: that is no success.
+void work_that_an_abort_has_ended_fails() {
+  std::vector<Rank> world = world_of(1, {});
+  Group& group = *world[0].group;
+  std::atomic<bool> has_finished{false};
+  std::shared_ptr<GroupOperation> work;
+  group.on_broken([&] {
+    has_finished = true;
+    work->help();
+  });
+  work = group.follow(collective(1), [&] { return has_finished.load(); }, 60);
+  group.abort();
+  wait_for(*work);
+  check(work->failure() != nullptr, "expected a failure", 0);
+}
+
 }  // namespace
 
 int main() {
@@ -172,5 +188,6 @@ int main() {
   the_next_call_reports_the_failure_of_a_blocking_one();
   a_barrier_waits_for_the_work_of_collectives();
   for (const char* how : {"throws", "deadline", "abort"}) work_that_fails_ends_the_group(how);
+  work_that_an_abort_has_ended_fails();
   std::puts("device_work_test: passed");
 }
