@@ -45,21 +45,6 @@ class InsideTransfer {
   const bool before_ = is_inside_transfer;
 };
 
-std::vector<Block> inputs_of(const Request& request, int rank) {
-  const Descriptor& call = request.descriptor;
-  if (!gives(call.op, rank, call.root)) return {};
-  if (has_input_blocks(call.op)) return request.inputs;
-  return {{const_cast<void*>(request.input), input_count(request, rank)}};
-}
-
-std::vector<Block> outputs_of(const Request& request, int rank) {
-  const Descriptor& call = request.descriptor;
-  if (!takes(call.op, rank, call.root)) return {};
-  if (has_output_blocks(call.op)) return request.outputs;
-  const bool by_rank = call.splits != 0 && row_of(call.op).sizes == Sizes::kPerRank;
-  return {{request.output, by_rank ? request.inputs[static_cast<size_t>(rank)].count : call.count}};
-}
-
 // Ends with the interpreter's lock, on whatever thread; never after the interpreter.
 std::shared_ptr<BackendTransfer> make_transfer_with(nb::object advance, Kept memory) {
   return {new BackendTransfer(std::move(advance), std::move(memory)), [](BackendTransfer* transfer) {
@@ -76,6 +61,21 @@ Kept keep(std::vector<ArrayView> arrays, std::function<void()> scratch) {
 
 }  // namespace
 
+std::vector<Block> inputs_of(const Request& request, int rank) {
+  const Descriptor& call = request.descriptor;
+  if (!gives(call.op, rank, call.root)) return {};
+  if (has_input_blocks(call.op)) return request.inputs;
+  return {{const_cast<void*>(request.input), input_count(request, rank)}};
+}
+
+std::vector<Block> outputs_of(const Request& request, int rank) {
+  const Descriptor& call = request.descriptor;
+  if (!takes(call.op, rank, call.root)) return {};
+  if (has_output_blocks(call.op)) return request.outputs;
+  const bool by_rank = call.splits != 0 && row_of(call.op).sizes == Sizes::kPerRank;
+  return {{request.output, by_rank ? request.inputs[static_cast<size_t>(rank)].count : call.count}};
+}
+
 void require_outside_transfer(const char* what) {
   if (!is_inside_transfer) return;
   const std::string text = std::string(what) + " was called inside a backend's transfer, which must not wait: yield " +
@@ -83,10 +83,20 @@ void require_outside_transfer(const char* what) {
   raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(text));
 }
 
-bool BackendTransfer::advance(int root, uint64_t number, std::vector<int>& awaited) {
+template <class Step>
+auto BackendTransfer::run(Step step) {
   const Relocked relocked;
   const InsideTransfer inside;
   try {
+    return step();
+  } catch (nb::python_error& raised) {
+    fail(raised);
+    throw;  // which fail has done
+  }
+}
+
+bool BackendTransfer::advance(int root, uint64_t number, std::vector<int>& awaited) {
+  return run([&] {
     const nb::object step = advance_(root, number);
     if (nb::isinstance<nb::list>(step)) {
       awaited = nb::cast<std::vector<int>>(step);
@@ -97,10 +107,7 @@ bool BackendTransfer::advance(int root, uint64_t number, std::vector<int>& await
     root_ = root;
     number_ = number;
     return true;
-  } catch (nb::python_error& raised) {
-    fail(raised);
-    throw;  // which fail has done
-  }
+  });
 }
 
 void BackendTransfer::fail(nb::python_error& raised) {
@@ -115,6 +122,7 @@ std::function<void()> BackendTransfer::follow_in(std::shared_ptr<Group> group, c
                                                  bool is_blocking) {
   return [self = shared_from_this(), group = std::move(group), call, seconds, is_blocking] {
     if (!self->started_.is_valid()) return;
+    if (self->is_staged_) self->run([&] { self->started_.attr("copy_back")(); });
     Descriptor started = call;
     started.root = self->root_;
     if (!is_message(call.op)) started.sequence = self->number_;
@@ -123,20 +131,26 @@ std::function<void()> BackendTransfer::follow_in(std::shared_ptr<Group> group, c
 }
 
 bool BackendTransfer::is_device_work_done() {
-  const Relocked relocked;
-  const InsideTransfer inside;
-  try {
+  return run([this] {
     if (!nb::cast<bool>(started_.attr("is_completed")())) return false;
     memory_.reset();
     return true;
-  } catch (nb::python_error& raised) {
-    fail(raised);
-    throw;
-  }
+  });
+}
+
+bool BackendTransfer::is_copied() {
+  return run([this] { return nb::cast<bool>(started_.attr("is_copied")()); });
 }
 
 void BackendTransfer::let_streams_wait() const {
   if (started_.is_valid()) started_.attr("let_streams_wait")();
+}
+
+std::shared_ptr<BackendTransfer> make_staged_transfer(nb::object copies) {
+  std::shared_ptr<BackendTransfer> transfer = make_transfer_with({}, nullptr);
+  transfer->started_ = std::move(copies);
+  transfer->is_staged_ = true;
+  return transfer;
 }
 
 std::shared_ptr<BackendTransfer> make_transfer(nb::object advance) {

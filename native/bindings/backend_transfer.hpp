@@ -34,11 +34,13 @@ class BackendTransfer : public std::enable_shared_from_this<BackendTransfer> {
       return self->advance(root, number, awaited);
     };
   }
+  // Of a staged call: whether the host memory has the elements. Throws as advance().
+  bool is_copied();
   // The exception that the backend raised, if any.
   nanobind::handle error() const { return error_; }
 
   // A call ends when its work on a device has started. The function `after` of its request, which lets the group follow
-  // that work to its end.
+  // that work to its end; of a staged call, it starts that work.
   std::function<void()> follow_in(std::shared_ptr<Group> group, const Descriptor& call, double seconds,
                                   bool is_blocking);
   // Null for a call that has started none, and before the call has completed.
@@ -48,21 +50,32 @@ class BackendTransfer : public std::enable_shared_from_this<BackendTransfer> {
 
  private:
   bool is_device_work_done();
+  // Run Python code inside of the transfer.
+  template <class Step>
+  auto run(Step step);
   void fail(nanobind::python_error& raised);
+  friend std::shared_ptr<BackendTransfer> make_staged_transfer(nanobind::object copies);
 
   nanobind::object advance_;
   std::shared_ptr<const KeptMemory> memory_;
   nanobind::object error_;
   nanobind::object started_;  // procgroup.groups.backend.DeviceWork
+  bool is_staged_ = false;
   uint64_t number_ = 0;
   int root_ = -1;
   std::shared_ptr<GroupOperation> device_work_;
 };
 
+// The blocks that this rank gives, and that it takes.
+std::vector<Block> inputs_of(const Request& request, int rank);
+std::vector<Block> outputs_of(const Request& request, int rank);
+
 // Raise DistBackendError if this thread is inside a backend's transfer: the call `what` may wait there for what only
 // this thread moves, or for a lock that it holds.
 void require_outside_transfer(const char* what);
 
+// The copies of a staged call: procgroup.backends.staging.StagedCall.
+std::shared_ptr<BackendTransfer> make_staged_transfer(nanobind::object copies);
 // A transfer without memory.
 std::shared_ptr<BackendTransfer> make_transfer(nanobind::object advance);
 // `prepare` is procgroup.groups.backend.prepare of a backend. It raises where the backend does not support the call.

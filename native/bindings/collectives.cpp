@@ -5,6 +5,7 @@
 #include "dtype/scale.hpp"
 #include "ops/packing.hpp"
 #include "python_group.hpp"
+#include "staged_call.hpp"
 
 using namespace nanobind::literals;
 
@@ -152,18 +153,26 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
   const CallSite site = this->site("all_reduce");
   std::vector<ArrayView> views;
   std::vector<ReducedArray> reduced;
+  bool are_staged = false;
   for (const nb::handle array : arrays) {
     const ArrayView& view = views.emplace_back(array, Access::kUpdate, ParameterName{"tensor"});
     site.require_one_place(views.front(), view);
     const Reduction reduction = site.reduction(ops[reduced.size()], view.dtype());
+    are_staged = is_staged(view, OpKind::kAllReduce, reduction.op) || are_staged;
     reduced.push_back({block_of(view), view.dtype(), reduction.op, reduction.factor});
   }
   if (only_checks_) return nb::none();
   const nb::list results(arrays);
   nb::list works;
   const bool on_device = !views.empty() && views.front().is_on_device();
-  for (const std::vector<size_t>& pack :
-       on_device ? assign_neighbours(reduced) : assign_packs(reduced, share_memory(views))) {
+  std::vector<std::vector<size_t>> packs;
+  if (!on_device)
+    packs = assign_packs(reduced, share_memory(views));
+  else if (are_staged)
+    for (size_t index = 0; index < views.size(); ++index) packs.push_back({index});
+  else
+    packs = assign_neighbours(reduced);
+  for (const std::vector<size_t>& pack : packs) {
     auto issued = std::make_shared<Issued>();
     std::vector<ReducedArray> packed;
     for (const size_t index : pack) {
@@ -344,9 +353,15 @@ nb::object PythonGroup::issue(Request request, const Options& options, ArrayView
 }
 
 nb::object PythonGroup::issue(Request request, const Options& options, std::shared_ptr<Issued> issued) {
-  const bool on_device = !issued->arrays.empty() && issued->arrays.front().is_on_device();
-  if (on_device) require_device_backend(issued->arrays.front());
+  const Descriptor& call = request.descriptor;
+  const bool is_staged = !issued->arrays.empty() && this->is_staged(issued->arrays.front(), call.op, call.reduce_op);
+  const bool on_device = !issued->arrays.empty() && issued->arrays.front().is_on_device() && !is_staged;
   if (only_checks_) return nb::none();
+  if (is_staged) {
+    issued->staged = stage(request, issued->arrays, group_->rank(), options.seconds);
+    if (reduces(call.op) && call.reduce_op == ReduceOp::kPremulSum) premultiply(request, request.factor);
+    request.after = issued->staged->follow_in(group_, call, options.seconds, !options.async_op);
+  }
   move_through_scratch(request, issued->arrays);
   if (on_device)
     move_on_device(request, *issued, options);
@@ -354,7 +369,7 @@ nb::object PythonGroup::issue(Request request, const Options& options, std::shar
     move_by_backend(request, *issued);
   if (!options.async_op) {
     run(request, options.seconds, issued.get());
-    if (on_device) issued->transfer->let_streams_wait();
+    if (is_staged || on_device) issued->on_device()->let_streams_wait();
     return nb::none();
   }
   for (ArrayView& view : issued->arrays) view.hold_memory();
@@ -371,8 +386,13 @@ void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
   request.transfer = issued.transfer->as_function();
 }
 
-void PythonGroup::require_device_backend(const ArrayView& view) const {
-  if (!device_prepare_.is_valid()) view.refuse_device();
+bool PythonGroup::is_staged(const ArrayView& view, OpKind op, ReduceOp reduce_op) const {
+  if (!view.is_on_device()) return false;
+  const char* const reduction = reduces(op) ? reduce_op_name(reduce_op) : "";
+  if (device_supports_.is_valid() && nb::cast<bool>(device_supports_(op_name(op), dtype_name(view.dtype()), reduction)))
+    return false;
+  if (!nb::cast<bool>(nb::module_::import_("procgroup.backends.staging").attr("is_available")())) view.refuse_device();
+  return true;
 }
 
 void PythonGroup::move_on_device(Request& request, Issued& issued, const Options& options) const {

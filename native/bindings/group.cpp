@@ -7,6 +7,7 @@
 
 #include "bindings.hpp"
 #include "python_group.hpp"
+#include "staged_call.hpp"
 
 using namespace nanobind::literals;
 
@@ -71,8 +72,9 @@ void PythonGroup::handshake(const std::string& call, const nb::dict& data, doubl
   }
 }
 
-void PythonGroup::set_device_backend(nb::object prepare, nb::object on_broken) {
+void PythonGroup::set_device_backend(nb::object prepare, nb::object supports, nb::object on_broken) {
   device_prepare_ = std::move(prepare);
+  device_supports_ = std::move(supports);
   const std::shared_ptr<nb::object> call(new nb::object(std::move(on_broken)), [](nb::object* ended) {
     if (Py_IsInitialized() == 0) return;
     const Relocked relocked;
@@ -140,33 +142,39 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
                                 double seconds) {
   engine_->require_not_forked();
   if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
-  const bool on_device = view.is_on_device();
-  if (on_device) require_device_backend(view);
+  const bool is_staged = this->is_staged(view, op);
+  const bool on_device = view.is_on_device() && !is_staged;
   if (only_checks_) return nb::none();
   if (!async_op) require_outside_transfer(op_name(op));
   MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag};
   request.on_device = on_device;
+  const std::shared_ptr<BackendTransfer> staged = is_staged ? stage(request, view, seconds) : nullptr;
   const bool is_external = on_device || has_backend();
+  Descriptor call;
+  call.op = op;
+  call.dtype = request.dtype;
+  call.count = request.count;
   if (view.is_strided()) {
     Request copies;
     move_through_scratch(copies, {&view, 1});
     if (copies.before) copies.before();
     request.after = std::move(copies.after);
   }
-  if (async_op && !is_external && group_->start_at_once(request))
+  if (async_op && !is_external && !is_staged && group_->start_at_once(request))
     return nb::cast(Work(engine_, group_, op_name(op), array, peer));
   std::shared_ptr<Issued> issued;
   if (async_op || is_external) {
     issued = std::make_shared<Issued>();
+    issued->staged = staged;
     issued->arrays.push_back(std::move(view));
+  }
+  if (staged && op == OpKind::kRecv) {
+    request.after = staged->follow_in(group_, call, seconds, !async_op);
+    request.after_takes_locks = true;
   }
   if (on_device) {
     issued->transfer = prepare_device_transfer(device_prepare_, request, std::move(issued->arrays));
     request.transfer = issued->transfer->as_function();
-    Descriptor call;
-    call.op = op;
-    call.dtype = request.dtype;
-    call.count = request.count;
     call.external = call.on_device = true;
     request.after = issued->transfer->follow_in(group_, call, seconds, !async_op);
   } else if (mpi_) {
@@ -185,6 +193,7 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
     const int source = group_->run_message(request, seconds, language);
     language.rethrow();
     if (on_device) issued->transfer->let_streams_wait();
+    if (staged && op == OpKind::kRecv) staged->let_streams_wait();
     return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();
   } catch (const OperationFailed& failed) {
     language.rethrow();
@@ -261,10 +270,10 @@ void bind_group(nb::module_& module) {
       .def("set_backend", &PythonGroup::set_backend, "prepare"_a,
            nb::sig("def set_backend(self, prepare: "
                    "collections.abc.Callable[..., collections.abc.Callable[[int, int], typing.Any]]) -> None"))
-      .def("set_device_backend", &PythonGroup::set_device_backend, "prepare"_a, "on_broken"_a,
+      .def("set_device_backend", &PythonGroup::set_device_backend, "prepare"_a, "supports"_a, "on_broken"_a,
            nb::sig("def set_device_backend(self, prepare: collections.abc.Callable[..., "
-                   "collections.abc.Callable[[int, int], typing.Any]], on_broken: collections.abc.Callable[[], None]) "
-                   "-> None"))
+                   "collections.abc.Callable[[int, int], typing.Any]], supports: collections.abc.Callable[[str, str, "
+                   "str], bool], on_broken: collections.abc.Callable[[], None]) -> None"))
       .def("set_mpi", &PythonGroup::set_mpi, "communicator"_a)
       .def("open_backend", &PythonGroup::open_backend, "advance"_a, "timeout"_a,
            nb::sig("def open_backend(self, advance: "

@@ -51,18 +51,23 @@ struct Issued {
   std::shared_ptr<GroupOperation> operation;
   nb::object callback;
   std::shared_ptr<BackendTransfer> transfer;  // of a call whose bytes another backend moves
+  std::shared_ptr<BackendTransfer> staged;    // of a call on a device that goes by host memory
 
   // The work on a device that the completed call has started; null where there is none.
   const std::shared_ptr<GroupOperation>& device_work() const {
     static const std::shared_ptr<GroupOperation> kNone;
-    return transfer && operation->is_completed() ? transfer->device_work() : kNone;
+    return on_device() && operation->is_completed() ? on_device()->device_work() : kNone;
   }
+  const std::shared_ptr<BackendTransfer>& on_device() const { return staged ? staged : transfer; }
   bool is_completed() const { return operation->is_completed() && (!device_work() || device_work()->is_completed()); }
   const Failure* failure() const {
     if (!operation->is_completed() || operation->failure() != nullptr || !device_work()) return operation->failure();
     return device_work()->is_completed() ? device_work()->failure() : nullptr;
   }
-  nb::handle error() const { return transfer ? transfer->error() : nb::handle(); }
+  nb::handle error() const {
+    if (staged && staged->error().is_valid()) return staged->error();
+    return transfer ? transfer->error() : nb::handle();
+  }
 };
 
 class PythonEngine {

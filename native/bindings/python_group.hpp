@@ -3,7 +3,8 @@
 //     method      unless the group is in its ordinary state: pass the call to Python (`intercept`)
 //                 read and check the arguments                                        collectives.cpp
 //     issue       number, record and agree, then move the bytes: by the engine, or by the group's backend for
-//                 arrays in host memory, or on a device
+//                 arrays in host memory, or on a device. Arrays on a device whose call no backend makes there are
+//                 copied to host memory and back                                      staged_call.hpp
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -52,9 +53,10 @@ class PythonGroup {
   // Let another backend move the bytes of calls: `prepare` takes the call's data and returns the function that
   // advances its transfer (procgroup.groups.backend.prepare). Before the first call, on all ranks.
   void set_backend(nb::object prepare) { prepare_ = std::move(prepare); }
-  // The same for calls on arrays on CUDA devices (procgroup.groups.backend.prepare_on_device). `on_broken` is called
-  // once when a failure ends the group, from any thread.
-  void set_device_backend(nb::object prepare, nb::object on_broken);
+  // The same for calls on arrays on CUDA devices (procgroup.groups.backend.prepare_on_device), where `supports` returns
+  // true for the names of the operation, the dtype and the reduce op. `on_broken` is called once when a failure ends
+  // the group, from any thread.
+  void set_device_backend(nb::object prepare, nb::object supports, nb::object on_broken);
   void set_mpi(MpiBackend communicator) { mpi_ = std::move(communicator); }
   // Let a backend get ready, while the engine watches the other ranks: `advance` is called, after all ranks have come,
   // until it returns None (procgroup.groups.backend.prepare).
@@ -117,7 +119,8 @@ class PythonGroup {
   }
   bool has_backend() const { return prepare_.is_valid() || mpi_ != nullptr; }
   void move_by_backend(Request& request, Issued& issued) const;
-  void require_device_backend(const ArrayView& view) const;
+  // Whether host memory stands in the call for arrays on a device. Raises where that cannot be.
+  bool is_staged(const ArrayView& view, OpKind op, ReduceOp reduce_op = {}) const;
   void move_on_device(Request& request, Issued& issued, const Options& options) const;
   nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);
   struct Message {
@@ -137,6 +140,7 @@ class PythonGroup {
   nb::object intercept_;
   nb::object prepare_;
   nb::object device_prepare_;
+  nb::object device_supports_;
   MpiBackend mpi_;  // null unless MPI moves the bytes
 };
 

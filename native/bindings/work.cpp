@@ -65,7 +65,7 @@ bool Work::wait_for(const Issued& issued, Deadline deadline) const {
   language.rethrow();
   if (!completed) return false;
   if (const nb::object error = exception(issued); !error.is_none()) raise(error);
-  if (issued.device_work()) issued.transfer->let_streams_wait();
+  if (issued.device_work()) issued.on_device()->let_streams_wait();
   return true;
 }
 

@@ -24,7 +24,7 @@ void run_unlocked(const std::function<void()>& step, LanguageRuntime& language) 
 
 void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   require_usable(request.descriptor);
-  const bool waits = request.after_device_work && has_device_work();
+  const bool waits = request.ready || (request.after_device_work && has_device_work());
   const bool idle = queued_.load(std::memory_order_acquire) == 0 && !waits;
   if (!idle || busy_.exchange(true, std::memory_order_acquire)) return run_queued(request, seconds, language);
   const Turn turn(*this);

@@ -55,6 +55,7 @@ struct MessageRequest {
   int peer;  // group rank, or kAnySource
   uint64_t tag;
   std::function<void()> after = {};              // as in Request: run when a receive has succeeded, before it completes
+  bool after_takes_locks = false;                // it is run without the mutex of messages
   ExternalTransfer transfer = {};                // as in Request
   int64_t transfer_sleep_ns = kTransferSleepNs;  // as in Request
   // The array is on a device, whose queues run one transfer after the other: messages from one rank to another move in

@@ -10,6 +10,16 @@ namespace {
 // Headers of messages that another backend moves have keys of their own, beside all keys of the group.
 MessageKey header_key(uint64_t group, uint64_t tag) { return {~group, tag}; }
 
+// What another backend or a device has thrown in a step of a call.
+std::optional<Failure> failure_of(const std::function<void()>& step) {
+  try {
+    step();
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    return Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
+  }
+}
+
 // The receiver's answer to the header of a message on a device, by the number that the sender gave the message. No tag
 // has the highest bit.
 MessageKey acceptance_key(uint64_t group, uint64_t number) { return {~group, number | uint64_t{1} << 63}; }
@@ -22,7 +32,7 @@ void GroupOperation::watch() {
 }
 
 QueuedCall::QueuedCall(Group& group, Request request, double seconds)
-    : GroupOperation(group, seconds), request_(std::move(request)) {}
+    : GroupOperation(group, seconds), request_(std::move(request)), is_polling_(request_.ready != nullptr) {}
 
 Progress QueuedCall::advance() {
   if (is_completed()) return Progress::kDone;
@@ -32,13 +42,20 @@ Progress QueuedCall::advance() {
       fail(std::move(*broken));
       return Progress::kDone;
     }
+    bool is_ready = true;
+    if (request_.ready)
+      if (std::optional<Failure> failure = failure_of([&] { is_ready = request_.ready(); })) {
+        fail(*std::move(failure));
+        return Progress::kDone;
+      }
+    if (!is_ready) return Progress::kWaiting;
     group_.number(request_.descriptor);
     recording_.emplace(group_.engine_.recorder(), request_.descriptor);
     if (request_.before) request_.before();
     running_ = group_.make_call(request_);
   }
   const Progress progress = running_->advance();
-  if (request_.transfer) is_transferring_ = running_->outlives_peer();
+  is_polling_ = request_.transfer && running_->outlives_peer();
   if (progress != Progress::kDone) return progress;
   if (running_->failure() == nullptr && request_.after) request_.after();
   end(running_->failure());
@@ -110,16 +127,16 @@ Progress MessageOperation::advance_external() {
   {
     const std::lock_guard messages(group_.engine_.messages_mutex());
     group_.engine_.pump();
-    if (!request_.on_device && !has_turn()) return Progress::kWaiting;  // devices have the order of accept()
+    // Devices have the order of accept().
+    if (is_external() && !request_.on_device && !has_turn()) return Progress::kWaiting;
   }
-  std::optional<Failure> failure;
-  try {
+  bool has_moved = false;
+  std::optional<Failure> failure = failure_of([&] {
     std::vector<int> awaited;  // the other rank, whatever the backend says
-    if (!request_.transfer(peer(), header_.number, awaited)) return Progress::kWaiting;
-    if (request_.after) request_.after();
-  } catch (const std::exception& error) {
-    failure = Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
-  }
+    has_moved = !is_external() || request_.transfer(peer(), header_.number, awaited);
+    if (has_moved && request_.after) request_.after();
+  });
+  if (!has_moved && !failure) return Progress::kWaiting;
   recording_->end(failure ? &*failure : nullptr);
   if (failure) {
     group_.break_with(*failure, call_);
@@ -165,6 +182,7 @@ void MessageOperation::start() {
 void MessageOperation::conclude() {
   const Failure* failure = transfer_->failure();
   if (failure == nullptr && is_external()) return compare_header();
+  if (failure == nullptr && request_.after_takes_locks) return header_moved_.store(true, std::memory_order_release);
   recording_->end(failure);
   if (failure == nullptr) {
     if (request_.after) request_.after();
@@ -245,7 +263,8 @@ std::optional<Awaited> MessageOperation::awaited() const {
 }
 
 void MessageOperation::give_up(Failure failure) {
-  const std::unique_lock external = is_external() ? std::unique_lock(external_) : std::unique_lock<std::mutex>();
+  const bool has_second_step = is_external() || request_.after_takes_locks;
+  const std::unique_lock external = has_second_step ? std::unique_lock(external_) : std::unique_lock<std::mutex>();
   std::unique_lock lock(group_.engine_.messages_mutex());
   if (transfer_ && !transfer_->is_completed()) group_.engine_.messages().cancel(*transfer_, failure);
   if (is_completed()) return;
@@ -267,14 +286,14 @@ Progress DeviceOperation::advance() {
   if (is_completed()) return Progress::kDone;
   if (before_ && !before_->is_completed()) return Progress::kWaiting;
   before_.reset();
-  try {
-    // The end of the group ends its work, too: that is no success, and whoever examines this operation says why.
-    if (!is_done_() || group_.is_completed()) return Progress::kWaiting;
-    end(nullptr);
-  } catch (const std::exception& error) {
-    const Failure failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
-    end_group(failure);
+  bool is_done = false;
+  if (const std::optional<Failure> failure = failure_of([&] { is_done = is_done_(); })) {
+    end_group(*failure);
+    return Progress::kDone;
   }
+  // The end of the group ends its work, too: that is no success, and whoever examines this operation says why.
+  if (!is_done || group_.is_completed()) return Progress::kWaiting;
+  end(nullptr);
   return Progress::kDone;
 }
 

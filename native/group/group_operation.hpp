@@ -22,7 +22,7 @@ class QueuedCall final : public GroupOperation {
   std::vector<int> missing() const override;
   Descriptor call() const override { return request_.descriptor; }
   void give_up(Failure failure) override;
-  int64_t longest_sleep_ns() const override { return is_transferring_ ? request_.transfer_sleep_ns : kAnySleepNs; }
+  int64_t longest_sleep_ns() const override { return is_polling_ ? request_.transfer_sleep_ns : kAnySleepNs; }
   bool outlives_peer() const override { return running_ && running_->outlives_peer(); }
 
  private:
@@ -31,7 +31,7 @@ class QueuedCall final : public GroupOperation {
   Request request_;
   std::optional<Recording> recording_;
   std::unique_ptr<Operation> running_;
-  std::atomic<bool> is_transferring_{false};  // by another backend
+  std::atomic<bool> is_polling_;  // until it is ready, and while another backend moves it
 };
 
 // A message that never waits for its receiver: see Messages.

@@ -85,8 +85,12 @@ Request all_reduce_in_place(const std::vector<ReducedArray>& arrays) {
   call.dtype = arrays[0].dtype;
   call.reduce_op = arrays[0].op;
   call.count = arrays[0].block.count;
-  if (arrays.size() > 1) describe(call, arrays);
   request.factor = arrays[0].factor;
+  if (arrays.size() == 1) {
+    request.input = request.output = arrays[0].block.data;
+    return request;
+  }
+  describe(call, arrays);
   for (const ReducedArray& array : arrays) request.inputs.push_back(array.block);
   request.outputs = request.inputs;
   return request;

@@ -41,6 +41,7 @@ enum Result : int {  // CUresult
   kNoDevice = 100,
   kInvalidDevice = 101,
   kInvalidContext = 201,
+  kAlreadyRegistered = 712,
   kInvalidHandle = 400,
   kNotFound = 500,
   kNotReady = 600,
@@ -57,9 +58,11 @@ struct Allocation {
   size_t bytes;
   int device;
   bool is_pinned_host;
-  std::unique_ptr<std::byte[]> backing;
+  std::unique_ptr<std::byte[]> backing;  // null for the host's own memory, which was registered
 
-  std::byte* at(uintptr_t where) const { return backing.get() + (where - address); }
+  std::byte* at(uintptr_t where) const {
+    return backing ? backing.get() + (where - address) : reinterpret_cast<std::byte*>(where);
+  }
   bool contains(uintptr_t where, size_t count) const { return where >= address && where + count <= address + bytes; }
 };
 
@@ -105,6 +108,16 @@ class Devices {
     std::lock_guard lock(mutex_);
     allocations_[allocation->address] = allocation;
     return allocation->address;
+  }
+
+  // Make memory of the host pinned memory, until it is freed; return false where some of it is already.
+  bool add_registered(uintptr_t address, size_t bytes, int device) {
+    std::lock_guard lock(mutex_);
+    auto next = allocations_.lower_bound(address);
+    if (next != allocations_.end() && next->first < address + bytes) return false;
+    if (next != allocations_.begin() && std::prev(next)->second->contains(address, 1)) return false;
+    allocations_[address] = std::make_shared<Allocation>(Allocation{address, bytes, device, true, nullptr});
+    return true;
   }
 
   bool free(uintptr_t address) {

@@ -140,6 +140,7 @@ const char* name_of(int result) {
                                                     {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
                                                     {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
                                                     {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+                                                    {kAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
                                                     {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
                                                     {kNotFound, "CUDA_ERROR_NOT_FOUND"},
                                                     {kNotReady, "CUDA_ERROR_NOT_READY"},
@@ -286,6 +287,11 @@ CUDA_API int cuMemAlloc(uintptr_t* address, size_t bytes) { return allocate(addr
 CUDA_API int cuMemFree(uintptr_t address) { return free_now(address); }
 CUDA_API int cuMemAllocHost(uintptr_t* address, size_t bytes) { return allocate(address, bytes, current_device, true); }
 CUDA_API int cuMemFreeHost(uintptr_t address) { return free_now(address); }
+CUDA_API int cuMemHostRegister(uintptr_t address, size_t bytes, unsigned) {
+  if (current_device < 0) return kInvalidContext;
+  return devices().add_registered(address, bytes, current_device) ? kSuccess : kAlreadyRegistered;
+}
+CUDA_API int cuMemHostUnregister(uintptr_t address) { return free_now(address); }
 CUDA_API int cuMemAllocFromPoolAsync(uintptr_t* address, size_t bytes, Handle pool, Handle) {
   const bool is_host = uintptr_t(pool) == kHostPool;
   return allocate(address, bytes, is_host ? current_device : static_cast<int>(uintptr_t(pool) - kPools), is_host);

@@ -20,9 +20,8 @@ from oracle import COMPLEX, DTYPES, FLOATS, OPS, Array
 
 _PartBase = Part if TYPE_CHECKING else object
 
-REFUSED = ("scan", "exscan")
-"""Operations that NCCL does not have."""
-ON_GPU = [name for name in EVERY_RANK if name not in (*REFUSED, "barrier")]
+ON_GPU = [name for name in EVERY_RANK if name not in ("scan", "exscan", "barrier")]
+"""The operations that NCCL has."""
 REDUCED = ["int8", "uint8", "int32", "uint32", "int64", "uint64", *FLOATS]
 """The dtypes that NCCL reduces."""
 COUNTS = (0, 1, 3, 4099, 70_001)

@@ -23,11 +23,11 @@ from collectives.test_factors_and_complex import FACTORS, Reduction
 from groups.test_objects import play_all_calls
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, is_idle, new_stream
-from nccl.gpu_parts import REFUSED, GpuPart, OnGpu, case_of, choose, is_reduced, unequal_blocks
+from nccl.gpu_parts import GpuPart, OnGpu, case_of, choose, unequal_blocks
 
 import procgroup as dist
 from cases import Case
-from oracle import DTYPES, FLOATS, OPS, Array, numpy_dtype
+from oracle import DTYPES, FLOATS, OPS, Array, is_defined, numpy_dtype
 from world import WorldFailed, run
 
 if gpu_arrays.MISSING:
@@ -157,10 +157,10 @@ def arrays_that_may_not_be_written_are_refused_where_the_call_writes(rank: int, 
 
 
 @program
-def reductions_that_nccl_does_not_have_are_refused_by_name(rank: int, size: int) -> None:
+def reductions_that_are_not_defined_are_refused_by_name(rank: int, size: int) -> None:
     if rank == 0:
         for dtype, op in product(DTYPES, OPS):
-            if is_reduced(op, dtype):
+            if is_defined(op, dtype):
                 continue
             array = GpuArray.of(np.ones(3, numpy_dtype(dtype)))
             with pytest.raises(Exception, match=f"{dtype}|{op}"):
@@ -169,19 +169,6 @@ def reductions_that_nccl_does_not_have_are_refused_by_name(rank: int, size: int)
     total = of(1)
     dist.all_reduce(total)
     expect(total, size)
-
-
-@program
-def scans_are_refused_before_anything_is_sent(rank: int, size: int) -> None:
-    if rank == 0:
-        for name in REFUSED:
-            array = of(3)
-            with pytest.raises(dist.DistBackendError, match=name):
-                getattr(dist, name)(array)
-            expect(array, 3)
-    dist.barrier()
-    for name in REFUSED:  # the built-in transport has them
-        getattr(dist, name)(np.ones(3))
 
 
 def scaled_sum(inputs: Sequence[Array]) -> Array:

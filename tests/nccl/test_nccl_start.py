@@ -138,7 +138,7 @@ def test_groups_can_be_made_again() -> None:
     run(start_again_and_again, 2, environment=GPUS)
 
 
-def use_backends_by_name(rank: int, size: int) -> str:
+def use_backends_by_name(rank: int, size: int) -> None:
     gpu_arrays.start()
     for backend in ("nccl", "NCCL", "cuda:nccl", "cpu:gloo,cuda:nccl", None):
         dist.init_process_group(backend, timeout=20)
@@ -149,10 +149,7 @@ def use_backends_by_name(rank: int, size: int) -> str:
             assert "cuda:nccl" in dist.get_backend_config()
         dist.destroy_process_group()
     dist.init_process_group("gloo", timeout=20)
-    with pytest.raises((TypeError, ValueError, dist.DistBackendError), match="(?i)cuda|gpu|nccl") as caught:
-        add_up()
-    dist.barrier()
-    return str(caught.value)
+    assert add_up() == size and "nccl" not in dist.get_backend_config()
 
 
 def test_gpu_arrays_go_by_nccl_unless_the_backend_is_for_cpu_arrays_only() -> None:
@@ -373,12 +370,12 @@ class GpuCell(OnGpu, Cell):
     """One rank's part in the call of a row, on GPU arrays."""
 
 
-def make_every_call(rank: int, size: int, sampled: bool) -> list[str]:
+def make_every_call(rank: int, size: int, backend: str, sampled: bool) -> list[str]:
     """Return what differs from the table on this rank."""
     gpu_arrays.start()
-    dist.init_process_group("nccl", timeout=20)
+    dist.init_process_group(backend, timeout=20)
     differences = []
-    for row in capabilities("nccl", "cuda"):
+    for row in capabilities(backend, "cuda"):
         if not row.dtype or (sampled and row.operation not in SAMPLE):
             continue
         cell, refusal, wrong = GpuCell(row, rank, size), "", ""
@@ -394,19 +391,20 @@ def make_every_call(rank: int, size: int, sampled: bool) -> list[str]:
     return differences
 
 
-def test_every_row_of_the_table_is_what_the_call_does(sampled: bool) -> None:
-    assert run(make_every_call, 2, args=(sampled,), environment=GPUS) == [[], []]
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_every_row_of_the_table_is_what_the_call_does(backend: str, sampled: bool) -> None:
+    assert run(make_every_call, 2, args=(backend, sampled), environment=GPUS) == [[], []]
 
 
-def test_the_table_says_what_nccl_moves_and_reduces() -> None:
+def test_the_table_says_what_nccl_moves_and_reduces_itself() -> None:
     rows = {(row.operation, row.reduce_op, row.dtype): row for row in capabilities("nccl", "cuda")}
     for key in (("all_reduce", "SUM", "bfloat16"), ("reduce_scatter", "AVG", "complex64"), ("recv", "", "float8_e5m2")):
-        assert rows[key].is_supported, rows[key]
+        assert rows[key].is_supported and not rows[key].is_staged, rows[key]
     for key in (
         ("all_reduce", "BAND", "int32"),
         ("reduce", "SUM", "int16"),
         ("scan", "SUM", "float32"),
         ("all_reduce", "PRODUCT", "complex128"),
     ):
-        assert not rows[key].is_supported and rows[key].reason, rows[key]
+        assert rows[key].is_supported and rows[key].is_staged, rows[key]
     assert [row._replace(backend="gloo") for row in capabilities("nccl", "cpu")] == capabilities("gloo", "cpu")

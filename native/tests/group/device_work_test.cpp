@@ -163,6 +163,88 @@ void work_that_fails_ends_the_group(const char* how) {
   check(ended == 2, "expected each rank to end its work once", 0);
 }
 
+// The copies of arrays on a device to host memory: calls keep their places, and those behind wait.
+void a_call_is_not_begun_before_it_is_ready(const std::vector<int>& hosts) {
+  std::vector<Rank> world = world_of(2, hosts);
+  in_all_ranks(world, [&](Group& group) {
+    NoRuntime language;
+    std::atomic<bool> is_copied{false};
+    std::vector<int64_t> first(3, 0), second(3, 1);
+    const auto request_of = [](std::vector<int64_t>& data) {
+      Request request;
+      request.descriptor.op = OpKind::kAllReduce;
+      request.descriptor.dtype = Dtype::kInt64;
+      request.descriptor.count = data.size();
+      request.input = request.output = data.data();
+      return request;
+    };
+    Request late = request_of(first);
+    late.ready = [&] { return is_copied.load(); };
+    late.before = [&] { first.assign(3, 5); };
+    const auto operation = group.start(std::move(late), 60);
+    const auto behind = group.start(request_of(second), 60);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    check(!operation->is_completed() && !behind->is_completed(), "expected them to wait", group.rank());
+    is_copied = true;
+    Request blocking = request_of(second);
+    blocking.ready = [] { return true; };
+    group.run(blocking, 60, language);
+    check(operation->is_completed() && behind->is_completed(), "expected the order of the calls", group.rank());
+    check(first == std::vector<int64_t>(3, 10) && second == std::vector<int64_t>(3, 4), "expected sums", group.rank());
+  });
+}
+
+void a_call_that_cannot_become_ready_ends_the_group() {
+  std::vector<Rank> world = world_of(2, {0, 0});
+  in_all_ranks(world, [&](Group& group) {
+    int64_t data = 1;
+    Request request;
+    request.descriptor.op = OpKind::kAllReduce;
+    request.descriptor.dtype = Dtype::kInt64;
+    request.descriptor.count = 1;
+    request.input = request.output = &data;
+    if (group.rank() == 1) request.ready = []() -> bool { throw std::runtime_error("illegal address"); };
+    const auto operation = group.start(std::move(request), 60);
+    wait_for(*operation);
+    const std::string text = operation->failure()->summary();
+    while (!group.is_completed()) std::this_thread::yield();
+    check(data == 1, text.c_str(), group.rank());
+    if (group.rank() == 1) check(text.find("illegal address") != std::string::npos, text.c_str(), 1);
+  });
+}
+
+// It starts work on a device, for example, and that may use messages.
+void what_follows_a_receive_may_take_locks(const std::vector<int>& hosts) {
+  constexpr int kRounds = 30;
+  std::vector<Rank> world = world_of(2, hosts);
+  in_all_ranks(world, [&](Group& group) {
+    NoRuntime language;
+    for (int round = 0; round < kRounds; ++round) {
+      int64_t data = round, answer = 0;
+      if (group.rank() == 0) {
+        group.run_message({OpKind::kSend, &data, 1, Dtype::kInt64, 1, 3}, 60, language);
+        group.run_message({OpKind::kRecv, &answer, 1, Dtype::kInt64, 1, 4}, 60, language);
+        check(answer == round + 1, "expected the answer", 0);
+        continue;
+      }
+      std::shared_ptr<GroupOperation> reply;
+      MessageRequest request{OpKind::kRecv, &answer, 1, Dtype::kInt64, round % 3 == 0 ? kAnySource : 0, 3};
+      request.after_takes_locks = true;
+      request.after = [&] {
+        ++answer;
+        reply = group.start_message({OpKind::kSend, &answer, 1, Dtype::kInt64, 0, 4}, 60);
+      };
+      if (round % 2 == 0) {
+        group.run_message(request, 60, language);
+      } else {
+        const auto operation = group.start_message(request, 60);
+        while (operation->help() != Progress::kDone) std::this_thread::yield();
+      }
+      wait_for(*reply);
+    }
+  });
+}
+
 // An abort ends what the device does, and so the device has finished: that is no success.
 void work_that_an_abort_has_ended_fails() {
   std::vector<Rank> world = world_of(1, {});
@@ -189,5 +271,10 @@ int main() {
   a_barrier_waits_for_the_work_of_collectives();
   for (const char* how : {"throws", "deadline", "abort"}) work_that_fails_ends_the_group(how);
   work_that_an_abort_has_ended_fails();
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
+    a_call_is_not_begun_before_it_is_ready(hosts);
+    what_follows_a_receive_may_take_locks(hosts);
+  }
+  a_call_that_cannot_become_ready_ends_the_group();
   std::puts("device_work_test: passed");
 }

@@ -8,6 +8,7 @@ uses the array now. torch's tensors are used on torch's current stream; their in
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from procgroup.arrays import torch_tensor
@@ -70,8 +71,8 @@ def refusal(array: Any, name: str) -> str:
         where = f"CUDA device {device.id}" if hasattr(device, "id") else "a CUDA device"
         copies = f"{name}.get(), and copy the result back with {name}.set()" if whose == "cupy" else "a copy on the CPU"
     return (
-        f"`{name}` is on {where}, and this group moves arrays in CPU memory. Make the group with the backend "
-        f"'cpu:gloo,cuda:nccl', or pass {copies}."
+        f"`{name}` is on {where}, and this group moves arrays in CPU memory. Install NVIDIA's cuda-bindings, by which "
+        f"procgroup copies such arrays (pip install 'procgroup[nccl-cu13]'), or pass {copies}."
     )
 
 
@@ -84,6 +85,11 @@ def current_stream(array: Any) -> int | None:
         return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream) or LEGACY_STREAM
     stream = array.__cuda_array_interface__.get("stream")
     return None if stream is None else int(stream)
+
+
+def current_streams(arrays: Iterable[Any]) -> set[int]:
+    """Return the streams on which these arrays are used, but for those that are used on none."""
+    return {stream for array in arrays if (stream := current_stream(array)) is not None}
 
 
 def _is_tensor(array: Any) -> bool:

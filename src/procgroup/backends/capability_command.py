@@ -40,26 +40,26 @@ def _lines(rows: Sequence[Capability]) -> Iterator[str]:
         calls = list(part)
         is_missing = backend in ("mpi", "nccl") and not registry.is_backend_available(backend)
         there = ", not installed here" if is_missing else ""
-        yield f"{backend}, arrays on {device}{there}"
-        if not any(row.is_supported for row in calls if row.dtype):
-            reasons = {row.reason for row in calls if row.dtype and "defined" not in row.reason}
-            yield f"  nothing: {', '.join(sorted(reasons))}"
-            continue
-        yield from _supported(calls)
+        for is_staged in (False, True):
+            supported = [row for row in calls if row.is_supported and row.is_staged is is_staged]
+            if any(row.dtype for row in supported):
+                how = ", through host memory" if is_staged else ""
+                yield f"{backend}, arrays on {device}{how}{there}"
+                yield from _by_operation(supported)
 
 
-def _supported(calls: Sequence[Capability]) -> Iterator[str]:
+def _by_operation(rows: Sequence[Capability]) -> Iterator[str]:
     """Yield a line for all operations that have the same dtypes, and one for each reduce op of the others."""
     by_operation: dict[str, dict[str, frozenset[str]]] = {}
-    for row in calls:
+    for row in rows:
         ops = by_operation.setdefault(row.operation, {})
-        ops[row.reduce_op] = ops.get(row.reduce_op, frozenset()) | ({row.dtype} if row.is_supported else frozenset())
+        ops[row.reduce_op] = ops.get(row.reduce_op, frozenset()) | {row.dtype}
     alike: dict[tuple[tuple[str, frozenset[str]], ...], list[str]] = {}
     for operation, ops in by_operation.items():
         alike.setdefault(tuple(ops.items()), []).append(operation)
     for ops_and_dtypes, operations in alike.items():
         names = ", ".join(operations)
-        if len(ops_and_dtypes) == 1:
+        if ops_and_dtypes[0][0] == "":
             dtypes = _names(ops_and_dtypes[0][1])
             yield f"  {names}{': ' if dtypes else ''}{dtypes}"
             continue

@@ -19,9 +19,6 @@ BACKENDS = ("gloo", "mpi", "nccl")
 """Those of torch.distributed's tutorials. "procgroup" is another name for "gloo"."""
 DEVICES = ("cpu", "cuda")
 
-_SERVED = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cpu", "cuda")}
-"""Groups with the backend "nccl" move arrays in CPU memory by procgroup's own transport."""
-
 
 class Capability(NamedTuple):
     """Whether a backend makes one call on arrays of one kind of device."""
@@ -36,6 +33,8 @@ class Capability(NamedTuple):
     """NumPy's name: "float32", "bfloat16"; "" for the operations without arrays."""
     reason: str
     """Why it does not make the call; "" where it does."""
+    is_staged: bool
+    """Whether the arrays, which are on a device, are copied to host memory before the call and back after it."""
 
     @property
     def is_supported(self) -> bool:
@@ -57,7 +56,7 @@ def capabilities(backend: str | None = None, device: str | None = None) -> list[
 @cache
 def _table() -> tuple[Capability, ...]:
     return tuple(
-        Capability(backend, device, *call, _reason(backend, device, *call))
+        Capability(backend, device, *call, _reason(*call), _is_staged(backend, device, *call))
         for backend in BACKENDS
         for device in DEVICES
         for call in _calls()
@@ -73,11 +72,13 @@ def _calls() -> Iterator[tuple[str, str, str]]:
                 yield row["name"], op if isinstance(op, str) else op.name, dtype
 
 
-def _reason(backend: str, device: str, operation: str, reduce_op: str, dtype: str) -> str:
-    if reduce_op and not _native.supports(ReduceOp[reduce_op].value, dtype):
-        return f"{reduce_op} is not defined on {dtype}"
-    if device not in _SERVED[backend] and dtype:
-        return "this version moves arrays in CPU memory only"
-    if device == "cuda":
-        return nccl.refusal(operation, reduce_op, dtype)
-    return ""
+def _reason(operation: str, reduce_op: str, dtype: str) -> str:
+    is_defined = not reduce_op or _native.supports(ReduceOp[reduce_op].value, dtype)
+    return "" if is_defined else f"{reduce_op} is not defined on {dtype}"
+
+
+def _is_staged(backend: str, device: str, operation: str, reduce_op: str, dtype: str) -> bool:
+    """Groups with the backend "nccl" move arrays in CPU memory, too, by procgroup's own transport."""
+    if device == "cpu" or not dtype or _reason(operation, reduce_op, dtype):
+        return False
+    return backend != "nccl" or not nccl.supports(operation, dtype, reduce_op)

@@ -23,6 +23,8 @@ from procgroup.errors import DistBackendError
 _NOT_READY = 600
 _NO_TIMING, _NON_BLOCKING = 2, 1
 """Flags of an event, which measures no time, and of a stream, which does not wait for the legacy default stream."""
+_PORTABLE = 1
+"""The flag of registered memory that is for all GPUs."""
 
 
 class Gpu:
@@ -96,8 +98,18 @@ def has_come(event: Any) -> bool:
     return True
 
 
+def register(address: int, nbytes: int) -> None:
+    """Let GPUs copy from and to this memory of the host beside the program. This GPU is the current one."""
+    check(_driver().cuMemHostRegister(address, nbytes, _PORTABLE))
+
+
+def unregister(address: int) -> None:
+    """End that, before the memory is freed."""
+    check(_driver().cuMemHostUnregister(address))
+
+
 def copy(stream: int, to: int, source: int, nbytes: int) -> None:
-    """Queue a copy within the memory of a GPU."""
+    """Queue a copy between places in the memory of a GPU, or in registered memory of the host."""
     check(_driver().cuMemcpyAsync(to, source, nbytes, stream))
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
 from procgroup.arrays import cuda_array
@@ -62,13 +63,10 @@ _HOST_VALUE = 1
 """The factor of an operation is in the host's memory, and is read at once: ncclScalarHostImmediate."""
 
 
-def refusal(operation: str, reduce_op: str, dtype: str) -> str:
-    """Say why NCCL does not make a call on these arrays; "" where it does."""
-    if operation == "barrier":
-        return ""
-    if operation not in OPERATIONS:
-        return f"NCCL has no {operation}"
-    return "" if not reduce_op or _reduction(reduce_op, dtype) is not None else f"NCCL has no {reduce_op} of {dtype}"
+@cache
+def supports(op: str, dtype: str, reduce_op: str) -> bool:
+    """Return whether NCCL makes a call on these arrays."""
+    return op in OPERATIONS and (not reduce_op or _reduction(reduce_op, dtype) is not None)
 
 
 class NcclBackend:
@@ -92,16 +90,14 @@ class NcclBackend:
         self._messages: dict[tuple[int, int], _Queue] = {}
         self._has_failed = False
 
+    def supports(self, op: str, dtype: str, reduce_op: str) -> bool:
+        return supports(op, dtype, reduce_op)
+
     def begin(self, call: DeviceCall) -> list[Any]:
         """Record an event on each stream on which the arrays of the call are used; return the events.
 
-        Raises DistBackendError for what NCCL does not support, and ArgumentError for arrays on another GPU than
-        earlier ones.
+        Raises ArgumentError for arrays on another GPU than earlier ones.
         """
-        if reason := refusal(call.op, call.reduce_op or "", call.dtype):
-            raise DistBackendError(
-                f"{call.op} on arrays on a GPU: {reason}. Copy the arrays to the CPU, or use another operation."
-            )
         if self._device is None:
             load()
             self._device = call.device
@@ -112,7 +108,7 @@ class NcclBackend:
             )
         gpu = cuda.gpu(call.device)
         with gpu.current():
-            return [gpu.record(stream) for stream in _streams(call.arrays)]
+            return [gpu.record(stream) for stream in cuda_array.current_streams(call.arrays)]
 
     def move(self, call: DeviceCall, begun: list[Any]) -> Generator[Awaited, None, DeviceWork | None]:
         """Queue NCCL's work, when the communicator is there."""
@@ -254,17 +250,12 @@ class _Work:
         if self._is_completed:
             return
         with self._queue.communicator.gpu.current():
-            for stream in _streams(arrays):
+            for stream in cuda_array.current_streams(arrays):
                 cuda.let_wait(stream, self._done)
         if any(cuda_array.current_stream(array) is None for array in arrays):
             while not self._is_completed and not cuda.has_come(self._done):
                 self._queue.communicator.check()
                 time.sleep(_PAUSE_SECONDS)
-
-
-def _streams(arrays: Sequence[Any]) -> set[int]:
-    """Return the streams on which these arrays are used, but for those that are used on none."""
-    return {stream for array in arrays if (stream := cuda_array.current_stream(array)) is not None}
 
 
 class _Type(NamedTuple):

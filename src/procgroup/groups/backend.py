@@ -11,7 +11,8 @@ call on a group, or destroy_process_group, raises DistBackendError there.
 
 A backend that has to make something together with the other ranks, such as a communicator, is an OpeningBackend. One
 whose calls native code moves is a NativeBackend. Arrays in the memory of a device are moved by a DeviceBackend: its
-part of a call ends when the work on the device has started, and the group follows that work to its end.
+part of a call ends when the work on the device has started, and the group follows that work to its end. Without one
+they are copied to host memory and back (backends/staging.py).
 """
 
 from __future__ import annotations
@@ -104,6 +105,13 @@ class DeviceBackend(Protocol):
 
     Collectives start one after the other, in the same order on all ranks; messages start concurrently.
     """
+
+    def supports(self, op: str, dtype: str, reduce_op: str) -> bool:
+        """Return whether it makes such calls, the same on all ranks; the others go by host memory.
+
+        ``reduce_op`` is "" where nothing is reduced.
+        """
+        ...
 
     def begin(self, call: DeviceCall) -> Any:
         """Take note of what a call has to wait for on the device, in the thread that issues it, and return that.
@@ -209,7 +217,7 @@ def use(backend: AnyBackend, calls: _native.Group, where: str, size: int, second
     if isinstance(backend, NativeBackend):
         backend.attach(calls)
     elif isinstance(backend, DeviceBackend):
-        calls.set_device_backend(_prepare_on_device(backend, size), backend.end_work)
+        calls.set_device_backend(_prepare_on_device(backend, size), backend.supports, backend.end_work)
     else:
         calls.set_backend(prepare(backend, where, size))
 
