@@ -192,4 +192,3 @@ class _Staging:
 @cache
 def _staging(device: int) -> _Staging:
     return _Staging(device)
-
