@@ -97,6 +97,8 @@ class StagedCall:
                 if nbytes:
                     cuda.copy(self._staging.stream_out, address, host, nbytes)
             self._back = self._gpu.record(self._staging.stream_out)
+            ended = self._gpu.record(self._staging.stream_out)
+        self._staging.give_back(_Used(self._memory, ended, ()))  # now: this object may live much longer
 
     def is_completed(self) -> bool:
         """Return whether the results are on the device, after ``copy_back``."""
@@ -118,9 +120,13 @@ class StagedCall:
             time.sleep(_PAUSE_SECONDS)
 
     def __del__(self) -> None:
-        if hasattr(self, "_copied"):
-            events = [self._copied] if self._back is None else [self._copied, self._back]
-            self._staging.give_back(_Used(self._memory, events, self._arrays))
+        if not hasattr(self, "_copied"):
+            return
+        if self._back is None:  # of a send, and of a call that has failed
+            self._staging.give_back(_Used(self._memory, self._copied, self._arrays))
+        else:
+            self._gpu.give_back(self._copied)
+            self._gpu.give_back(self._back)
 
 
 class _Memory(NamedTuple):
@@ -129,14 +135,11 @@ class _Memory(NamedTuple):
 
 
 class _Used(NamedTuple):
-    """What a call has used: it is free when these events have come."""
+    """What a call has used: it is free when the event has come."""
 
     memory: _Memory
-    events: list[Any]
+    ended: Any
     arrays: Sequence[Any]
-
-    def is_free(self) -> bool:
-        return all(map(cuda.has_come, self.events))
 
 
 class _Staging:
@@ -169,18 +172,17 @@ class _Staging:
         """Take memory back, which may still be in use."""
         with self._lock:
             self._used.append(used)
-            if used.is_free():
+            if cuda.has_come(used.ended):
                 self._sweep()
 
     def _sweep(self) -> None:
         """Keep what is free now for later calls, up to _MOST_FREE."""
         used, self._used = self._used, []
         for one in used:
-            if not one.is_free():
+            if not cuda.has_come(one.ended):
                 self._used.append(one)
                 continue
-            for event in one.events:
-                self.gpu.give_back(event)
+            self.gpu.give_back(one.ended)
             size = len(one.memory.pages)
             if self._free_bytes + size > _MOST_FREE:
                 cuda.unregister(one.memory.address)
