@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
@@ -61,26 +62,46 @@ void combine(void* lower, void* both, int* count, void*) {
 
 using Combine = void (*)(void*, void*, int*, void*);
 
-struct OwnOperation {
-  ReduceOp op;
-  Dtype dtype;
-  Combine combine;
-};
-
-template <ReduceOp kOp, Dtype kDtype>
-constexpr OwnOperation own() {
-  return {kOp, kDtype, &combine<kDtype, kOp>};
+template <size_t... kNumbers>
+constexpr std::array<Combine, sizeof...(kNumbers)> combine_functions(std::index_sequence<kNumbers...>) {
+  return {&combine<static_cast<Dtype>(kNumbers % kDtypes), static_cast<ReduceOp>(kNumbers / kDtypes)>...};
 }
 
-// MPI leaves open what a NaN gives, and which zero is smaller; Open MPI 5.0 saturates sums of short integers.
-constexpr OwnOperation kOwnOperations[] = {
-    own<ReduceOp::kMin, Dtype::kFloat16>(),  own<ReduceOp::kMax, Dtype::kFloat16>(),
-    own<ReduceOp::kMin, Dtype::kBfloat16>(), own<ReduceOp::kMax, Dtype::kBfloat16>(),
-    own<ReduceOp::kMin, Dtype::kFloat32>(),  own<ReduceOp::kMax, Dtype::kFloat32>(),
-    own<ReduceOp::kMin, Dtype::kFloat64>(),  own<ReduceOp::kMax, Dtype::kFloat64>(),
-    own<ReduceOp::kSum, Dtype::kInt8>(),     own<ReduceOp::kSum, Dtype::kUint8>(),
-    own<ReduceOp::kSum, Dtype::kInt16>(),    own<ReduceOp::kSum, Dtype::kUint16>(),
-};
+Combine own_combine(ReduceOp op, Dtype dtype) {
+  static constexpr auto kFunctions = combine_functions(std::make_index_sequence<size_t{kReduceOps} * kDtypes>());
+  return kFunctions[static_cast<size_t>(op) * kDtypes + static_cast<size_t>(dtype)];
+}
+
+// Where MPI leaves the result open: what a NaN gives, and which zero is smaller. Open MPI 5.0 saturates sums of short
+// integers, sometimes.
+bool is_left_open(ReduceOp op, Dtype dtype) {
+  if (op == ReduceOp::kMin || op == ReduceOp::kMax) return is_inexact(dtype);
+  return op == ReduceOp::kSum && !is_inexact(dtype) && dtype != Dtype::kBool && dtype_size(dtype) <= 2;
+}
+
+template <class Number>
+std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {
+  const auto bytes = std::as_bytes(std::span(numbers));
+  return {bytes.begin(), bytes.end()};
+}
+
+// Elements whose results are exact, and for integers both ends of their range.
+std::vector<std::byte> samples(Dtype dtype) {
+  if (dtype == Dtype::kFloat32) return bytes_of(std::vector<float>{0, 1, -1, 2, 0.5F, -3, 1000});
+  if (dtype == Dtype::kFloat64) return bytes_of(std::vector<double>{0, 1, -1, 2, 0.5, -3, 1000});
+  if (dtype == Dtype::kComplex64) return bytes_of(std::vector<float>{1, 2, -3, 0.5F, 2, -1});
+  if (dtype == Dtype::kComplex128) return bytes_of(std::vector<double>{1, 2, -3, 0.5, 2, -1});
+  if (dtype == Dtype::kBool) return {std::byte{0}, std::byte{1}};
+  std::vector<std::byte> elements;
+  const size_t bytes = dtype_size(dtype);
+  for (const auto& [first, last] : {std::pair{0, 0}, {1, 0}, {2, 0}, {7, 0}, {0xff, 0xff}, {0, 0x80}, {0xff, 0x7f}})
+    for (size_t place = 0; place < bytes; ++place) {  // the last byte is the highest
+      const int inner = first == 0xff ? 0xff : 0;
+      const int byte = bytes > 1 && place == bytes - 1 ? last : place == 0 ? first : inner;
+      elements.push_back(static_cast<std::byte>(bytes == 1 && last != 0 ? last : byte));
+    }
+  return elements;
+}
 
 }  // namespace
 
@@ -94,9 +115,38 @@ MpiLibrary::MpiLibrary(const std::string& path, MpiHandles handles) : handles_(s
   test_ = found<decltype(test_)>(library, "MPI_Test");
   error_class_ = found<decltype(error_class_)>(library, "MPI_Error_class");
   error_string_ = found<decltype(error_string_)>(library, "MPI_Error_string");
+  reduce_local_ = found<decltype(reduce_local_)>(library, "MPI_Reduce_local");
   const auto create = found<int (*)(Combine, int commutes, Word* operation)>(library, "MPI_Op_create");
-  for (const OwnOperation& own : kOwnOperations)
-    succeeded(create(own.combine, 1, &own_[static_cast<size_t>(own.op)][static_cast<size_t>(own.dtype)]));
+  for (int number = 0; number < kReduceOps * kDtypes; ++number) {
+    const auto op = static_cast<ReduceOp>(number / kDtypes);
+    const auto dtype = static_cast<Dtype>(number % kDtypes);
+    if (!supports(op, dtype) || is_right(op, dtype)) continue;
+    succeeded(create(own_combine(op, dtype), 1, &own_[static_cast<size_t>(op)][static_cast<size_t>(dtype)]));
+  }
+}
+
+// Whether MPI's operation gives what ours gives. MPICH 4.0 takes unsigned integers for signed ones in MIN and MAX.
+bool MpiLibrary::is_right(ReduceOp op, Dtype dtype) const {
+  const Word operation = handles_.operations[static_cast<size_t>(op)];
+  const Word datatype = handles_.datatypes[static_cast<size_t>(dtype)];
+  if (is_left_open(op, dtype)) return false;
+  if (operation == 0 || datatype == 0) return true;  // it is never asked for
+  const std::vector<std::byte> elements = samples(dtype);
+  const size_t bytes = dtype_size(dtype);
+  const size_t count = elements.size() / bytes;
+  std::vector<std::byte> lower;  // each element with each
+  std::vector<std::byte> both;
+  for (size_t number = 0; number < count * count; ++number) {
+    const auto first = elements.begin() + static_cast<ptrdiff_t>(number / count * bytes);
+    const auto second = elements.begin() + static_cast<ptrdiff_t>(number % count * bytes);
+    lower.insert(lower.end(), first, first + static_cast<ptrdiff_t>(bytes));
+    both.insert(both.end(), second, second + static_cast<ptrdiff_t>(bytes));
+  }
+  std::vector<std::byte> expected(both.size());
+  const void* const sources[] = {lower.data(), both.data()};
+  reduce(dtype, op, expected.data(), sources, 2, count * count);
+  succeeded(reduce_local_(lower.data(), both.data(), static_cast<int>(count * count), datatype, operation));
+  return both == expected;
 }
 
 MpiLibrary::State MpiLibrary::test(Word& request) const {

@@ -82,6 +82,7 @@ class MpiLibrary {
   static Word widened(Word value) { return value; }
   static Word widened(int value) { return static_cast<Word>(static_cast<int64_t>(value)); }
   static Word widened(const void* address) { return reinterpret_cast<Word>(address); }
+  bool is_right(ReduceOp op, Dtype dtype) const;
   // False where a process is lost; throws for any other error.
   bool succeeded(int code) const;
 
@@ -91,6 +92,7 @@ class MpiLibrary {
   int (*finalize_)() = nullptr;
   mutable std::future<void> finalized_;
   int (*test_)(Word* request, int* flag, void* status) = nullptr;
+  int (*reduce_local_)(const void* lower, void* both, int count, Word datatype, Word operation) = nullptr;
   int (*error_class_)(int code, int* error_class) = nullptr;
   int (*error_string_)(int code, char* text, int* length) = nullptr;
   std::array<std::array<Word, kDtypes>, kReduceOps> own_{};

@@ -35,6 +35,11 @@ inline constexpr Handle kMpiOperations = kFirstHandle + 0x300;
 inline constexpr Handle kOwnOperations = kFirstHandle + 0x400;
 inline constexpr Word kInPlace = ~Word{0};
 
+// This MPI takes some unsigned integers for signed ones, as MPICH 4.0 does.
+inline bool is_wrong(ReduceOp op, Dtype dtype) {
+  return dtype == Dtype::kUint32 && (op == ReduceOp::kMin || op == ReduceOp::kMax);
+}
+
 inline bool is_rooted(OpKind op) { return row_of(op).givers == Ranks::kRoot || row_of(op).takers == Ranks::kRoot; }
 
 struct Segment {
@@ -260,6 +265,7 @@ class Call {
     part.demand(!(is_inexact(dtype) && (op == ReduceOp::kMin || op == ReduceOp::kMax)), 0,
                 "an operation that says what a NaN gives");
     part.demand(!(is_short && op == ReduceOp::kSum), 0, "an operation that says what an overflow gives");
+    part.demand(!is_wrong(op, dtype), 0, "an operation that gives the right result");
     const void* const sources[] = {lower, both};
     procgroup::reduce(dtype, op, both, sources, 2, bytes / element_bytes);
   }

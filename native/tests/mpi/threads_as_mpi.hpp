@@ -312,6 +312,14 @@ int MPI_Op_create(procgroup::testing::OwnOperation operation, int /*commutes*/, 
   *created = ThreadsAsMpi::instance().create(operation);
   return 0;
 }
+int MPI_Reduce_local(const void* lower, void* both, int count, Handle type, Handle operation) {
+  const auto op = static_cast<procgroup::ReduceOp>(operation - procgroup::testing::kMpiOperations);
+  const auto dtype = static_cast<procgroup::Dtype>(type - procgroup::testing::kTypes);
+  const void* const sources[] = {lower, both};
+  const bool is_wrong = procgroup::testing::is_wrong(op, dtype);
+  procgroup::reduce(is_wrong ? procgroup::Dtype::kInt32 : dtype, op, both, sources, 2, static_cast<size_t>(count));
+  return 0;
+}
 int MPI_Error_class(int code, int* error_class) {
   *error_class = code - procgroup::testing::kErrorCodes;
   return 0;

