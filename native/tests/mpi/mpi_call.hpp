@@ -37,7 +37,7 @@ inline constexpr Word kInPlace = ~Word{0};
 
 // This MPI takes some unsigned integers for signed ones, as MPICH 4.0 does.
 inline bool is_wrong(ReduceOp op, Dtype dtype) {
-  return dtype == Dtype::kUint32 && (op == ReduceOp::kMin || op == ReduceOp::kMax);
+  return dtype == Dtype::kUint16 && (op == ReduceOp::kMin || op == ReduceOp::kMax);
 }
 
 inline bool is_rooted(OpKind op) { return row_of(op).givers == Ranks::kRoot || row_of(op).takers == Ranks::kRoot; }

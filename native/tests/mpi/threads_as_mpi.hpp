@@ -317,7 +317,7 @@ int MPI_Reduce_local(const void* lower, void* both, int count, Handle type, Hand
   const auto dtype = static_cast<procgroup::Dtype>(type - procgroup::testing::kTypes);
   const void* const sources[] = {lower, both};
   const bool is_wrong = procgroup::testing::is_wrong(op, dtype);
-  procgroup::reduce(is_wrong ? procgroup::Dtype::kInt32 : dtype, op, both, sources, 2, static_cast<size_t>(count));
+  procgroup::reduce(is_wrong ? procgroup::Dtype::kInt16 : dtype, op, both, sources, 2, static_cast<size_t>(count));
   return 0;
 }
 int MPI_Error_class(int code, int* error_class) {
