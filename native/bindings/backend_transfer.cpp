@@ -91,7 +91,7 @@ auto BackendTransfer::run(Step step) {
     return step();
   } catch (nb::python_error& raised) {
     fail(raised);
-    throw;  // which fail has done
+    throw;  // never reached: fail() throws
   }
 }
 
@@ -130,17 +130,27 @@ std::function<void()> BackendTransfer::follow_in(std::shared_ptr<Group> group, c
   };
 }
 
-bool BackendTransfer::is_device_work_done() {
-  return run([this] {
-    if (!nb::cast<bool>(started_.attr("is_completed")())) return false;
-    memory_.reset();
-    return true;
+// Whoever waits for the call handles Ctrl-C.
+bool BackendTransfer::poll(const char* question) {
+  return run([&] {
+    try {
+      return nb::cast<bool>(started_.attr(question)());
+    } catch (nb::python_error& raised) {
+      if (!raised.matches(PyExc_KeyboardInterrupt)) throw;
+      PyErr_SetInterrupt();
+      return false;
+    }
   });
 }
 
-bool BackendTransfer::is_copied() {
-  return run([this] { return nb::cast<bool>(started_.attr("is_copied")()); });
+bool BackendTransfer::is_device_work_done() {
+  if (!poll("is_completed")) return false;
+  const Relocked relocked;
+  memory_.reset();
+  return true;
 }
+
+bool BackendTransfer::is_copied() { return poll("is_copied"); }
 
 void BackendTransfer::let_streams_wait() const {
   if (started_.is_valid()) started_.attr("let_streams_wait")();
@@ -169,8 +179,8 @@ std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, con
 }
 
 std::shared_ptr<BackendTransfer> prepare_transfer(const nb::object& prepare, const MessageRequest& request,
-                                                  std::vector<ArrayView> arrays) {
-  const Kept kept = keep(std::move(arrays), {});
+                                                  std::vector<ArrayView> arrays, std::function<void()> scratch) {
+  const Kept kept = keep(std::move(arrays), std::move(scratch));
   const nb::list blocks = blocks_of({{request.data, request.count}}, request.dtype, kept);
   const bool sends = request.op == OpKind::kSend;
   nb::object advance = prepare(op_name(request.op), sends ? blocks : nb::list(), sends ? nb::list() : blocks,

@@ -53,6 +53,7 @@ class BackendTransfer : public std::enable_shared_from_this<BackendTransfer> {
   // Run Python code inside of the transfer.
   template <class Step>
   auto run(Step step);
+  bool poll(const char* question);
   void fail(nanobind::python_error& raised);
   friend std::shared_ptr<BackendTransfer> make_staged_transfer(nanobind::object copies);
 
@@ -78,11 +79,12 @@ void require_outside_transfer(const char* what);
 std::shared_ptr<BackendTransfer> make_staged_transfer(nanobind::object copies);
 // A transfer without memory.
 std::shared_ptr<BackendTransfer> make_transfer(nanobind::object advance);
-// `prepare` is procgroup.groups.backend.prepare of a backend. It raises where the backend does not support the call.
+// `scratch` owns memory of the blocks that is not the arrays'. `prepare` is procgroup.groups.backend.prepare of a
+// backend. It raises where the backend does not support the call.
 std::shared_ptr<BackendTransfer> prepare_transfer(const nanobind::object& prepare, const Request& request,
                                                   std::vector<ArrayView> arrays, int rank);
 std::shared_ptr<BackendTransfer> prepare_transfer(const nanobind::object& prepare, const MessageRequest& request,
-                                                  std::vector<ArrayView> arrays);
+                                                  std::vector<ArrayView> arrays, std::function<void()> scratch);
 // The same for arrays on a device; `prepare` is procgroup.groups.backend.prepare_on_device of a backend.
 std::shared_ptr<BackendTransfer> prepare_device_transfer(const nanobind::object& prepare, const Request& request,
                                                          std::vector<ArrayView> arrays, int rank);

@@ -162,6 +162,8 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
     reduced.push_back({block_of(view), view.dtype(), reduction.op, reduction.factor});
   }
   if (only_checks_) return nb::none();
+  if (are_staged && async_op && share_memory(views))
+    site.refuse("several arrays on a GPU share memory. Make a call for each, and wait for it before the next one");
   const nb::list results(arrays);
   nb::list works;
   const bool on_device = !views.empty() && views.front().is_on_device();
@@ -327,7 +329,7 @@ nb::object PythonGroup::all_gather_iovecs(nb::handle outputs, nb::handle buffers
 
 nb::object PythonGroup::barrier(bool async_op, double seconds) {
   Request request;
-  request.after_device_work = device_prepare_.is_valid();
+  request.after_device_work = true;
   return issue(std::move(request), {"barrier", nb::none(), async_op, seconds}, std::make_shared<Issued>());
 }
 
@@ -358,6 +360,7 @@ nb::object PythonGroup::issue(Request request, const Options& options, std::shar
   const bool on_device = !issued->arrays.empty() && issued->arrays.front().is_on_device() && !is_staged;
   if (only_checks_) return nb::none();
   if (is_staged) {
+    engine_->require_not_forked();
     issued->staged = stage(request, issued->arrays, group_->rank(), options.seconds);
     if (reduces(call.op) && call.reduce_op == ReduceOp::kPremulSum) premultiply(request, request.factor);
     request.after = issued->staged->follow_in(group_, call, options.seconds, !options.async_op);

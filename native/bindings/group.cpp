@@ -178,9 +178,9 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
     call.external = call.on_device = true;
     request.after = issued->transfer->follow_in(group_, call, seconds, !async_op);
   } else if (mpi_) {
-    move_by_mpi(mpi_, *group_, request, std::move(issued->arrays));
+    move_by_mpi(mpi_, *group_, request, std::move(issued->arrays), [staged] {});
   } else if (has_backend()) {
-    issued->transfer = prepare_transfer(prepare_, request, std::move(issued->arrays));
+    issued->transfer = prepare_transfer(prepare_, request, std::move(issued->arrays), [staged] {});
     request.transfer = issued->transfer->as_function();
   }
   if (async_op) {

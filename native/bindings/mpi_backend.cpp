@@ -96,9 +96,10 @@ void move_by_mpi(const MpiBackend& backend, const Group& group, Request& request
   request.transfer_sleep_ns = 0;
 }
 
-void move_by_mpi(const MpiBackend& backend, const Group& group, MessageRequest& request,
-                 std::vector<ArrayView> arrays) {
+void move_by_mpi(const MpiBackend& backend, const Group& group, MessageRequest& request, std::vector<ArrayView> arrays,
+                 std::function<void()> scratch) {
   Request moved;
+  moved.before = std::move(scratch);
   moved.descriptor.op = request.op;
   moved.descriptor.dtype = request.dtype;
   moved.descriptor.count = request.count;

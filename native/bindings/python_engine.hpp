@@ -48,10 +48,10 @@ inline std::shared_ptr<Group> make_group(const std::shared_ptr<Engine>& engine, 
 struct Issued {
   std::shared_ptr<Group> group;
   std::vector<ArrayView> arrays;
+  std::shared_ptr<BackendTransfer> staged;  // of a call on a device that is staged through host memory, which it keeps
   std::shared_ptr<GroupOperation> operation;
   nb::object callback;
   std::shared_ptr<BackendTransfer> transfer;  // of a call whose bytes another backend moves
-  std::shared_ptr<BackendTransfer> staged;    // of a call on a device that goes by host memory
 
   // The work on a device that the completed call has started; null where there is none.
   const std::shared_ptr<GroupOperation>& device_work() const {

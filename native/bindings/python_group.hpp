@@ -119,7 +119,7 @@ class PythonGroup {
   }
   bool has_backend() const { return prepare_.is_valid() || mpi_ != nullptr; }
   void move_by_backend(Request& request, Issued& issued) const;
-  // Whether host memory stands in the call for arrays on a device. Raises where that cannot be.
+  // Whether a call on this array is staged through host memory. Raises TypeError where that cannot be.
   bool is_staged(const ArrayView& view, OpKind op, ReduceOp reduce_op = {}) const;
   void move_on_device(Request& request, Issued& issued, const Options& options) const;
   nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);

@@ -50,7 +50,7 @@ std::shared_ptr<BackendTransfer> stage(Request& request, const std::vector<Array
   if (is_in_place && written.empty()) request.output = const_cast<void*>(request.input);
   std::shared_ptr<BackendTransfer> staged = make_staged_transfer(std::move(copies));
   request.ready = [staged] { return staged->is_copied(); };
-  request.before = [staged] {};  // whoever keeps it keeps the host memory, too
+  request.before = [staged] {};  // keeps the host memory alive with the request
   return staged;
 }
 

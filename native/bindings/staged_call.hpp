@@ -1,4 +1,4 @@
-// Calls on arrays on a device that the engine itself moves: host memory stands for the arrays in the call.
+// Staged calls: where no backend moves arrays on a device, the engine works on copies of them in host memory.
 #pragma once
 
 #include <memory>

@@ -146,6 +146,7 @@ std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::funct
         device_queues_[is_message(call.op) ? std::pair(call.op, call.root) : std::pair(OpKind::kBarrier, -1)];
     operation = std::make_shared<DeviceOperation>(*this, call, std::move(is_done), last.lock(), seconds, is_blocking);
     last = operation;
+    has_used_device_.store(true, std::memory_order_release);
     is_watched = !is_completed();  // under the mutex: what is added after leave() would never end
     if (is_watched) messages_.push_back(operation);
   }
@@ -156,6 +157,7 @@ std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::funct
 
 // Of collectives: a barrier does not wait for messages.
 bool Group::has_device_work() {
+  if (!has_used_device_.load(std::memory_order_acquire)) return false;
   const std::lock_guard lock(queue_mutex_);
   const auto last = device_queues_.find({OpKind::kBarrier, -1});
   if (last == device_queues_.end()) return false;

@@ -55,7 +55,7 @@ struct MessageRequest {
   int peer;  // group rank, or kAnySource
   uint64_t tag;
   std::function<void()> after = {};              // as in Request: run when a receive has succeeded, before it completes
-  bool after_takes_locks = false;                // it is run without the mutex of messages
+  bool after_takes_locks = false;                // run `after` without the mutex of messages; it may throw
   ExternalTransfer transfer = {};                // as in Request
   int64_t transfer_sleep_ns = kTransferSleepNs;  // as in Request
   // The array is on a device, whose queues run one transfer after the other: messages from one rank to another move in
@@ -238,6 +238,7 @@ class Group final : public Source {
   std::vector<std::shared_ptr<GroupOperation>> messages_;
   // The last work of each queue of the device: of collectives, and of messages from and to each member.
   std::map<std::pair<OpKind, int>, std::weak_ptr<GroupOperation>> device_queues_;
+  std::atomic<bool> has_used_device_{false};
   std::function<void()> end_device_work_;
   size_t crowded_ = kFewMessages;                      // messages_ is swept when it is as long as this
   std::atomic<int> receive_credits_{kReceiveCredits};  // see start_at_once()

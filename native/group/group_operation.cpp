@@ -10,7 +10,7 @@ namespace {
 // Headers of messages that another backend moves have keys of their own, beside all keys of the group.
 MessageKey header_key(uint64_t group, uint64_t tag) { return {~group, tag}; }
 
-// What another backend or a device has thrown in a step of a call.
+// Run a step of a call; return what it throws as a failure.
 std::optional<Failure> failure_of(const std::function<void()>& step) {
   try {
     step();
@@ -57,8 +57,12 @@ Progress QueuedCall::advance() {
   const Progress progress = running_->advance();
   is_polling_ = request_.transfer && running_->outlives_peer();
   if (progress != Progress::kDone) return progress;
-  if (running_->failure() == nullptr && request_.after) request_.after();
-  end(running_->failure());
+  if (running_->failure() != nullptr || !request_.after) {
+    end(running_->failure());
+    return Progress::kDone;
+  }
+  const std::optional<Failure> failure = failure_of(request_.after);
+  end(failure ? &*failure : nullptr);
   return Progress::kDone;
 }
 
@@ -291,7 +295,7 @@ Progress DeviceOperation::advance() {
     end_group(*failure);
     return Progress::kDone;
   }
-  // The end of the group ends its work, too: that is no success, and whoever examines this operation says why.
+  // An abort also makes the device finish. That is a failure, which examine_pending() reports.
   if (!is_done || group_.is_completed()) return Progress::kWaiting;
   end(nullptr);
   return Progress::kDone;

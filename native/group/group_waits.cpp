@@ -11,7 +11,7 @@ namespace procgroup {
 
 // A small message that can go, or comes while nobody pauses for long, makes no operation: see Messages::send_at_once.
 bool Group::message_at_once(const MessageRequest& request, int looks) {
-  if (request.peer == kAnySource || request.transfer || is_completed()) return false;
+  if (request.peer == kAnySource || request.transfer || request.after_takes_locks || is_completed()) return false;
   const uint64_t started = now_ticks();
   AtOnce became;
   {

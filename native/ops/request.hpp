@@ -64,13 +64,13 @@ struct Request {
   std::function<void()> after;
   // The factor of PREMUL_SUM where the inputs are on a device, and are not multiplied yet.
   double factor = 1.0;
-  // Where it is set, the call is not begun before it returns true. Throws what makes the call fail. It is asked again
-  // and again, by the thread that would begin the call.
+  // Where it is set, the call is not begun before it returns true. Throws what makes the call fail. Polled by the
+  // thread that would begin the call.
   std::function<bool()> ready;
   // Not begun before the work of earlier collectives on a device has completed.
   bool after_device_work = false;
   ExternalTransfer transfer;  // where another backend moves the bytes (`descriptor.external`)
-  // At most between two looks at the transfer, or at `ready`; 0 for a transfer that moves only while it is advanced.
+  // At most between two polls of the transfer, or at `ready`; 0 for a transfer that moves only while it is advanced.
   int64_t transfer_sleep_ns = kTransferSleepNs;
 };
 

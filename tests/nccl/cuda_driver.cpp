@@ -291,7 +291,7 @@ CUDA_API int cuMemHostRegister(uintptr_t address, size_t bytes, unsigned) {
   if (current_device < 0) return kInvalidContext;
   return devices().add_registered(address, bytes, current_device) ? kSuccess : kAlreadyRegistered;
 }
-CUDA_API int cuMemHostUnregister(uintptr_t address) { return free_now(address); }
+CUDA_API int cuMemHostUnregister(uintptr_t address) { return current_device < 0 ? kInvalidContext : free_now(address); }
 CUDA_API int cuMemAllocFromPoolAsync(uintptr_t* address, size_t bytes, Handle pool, Handle) {
   const bool is_host = uintptr_t(pool) == kHostPool;
   return allocate(address, bytes, is_host ? current_device : static_cast<int>(uintptr_t(pool) - kPools), is_host);

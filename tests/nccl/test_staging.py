@@ -116,7 +116,7 @@ def a_send_whose_stream_does_not_get_there_in_time_sends_nothing(rank: int, size
     if rank == 0:
         stream = new_stream()
         array = full(3, 5, stream)
-        with held(stream), pytest.raises(dist.DistBackendError, match="GPU 0 has not finished .* to be sent"):
+        with held(stream), pytest.raises(dist.DistBackendError, match="GPU 0 has not finished .* before the send"):
             dist.send(array, 1, timeout=0.2)
         dist.send(full(3, 6), 1)
     elif rank == 1:
@@ -143,6 +143,24 @@ def factors_and_several_arrays_at_once_are_reduced(rank: int, size: int) -> None
             dist.all_reduce(one)
     for one in arrays:
         assert (one.get() == sum(range(size))).all()
+
+
+@program
+def several_arrays_that_share_memory_are_reduced_in_turn_or_refused(rank: int, size: int) -> None:
+    array = full(5, 1)
+    dist.all_reduce_coalesced([array, array])
+    expect(array, *[size * size] * 5)
+    with pytest.raises(dist.ArgumentError, match="share memory"):
+        dist.all_reduce_coalesced([array, array], async_op=True)
+
+
+@program
+def a_barrier_waits_until_earlier_calls_have_ended_on_the_gpu(rank: int, size: int) -> None:
+    array = full(100_000, 1, new_stream())
+    dist.all_reduce(array)
+    dist.barrier()
+    array.stream = new_stream()  # which waits for nothing
+    assert (array.get() == size).all()
 
 
 @program
@@ -177,7 +195,10 @@ def many_calls_need_no_more_memory_than_those_that_run_at_once(rank: int, size: 
     for _ in range(30):
         dist.all_reduce(array, dist.ReduceOp.MAX)
     host = staging._staging(0)
-    memories = [*(used.memory for used in host._used), *(one for free in host._free.values() for one in free)]
+    memories = [
+        *(used.memory for used in host._used if used.memory),
+        *(one for free in host._free.values() for one in free),
+    ]
     assert [len(memory.pages) for memory in memories].count(1 << 21) < 6
 
 

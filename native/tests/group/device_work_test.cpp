@@ -213,6 +213,54 @@ void a_call_that_cannot_become_ready_ends_the_group() {
   });
 }
 
+// Work on a device that cannot be started: an array was freed, for example.
+void a_call_whose_end_throws_ends_the_group() {
+  std::vector<Rank> world = world_of(2, {0, 0});
+  in_all_ranks(world, [&](Group& group) {
+    int64_t data = 1;
+    Request request;
+    request.descriptor.op = OpKind::kAllReduce;
+    request.descriptor.dtype = Dtype::kInt64;
+    request.descriptor.count = 1;
+    request.input = request.output = &data;
+    request.ready = [] { return true; };
+    request.after = [&] {
+      if (group.rank() == 1) throw std::runtime_error("illegal address");
+    };
+    const auto operation = group.start(std::move(request), 60);
+    wait_for(*operation);
+    const std::string text = group.rank() == 1 ? operation->failure()->summary() : "";
+    if (group.rank() == 1) check(text.find("illegal address") != std::string::npos, text.c_str(), 1);
+    NoRuntime language;
+    try {
+      Request barrier;
+      group.run(barrier, 60, language);
+      check(false, "expected the group to have ended", group.rank());
+    } catch (const OperationFailed&) {
+    }
+  });
+}
+
+void a_receive_whose_end_throws_ends_the_group() {
+  std::vector<Rank> world = world_of(2, {0, 0});
+  in_all_ranks(world, [&](Group& group) {
+    NoRuntime language;
+    int64_t data = 1;
+    if (group.rank() == 0)
+      return static_cast<void>(group.run_message({OpKind::kSend, &data, 1, Dtype::kInt64, 1, 3}, 60, language));
+    MessageRequest request{OpKind::kRecv, &data, 1, Dtype::kInt64, 0, 3};
+    request.after_takes_locks = true;
+    request.after = [] { throw std::runtime_error("illegal address"); };
+    try {
+      group.run_message(request, 60, language);
+      check(false, "expected a failure", 1);
+    } catch (const OperationFailed& failed) {
+      check(failed.failure.summary().find("illegal address") != std::string::npos, failed.failure.summary().c_str(), 1);
+    }
+    check(group.is_completed(), "expected the group to have ended", 1);
+  });
+}
+
 // It starts work on a device, for example, and that may use messages.
 void what_follows_a_receive_may_take_locks(const std::vector<int>& hosts) {
   constexpr int kRounds = 30;
@@ -276,5 +324,7 @@ int main() {
     what_follows_a_receive_may_take_locks(hosts);
   }
   a_call_that_cannot_become_ready_ends_the_group();
+  a_call_whose_end_throws_ends_the_group();
+  a_receive_whose_end_throws_ends_the_group();
   std::puts("device_work_test: passed");
 }

@@ -99,12 +99,12 @@ def has_come(event: Any) -> bool:
 
 
 def register(address: int, nbytes: int) -> None:
-    """Let GPUs copy from and to this memory of the host beside the program. This GPU is the current one."""
+    """Let GPUs copy from and to this memory of the host asynchronously. A GPU is the current one."""
     check(_driver().cuMemHostRegister(address, nbytes, _PORTABLE))
 
 
 def unregister(address: int) -> None:
-    """End that, before the memory is freed."""
+    """Unregister memory of the host, before it is freed. A GPU is the current one."""
     check(_driver().cuMemHostUnregister(address))
 
 

@@ -1,4 +1,4 @@
-"""Copy arrays on a CUDA device to host memory and back, for calls of groups whose transport moves host memory.
+"""Stage arrays on a CUDA device through host memory, for calls that no backend of the group makes on the device.
 
 ::
 
@@ -7,18 +7,20 @@
     transport                                           the call         /
     stream out                                                  copies what is written (back)
 
-The ranks match calls by their order: a call keeps its place, and is not begun before it has been copied. A send waits
-for that where it is made. The host memory is the process's own, which the other ranks of the host can read, and is
+The ranks match calls by their order: a call keeps its place, and is not begun before its inputs have been copied. A
+send waits for the copy before it returns. The host memory is the process's own, which the other ranks of the host can read, and is
 registered with the device (pinned), so that copies run beside the program.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_char
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -29,15 +31,15 @@ from procgroup.errors import DistBackendError
 from procgroup.groups.backend import Span
 
 _ALIGNMENT = 64
-_SMALLEST = 1 << 16
-_MOST_FREE = 1 << 28
-"""How many bytes of host memory of one device are kept for later calls."""
+_MIN_BYTES = 1 << 16
+_MAX_FREE_BYTES = 1 << 28
+"""How many bytes of free host memory of one device are kept for later calls."""
 _PAUSE_SECONDS = 0.00005
 
 
 @cache
 def is_available() -> bool:
-    """Return whether this process can copy from and to CUDA devices: whether NVIDIA's cuda-bindings are installed."""
+    """Return whether NVIDIA's cuda-bindings are installed, which staging needs."""
     try:
         return find_spec("cuda.bindings.driver") is not None
     except ModuleNotFoundError:
@@ -45,7 +47,7 @@ def is_available() -> bool:
 
 
 class StagedCall:
-    """The copies of one call."""
+    """The arrays of one call: what it reads is copied to pinned host memory, and what it writes is copied back."""
 
     def __init__(
         self, device: int, inputs: Sequence[Span], outputs: Sequence[Span], arrays: Sequence[Any], seconds: float
@@ -55,6 +57,7 @@ class StagedCall:
         self._arrays = arrays
         self._seconds = seconds
         self._back: Any = None
+        self._has_given_back = False
         spans = list(dict.fromkeys((*inputs, *outputs)))
         places, total = [], 0
         for _, nbytes in spans:
@@ -63,11 +66,15 @@ class StagedCall:
         with self._gpu.current():
             self._memory = self._staging.take(total)
             hosts = {span: self._memory.address + place for span, place in zip(spans, places, strict=True)}
-            self._copied = self._copy_in({span: hosts[span] for span in inputs})
+            try:
+                self._copied = self._copy_in({span: hosts[span] for span in inputs})
+            except BaseException:  # some copies may have been queued
+                self._staging.keep_until_here(self._staging.stream_in, self._memory, arrays)
+                raise
         self.inputs: list[int] = [hosts[span] for span in inputs]
         """The address of the host memory of each block that the call reads."""
         self.outputs: list[int] = [hosts[span] for span in outputs]
-        """And of each that it writes."""
+        """The address of the host memory of each block that the call writes."""
         self._written = {span: hosts[span] for span in outputs}
 
     def _copy_in(self, read: Mapping[Span, int]) -> Any:
@@ -87,18 +94,21 @@ class StagedCall:
         return cuda.has_come(self._copied)
 
     def wait_until_copied(self) -> None:
-        """Wait for that. Raises DistBackendError after the time of the call."""
-        self._wait_for(self._copied, "what was queued before the array is to be sent")
+        """Wait until it is. Raises DistBackendError after the call's timeout."""
+        self._wait_for(self._copied, "the work that was queued before the send")
 
     def copy_back(self) -> None:
         """Queue the copies of what the call has written. Called at most once."""
+        self._has_given_back = True
         with self._gpu.current():
-            for (address, nbytes), host in self._written.items():
-                if nbytes:
-                    cuda.copy(self._staging.stream_out, address, host, nbytes)
-            self._back = self._gpu.record(self._staging.stream_out)
-            ended = self._gpu.record(self._staging.stream_out)
-        self._staging.give_back(_Used(self._memory, ended, ()))  # now: this object may live much longer
+            try:
+                for (address, nbytes), host in self._written.items():
+                    if nbytes:
+                        cuda.copy(self._staging.stream_out, address, host, nbytes)
+                self._back = self._gpu.record(self._staging.stream_out)
+            finally:  # now: this object may live much longer
+                arrays = () if self._back is not None else self._arrays
+                self._staging.keep_until_here(self._staging.stream_out, self._memory, arrays)
 
     def is_completed(self) -> bool:
         """Return whether the results are on the device, after ``copy_back``."""
@@ -110,7 +120,7 @@ class StagedCall:
             for stream in cuda_array.current_streams(self._arrays):
                 cuda.let_wait(stream, self._back)
         if any(cuda_array.current_stream(array) is None for array in self._arrays):
-            self._wait_for(self._back, "what was queued on its arrays before the call")
+            self._wait_for(self._back, "the copies of the call's results")
 
     def _wait_for(self, event: Any, what: str) -> None:
         deadline = time.monotonic() + self._seconds
@@ -120,13 +130,16 @@ class StagedCall:
             time.sleep(_PAUSE_SECONDS)
 
     def __del__(self) -> None:
-        if not hasattr(self, "_copied"):
+        if not hasattr(self, "_copied") or not self._staging.is_of_this_process():
             return
-        if self._back is None:  # of a send, and of a call that has failed
-            self._staging.give_back(_Used(self._memory, self._copied, self._arrays))
+        if not self._has_given_back:  # of a send, and of a call that has failed
+            self._staging.keep(_Used(self._memory, self._copied, self._arrays))
+        elif self._back is not None and not cuda.has_come(self._back):  # of a group that has failed
+            self._staging.keep(_Used(None, self._back, self._arrays))
         else:
             self._gpu.give_back(self._copied)
-            self._gpu.give_back(self._back)
+            if self._back is not None:
+                self._gpu.give_back(self._back)
 
 
 class _Memory(NamedTuple):
@@ -134,11 +147,13 @@ class _Memory(NamedTuple):
     address: int
 
 
-class _Used(NamedTuple):
-    """What a call has used: it is free when the event has come."""
+@dataclass(eq=False)
+class _Used:
+    """Host memory, if any, and arrays that are in use until an event has come."""
 
-    memory: _Memory
+    memory: _Memory | None
     ended: Any
+    """None until it is recorded."""
     arrays: Sequence[Any]
 
 
@@ -150,14 +165,20 @@ class _Staging:
         with self.gpu.current():
             self.stream_in = self.gpu.make_stream()
             self.stream_out = self.gpu.make_stream()
-        self._lock = threading.RLock()  # the end of a call may come at any place, also in this thread inside of `take`
+        # Reentrant: garbage collection may run StagedCall.__del__ inside of `take`.
+        self._lock = threading.RLock()
+        self._process = os.getpid()
         self._used: list[_Used] = []
         self._free: dict[int, list[_Memory]] = {}
         self._free_bytes = 0
 
+    def is_of_this_process(self) -> bool:
+        """Return False in a forked child, where the device cannot be used, and the lock may be held for ever."""
+        return os.getpid() == self._process
+
     def take(self, nbytes: int) -> _Memory:
         """Return at least so many bytes of host memory. The device is the current one."""
-        size = 1 << (max(nbytes, _SMALLEST) - 1).bit_length()
+        size = 1 << (max(nbytes, _MIN_BYTES) - 1).bit_length()
         with self._lock:
             self._sweep()
             if free := self._free.get(size):
@@ -168,26 +189,31 @@ class _Staging:
         cuda.register(address, size)
         return _Memory(pages, address)
 
-    def give_back(self, used: _Used) -> None:
-        """Take memory back, which may still be in use."""
+    def keep(self, used: _Used) -> None:
+        """Keep what is in use, and free the memory later."""
         with self._lock:
             self._used.append(used)
-            if cuda.has_come(used.ended):
-                self._sweep()
+
+    def keep_until_here(self, stream: int, memory: _Memory, arrays: Sequence[Any]) -> None:
+        """Keep what is used on a stream up to now. The device is the current one."""
+        used = _Used(memory, None, arrays)
+        self.keep(used)  # for ever, where the device records no event any more
+        used.ended = self.gpu.record(stream)
 
     def _sweep(self) -> None:
-        """Keep what is free now for later calls, up to _MOST_FREE."""
-        used, self._used = self._used, []
-        for one in used:
-            if not cuda.has_come(one.ended):
-                self._used.append(one)
+        """Free memory whose event has come, and unregister what exceeds _MAX_FREE_BYTES. As `take`."""
+        for used in list(self._used):
+            if used.ended is None or not cuda.has_come(used.ended):
                 continue
-            self.gpu.give_back(one.ended)
-            size = len(one.memory.pages)
-            if self._free_bytes + size > _MOST_FREE:
-                cuda.unregister(one.memory.address)
+            self._used.remove(used)
+            self.gpu.give_back(used.ended)
+            if used.memory is None:
                 continue
-            self._free.setdefault(size, []).append(one.memory)
+            size = len(used.memory.pages)
+            if self._free_bytes + size > _MAX_FREE_BYTES:
+                cuda.unregister(used.memory.address)
+                continue
+            self._free.setdefault(size, []).append(used.memory)
             self._free_bytes += size
 
 

@@ -107,7 +107,7 @@ class DeviceBackend(Protocol):
     """
 
     def supports(self, op: str, dtype: str, reduce_op: str) -> bool:
-        """Return whether it makes such calls, the same on all ranks; the others go by host memory.
+        """Return whether it makes such calls, the same on all ranks; others are staged through host memory.
 
         ``reduce_op`` is "" where nothing is reduced.
         """
