@@ -8,8 +8,8 @@
     stream out                                                  copies what is written (back)
 
 The ranks match calls by their order: a call keeps its place, and is not begun before its inputs have been copied. A
-send waits for the copy before it returns. The host memory is the process's own, which the other ranks of the host can read, and is
-registered with the device (pinned), so that copies run beside the program.
+send waits for the copy before it returns. The host memory is the process's own, which the other ranks of the host can
+read, and is registered with the device (pinned), so that copies run beside the program.
 """
 
 from __future__ import annotations
