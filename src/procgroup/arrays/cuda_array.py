@@ -71,7 +71,7 @@ def refusal(array: Any, name: str) -> str:
         where = f"CUDA device {device.id}" if hasattr(device, "id") else "a CUDA device"
         copies = f"{name}.get(), and copy the result back with {name}.set()" if whose == "cupy" else "a copy on the CPU"
     return (
-        f"`{name}` is on {where}, and this group moves arrays in CPU memory. Install NVIDIA's cuda-bindings, with which "
+        f"`{name}` is on {where}, and this group moves arrays in CPU memory. Install NVIDIA's cuda-bindings, by which "
         f"procgroup copies them (pip install 'procgroup[nccl-cu13]' or, for CUDA 12, 'procgroup[nccl-cu12]'), or "
         f"pass {copies}."
     )
