@@ -167,6 +167,8 @@ def play_devices(rank: int, size: int) -> None:
     # Sharded by jit: one call, on the whole array. Divided among devices by hand: refused, in words.
     sharded = jax.device_put(whole, NamedSharding(mesh, split))
     assert jax.jit(lambda x: functional.all_reduce(x + 1))(sharded).tolist() == (size * (whole + 1)).tolist()
+    with pytest.raises(TypeError, match="expected an array on one device"):
+        dist.send(sharded, 1 - rank)
     divided = jax.shard_map(functional.all_reduce, mesh=mesh, in_specs=split, out_specs=split)
     for call in (divided, jax.jit(divided), jax.pmap(functional.all_reduce)):
         with pytest.raises(NotImplementedError, match="shard_map or jax.pmap over 2 devices of one process"):

@@ -1,4 +1,4 @@
-"""JAX arrays in CPU memory: they are read in place, and never written, because they are immutable."""
+"""JAX arrays, which are read and never written, because they are immutable: in place, or, of another device, by a copy."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ def view(array: Any, writable: bool, name: str) -> ArrayView | None:
             f"Use procgroup.functional, whose functions return new arrays."
         )
     devices = array.devices()
-    if len(devices) != 1 or any(device.platform != "cpu" for device in devices):
+    if len(devices) != 1:
         where = ", ".join(sorted(map(str, devices)))
-        raise TypeError(
-            f"`{name}` is on {where}, and this group moves arrays in the memory of one CPU device. "
-            f"Pass jax.device_get({name})."
-        )
+        raise TypeError(f"`{name}` is on {where}; expected an array on one device. Pass jax.device_get({name}).")
     import numpy
 
+    # The elements of a CPU device are not copied. From others JAX copies them when the array is there.
     return numpy_array.view(numpy.asarray(array), name)
 
 
