@@ -1,4 +1,4 @@
-"""JAX arrays, which are read and never written, because they are immutable: in place, or, of another device, by a copy."""
+"""JAX arrays, which are immutable: they are read in place or, on a device other than a CPU, by a copy."""
 
 from __future__ import annotations
 
