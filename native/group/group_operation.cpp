@@ -48,6 +48,7 @@ Progress QueuedCall::advance() {
         fail(*std::move(failure));
         return Progress::kDone;
       }
+    awaits_arrays_ = !is_ready;
     if (!is_ready) return Progress::kWaiting;
     group_.number(request_.descriptor);
     recording_.emplace(group_.engine_.recorder(), request_.descriptor);
@@ -77,6 +78,8 @@ void QueuedCall::give_up(Failure failure) {
   if (running_) {
     running_->give_up(std::move(failure));
     failure = *running_->failure();
+  } else if (awaits_arrays_ && failure.kind == Failure::Kind::kTimeout) {
+    failure.reason = "the work that was queued on its GPU before the call";
   }
   end(&failure);
 }

@@ -31,6 +31,7 @@ class QueuedCall final : public GroupOperation {
   Request request_;
   std::optional<Recording> recording_;
   std::unique_ptr<Operation> running_;
+  bool awaits_arrays_ = false;    // its turn has come, and it is not ready
   std::atomic<bool> is_polling_;  // until it is ready, and while another backend moves it
 };
 

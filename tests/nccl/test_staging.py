@@ -5,6 +5,7 @@ The GPUs are stand-ins, whose every operation is late: a wait that is missing sh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from collectives.cases import choose
 from collectives.playing import Report, all_right
+from failures.operations import allowance
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, new_stream
 from nccl.gpu_parts import case_of
@@ -285,6 +287,26 @@ def test_a_copy_that_fails_ends_the_group_on_all_ranks() -> None:
     other, own = run(use_freed_memory, 2, environment=GPUS)
     assert "CUDA" in own, own
     assert other.startswith("PeerFailed: ") and "rank 1" in other, other
+
+
+def call_behind_work_that_never_ends(rank: int, size: int, is_async: bool) -> tuple[str, float]:
+    gpu_arrays.start(0)
+    dist.init_process_group("gloo", timeout=20)
+    stream = new_stream()
+    array = full(100, 1, stream)
+    began = time.monotonic()
+    with held(stream) if rank == 0 else contextlib.nullcontext(), pytest.raises(dist.DistError) as raised:
+        work: Any = dist.all_reduce(array, async_op=is_async, timeout=0.5 if rank == 0 else 20)
+        work.wait()
+    return f"{type(raised.value).__name__}: {raised.value}", time.monotonic() - began
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_gpu_that_never_gets_to_the_call_is_named_at_the_deadline(is_async: bool) -> None:
+    (own, took), (other, _) = run(call_behind_work_that_never_ends, 2, args=(is_async,), environment=GPUS)
+    assert own.startswith("CollectiveTimeout: ") and "the work that was queued on its GPU before the call" in own, own
+    assert other.startswith("PeerFailed: ") and "rank 0" in other, other
+    assert took < allowance(1.0)
 
 
 def die_before_the_call(rank: int, size: int) -> str:
