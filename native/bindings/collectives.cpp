@@ -1,11 +1,9 @@
-// From the arguments of each collective to a request, after all checks, and from there into the engine.
+// From the arguments of each collective to a request, after all checks.
 #include <algorithm>
 #include <numeric>
 
-#include "dtype/scale.hpp"
 #include "ops/packing.hpp"
 #include "python_group.hpp"
-#include "staged_call.hpp"
 
 using namespace nanobind::literals;
 
@@ -28,35 +26,9 @@ Request make(OpKind op, const ArrayView& view, int root = -1) {
   return request;
 }
 
-// Let each of this rank's elements be multiplied into memory of the request's own, right before the call reads them.
-void premultiply(Request& request, double factor) {
-  std::vector<Block> from = request.inputs;
-  if (from.empty()) from.push_back({const_cast<void*>(request.input), request.descriptor.count});
-  const Dtype dtype = request.descriptor.dtype;
-  size_t count = 0;
-  for (const Block& block : from) count += block.count;
-  const std::shared_ptr<std::byte[]> scaled(new std::byte[count * dtype_size(dtype)]);
-  std::byte* at = scaled.get();
-  for (Block& block : request.inputs) {
-    block.data = at;
-    at += block.count * dtype_size(dtype);
-  }
-  if (request.inputs.empty()) request.input = scaled.get();
-  request.before = [before = std::move(request.before), from = std::move(from), scaled, dtype, factor] {
-    if (before) before();
-    std::byte* to = scaled.get();
-    for (const Block& block : from) {
-      scale(dtype, to, block.data, factor, block.count);
-      to += block.count * dtype_size(dtype);
-    }
-  };
-}
-
-// A factor of arrays on a device is left to the backend.
-void reduce_with(Request& request, const Reduction& reduction, const ArrayView& view) {
+void reduce_with(Request& request, const Reduction& reduction) {
   request.descriptor.reduce_op = reduction.op;
   request.factor = reduction.factor;
-  if (reduction.op == ReduceOp::kPremulSum && !view.is_on_device()) premultiply(request, reduction.factor);
 }
 
 // Describe blocks of which every rank has the same: by one size, or by the sum and a hash of the sizes.
@@ -125,7 +97,7 @@ nb::object PythonGroup::reduce(nb::handle array, int root, nb::handle op, bool a
   const CallSite site = this->site("reduce");
   ArrayView view(array, root == group_->rank() ? Access::kUpdate : Access::kRead, {"tensor"});
   Request request = make(OpKind::kReduce, view, site.checked_rank(root));
-  reduce_with(request, site.reduction(op, view.dtype()), view);
+  reduce_with(request, site.reduction(op, view.dtype()));
   return issue(std::move(request), {"reduce", array, async_op, seconds}, view);
 }
 
@@ -133,7 +105,7 @@ template <OpKind kKind>
 nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool async_op, double seconds) {
   ArrayView view(array, Access::kUpdate, {"tensor"});
   Request request = make(kKind, view);
-  reduce_with(request, site(op_name(kKind)).reduction(op, view.dtype()), view);
+  reduce_with(request, site(op_name(kKind)).reduction(op, view.dtype()));
   return issue(std::move(request), {op_name(kKind), array, async_op, seconds}, view);
 }
 
@@ -255,7 +227,7 @@ nb::object PythonGroup::reduce_scatter(nb::handle output, nb::handle inputs, nb:
   require_own(site, request.inputs, "input_list", target, "output");
   describe_blocks(request.descriptor, request.inputs);
   arguments.require_disjoint(request.inputs, {block_of(target)});
-  reduce_with(request, site.reduction(op, target.dtype()), target);
+  reduce_with(request, site.reduction(op, target.dtype()));
   return issue(std::move(request), {"reduce_scatter", output, async_op, seconds}, arguments.issued());
 }
 
@@ -270,7 +242,7 @@ nb::object PythonGroup::reduce_scatter_single(nb::handle output, nb::handle arra
   request.output = target.data();
   request.inputs = arguments.equal_blocks(whole);
   arguments.require_disjoint(request.inputs, {block_of(target)});
-  reduce_with(request, site.reduction(op, target.dtype()), target);
+  reduce_with(request, site.reduction(op, target.dtype()));
   return issue(std::move(request), {"reduce_scatter_single", output, async_op, seconds}, arguments.issued());
 }
 
@@ -331,115 +303,6 @@ nb::object PythonGroup::barrier(bool async_op, double seconds) {
   Request request;
   request.after_device_work = true;
   return issue(std::move(request), {"barrier", nb::none(), async_op, seconds}, std::make_shared<Issued>());
-}
-
-nb::object PythonGroup::issue(Request request, const Options& options, ArrayView& view) {
-  if (view.is_on_device()) {
-    auto issued = std::make_shared<Issued>();
-    issued->arrays.push_back(std::move(view));
-    return issue(std::move(request), options, std::move(issued));
-  }
-  if (only_checks_) return nb::none();
-  if (!options.async_op && !needs_backend(request)) {
-    if (view.is_strided()) move_through_scratch(request, {&view, 1});
-    return run(request, options.seconds);
-  }
-  if (!options.async_op && mpi_) {
-    if (view.is_strided()) move_through_scratch(request, {&view, 1});
-    const BlockingMpiCall call(mpi_, *group_, request, view);
-    return run(request, options.seconds);
-  }
-  auto issued = std::make_shared<Issued>();
-  issued->arrays.push_back(std::move(view));
-  return issue(std::move(request), options, std::move(issued));
-}
-
-nb::object PythonGroup::issue(Request request, const Options& options, std::shared_ptr<Issued> issued) {
-  const Descriptor& call = request.descriptor;
-  const bool is_staged = !issued->arrays.empty() && this->is_staged(issued->arrays.front(), call.op, call.reduce_op);
-  const bool on_device = !issued->arrays.empty() && issued->arrays.front().is_on_device() && !is_staged;
-  if (only_checks_) return nb::none();
-  if (is_staged) {
-    engine_->require_not_forked();
-    issued->staged = stage(request, issued->arrays, group_->rank(), options.seconds);
-    if (reduces(call.op) && call.reduce_op == ReduceOp::kPremulSum) premultiply(request, request.factor);
-    request.after = issued->staged->follow_in(group_, call, options.seconds, !options.async_op);
-  }
-  move_through_scratch(request, issued->arrays);
-  if (on_device)
-    move_on_device(request, *issued, options);
-  else if (needs_backend(request) && !issued->arrays.empty())
-    move_by_backend(request, *issued);
-  if (!options.async_op) {
-    run(request, options.seconds, issued.get());
-    if (is_staged || on_device) issued->on_device()->let_streams_wait();
-    return nb::none();
-  }
-  for (ArrayView& view : issued->arrays) view.hold_memory();
-  engine_->require_not_forked();
-  PythonRuntime language(engine_->rank_threads());
-  return adopt(options, std::move(issued),
-               [&] { return group_->start(std::move(request), options.seconds, language); });
-}
-
-void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
-  request.descriptor.external = true;
-  if (mpi_) return move_by_mpi(mpi_, *group_, request, std::move(issued.arrays));
-  issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
-  request.transfer = issued.transfer->as_function();
-}
-
-bool PythonGroup::is_staged(const ArrayView& view, OpKind op, ReduceOp reduce_op) const {
-  if (!view.is_on_device()) return false;
-  const char* const reduction = reduces(op) ? reduce_op_name(reduce_op) : "";
-  if (device_supports_.is_valid() && nb::cast<bool>(device_supports_(op_name(op), dtype_name(view.dtype()), reduction)))
-    return false;
-  if (!nb::cast<bool>(nb::module_::import_("procgroup.backends.staging").attr("is_available")())) view.refuse_device();
-  return true;
-}
-
-void PythonGroup::move_on_device(Request& request, Issued& issued, const Options& options) const {
-  request.descriptor.external = request.descriptor.on_device = true;
-  issued.transfer = prepare_device_transfer(device_prepare_, request, std::move(issued.arrays), group_->rank());
-  request.transfer = issued.transfer->as_function();
-  request.after = issued.transfer->follow_in(group_, request.descriptor, options.seconds, !options.async_op);
-}
-
-void PythonGroup::open_backend(nb::object advance, double seconds) {
-  Issued issued;
-  issued.transfer = make_transfer(std::move(advance));
-  Request request;
-  request.descriptor.external = true;
-  request.transfer = issued.transfer->as_function();
-  run(request, seconds, &issued);
-}
-
-nb::object PythonGroup::run(Request& request, double seconds, const Issued* issued) {
-  engine_->require_not_forked();
-  require_outside_transfer(op_name(request.descriptor.op));
-  PythonRuntime language(engine_->rank_threads());
-  try {
-    group_->run(request, seconds, language);
-    language.rethrow();
-  } catch (const OperationFailed& failed) {
-    language.rethrow();
-    raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued ? issued->error() : nb::handle()));
-  }
-  return nb::none();
-}
-
-// Where the call cannot take iovecs, they are packed first.
-nb::object PythonGroup::run_iovecs(Request& request, const InputIovecs& input, double seconds) {
-  if (only_checks_) return nb::none();
-  std::unique_ptr<std::byte[]> packed;
-  if (group_->takes_iovecs(request.descriptor)) {
-    request.iovecs = input.iovecs();
-  } else {
-    packed = input.pack();
-    request.input = packed.get();
-    if (request.outputs.empty()) request.output = packed.get();
-  }
-  return run(request, seconds);
 }
 
 namespace {

@@ -238,7 +238,7 @@ class Group final : public Source {
   std::vector<std::shared_ptr<GroupOperation>> messages_;
   // The last work of each queue of the device: of collectives, and of messages from and to each member.
   std::map<std::pair<OpKind, int>, std::weak_ptr<GroupOperation>> device_queues_;
-  std::atomic<bool> has_used_device_{false};
+  std::atomic<bool> has_used_device_{false};  // whether device_queues_ has any, without the mutex
   std::function<void()> end_device_work_;
   size_t crowded_ = kFewMessages;                      // messages_ is swept when it is as long as this
   std::atomic<int> receive_credits_{kReceiveCredits};  // see start_at_once()

@@ -42,14 +42,11 @@ Progress QueuedCall::advance() {
       fail(std::move(*broken));
       return Progress::kDone;
     }
-    bool is_ready = true;
-    if (request_.ready)
-      if (std::optional<Failure> failure = failure_of([&] { is_ready = request_.ready(); })) {
-        fail(*std::move(failure));
-        return Progress::kDone;
-      }
-    awaits_arrays_ = !is_ready;
-    if (!is_ready) return Progress::kWaiting;
+    if (std::optional<Failure> failure = failure_of([this] { awaits_arrays_ = request_.ready && !request_.ready(); })) {
+      fail(*std::move(failure));
+      return Progress::kDone;
+    }
+    if (awaits_arrays_) return Progress::kWaiting;
     group_.number(request_.descriptor);
     recording_.emplace(group_.engine_.recorder(), request_.descriptor);
     if (request_.before) request_.before();

@@ -89,8 +89,8 @@ class MessageOperation final : public GroupOperation {
   std::shared_ptr<Transfer> transfer_;
   Header header_;
   bool awaits_acceptance_ = false;
-  std::atomic<bool> header_moved_{false};
-  std::mutex external_;  // held to advance the backend's transfer; taken before the mutex of messages
+  std::atomic<bool> header_moved_{false};  // or the message itself, where only `after` is left to be run
+  std::mutex external_;                    // held to advance the backend's transfer; taken before the mutex of messages
 };
 
 // Work that a call has started on a device, and that the call does not wait for. The work of one queue of the device

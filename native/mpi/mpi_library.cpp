@@ -94,12 +94,11 @@ std::vector<std::byte> samples(Dtype dtype) {
   if (dtype == Dtype::kBool) return {std::byte{0}, std::byte{1}};
   std::vector<std::byte> elements;
   const size_t bytes = dtype_size(dtype);
-  for (const auto& [first, last] : {std::pair{0, 0}, {1, 0}, {2, 0}, {7, 0}, {0xff, 0xff}, {0, 0x80}, {0xff, 0x7f}})
-    for (size_t place = 0; place < bytes; ++place) {  // the last byte is the highest
-      const int inner = first == 0xff ? 0xff : 0;
-      const int byte = bytes > 1 && place == bytes - 1 ? last : place == 0 ? first : inner;
-      elements.push_back(static_cast<std::byte>(bytes == 1 && last != 0 ? last : byte));
-    }
+  const uint64_t lowest = uint64_t{1} << (8 * bytes - 1);  // of the signed type
+  for (const uint64_t value : {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{7}, ~uint64_t{0}, lowest, lowest - 1}) {
+    const auto all = std::as_bytes(std::span(&value, 1));  // the lowest first
+    elements.insert(elements.end(), all.begin(), all.begin() + static_cast<ptrdiff_t>(bytes));
+  }
   return elements;
 }
 

@@ -62,7 +62,7 @@ struct Request {
   // read, `after` when it succeeded. Both are empty for contiguous arrays and ops that need no factor.
   std::function<void()> before;
   std::function<void()> after;
-  // The factor of PREMUL_SUM where the inputs are on a device, and are not multiplied yet.
+  // The factor of PREMUL_SUM, by which the inputs are still to be multiplied; 1 where that is done.
   double factor = 1.0;
   // Where it is set, the call is not begun before it returns true. Throws what makes the call fail. Polled by the
   // thread that would begin the call.

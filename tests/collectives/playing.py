@@ -1,8 +1,11 @@
-"""Playing cases on one rank, and judging what all ranks saw."""
+"""Playing cases and programs on one rank, and judging what all ranks saw."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import pytest
 
 import procgroup as dist
 from cases import Case, CasePart
@@ -29,6 +32,30 @@ def play_one(case: Case, rank: int, size: int, async_op: bool) -> Report:
     except Exception as error:
         raise AssertionError(f"rank {rank} of {size}, {case}: {type(error).__name__}: {error}") from error
     return report(part)
+
+
+Programs = Mapping[str, Callable[[int, int], None]]
+"""What ranks of one world do in turn, on the default group; the name of each says what must come of it."""
+
+
+def play_programs(programs: Programs, rank: int, size: int) -> dict[str, str]:
+    """Return what went wrong in each program: "" where nothing did. After the first that fails no other is played."""
+    became: dict[str, str] = {}
+    for name, function in programs.items():
+        try:
+            function(rank, size)
+            became[name] = ""
+        except (Exception, pytest.fail.Exception):
+            became[name] = traceback.format_exc()
+            break  # the ranks may be out of step
+    return became
+
+
+def nothing_went_wrong(name: str, ranks: Iterable[Mapping[str, str]]) -> None:
+    """Fail where a program was not played to its end on every rank."""
+    for rank, became in enumerate(ranks):
+        wrong = became.get(name, "not played: an earlier program failed")
+        assert not wrong, f"rank {rank}: {wrong}"
 
 
 def report(part: CasePart) -> Report:

@@ -6,7 +6,6 @@ One world for each MPI and number of ranks plays all cases, and then the program
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collectives.cases import choose
-from collectives.playing import Report, all_right, play_one
+from collectives.playing import Report, all_right, nothing_went_wrong, play_one, play_programs
 from collectives.test_factors_and_complex import SIZE as SIZE_OF_FACTORS
 from collectives.test_factors_and_complex import scale_and_add
 from collectives.test_identical_bits import COUNTS, OPS, judge, wild_values
@@ -344,14 +343,7 @@ def play(rank: int, size: int, cases_of: dict[str, list[Case]]) -> Played:
         kind: [play_one(case, rank, size, async_op=bool(number % 2)) for number, case in enumerate(cases)]
         for kind, cases in cases_of.items()
     }
-    became = {}
-    for name, function in PROGRAMS.items() if size > 1 else ():
-        try:
-            function(rank, size)
-            became[name] = ""
-        except Exception:
-            became[name] = traceback.format_exc()
-            break  # the ranks may be out of step
+    became = play_programs(PROGRAMS if size > 1 else {}, rank, size)
     dist.destroy_process_group()
     return reports, became
 
@@ -386,6 +378,4 @@ def test_every_case_gives_what_numpy_gives(mpi: str, size: int, kind: str, sampl
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_on_several_ranks(mpi: str, size: int, name: str, sampled: bool) -> None:
-    for rank, (_, became) in enumerate(played(mpi, size, sampled)):
-        wrong = became.get(name, "not played: an earlier program failed")
-        assert not wrong, f"rank {rank}: {wrong}"
+    nothing_went_wrong(name, [became for _, became in played(mpi, size, sampled)])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives.playing import Report, all_right, report
+from collectives.playing import Report, all_right, nothing_went_wrong, play_programs, report
 from collectives.test_factors_and_complex import FACTORS, Reduction
 from groups.test_objects import play_all_calls
 from nccl import gpu_arrays, stand_ins
@@ -636,14 +635,7 @@ def play(rank: int, size: int, cases_of: dict[str, list[Case]]) -> Played:
         kind: [play_one(case, rank, size, streams, async_op=bool(number % 2)) for number, case in enumerate(cases)]
         for kind, cases in cases_of.items()
     }
-    became = {}
-    for name, function in PROGRAMS.items() if size > 1 else ():
-        try:
-            function(rank, size)
-            became[name] = ""
-        except (Exception, pytest.fail.Exception):
-            became[name] = traceback.format_exc()
-            break  # the ranks may be out of step
+    became = play_programs(PROGRAMS if size > 1 else {}, rank, size)
     dist.destroy_process_group()
     return reports, became
 
@@ -673,9 +665,7 @@ def test_every_case_gives_what_numpy_gives(size: int, kind: str, sampled: bool) 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_on_several_ranks(size: int, name: str, sampled: bool) -> None:
-    for rank, (_, became) in enumerate(played(size, sampled)):
-        wrong = became.get(name, "not played: an earlier program failed")
-        assert not wrong, f"rank {rank}: {wrong}"
+    nothing_went_wrong(name, [became for _, became in played(size, sampled)])
 
 
 def play_large_arrays(rank: int, size: int) -> list[Report]:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collectives.cases import choose
-from collectives.playing import Report, all_right
+from collectives.playing import Report, all_right, nothing_went_wrong, play_programs
 from failures.operations import allowance
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, new_stream
@@ -212,14 +211,7 @@ def play(rank: int, size: int, cases: list[Case]) -> Played:
     streams = [new_stream(), LEGACY, None, new_stream(), PER_THREAD]
     dist.init_process_group("gloo", timeout=20)
     reports = [play_one(case, rank, size, streams, async_op=bool(number % 2)) for number, case in enumerate(cases)]
-    became = {}
-    for name, function in PROGRAMS.items() if size > 1 else ():
-        try:
-            function(rank, size)
-            became[name] = ""
-        except (Exception, pytest.fail.Exception):
-            became[name] = traceback.format_exc()
-            break  # the ranks may be out of step
+    became = play_programs(PROGRAMS if size > 1 else {}, rank, size)
     dist.destroy_process_group()
     dist.init_process_group("nccl", timeout=20)
     others = [play_one(case, rank, size, streams, async_op=bool(number % 2)) for number, case in enumerate(MISSED)]
@@ -263,9 +255,7 @@ def test_what_nccl_has_not_goes_by_host_memory_in_its_groups(size: int, sampled:
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.timeout(120)
 def test_on_several_ranks(size: int, name: str, sampled: bool) -> None:
-    for rank, (_, _, became) in enumerate(played(size, sampled)):
-        wrong = became.get(name, "not played: an earlier program failed")
-        assert not wrong, f"rank {rank}: {wrong}"
+    nothing_went_wrong(name, [became for _, _, became in played(size, sampled)])
 
 
 def use_freed_memory(rank: int, size: int) -> str:

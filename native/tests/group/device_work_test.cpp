@@ -28,6 +28,16 @@ Descriptor collective(uint64_t sequence) {
   return call;
 }
 
+// An all_reduce of the array.
+Request sum_of(std::vector<int64_t>& data) {
+  Request request;
+  request.descriptor.op = OpKind::kAllReduce;
+  request.descriptor.dtype = Dtype::kInt64;
+  request.descriptor.count = data.size();
+  request.input = request.output = data.data();
+  return request;
+}
+
 void wait_for(const Operation& operation) {
   while (!operation.is_completed()) std::this_thread::yield();
 }
@@ -170,23 +180,15 @@ void a_call_is_not_begun_before_it_is_ready(const std::vector<int>& hosts) {
     NoRuntime language;
     std::atomic<bool> is_copied{false};
     std::vector<int64_t> first(3, 0), second(3, 1);
-    const auto request_of = [](std::vector<int64_t>& data) {
-      Request request;
-      request.descriptor.op = OpKind::kAllReduce;
-      request.descriptor.dtype = Dtype::kInt64;
-      request.descriptor.count = data.size();
-      request.input = request.output = data.data();
-      return request;
-    };
-    Request late = request_of(first);
+    Request late = sum_of(first);
     late.ready = [&] { return is_copied.load(); };
     late.before = [&] { first.assign(3, 5); };
     const auto operation = group.start(std::move(late), 60);
-    const auto behind = group.start(request_of(second), 60);
+    const auto behind = group.start(sum_of(second), 60);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     check(!operation->is_completed() && !behind->is_completed(), "expected them to wait", group.rank());
     is_copied = true;
-    Request blocking = request_of(second);
+    Request blocking = sum_of(second);
     blocking.ready = [] { return true; };
     group.run(blocking, 60, language);
     check(operation->is_completed() && behind->is_completed(), "expected the order of the calls", group.rank());
@@ -197,18 +199,14 @@ void a_call_is_not_begun_before_it_is_ready(const std::vector<int>& hosts) {
 void a_call_that_cannot_become_ready_ends_the_group() {
   std::vector<Rank> world = world_of(2, {0, 0});
   in_all_ranks(world, [&](Group& group) {
-    int64_t data = 1;
-    Request request;
-    request.descriptor.op = OpKind::kAllReduce;
-    request.descriptor.dtype = Dtype::kInt64;
-    request.descriptor.count = 1;
-    request.input = request.output = &data;
+    std::vector<int64_t> data(1, 1);
+    Request request = sum_of(data);
     if (group.rank() == 1) request.ready = []() -> bool { throw std::runtime_error("illegal address"); };
     const auto operation = group.start(std::move(request), 60);
     wait_for(*operation);
     const std::string text = operation->failure()->summary();
     while (!group.is_completed()) std::this_thread::yield();
-    check(data == 1, text.c_str(), group.rank());
+    check(data[0] == 1, text.c_str(), group.rank());
     if (group.rank() == 1) check(text.find("illegal address") != std::string::npos, text.c_str(), 1);
   });
 }
@@ -217,12 +215,8 @@ void a_call_that_cannot_become_ready_ends_the_group() {
 void a_call_whose_end_throws_ends_the_group() {
   std::vector<Rank> world = world_of(2, {0, 0});
   in_all_ranks(world, [&](Group& group) {
-    int64_t data = 1;
-    Request request;
-    request.descriptor.op = OpKind::kAllReduce;
-    request.descriptor.dtype = Dtype::kInt64;
-    request.descriptor.count = 1;
-    request.input = request.output = &data;
+    std::vector<int64_t> data(1, 1);
+    Request request = sum_of(data);
     request.ready = [] { return true; };
     request.after = [&] {
       if (group.rank() == 1) throw std::runtime_error("illegal address");
