@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import resource
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import psutil
@@ -34,6 +37,11 @@ for _name in (
     *(name for name in os.environ if name.startswith(_LAUNCHERS)),
 ):
     os.environ.pop(_name, None)
+
+# The flight records of all that the tests start, apart from those of the user's own jobs.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["PROCGROUP_RECORD_DIR"] = tempfile.mkdtemp(prefix="procgroup-tests-")
+    atexit.register(shutil.rmtree, os.environ["PROCGROUP_RECORD_DIR"], ignore_errors=True)
 
 # Unbuffered, Python writes the words and the end of a line apart, and the lines of ranks that share a file mix.
 os.environ.pop("PYTHONUNBUFFERED", None)

@@ -27,7 +27,12 @@ struct ClockPair {
   int64_t ns;
 
   static ClockPair now() { return {now_ticks(), now_ns()}; }
+  // When this library was loaded. Long enough ago that times between it and now can be converted with little error.
+  static ClockPair at_load();
 };
+
+inline const ClockPair kLoaded = ClockPair::now();
+inline ClockPair ClockPair::at_load() { return kLoaded; }
 
 // Nanoseconds on the monotonic clock of a moment between `from` and `to`.
 inline int64_t ticks_to_ns(uint64_t ticks, const ClockPair& from, const ClockPair& to) {

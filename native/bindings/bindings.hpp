@@ -5,6 +5,7 @@
 
 void bind_arena_memory(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
+void bind_flight_record(nanobind::module_& module);
 void bind_group(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 void bind_mpi(nanobind::module_& module);

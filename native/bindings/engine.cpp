@@ -17,7 +17,19 @@ void bind_engine(nb::module_& module) {
   nb::class_<RankThreads>(module, "RankThreads").def(nb::init<>()).def("add_this", &RankThreads::add_this);
 
   nb::class_<PythonEngine>(module, "Engine")
-      .def(nb::init<int, int, bool, bool>(), "rank"_a, "world_size"_a, "ranks_are_threads"_a, "shared"_a)
+      .def(
+          "__init__",
+          [](PythonEngine* self, int rank, int world_size, bool ranks_are_threads, bool shared, std::string record,
+             std::string job, std::string program, int global_rank, int global_size) {
+            new (self) PythonEngine({.rank = rank,
+                                     .world_size = world_size,
+                                     .ranks_are_threads = ranks_are_threads,
+                                     .record_path = std::move(record),
+                                     .recorded = {global_rank, global_size, std::move(job), std::move(program)}},
+                                    shared);
+          },
+          "rank"_a, "world_size"_a, "ranks_are_threads"_a, "shared"_a, nb::kw_only(), "record"_a = "", "job"_a = "",
+          "program"_a = "", "global_rank"_a = 0, "global_size"_a = 1)
       .def_prop_ro("rank", [](const PythonEngine& self) { return self.engine()->rank(); })
       .def_prop_ro("world_size", [](const PythonEngine& self) { return self.engine()->world_size(); })
       .def_prop_ro("arena_problem", [](const PythonEngine& self) { return self.engine()->arena_problem(); })
@@ -34,12 +46,14 @@ void bind_engine(nb::module_& module) {
            nb::sig("def on_first_watch(self, start: collections.abc.Callable[[], None]) -> None"))
       .def_prop_ro("arena_descriptor", [](const PythonEngine& self) { return self.engine()->arena_descriptor(); })
       .def_prop_ro("arena_bell", [](const PythonEngine& self) { return self.engine()->arena_bell(); })
+      .def_prop_ro("record_descriptor", [](const PythonEngine& self) { return self.engine()->record_descriptor(); })
       .def(
           "attach_shared",
-          [](PythonEngine& self, int peer, int arena, int bell, int socket) {
-            self.engine()->attach_shared(peer, FileDescriptor(arena), FileDescriptor(bell), FileDescriptor(socket));
+          [](PythonEngine& self, int peer, int arena, int bell, int record, int socket) {
+            self.engine()->attach_shared(peer, FileDescriptor(arena), FileDescriptor(bell), FileDescriptor(record),
+                                         FileDescriptor(socket));
           },
-          "peer"_a, "arena"_a, "bell"_a, "socket"_a)
+          "peer"_a, "arena"_a, "bell"_a, "record"_a, "socket"_a)
       .def(
           "attach_socket",
           [](PythonEngine& self, int peer, int socket, int64_t pid) {

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 
+#include "python_host.hpp"
+#include "runtime/call_report.hpp"
+
 namespace nb = nanobind;
 
 namespace procgroup {
@@ -20,6 +23,19 @@ nb::dict calls_of_ranks(const Failure& failure) {
     calls[nb::int_(rank)] = failure.calls[index];
   }
   return calls;
+}
+
+// By rank, of those whose line is known.
+nb::dict lines_of_ranks(const Group& group, const Descriptor& call) {
+  std::vector<std::string> found;
+  {
+    const Unlocked unlocked;
+    found = group.source_lines(call);
+  }
+  nb::dict lines;
+  for (size_t rank = 0; rank < found.size(); ++rank)
+    if (!found[rank].empty()) lines[nb::int_(rank)] = short_line(found[rank]);
+  return lines;
 }
 
 // As PeerFailed.cause has it.
@@ -68,6 +84,8 @@ nb::object build_exception(const Failure& failure, const Descriptor& call, const
   data["size"] = group.size();
   if (!group.global_ranks().empty()) data["members"] = nb::cast(group.global_ranks());
   if (takes(call.op, group.rank(), call.root)) data["intact"] = !failure.wrote;
+  data["issued_at"] = short_line(group.source_line(call));
+  if (failure.kind == Failure::Kind::kMismatch) data["lines"] = lines_of_ranks(group, call);
   if (call.op == OpKind::kAllToAll && failure.kind == Failure::Kind::kMismatch) data["pair"] = failure.reason;
   return build_exception(failure, std::move(data));
 }

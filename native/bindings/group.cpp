@@ -147,6 +147,7 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
   if (only_checks_) return nb::none();
   if (!async_op) require_outside_transfer(op_name(op));
   MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag};
+  request.source = engine_->source_line();
   request.on_device = on_device;
   const std::shared_ptr<BackendTransfer> staged = is_staged ? stage(request, view, seconds) : nullptr;
   const bool is_external = on_device || has_backend();

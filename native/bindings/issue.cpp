@@ -47,6 +47,7 @@ nb::object PythonGroup::issue(Request request, const Options& options, ArrayView
     return issue(std::move(request), options, std::move(issued));
   }
   if (only_checks_) return nb::none();
+  request.source = engine_->source_line();
   if (!options.async_op && (mpi_ || !needs_backend(request))) {
     if (request.factor != 1.0) premultiply(request);
     if (view.is_strided()) move_through_scratch(request, {&view, 1});
@@ -64,6 +65,7 @@ nb::object PythonGroup::issue(Request request, const Options& options, std::shar
   const bool is_staged = !issued->arrays.empty() && this->is_staged(issued->arrays.front(), call.op, call.reduce_op);
   const bool on_device = !issued->arrays.empty() && issued->arrays.front().is_on_device() && !is_staged;
   if (only_checks_) return nb::none();
+  if (request.source == 0) request.source = engine_->source_line();
   if (is_staged) {
     engine_->require_not_forked();
     issued->staged = stage(request, issued->arrays, group_->rank(), options.seconds);
@@ -136,6 +138,7 @@ nb::object PythonGroup::run(Request& request, double seconds, const Issued* issu
 // Where the call cannot take iovecs, they are packed first.
 nb::object PythonGroup::run_iovecs(Request& request, const InputIovecs& input, double seconds) {
   if (only_checks_) return nb::none();
+  request.source = engine_->source_line();
   std::unique_ptr<std::byte[]> packed;
   if (group_->takes_iovecs(request.descriptor)) {
     request.iovecs = input.iovecs();

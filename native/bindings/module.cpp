@@ -17,6 +17,7 @@ NB_MODULE(_native, module) {
     }
   });
   bind_engine(module);
+  bind_flight_record(module);
   bind_work(module);
   bind_group(module);
   bind_arena_memory(module);

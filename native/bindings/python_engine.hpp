@@ -19,6 +19,7 @@
 #include "group/engine.hpp"
 #include "group/group.hpp"
 #include "python_host.hpp"
+#include "source_lines.hpp"
 
 namespace procgroup {
 
@@ -72,8 +73,8 @@ struct Issued {
 
 class PythonEngine {
  public:
-  PythonEngine(int rank, int world_size, bool ranks_are_threads, bool shared)
-      : engine_(make_engine({rank, world_size, ranks_are_threads}, shared)) {}
+  PythonEngine(const EngineOptions& options, bool shared)
+      : engine_(make_engine(options, shared)), source_lines_(engine_->record()) {}
   ~PythonEngine() { close(); }
 
   const std::shared_ptr<Engine>& engine() const {
@@ -86,6 +87,12 @@ class PythonEngine {
   }
   void require_not_forked() const {
     if (forked()) raise(forked_error());
+  }
+
+  // The number of the line of the program that makes a call now: see SourceLines.
+  uint32_t source_line() {
+    engine_->note_caller();
+    return source_lines_.here();
   }
 
   // Set-up: this engine's rank is one of these threads.
@@ -147,6 +154,7 @@ class PythonEngine {
       entry["state"] = call_state_name(record.state);
       entry["started_ns"] = record.started_ns;
       entry["ended_ns"] = record.ended_ns;
+      entry["source"] = engine_->record().view().source_line(record.source);
       list.append(entry);
     }
     return list;
@@ -186,6 +194,7 @@ class PythonEngine {
   static bool is_completed(const Issued& issued) { return issued.is_completed() && !issued.callback.is_valid(); }
 
   std::shared_ptr<Engine> engine_;
+  SourceLines source_lines_;
   std::shared_ptr<const RankThreads> rank_threads_;
   std::deque<std::shared_ptr<Issued>> issued_;
   size_t crowded_ = kFewIssued;  // issued_ is swept when it is as long as this

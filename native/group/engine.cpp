@@ -11,6 +11,7 @@
 #include <random>
 #include <system_error>
 
+#include "base/clock.hpp"
 #include "base/futex.hpp"
 #include "base/standard_error.hpp"
 #include "group/fork_guard.hpp"
@@ -33,11 +34,16 @@ size_t ring_capacity(int world_size) {
 constexpr double kLastWordsSeconds = 0.2;
 
 // How long a rank whose call has reached its deadline waits for the answers of the missing ranks.
-constexpr double kAnswerSeconds = 0.2;
+constexpr double kAnswerSeconds = 0.3;
 constexpr int64_t kAnswerSliceNs = 5'000'000;
 
 // The number of awaited ranks whose state the report of a wait describes.
 constexpr size_t kDescribedRanks = 4;
+
+// How long a stack tells what a rank is doing, and how long this rank waits for its own one before it answers a
+// question of another host without.
+constexpr int64_t kFreshNs = 1'000'000'000;
+constexpr int64_t kStackNs = 150'000'000;
 
 // After so many rounds of receiving, further messages are new ones rather than those that had already arrived.
 constexpr int kTurnsToQuiet = 16;
@@ -66,7 +72,6 @@ Engine::Engine(const EngineOptions& options, bool shared)
       arena_problem_ = error.what();
       watcher_.reset();
       life_lock_.reset();  // its word is in the arena
-      recorder_.reset();
       heap_.reset();
       arena_.reset();
     }
@@ -74,6 +79,8 @@ Engine::Engine(const EngineOptions& options, bool shared)
   if (!arena_) make_arena(Arena::create_private(rank()));
   messages_.read_ends_with([this](int peer) { return exit_in_memory(peer); });
   progress_ = std::make_unique<ProgressThread>(*this, policy_);
+  record_ = FlightRecord::create(options_.record_path, options_.recorded);
+  observer_ = std::make_unique<Observer>(*record_, [this] { answer_while_idle(); });
   guard_forks(this);
 }
 
@@ -83,6 +90,7 @@ Engine::~Engine() {
     static_cast<void>(progress_.release());
     static_cast<void>(life_lock_.release());
     static_cast<void>(watcher_.release());
+    static_cast<void>(observer_.release());
     return;
   }
   shutdown();
@@ -101,8 +109,6 @@ void Engine::make_arena(Arena arena) {
   header.rings = arena_->allocate(ring_stride(header.ring_capacity) * static_cast<size_t>(world_size()));
   for (int peer = 0; peer < world_size(); ++peer)
     Ring::initialise(arena_->at(header.rings, 0) + ring_stride(header.ring_capacity) * index(peer));
-  header.recorder = arena_->allocate(Recorder::bytes());
-  recorder_ = std::make_unique<Recorder>(arena_->at(header.recorder, Recorder::bytes()));
   exit_record_ = heap_->take(largest_record(world_size()));  // now: memory may be refused later
   header.wait_edge_board = arena_->allocate(sizeof(WaitEdgeBoard));
   header.exposure_tables = arena_->allocate(sizeof(ExposureTable) * static_cast<size_t>(world_size()));
@@ -117,16 +123,21 @@ void Engine::make_life() {
                                            [this](int peer) { on_left(peer); });
 }
 
-void Engine::attach_shared(int peer_rank, FileDescriptor descriptor, FileDescriptor bell, FileDescriptor socket) {
+void Engine::attach_shared(int peer_rank, FileDescriptor descriptor, FileDescriptor bell, FileDescriptor record,
+                           FileDescriptor socket) {
   attach_arena(peer_rank, std::make_shared<Arena>(Arena::attach(std::move(descriptor), std::move(bell))),
-               std::move(socket));
+               FlightRecord::attach(std::move(record)), std::move(socket));
 }
 
-void Engine::attach_thread(int peer_rank, const Engine& engine) { attach_arena(peer_rank, engine.arena_, {}); }
+void Engine::attach_thread(int peer_rank, const Engine& engine) {
+  attach_arena(peer_rank, engine.arena_, engine.record_, {});
+}
 
-void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, FileDescriptor socket) {
+void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, std::shared_ptr<FlightRecord> record,
+                          FileDescriptor socket) {
   Peer& peer = *peers_[index(peer_rank)];
   peer.arena = std::move(arena);
+  peer.record = std::move(record);
   peer.socket = std::move(socket);
   ArenaHeader& theirs = peer.arena->header();
   peer.pid = theirs.pid;
@@ -207,7 +218,10 @@ std::optional<Failure> Engine::exit_in_memory(int peer_rank) const {
 void Engine::fail(const std::string& reason, bool at_once) {
   if (forked() || shut_down_) return;
   if (at_once) aborting_.store(true, std::memory_order_release);  // first: the others may leave because of the record
-  if (!failed_.exchange(true)) post_exit(reason, at_once);
+  if (!failed_.exchange(true)) {
+    record_->end(RankState::kFailed, reason);
+    post_exit(reason, at_once);
+  }
   if (!at_once) return;
   aborted_.store(true, std::memory_order_release);
   announce_news();
@@ -268,15 +282,34 @@ void Engine::announce(const std::vector<WaitEdge>& cycle) {
 
 bool Engine::pump() {
   const bool moved = messages_.pump();
-  if (waits_.has_queries())
-    waits_.answer([this](uint64_t group) {
-      return describe_calls(recorder_->read(), group, [this](uint64_t identity) { return group_of(identity); });
-    });
+  if (waits_.has_queries() && can_answer())
+    waits_.answer([this](uint64_t group) { return activity(record_->view(), group); });
   return moved;
 }
 
+// Whether what this rank is doing is known: its call, or its stack, which is requested now and comes soon.
+bool Engine::can_answer() {
+  const int64_t now = now_ns();
+  const auto stack = record_->view().stack();
+  if (is_in_call(recorder().read()) || (stack && now - stack->ns < kFreshNs)) return true;
+  if (now - stack_requested_ns_ > kFreshNs) {
+    stack_requested_ns_ = now;
+    record_->request_stack();
+  }
+  return now - stack_requested_ns_ > kStackNs;
+}
+
+// A rank that is in no call answers the questions of other hosts, too.
+void Engine::answer_while_idle() {
+  if (!uses_sockets_.load(std::memory_order_acquire)) return;
+  const std::unique_lock lock(messages_mutex_, std::try_to_lock);
+  if (lock && pump()) kick();
+}
+
 std::vector<std::string> Engine::calls_of(const std::vector<int>& peers, uint64_t group) {
-  if (uses_sockets_) await_answers(peers, group);
+  const int64_t asked_ns = now_ns();
+  query_calls(peers, group);
+  await_answers([&] { return std::ranges::all_of(peers, [&](int peer) { return has_answered(peer, asked_ns); }); });
   return known_calls(peers, group);
 }
 
@@ -284,45 +317,71 @@ std::vector<std::string> Engine::known_calls(const std::vector<int>& peers, uint
   std::vector<std::string> calls;
   const std::lock_guard lock(messages_mutex_);
   for (const int peer : peers) {
-    const Arena* arena = peer_arena(peer);
-    calls.push_back(arena != nullptr ? calls_in_memory(*arena, group) : waits_.calls(peer));
-    if (calls.back().empty()) calls.back() = "not answering (it is in no call, or stopped)";
+    const FlightRecord* record = peer == rank() ? record_.get() : peers_[index(peer)]->record.get();
+    calls.push_back(record != nullptr ? activity(record->view(), group) : waits_.calls(peer));
+    if (calls.back().empty()) calls.back() = "not answering: it is stopped, or its host cannot be reached";
   }
   return calls;
 }
 
-std::string Engine::calls_in_memory(const Arena& arena, uint64_t group) const {
-  try {
-    const std::byte* memory = arena.at_line(arena.header().recorder, Recorder::bytes());
-    return describe_calls(Recorder::read(memory), group, [this](uint64_t identity) { return group_of(identity); });
-  } catch (const std::out_of_range&) {
-    return "";
-  }
+std::string Engine::activity(const FlightRecordView& record, uint64_t group) const {
+  const std::vector<Record> calls = record.calls();
+  const std::string text = describe_calls(
+      calls, group, [this](uint64_t identity) { return group_of(identity); },
+      [&](uint32_t number) { return record.source_line(number); });
+  if (const std::string stopped = describe_stopped(record); !stopped.empty()) return stopped + ", and was " + text;
+  const auto stack = record.stack();
+  if (is_in_call(calls) || !stack || now_ns() - stack->ns > kFreshNs) return text;
+  const std::string place = describe_stack(stack->text);
+  return place.empty() ? text : place + "; it is " + text;
 }
 
-void Engine::await_answers(const std::vector<int>& peers, uint64_t group) {
+// A rank that is in a call is known by that. One that is stopped takes no stack.
+bool Engine::has_answered(int peer, int64_t asked_ns) const {
+  const FlightRecord* record = peers_[index(peer)]->record.get();
+  if (record == nullptr) return peer == rank() || !waits_.calls(peer).empty();
+  const FlightRecordView view = record->view();
+  const auto stack = view.stack();
+  return (stack && stack->ns >= asked_ns) || is_in_call(view.calls()) || !describe_stopped(view).empty();
+}
+
+void Engine::await_answers(const std::function<bool()>& is_known) {
   const Deadline deadline = Deadline::after(kAnswerSeconds);
-  const auto is_answered = [this](int peer) { return peer_arena(peer) != nullptr || !waits_.calls(peer).empty(); };
-  query_calls(peers, group);
   while (!deadline.passed()) {
     {
       const std::lock_guard lock(messages_mutex_);
       pump();
-      if (std::ranges::all_of(peers, is_answered)) return;
+      if (is_known()) return;
     }
     sleep(deadline.remaining_ns(kAnswerSliceNs), [] { return false; });
   }
 }
 
+std::string Engine::source_line(int peer, const Descriptor& call) const {
+  const FlightRecord* record = peer == rank() ? record_.get() : peers_[index(peer)]->record.get();
+  return record != nullptr ? find_line(record->view(), call) : waits_.source_line(peer, call.group, call.sequence);
+}
+
+void Engine::post_source_line(int peer, const Descriptor& call) {
+  const std::lock_guard lock(messages_mutex_);
+  waits_.post_source_line(peer, call.group, call.sequence, source_line(rank(), call));
+}
+
 void Engine::query_calls(const std::vector<int>& peers, uint64_t group) {
   const std::lock_guard lock(messages_mutex_);
-  for (const int peer : peers) waits_.query_calls(peer, group);
+  for (const int peer : peers) {
+    FlightRecord* record = peers_[index(peer)]->record.get();
+    if (record == nullptr)
+      waits_.query_calls(peer, group);
+    else
+      record->request_stack();
+  }
 }
 
 void Engine::report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group) {
   std::vector<int> described = call.awaited;
   if (described.size() > kDescribedRanks) described.resize(kDescribedRanks);
-  if (due == WaitReport::Due::kQuestion && uses_sockets_) query_calls(described, group);
+  if (due == WaitReport::Due::kQuestion) query_calls(described, group);
   if (due != WaitReport::Due::kLine) return;
   WaitingCall global = call;
   global.rank = global_rank(call.rank);
@@ -412,6 +471,8 @@ void Engine::shutdown() {
   if (shut_down_ || forked()) return;
   shut_down_ = true;
   progress_->stop();
+  observer_->stop();
+  record_->end(failed_.load() ? RankState::kFailed : RankState::kLeft, "");
   watcher_.reset();
   if (life_lock_) life_lock_->release();
   for (const auto& peer : peers_) peer->socket.reset();

@@ -27,8 +27,9 @@
 #include "messages/messages.hpp"
 #include "messages/wait_edge_exchange.hpp"
 #include "runtime/call_report.hpp"
+#include "runtime/flight_record.hpp"
+#include "runtime/observer.hpp"
 #include "runtime/progress_thread.hpp"
-#include "runtime/recorder.hpp"
 #include "runtime/wait_report.hpp"
 #include "runtime/waiting.hpp"
 #include "transport/arena.hpp"
@@ -40,6 +41,9 @@ struct EngineOptions {
   int rank = 0;
   int world_size = 1;
   bool ranks_are_threads = false;
+  // Of the flight record: the file, or none, and what the record says of this rank.
+  std::string record_path{};
+  RecordedRank recorded{};
 };
 
 enum class PeerStatus : uint32_t { kPresent, kLeft, kLost };
@@ -59,6 +63,7 @@ class Engine final : public Waiter, public WaitForGraph {
   const std::string& arena_problem() const { return arena_problem_; }
   int arena_descriptor() const { return arena_->descriptor(); }
   int arena_bell() const { return arena_->bell(); }
+  int record_descriptor() const { return record_->descriptor(); }
   // How many ranks share how many usable cores: decides whether waiting spins or yields.
   void set_cores(int usable_cores, int local_ranks) {
     policy_.oversubscribed = local_ranks > usable_cores;
@@ -66,7 +71,7 @@ class Engine final : public Waiter, public WaitForGraph {
   }
 
   // Set-up, before the first group, from one thread. The engine then owns the descriptors.
-  void attach_shared(int peer, FileDescriptor arena, FileDescriptor bell, FileDescriptor socket);
+  void attach_shared(int peer, FileDescriptor arena, FileDescriptor bell, FileDescriptor record, FileDescriptor socket);
   void attach_socket(int peer, FileDescriptor socket, int64_t pid);
   // A rank that is a thread of this process: one mapping serves both.
   void attach_thread(int peer, const Engine& engine);
@@ -100,6 +105,13 @@ class Engine final : public Waiter, public WaitForGraph {
   std::vector<std::string> known_calls(const std::vector<int>& peers, uint64_t group);
   // Request the state of those of these world ranks whose memory this rank cannot read. Not under that mutex.
   void query_calls(const std::vector<int>& peers, uint64_t group);
+  // The source line of a rank's collective: read in shared memory, else as that rank has posted it. Empty when it is
+  // not known.
+  std::string source_line(int peer, const Descriptor& call) const;
+  // Post this rank's to a rank of another host.
+  void post_source_line(int peer, const Descriptor& call);
+  // Wait, for at most 0.3 s, until `is_known`, while messages are received.
+  void await_answers(const std::function<bool()>& is_known);
   // The groups of this rank, by which calls_of names what a rank is in.
   void add_name(uint64_t group, NamedGroup named);
   void remove_name(uint64_t group);
@@ -110,7 +122,10 @@ class Engine final : public Waiter, public WaitForGraph {
   void report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group);
   bool uses_sockets() const { return uses_sockets_; }
   ProgressThread& progress() { return *progress_; }
-  Recorder& recorder() { return *recorder_; }
+  Recorder& recorder() { return record_->recorder(); }
+  FlightRecord& record() { return *record_; }
+  // The calling thread makes calls: see Observer.
+  void note_caller() { observer_->note_caller(); }
   const WaitPolicy& policy() const { return policy_; }
   // How long a wait lasts before it is examined for deadlocks.
   int64_t suspicious_ns() const {
@@ -166,6 +181,7 @@ class Engine final : public Waiter, public WaitForGraph {
     const WaitEdgeBoard* board = nullptr;  // or the copy of it
     FileDescriptor socket;
     std::unique_ptr<PeerMemory> memory;
+    std::shared_ptr<FlightRecord> record;  // where it shares memory
     int64_t pid = 0;
     std::string host{};
     std::string how;                                       // written before status
@@ -175,15 +191,19 @@ class Engine final : public Waiter, public WaitForGraph {
   static size_t index(int rank) { return static_cast<size_t>(rank); }
   void make_arena(Arena arena);
   void make_life();
-  void attach_arena(int peer, std::shared_ptr<Arena> arena, FileDescriptor socket);
+  void attach_arena(int peer, std::shared_ptr<Arena> arena, std::shared_ptr<FlightRecord> record,
+                    FileDescriptor socket);
   void post_exit(const std::string& reason, bool at_once);
   std::optional<Failure> exit_in_memory(int peer) const;
   void on_lost(int peer, const std::string& how);
   void on_left(int peer);
   void set_status(int peer, PeerStatus status, std::string how);
   NamedGroup group_of(uint64_t identity) const;
-  std::string calls_in_memory(const Arena& arena, uint64_t group) const;
-  void await_answers(const std::vector<int>& peers, uint64_t group);
+  // What a rank of this host is doing, by its record; follows "rank 1 is".
+  std::string activity(const FlightRecordView& record, uint64_t group) const;
+  bool has_answered(int peer, int64_t asked_ns) const;
+  bool can_answer();
+  void answer_while_idle();
   void sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready);
 
   EngineOptions options_;
@@ -204,8 +224,9 @@ class Engine final : public Waiter, public WaitForGraph {
   Messages messages_;
   GroupHandshakes handshakes_;
   WaitEdgeExchange waits_;
-  bool uses_sockets_ = false;
-  std::unique_ptr<Recorder> recorder_;
+  std::atomic<bool> uses_sockets_{false};
+  std::shared_ptr<FlightRecord> record_;
+  int64_t stack_requested_ns_ = 0;  // by this rank of itself, for ranks of other hosts; guarded by messages_mutex_
   std::atomic<bool> aborting_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<uint32_t> news_{0};  // see Waiter; released after what it announces
@@ -217,6 +238,7 @@ class Engine final : public Waiter, public WaitForGraph {
   std::unique_ptr<ProgressThread> progress_;
   std::unique_ptr<LifeLock> life_lock_;
   std::unique_ptr<LifeWatcher> watcher_;
+  std::unique_ptr<Observer> observer_;
 };
 
 }  // namespace procgroup

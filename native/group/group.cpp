@@ -29,7 +29,7 @@ void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   if (!idle || busy_.exchange(true, std::memory_order_acquire)) return run_queued(request, seconds, language);
   const Turn turn(*this);
   number(request.descriptor);
-  Recording recording(engine_.recorder(), request.descriptor);
+  Recording recording(engine_.recorder(), request.descriptor, request.source);
   run_unlocked(request.before, language);
   CollectiveCall call(*state_, request);
   std::optional<Failure> failure;
@@ -102,6 +102,7 @@ std::shared_ptr<GroupOperation> Group::enqueue(Request request, double seconds) 
   auto operation = std::make_shared<QueuedCall>(*this, std::move(request), seconds);
   const std::lock_guard lock(queue_mutex_);
   require_usable(operation->call());  // under the mutex: what is queued after leave() would never end
+  operation->record();
   queue_.push_back(operation);
   queued_.fetch_add(1, std::memory_order_seq_cst);
   return operation;

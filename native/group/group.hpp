@@ -54,6 +54,7 @@ struct MessageRequest {
   Dtype dtype;
   int peer;  // group rank, or kAnySource
   uint64_t tag;
+  uint32_t source = 0;                           // as in Request
   std::function<void()> after = {};              // as in Request: run when a receive has succeeded, before it completes
   bool after_takes_locks = false;                // run `after` without the mutex of messages; it may throw
   ExternalTransfer transfer = {};                // as in Request
@@ -123,6 +124,11 @@ class Group final : public Source {
   // Whether a collective's elements are sent beside the announcement, so that nothing is left to be moved when the
   // ranks have agreed. The same on all ranks.
   bool is_announced_whole(const Descriptor& call) const;
+
+  // The line of the program that made this call on this rank, and, of a collective, by group rank on all members, as in
+  // "/home/me/train.py:12"; empty where it is not known. The latter waits for those of other hosts, for at most 0.3 s.
+  std::string source_line(const Descriptor& call) const { return engine_.source_line(engine_.rank(), call); }
+  std::vector<std::string> source_lines(const Descriptor& call) const;
 
   // Whether a failure has ended the group, or this rank has left it.
   bool is_completed() const { return completed_.load(std::memory_order_acquire); }

@@ -198,6 +198,20 @@ void Group::explain(Failure& failure, bool has_world_ranks) {
     if (const auto found = seen.find(peers[peer]); found != seen.end()) failure.calls[peer] = found->second;
 }
 
+std::vector<std::string> Group::source_lines(const Descriptor& call) const {
+  if (is_message(call.op)) return {};
+  std::vector<std::string> lines(index(size()));
+  const auto find = [&] {
+    for (int member = 0; member < size(); ++member) {
+      std::string& line = lines[index(member)];
+      if (line.empty()) line = engine_.source_line(options_.members[index(member)], call);
+    }
+    return std::ranges::none_of(lines, [](const std::string& line) { return line.empty(); });
+  };
+  spans_hosts() ? engine_.await_answers(find) : static_cast<void>(find());
+  return lines;
+}
+
 // Once this rank aborts, the others leave because of that.
 Failure Group::own_view(Failure failure) const {
   const bool is_end_of_peer = failure.kind == Failure::Kind::kLost || failure.kind == Failure::Kind::kFailed;

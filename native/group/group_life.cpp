@@ -35,6 +35,9 @@ Group::Group(Engine& engine, GroupOptions options) : engine_(engine), options_(s
   }
   board_->share({engine_.arena(), offset_, options_.members.size(), options_.layout}, engine_.heap());
   engine_.add_name(options_.id, {options_.name, global_ranks_});
+  std::vector<int> members;
+  for (const int member : options_.members) members.push_back(engine_.global_rank(member));
+  engine_.record().add_group({options_.id, options_.rank, size(), options_.name, name_ranks(members)});
   engine_.progress().add(this);
 }
 
@@ -198,6 +201,9 @@ void Group::break_with(Failure failure, const Descriptor& call) {
     const std::lock_guard lock(engine_.messages_mutex());
     board_->post(failure);
   }
+  if (failure.kind == Failure::Kind::kMismatch && spans_hosts())
+    for (int member = 0; member < size(); ++member)
+      if (!is_local(member)) engine_.post_source_line(options_.members[index(member)], call);
   if (state_) state_->wake_peers();
   if (end_device_work_) end_device_work_();
 }

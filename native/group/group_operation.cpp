@@ -34,21 +34,29 @@ void GroupOperation::watch() {
 QueuedCall::QueuedCall(Group& group, Request request, double seconds)
     : GroupOperation(group, seconds), request_(std::move(request)), is_polling_(request_.ready != nullptr) {}
 
+void QueuedCall::record() {
+  Descriptor call = request_.descriptor;
+  call.group = group_.options_.id;
+  recording_.emplace(Recording::issued(group_.engine_.recorder(), call, request_.source));
+}
+
 Progress QueuedCall::advance() {
   if (is_completed()) return Progress::kDone;
   if (!running_) {
     if (request_.after_device_work && group_.has_device_work()) return Progress::kWaiting;
     if (std::optional<Failure> broken = group_.broken()) {
+      recording_->end(&*broken);
       fail(std::move(*broken));
       return Progress::kDone;
     }
     if (std::optional<Failure> failure = failure_of([this] { awaits_arrays_ = request_.ready && !request_.ready(); })) {
+      recording_->end(&*failure);
       fail(*std::move(failure));
       return Progress::kDone;
     }
     if (awaits_arrays_) return Progress::kWaiting;
     group_.number(request_.descriptor);
-    recording_.emplace(group_.engine_.recorder(), request_.descriptor);
+    recording_->start(request_.descriptor);
     if (request_.before) request_.before();
     running_ = group_.make_call(request_);
   }
@@ -65,7 +73,7 @@ Progress QueuedCall::advance() {
 }
 
 void QueuedCall::end(const Failure* failure) {
-  if (recording_) recording_->end(failure);
+  recording_->end(failure);
   failure == nullptr ? finish() : fail(group_.own_view(group_.cause_of(*failure)));
 }
 
@@ -168,7 +176,7 @@ bool MessageOperation::has_turn() const {
 void MessageOperation::forget() { std::erase(group_.external_messages_, this); }
 
 void MessageOperation::start() {
-  recording_.emplace(group_.engine_.recorder(), call_);
+  recording_.emplace(group_.engine_.recorder(), call_, request_.source);
   Messages& messages = group_.engine_.messages();
   const uint64_t group = group_.options_.id;
   const MessageKey key = is_external() ? header_key(group, request_.tag) : MessageKey{group, request_.tag};

@@ -18,6 +18,9 @@ class QueuedCall final : public GroupOperation {
  public:
   QueuedCall(Group& group, Request request, double seconds);
 
+  // It is issued now.
+  void record();
+
   Progress advance() override;
   std::vector<int> missing() const override;
   Descriptor call() const override { return request_.descriptor; }

@@ -21,7 +21,7 @@ bool Group::message_at_once(const MessageRequest& request, int looks) {
   }
   if (became != AtOnce::kDone) return false;
   if (request.after) request.after();
-  engine_.recorder().record(describe(request), started);
+  engine_.recorder().record(describe(request), started, request.source);
   return true;
 }
 
@@ -99,8 +99,9 @@ void Group::report_wait(WaitReport& report, const Operation& operation, const De
   if (due == WaitReport::Due::kNothing) return;
   std::vector<int> awaited;
   for (const int member : operation.missing()) awaited.push_back(options_.members[static_cast<size_t>(member)]);
-  const std::string name =
+  std::string name =
       std::string(op_name(call.op)) + " #" + std::to_string(call.sequence) + " on group " + options_.name;
+  if (const std::string line = short_line(source_line(call)); !line.empty()) name += ", at " + line;
   engine_.report_wait(due, {engine_.rank(), name, std::move(awaited), report.waited_ns()}, options_.id);
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr MessageKey kKey{0, uint64_t{1} << 63 | 1};  // no group has the identity 0
 
-enum class Kind : uint32_t { kSubscribe, kWait, kWaitEnded, kVerdict, kCallsQuery, kCalls };
+enum class Kind : uint32_t { kSubscribe, kWait, kWaitEnded, kVerdict, kCallsQuery, kCalls, kSourceLine };
 
 bool is_cycle(const std::vector<WaitEdge>& waits) {
   for (size_t index = 0; index < waits.size(); ++index)
@@ -22,12 +22,13 @@ bool is_cycle(const std::vector<WaitEdge>& waits) {
 
 }  // namespace
 
-// A message is a header, and then `waits` waits; in a kCalls, `waits` is the size of the text that follows. A
-// kCallsQuery has its group in `confirmed`.
+// A message is a header, and then `waits` waits; in a kCalls and a kSourceLine, `waits` is the size of the text that
+// follows. A kCallsQuery and a kSourceLine have their group in `confirmed`.
 struct WaitEdgeExchange::Header {
   Kind kind;
   uint32_t waits;
   uint64_t confirmed;
+  uint64_t sequence = 0;  // in a kSourceLine
 };
 struct WaitEdgeExchange::Wait {
   int32_t rank;
@@ -118,15 +119,30 @@ void WaitEdgeExchange::answer(const std::function<std::string(uint64_t group)>& 
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
     Copy* copy = copies_[static_cast<size_t>(peer)].get();
     if (copy == nullptr || !copy->query || now - copy->answered_ns < kAnswerNs) continue;
-    const std::string text = describe(*std::exchange(copy->query, std::nullopt)).substr(0, kCallsBytes);
+    const std::string text = describe(*std::exchange(copy->query, std::nullopt));
     --queries_;
     copy->answered_ns = now;
-    const Header header{.kind = Kind::kCalls, .waits = static_cast<uint32_t>(text.size()), .confirmed = 0};
-    std::vector<std::byte> message(sizeof header + text.size());
-    std::memcpy(message.data(), &header, sizeof header);
-    std::memcpy(message.data() + sizeof header, text.data(), text.size());
-    messages_.post(peer, kKey, std::move(message));
+    post_text(peer, {.kind = Kind::kCalls, .waits = 0, .confirmed = 0}, text);
   }
+}
+
+void WaitEdgeExchange::post_source_line(int peer, uint64_t group, uint64_t sequence, const std::string& line) {
+  if (!copies_[static_cast<size_t>(peer)]) return;
+  post_text(peer, {.kind = Kind::kSourceLine, .waits = 0, .confirmed = group, .sequence = sequence}, line);
+}
+
+std::string WaitEdgeExchange::source_line(int peer, uint64_t group, uint64_t sequence) const {
+  const Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  return copy != nullptr && copy->line_group == group && copy->line_sequence == sequence ? copy->line : "";
+}
+
+void WaitEdgeExchange::post_text(int peer, Header header, const std::string& text) {
+  const size_t bytes = std::min(text.size(), kTextBytes);
+  header.waits = static_cast<uint32_t>(bytes);
+  std::vector<std::byte> message(sizeof header + bytes);
+  std::memcpy(message.data(), &header, sizeof header);
+  std::memcpy(message.data() + sizeof header, text.data(), bytes);
+  messages_.post(peer, kKey, std::move(message));
 }
 
 void WaitEdgeExchange::post(int peer, const Header& header, const std::vector<Wait>& waits) {
@@ -142,7 +158,7 @@ void WaitEdgeExchange::take(int peer, const std::vector<std::byte>& message) {
   Header header;
   if (copy == nullptr || message.size() < sizeof header) return;
   std::memcpy(&header, message.data(), sizeof header);
-  if (header.kind == Kind::kCalls) return take_text(*copy, header, message);
+  if (header.kind == Kind::kCalls || header.kind == Kind::kSourceLine) return take_text(*copy, header, message);
   if (header.waits > WaitEdgeBoard::kMembers || message.size() != sizeof header + header.waits * sizeof(Wait)) return;
   std::vector<WaitEdge> waits;
   for (size_t index = 0; index < header.waits; ++index) {
@@ -171,13 +187,21 @@ void WaitEdgeExchange::take(int peer, const std::vector<std::byte>& message) {
       copy->query = header.confirmed;
       return;
     case Kind::kCalls:
+    case Kind::kSourceLine:
       return;
   }
 }
 
 void WaitEdgeExchange::take_text(Copy& copy, const Header& header, const std::vector<std::byte>& message) {
-  if (header.waits > kCallsBytes || message.size() != sizeof header + header.waits) return;
-  copy.calls = readable(reinterpret_cast<const char*>(message.data() + sizeof header), header.waits);
+  if (header.waits > kTextBytes || message.size() != sizeof header + header.waits) return;
+  std::string text = readable(reinterpret_cast<const char*>(message.data() + sizeof header), header.waits);
+  if (header.kind == Kind::kCalls) {
+    copy.calls = std::move(text);
+    return;
+  }
+  copy.line_group = header.confirmed;
+  copy.line_sequence = header.sequence;
+  copy.line = std::move(text);
 }
 
 }  // namespace procgroup

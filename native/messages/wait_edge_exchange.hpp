@@ -9,6 +9,8 @@
 //     calls query    a group                             a rank whose call has reached its       a rank that has not
 //                                                        deadline                                joined that call
 //     calls          a text that names the calls         that rank                               the querying rank
+//     source line    a collective, and the line of the   a rank whose call is not that of the    all others
+//                    program that made it                other ranks
 //
 // Messages between two ranks arrive in order. So a rank that sees a peer's wait has received all messages that the peer
 // sent before it, and a confirmation stays true: a peer acts again only after the rank that it awaits has acted. Take a
@@ -50,6 +52,9 @@ class WaitEdgeExchange {
   // same query. calls() returns the answer, or an empty text.
   void query_calls(int peer, uint64_t group);
   const std::string& calls(int peer) const;
+  // Send a rank the source line of this rank's collective, and read what that rank has sent: the last one.
+  void post_source_line(int peer, uint64_t group, uint64_t sequence, const std::string& line);
+  std::string source_line(int peer, uint64_t group, uint64_t sequence) const;
   // Answer the pending queries, each rank's at most every kAnswerNs: a peer that reads nothing could query without end.
   bool has_queries() const { return queries_ != 0; }
   void answer(const std::function<std::string(uint64_t group)>& describe);
@@ -57,7 +62,7 @@ class WaitEdgeExchange {
  private:
   static constexpr int64_t kFreshNs = 1'000'000'000;
   static constexpr int64_t kAnswerNs = 50'000'000;
-  static constexpr size_t kCallsBytes = 240;
+  static constexpr size_t kTextBytes = 480;
 
   struct Copy {
     WaitEdgeBoard board;
@@ -70,12 +75,16 @@ class WaitEdgeExchange {
     std::string calls;              // the peer's answer
     std::optional<uint64_t> query;  // the group of the peer's query, until it is answered
     int64_t answered_ns = 0;
+    uint64_t line_group = 0;  // of the peer's source line
+    uint64_t line_sequence = 0;
+    std::string line;
   };
   struct Header;
   struct Wait;
 
   void post(int peer, const Header& header, const std::vector<Wait>& waits);
   void take(int peer, const std::vector<std::byte>& message);
+  void post_text(int peer, Header header, const std::string& text);
   void take_text(Copy& copy, const Header& header, const std::vector<std::byte>& message);
 
   Messages& messages_;

@@ -52,6 +52,7 @@ inline constexpr int64_t kTransferSleepNs = 200'000;
 
 struct Request {
   Descriptor descriptor;        // group and sequence are filled in when the call starts
+  uint32_t source = 0;          // number of the source line that issued it: see Recorder
   const void* input = nullptr;  // this rank's elements; null where the table has none
   void* output = nullptr;
   std::vector<Block> inputs;

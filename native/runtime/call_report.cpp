@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <sstream>
+#include <string_view>
 
 #include "base/clock.hpp"
+#include "runtime/failure.hpp"
 
 namespace procgroup {
 namespace {
@@ -11,11 +14,29 @@ namespace {
 // Of a rank with many asynchronous calls, so many are named.
 constexpr size_t kNamedCalls = 2;
 
-std::string describe_call(const Record& record, uint64_t asking, const FindGroup& find_group) {
+// Of a stack, so many frames are named.
+constexpr size_t kNamedFrames = 2;
+
+std::string describe_call(const Record& record, uint64_t asking, const FindGroup& find_group,
+                          const FindSourceLine& find_source_line) {
   const NamedGroup group = find_group(record.call.group);
   std::string text = record.call.describe(&group.global_ranks) + " (call #" + std::to_string(record.call.sequence);
   if (record.call.group != asking) text += group.name.empty() ? " on another group" : " on group " + group.name;
-  return text + ")";
+  const std::string line = short_line(find_source_line(record.source));
+  return text + (line.empty() ? ")" : ") at " + line);
+}
+
+// `  File "/home/me/data.py", line 88 in load` as "load (data.py:88)"; empty when it is no such line.
+std::string describe_frame(const std::string& line) {
+  constexpr std::string_view kFile = "  File \"";
+  constexpr std::string_view kLine = "\", line ";
+  constexpr std::string_view kIn = " in ";
+  const size_t name = line.find(kLine);
+  const size_t number = name == std::string::npos ? name : name + kLine.size();
+  const size_t in = number == std::string::npos ? number : line.find(kIn, number);
+  if (!line.starts_with(kFile) || in == std::string::npos) return "";
+  const std::string path = line.substr(kFile.size(), name - kFile.size());
+  return line.substr(in + kIn.size()) + " (" + short_line(path) + ":" + line.substr(number, in - number) + ")";
 }
 
 std::string describe_seconds(int64_t nanoseconds) {
@@ -27,19 +48,50 @@ std::string describe_seconds(int64_t nanoseconds) {
 
 }  // namespace
 
-std::string describe_calls(const std::vector<Record>& records, uint64_t asking, const FindGroup& find_group) {
+std::string short_line(const std::string& line) { return line.substr(line.rfind('/') + 1); }
+
+std::string find_line(const FlightRecordView& record, const Descriptor& call) {
+  uint32_t source = 0;
+  for (const Record& one : record.calls()) {
+    const bool is_kind = is_message(call.op) ? one.call.op == call.op : !is_message(one.call.op);
+    if (is_kind && one.call.group == call.group && one.call.sequence == call.sequence) source = one.source;
+  }
+  return record.source_line(source);
+}
+
+bool is_in_call(const std::vector<Record>& records) {
+  return std::ranges::any_of(records, [](const Record& record) { return record.state == CallState::kStarted; });
+}
+
+std::string describe_calls(const std::vector<Record>& records, uint64_t asking, const FindGroup& find_group,
+                           const FindSourceLine& find_source_line) {
+  const auto describe = [&](const Record& record) {
+    return describe_call(record, asking, find_group, find_source_line);
+  };
   std::string text;
   size_t running = 0;
-  int64_t last_end_ns = 0;
+  const Record* last = nullptr;
   for (const Record& record : records) {
-    last_end_ns = std::max(last_end_ns, record.ended_ns);
+    if (record.ended_ns != 0 && (last == nullptr || record.ended_ns > last->ended_ns)) last = &record;
     if (record.state != CallState::kStarted) continue;
-    if (++running <= kNamedCalls) text += (text.empty() ? "in " : " and ") + describe_call(record, asking, find_group);
+    if (++running <= kNamedCalls) text += (text.empty() ? "in " : " and ") + describe(record);
   }
   if (running > kNamedCalls) text += " and " + std::to_string(running - kNamedCalls) + " more calls";
   if (running > 0) return text;
-  if (last_end_ns == 0) return "in no call, and has made none yet";
-  return "in no call for " + describe_seconds(now_ns() - last_end_ns);
+  if (last == nullptr) return "in no call, and has made none yet";
+  return "in no call for " + describe_seconds(now_ns() - last->ended_ns) + "; its last was " + describe(*last);
+}
+
+std::string describe_stack(const std::string& stack) {
+  std::istringstream lines(stack);
+  std::string text;
+  size_t frames = 0;
+  for (std::string line; frames < kNamedFrames && std::getline(lines, line);) {
+    const std::string frame = describe_frame(readable(line.data(), line.size()));
+    if (frame.empty()) continue;
+    text += (frames++ == 0 ? "in " : ", called by ") + frame;
+  }
+  return text;
 }
 
 }  // namespace procgroup

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/flight_record.hpp"
 #include "runtime/recorder.hpp"
 
 namespace procgroup {
@@ -18,8 +19,27 @@ struct NamedGroup {
 // A group of this rank; without a name when this rank has no such group.
 using FindGroup = std::function<NamedGroup(uint64_t identity)>;
 
+// The source line of this number, as in "train.py:12"; empty when it is not known.
+using FindSourceLine = std::function<std::string(uint32_t number)>;
+
+// The end of a path and the line, "train.py:12" for "/home/me/train.py:12".
+std::string short_line(const std::string& line);
+
+// The source line, as recorded, of a group's call number `sequence`: of a collective, whichever that was, or of a
+// message of this kind. Empty when it is not known.
+std::string find_line(const FlightRecordView& record, const Descriptor& call);
+
+// Whether one of these calls has started, and not ended.
+bool is_in_call(const std::vector<Record>& records);
+
 // Describes a rank by its records, for a reader who waits for it in the group `asking`; follows "rank 1 is":
-// "in recv of 4 float64 from rank 0 (call #3)", "in no call for 12 s".
-std::string describe_calls(const std::vector<Record>& records, uint64_t asking, const FindGroup& find_group);
+// "in recv of 4 float64 from rank 0 (call #3) at train.py:12",
+// "in no call for 12 s; its last was barrier (call #2) at train.py:11".
+std::string describe_calls(const std::vector<Record>& records, uint64_t asking, const FindGroup& find_group,
+                           const FindSourceLine& find_source_line);
+
+// The innermost frames of a stack as Python's faulthandler writes it: "in load (data.py:88), called by main
+// (train.py:20)"; empty when there are none.
+std::string describe_stack(const std::string& stack);
 
 }  // namespace procgroup

@@ -6,8 +6,6 @@
 #include <new>
 #include <optional>
 
-#include "base/ticks.hpp"
-
 namespace procgroup {
 
 namespace {
@@ -15,24 +13,28 @@ namespace {
 using Field = std::atomic<uint64_t>;
 
 struct Header {
-  uint64_t created_ticks;  // written before any peer can see the memory
-  int64_t created_ns;
-  uint64_t reserved[6];  // the entries begin at a cache line
+  uint64_t loaded_ticks;  // written before any peer can see the memory
+  int64_t loaded_ns;
+  Field added;           // how many calls
+  uint64_t reserved[5];  // the entries begin at a cache line
 };
 
 // Every field is stored with release after the odd version, and loaded with acquire before the version is
 // read again: a reader that sees any new field also sees that the version has changed.
 struct Entry {
-  Field version;  // 8 * index + 2 when added, 2 more after each change; odd meanwhile; 0: never written
+  Field version;  // 8 * index + 2 when added, 2 more after each of at most two changes; odd meanwhile; 0: never written
   Field group;
   Field sequence;
   Field count;
-  Field started;
+  Field started;  // of a call that has only been issued: when that was
   Field ended;
-  Field kind;  // op: 6 bits, on_device and external: 1 bit each; dtype, reduce op, state: 8 bits each; root: 32 bits
-  Field reserved;  // the next entry begins at a cache line
+  Field kind;    // op: 6 bits, on_device and external: 1 bit each; dtype, reduce op, state: 8 bits each; root: 32 bits
+  Field origin;  // number of the source line: 16 bits; from the issue to the start in units of kDelayTicks: 48 bits
 };
 static_assert(sizeof(Entry) == 64 && sizeof(Header) == 64 && Field::is_always_lock_free);
+
+constexpr uint64_t kDelayTicks = 256;
+constexpr int kSourceBits = 16;
 
 Entry* entries(void* memory) { return reinterpret_cast<Entry*>(static_cast<std::byte*>(memory) + sizeof(Header)); }
 const Entry* entries(const void* memory) { return entries(const_cast<void*>(memory)); }
@@ -51,7 +53,7 @@ std::optional<Record> unpack(uint64_t index, uint64_t kind) {
   const auto byte = [kind](int position) { return static_cast<uint8_t>(kind >> (8 * position)); };
   const uint8_t op = byte(0) & 0x3f;
   if (op >= kOperations || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
-      byte(3) > static_cast<uint8_t>(CallState::kFailed))
+      byte(3) > static_cast<uint8_t>(CallState::kIssued))
     return std::nullopt;
   Record record{};
   record.index = index;
@@ -76,6 +78,10 @@ std::optional<Record> read_once(const Entry& entry) {
   record->call.count = entry.count.load(std::memory_order_acquire);
   record->started_ns = static_cast<int64_t>(entry.started.load(std::memory_order_acquire));
   record->ended_ns = static_cast<int64_t>(entry.ended.load(std::memory_order_acquire));
+  const uint64_t origin = entry.origin.load(std::memory_order_acquire);
+  record->source = static_cast<uint32_t>(origin & ((1 << kSourceBits) - 1));
+  record->issued_ns = record->started_ns - static_cast<int64_t>((origin >> kSourceBits) * kDelayTicks);
+  if (record->state == CallState::kIssued) record->started_ns = 0;
   if (entry.version.load(std::memory_order_relaxed) != version) return std::nullopt;
   return record;
 }
@@ -122,37 +128,50 @@ class Change {
   const uint64_t version_;
 };
 
-// Whether the entry still is this call's, and the call has not ended. So an entry changes at most once after it was
-// added, and its versions stay below the next index's.
+CallState state_of(const Entry& entry) {
+  return static_cast<CallState>(entry.kind.load(std::memory_order_relaxed) >> 24 & 0xff);
+}
+
+// Whether the entry still is this call's.
+bool is_of(const Entry& entry, uint64_t index) { return entry.version.load(std::memory_order_relaxed) / 8 == index; }
+
+// Whether that is so, and the call has not ended. So an entry changes at most twice after it was added, and its
+// versions stay below the next index's.
 bool is_running(const Entry& entry, uint64_t index) {
-  const auto state = static_cast<CallState>(entry.kind.load(std::memory_order_relaxed) >> 24 & 0xff);
-  return entry.version.load(std::memory_order_relaxed) / 8 == index && state == CallState::kStarted;
+  return is_of(entry, index) && (state_of(entry) == CallState::kStarted || state_of(entry) == CallState::kIssued);
 }
 
 }  // namespace
 
 const char* call_state_name(CallState state) {
-  constexpr const char* kNames[] = {"started", "completed", "failed"};
+  constexpr const char* kNames[] = {"started", "completed", "failed", "issued"};
   return kNames[static_cast<int>(state)];
 }
 
 size_t Recorder::bytes() { return sizeof(Header) + kEntries * sizeof(Entry); }
 
 Recorder::Recorder(void* memory) : memory_(memory) {
-  const ClockPair now = ClockPair::now();
-  new (memory) Header{now.ticks, now.ns, {}};
+  const ClockPair loaded = ClockPair::at_load();
+  new (memory) Header{loaded.ticks, loaded.ns, 0, {}};
   for (size_t i = 0; i < kEntries; ++i) new (&entries(memory)[i]) Entry{};
 }
 
-uint64_t Recorder::begin(const Descriptor& call) { return add(call, CallState::kStarted, now_ticks(), 0); }
-
-void Recorder::record(const Descriptor& call, uint64_t started) {
-  add(call, CallState::kCompleted, started, now_ticks());
+uint64_t Recorder::begin(const Descriptor& call, uint32_t source) {
+  return add(call, CallState::kStarted, source, now_ticks(), 0);
 }
 
-uint64_t Recorder::add(const Descriptor& call, CallState state, uint64_t started, uint64_t ended) {
+uint64_t Recorder::issue(const Descriptor& call, uint32_t source) {
+  return add(call, CallState::kIssued, source, now_ticks(), 0);
+}
+
+void Recorder::record(const Descriptor& call, uint64_t started, uint32_t source) {
+  add(call, CallState::kCompleted, source, started, now_ticks());
+}
+
+uint64_t Recorder::add(const Descriptor& call, CallState state, uint32_t source, uint64_t started, uint64_t ended) {
   const Writing writing(writing_);
   const uint64_t index = next_++;
+  static_cast<Header*>(memory_)->added.store(next_, std::memory_order_relaxed);
   Entry& entry = entries(memory_)[index % kEntries];
   const Change change(entry, 8 * index + 2);
   Change::set(entry.group, call.group);
@@ -161,7 +180,28 @@ uint64_t Recorder::add(const Descriptor& call, CallState state, uint64_t started
   Change::set(entry.started, started);
   Change::set(entry.ended, ended);
   Change::set(entry.kind, pack(call, state));
+  Change::set(entry.origin, source);
   return index;
+}
+
+uint64_t Recorder::start(uint64_t index, const Descriptor& call, uint32_t source) {
+  const uint64_t now = now_ticks();
+  {
+    const Writing writing(writing_);
+    Entry& entry = entries(memory_)[index % kEntries];
+    if (is_of(entry, index)) {
+      const uint64_t waited = now - entry.started.load(std::memory_order_relaxed);
+      const Change change(entry);
+      Change::set(entry.group, call.group);
+      Change::set(entry.sequence, call.sequence);
+      Change::set(entry.count, call.count);
+      Change::set(entry.started, now);
+      Change::set(entry.kind, pack(call, CallState::kStarted));
+      Change::set(entry.origin, source | waited / kDelayTicks << kSourceBits);
+      return index;
+    }
+  }
+  return add(call, CallState::kStarted, source, now, 0);
 }
 
 void Recorder::complete(uint64_t index) { end(index, CallState::kCompleted); }
@@ -178,23 +218,27 @@ void Recorder::end(uint64_t index, CallState state) {
   Change::set(entry.kind, with_state(entry.kind.load(std::memory_order_relaxed), state));
 }
 
-std::vector<Record> Recorder::read(const void* memory) {
+std::vector<Record> Recorder::read(const void* memory, const ClockPair& later) {
   const auto& header = *static_cast<const Header*>(memory);
-  const ClockPair created{header.created_ticks, header.created_ns};
+  const ClockPair loaded{header.loaded_ticks, header.loaded_ns};
   std::vector<Record> records;
   for (size_t i = 0; i < kEntries; ++i) {
     if (auto record = read_entry(entries(memory)[i])) records.push_back(*record);
   }
-  const ClockPair now = ClockPair::now();
   const auto to_ns = [&](int64_t ticks) {
-    return ticks == 0 ? 0 : ticks_to_ns(static_cast<uint64_t>(ticks), created, now);
+    return ticks == 0 ? 0 : ticks_to_ns(static_cast<uint64_t>(ticks), loaded, later);
   };
   for (Record& record : records) {
+    record.issued_ns = to_ns(record.issued_ns);
     record.started_ns = to_ns(record.started_ns);
     record.ended_ns = to_ns(record.ended_ns);
   }
   std::sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.index < b.index; });
   return records;
+}
+
+uint64_t Recorder::recorded(const void* memory) {
+  return static_cast<const Header*>(memory)->added.load(std::memory_order_relaxed);
 }
 
 }  // namespace procgroup

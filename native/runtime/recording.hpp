@@ -8,12 +8,22 @@ namespace procgroup {
 
 class Recording {
  public:
-  Recording(Recorder& recorder, const Descriptor& call) : recorder_(recorder), index_(recorder.begin(call)) {}
+  // A call that starts now, or, `issued`, one that has to wait for its turn.
+  Recording(Recorder& recorder, const Descriptor& call, uint32_t source)
+      : recorder_(recorder), source_(source), index_(recorder.begin(call, source)) {}
+  static Recording issued(Recorder& recorder, const Descriptor& call, uint32_t source) {
+    return {recorder, source, recorder.issue(call, source)};
+  }
 
+  void start(const Descriptor& call) { index_ = recorder_.start(index_, call, source_); }
   void end(const Failure* failure) { failure == nullptr ? recorder_.complete(index_) : recorder_.fail(index_); }
 
  private:
+  Recording(Recorder& recorder, uint32_t source, uint64_t index)
+      : recorder_(recorder), source_(source), index_(index) {}
+
   Recorder& recorder_;
+  uint32_t source_;
   uint64_t index_;
 };
 

@@ -11,7 +11,7 @@ namespace procgroup {
 // When the lines of one wait are due: the first after `first_ns`, the others a minute apart.
 class WaitReport {
  public:
-  static constexpr int64_t kFirstNs = 10'000'000'000;  // unless the user says otherwise
+  static constexpr int64_t kFirstNs = 5'000'000'000;  // unless the user says otherwise
   static constexpr int64_t kRepeatNs = 60'000'000'000;
   // So long before a line the awaited ranks are asked what they are doing, where that cannot be read in their memory.
   static constexpr int64_t kQuestionNs = 500'000'000;
@@ -33,7 +33,7 @@ class WaitReport {
 // A call that waits, as the line names it.
 struct WaitingCall {
   int rank;                  // this rank
-  std::string name;          // "all_reduce #3 on group 0"
+  std::string name;          // "all_reduce #3 on group 0, at train.py:12"
   std::vector<int> awaited;  // world ranks; none where any other rank may end the wait
   int64_t waited_ns;
 };

@@ -36,7 +36,6 @@ struct ArenaHeader {
   uint64_t reach;            // bytes of address space; offsets at or above it are never valid
   uint64_t rings;            // offset of this rank's outgoing rings, one per world rank
   uint64_t ring_capacity;    // of each ring
-  uint64_t recorder;         // offset of this rank's recorder
   uint64_t wait_edge_board;  // offset of what this rank shows of a call in which it is stuck
   uint64_t exposure_tables;  // offset of this rank's exposure tables, one per world rank
   uint64_t nonce;            // a random number that the owner also has at this address: see PeerMemory

@@ -23,6 +23,9 @@ COMMANDS = {
     "bench": Command(
         "procgroup.diagnostics.bench.command", "measure procgroup here, beside Gloo and MPI where installed"
     ),
+    "explain": Command(
+        "procgroup.diagnostics.explain.command", "say what the ranks of a job do, or did, and who waits for whom"
+    ),
     "capabilities": Command("procgroup.backends.capability_command", "print which backend does what, on which arrays"),
     "launch": Command("procgroup.launch.__main__", "as run, by the older contract: each rank gets --local-rank=N"),
     "submit": Command("procgroup.launch.submit.command", "write a job for Slurm, Kubernetes or Ray, and submit it"),

@@ -135,8 +135,12 @@ PROCGROUP_HOST_ID = _text(
 PROCGROUP_WAIT_REPORT_SECONDS = Variable[float](
     "PROCGROUP_WAIT_REPORT_SECONDS",
     _seconds,
-    10.0,
+    5.0,
     "After how many seconds a rank says for whom its call waits, and once a minute from then on; 0: never.",
+)
+PROCGROUP_RECORD_DIR = _text(
+    "PROCGROUP_RECORD_DIR",
+    "Where the flight records of the ranks are kept: a directory, or none. By default in /dev/shm, else in TMPDIR.",
 )
 PROCGROUP_REPLACE_GLOO = Variable[bool](
     "PROCGROUP_REPLACE_GLOO",

@@ -87,28 +87,48 @@ class OperationError(_CallError):
     Attributes: ``op`` (name of the operation), ``sequence`` (its number in the group), ``group`` (the group's name),
     ``rank`` (this rank in the group), ``size`` (of the group), ``members`` (the global rank of each group rank),
     ``global_rank`` (of this rank) and ``intact``: whether the array that the call writes is unchanged; False when it
-    may be half done, None when unknown or without such an array. Texts name global ranks, and group ranks that differ.
+    may be half done, None when unknown or without such an array. ``issued_at`` is the program's line that made the
+    call, as in "train.py:12"; "" when it is not known. Texts name global ranks, and group ranks that differ.
     """
 
     def __init__(
-        self, happened: str, advice: str = "", *, sequence: int, intact: bool | None = None, **call: Any
+        self,
+        happened: str,
+        advice: str = "",
+        *,
+        sequence: int,
+        intact: bool | None = None,
+        issued_at: str = "",
+        **call: Any,
     ) -> None:
         self.sequence = sequence
         self.intact = intact
+        self.issued_at = issued_at
         super().__init__(f"{happened}. {advice}" if advice else happened, number=f" #{sequence}", **call)
 
 
 class CollectiveMismatch(OperationError):
     """The ranks did not make the same call, or a message is not what its receive expects; no array was changed.
 
-    ``calls`` maps each rank to a description of its call. ``pair`` names two ranks of an all_to_all that disagree on
+    ``calls`` maps each rank to a description of its call, and ``lines`` to the program's line that made it, as in
+    "train.py:12", where it is known. ``pair`` names two ranks of an all_to_all that disagree on
     the block between them, and their sizes. ``differing`` names the data that differs where the calls are the same.
     """
 
-    def __init__(self, *, calls: Texts, pair: str = "", differing: str = "", advice: str = "", **call: Any) -> None:
+    def __init__(
+        self,
+        *,
+        calls: Texts,
+        pair: str = "",
+        differing: str = "",
+        advice: str = "",
+        lines: Texts | None = None,
+        **call: Any,
+    ) -> None:
         self.calls: dict[int, str] = dict(calls)
+        self.lines: dict[int, str] = dict(lines or {})
         self.pair = pair
-        super().__init__(*failure_text.mismatch(self.calls, pair, differing, advice, call), **call)
+        super().__init__(*failure_text.mismatch(self.calls, self.lines, pair, differing, advice, call), **call)
 
 
 class CollectiveTimeout(OperationError):

@@ -69,7 +69,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def mismatch(
-    calls: Mapping[int, str], pair: str, differing: str, advice: str, call: Mapping[str, Any]
+    calls: Mapping[int, str], lines: Mapping[int, str], pair: str, differing: str, advice: str, call: Mapping[str, Any]
 ) -> tuple[str, str]:
     """Return the text and the advice of a CollectiveMismatch."""
     did, happened = "has", f"the ranks have different {differing}"
@@ -77,8 +77,13 @@ def mismatch(
         did = "called"
         happened, advice = _MISMATCHES.get(call["op"]) or (_DIFFERENT_BLOCKS if pair else _DIFFERENT_CALLS)
     mine = calls[call["rank"]]
-    others = [f"{name_rank(rank, call)} {did} {text}" for rank, text in sorted(calls.items()) if text != mine]
-    shown = pair or ", ".join([f"this rank {did} {mine}", *others])
+    at = {rank: f" at {line}" for rank, line in lines.items()}
+    others = [
+        f"{name_rank(rank, call)} {did} {text}{at.get(rank, '')}"
+        for rank, text in sorted(calls.items())
+        if text != mine
+    ]
+    shown = pair or ", ".join([f"this rank {did} {mine}{at.get(call['rank'], '')}", *others])
     return f"{happened}: {shown}", advice
 
 

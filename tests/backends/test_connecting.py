@@ -65,7 +65,7 @@ def connect(store: HashStore, rank: int, size: int, arena: int | None, limit: fl
     start_up = StartUp(store, me, group="0", timeout=limit, deadline=time.monotonic() + limit)
     start_up.enter("start")
     route = Route("127.0.0.1", "127.0.0.1", "127.0.0.1") if arena is None else None
-    offered = None if arena is None else (arena, arena)
+    offered = None if arena is None else (arena, arena, arena)
     return Mesh(start_up, KEY).connect(Details(64 * rank, offered), route).connections
 
 
@@ -157,7 +157,7 @@ class Ranks:
             [self.listeners[rank]],
             [[address] for address in self.addresses],
             key=KEY,
-            details=Noted(64 * rank, (arena, arena)),
+            details=Noted(64 * rank, (arena, arena, arena)),
             deadline=time.monotonic() + limit,
             look=self.looked[rank].set,
         )
@@ -209,7 +209,7 @@ def test_nobody_listening_is_an_error_at_once() -> None:
 def say_hello(connection: socket.socket, rank: int) -> bytes:
     """Begin the handshake of a connector by hand; return the proof that it has to send."""
     ours = b"n" * 32
-    connection.sendall(struct.pack("!8sI32s", b"procgrp1", rank, ours))
+    connection.sendall(struct.pack("!8sI32s", b"procgrp2", rank, ours))
     theirs = connection.recv(64, socket.MSG_WAITALL)[:32]
     return _proof(KEY, b"connect", ours, theirs, rank, 0)
 
@@ -222,7 +222,7 @@ def test_a_connector_that_is_stopped_in_its_handshake_can_end_it_later() -> None
         assert ranks.met[2].acquire(timeout=SOON), "rank 2 waits for rank 1"
         time.sleep(3)  # longer than the limit that a handshake used to have
         connection.sendall(proof)
-        socket.send_fds(connection, [struct.pack("!QQ", os.getpid(), 64)], [descriptors[1]] * 2)
+        socket.send_fds(connection, [struct.pack("!QQ", os.getpid(), 64)], [descriptors[1]] * 3)
         assert peers(acceptor.result(LIMIT)) == [1, 2]
         waiting = ranks.dial(1)  # rank 2 waits for rank 1's listener, at which nobody accepts
         waiting.close()
@@ -246,7 +246,7 @@ def test_a_rank_that_connects_again_takes_the_place_of_its_first_connection() ->
     with Ranks(3) as ranks, arenas(3) as descriptors, ranks.dial(0) as first:
         acceptor = in_thread(ranks.connect, 0, descriptors[0])
         first.sendall(say_hello(first, 2))
-        socket.send_fds(first, [struct.pack("!QQ", os.getpid(), 1)], [descriptors[2]] * 2)
+        socket.send_fds(first, [struct.pack("!QQ", os.getpid(), 1)], [descriptors[2]] * 3)
         assert ranks.met[0].acquire(timeout=SOON)
         again = in_thread(ranks.connect, 2, descriptors[2])
         assert ranks.met[0].acquire(timeout=SOON)
@@ -298,14 +298,14 @@ def test_a_rank_that_shares_no_memory_is_reached_at_its_next_address() -> None:
     store = HashStore()
     route = Route("127.0.0.1", "127.0.0.1", "127.0.0.1")
 
-    def join(rank: int, arena: tuple[int, int] | None) -> Any:
+    def join(rank: int, arena: tuple[int, int, int] | None) -> Any:
         me = Member(rank, 3, "host", os.getpid(), f"nonce {rank}")
         start_up = StartUp(store, me, group="0", timeout=LIMIT, deadline=time.monotonic() + LIMIT)
         start_up.enter("start")
         return Mesh(start_up, KEY).connect(Details(0, arena), route, "" if arena else "no memory")
 
     with arenas(3) as descriptors:
-        offers = [(descriptors[0], descriptors[0]), None, (descriptors[2], descriptors[2])]
+        offers = [(descriptors[0],) * 3, None, (descriptors[2],) * 3]
         ranks = [in_thread(join, rank, offers[rank]) for rank in range(3)]
         links = [rank.result(LIMIT) for rank in ranks]
     for rank, link in enumerate(links):
@@ -322,7 +322,7 @@ def test_an_address_on_another_host_is_passed_over_for_the_next_one() -> None:
         addresses = [[elsewhere, list(listener.getsockname())], [ranks.addresses[1]]]
 
         def join(rank: int, listeners: list[socket.socket]) -> list[Connection]:
-            details = Details(0, (descriptors[rank], descriptors[rank]))
+            details = Details(0, (descriptors[rank],) * 3)
             return connect_all(
                 rank, 2, listeners, addresses, key=KEY, details=details, deadline=time.monotonic() + LIMIT, look=str
             )

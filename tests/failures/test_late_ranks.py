@@ -68,9 +68,11 @@ def test_a_rank_that_waits_names_the_late_rank_and_its_call(
     for rank, line in lines.items():
         pattern = (
             rf"procgroup: rank {rank} has waited \d+(\.\d)? s \(since \d\d:\d\d:\d\d\) "
-            rf"for rank 1 in {call}\d* on group 0"
+            rf"for rank 1 in {call}\d* on group 0, at operations\.py:\d+"
         )
-        found = re.search(pattern + r": rank 1 is (in no call for|in barrier|not answering) .*\n", line)
+        here = r"\(test_late_ranks\.py:\d+\)"
+        place = rf"in come_when_told {here}, called by late {here}; it is in no call"
+        found = re.search(pattern + rf": rank 1 is ({place}|in barrier|not answering).*\n", line)
         assert found, line
         assert line.count(f" in {call}") == 1, line  # the next one is due a minute later
 

@@ -25,8 +25,9 @@ Record record(OpKind op, uint64_t sequence, CallState state, uint64_t group = kG
 }
 
 std::string report(const std::vector<Record>& records) {
-  return describe_calls(records, kGroup,
-                        [](uint64_t group) { return group == kNamed ? NamedGroup{"pair", {3, 4}} : NamedGroup{}; });
+  return describe_calls(
+      records, kGroup, [](uint64_t group) { return group == kNamed ? NamedGroup{"pair", {3, 4}} : NamedGroup{}; },
+      [](uint32_t number) { return number == 7 ? "/home/me/train.py:12" : ""; });
 }
 
 void a_running_call_is_named_with_its_group_where_that_is_another() {
@@ -48,7 +49,32 @@ void of_many_running_calls_the_oldest_are_named() {
 void a_rank_in_no_call_is_said_to_be_in_none() {
   CHECK(report({}) == "in no call, and has made none yet");
   CHECK(report({record(OpKind::kBarrier, 1, CallState::kFailed, kGroup, now_ns() - 12'000'000'000)}) ==
-        "in no call for 12 s");
+        "in no call for 12 s; its last was barrier (call #1)");
+}
+
+void a_call_is_named_with_the_line_of_the_program_that_made_it() {
+  Record running = record(OpKind::kBarrier, 3, CallState::kStarted);
+  running.source = 7;
+  CHECK(report({running}) == "in barrier (call #3) at train.py:12");
+  running.state = CallState::kCompleted;
+  running.ended_ns = now_ns() - 12'000'000'000;
+  CHECK(report({running}) == "in no call for 12 s; its last was barrier (call #3) at train.py:12");
+}
+
+void a_call_that_has_to_wait_for_its_turn_is_no_call_that_the_rank_is_in() {
+  CHECK(report({record(OpKind::kBarrier, 0, CallState::kIssued)}) == "in no call, and has made none yet");
+  CHECK(!is_in_call({record(OpKind::kBarrier, 0, CallState::kIssued)}));
+  CHECK(is_in_call({record(OpKind::kBarrier, 1, CallState::kStarted)}));
+}
+
+void a_stack_is_described_by_its_innermost_frames() {
+  CHECK(describe_stack("Current thread 0x00007f1c (most recent call first):\n"
+                       "  File \"/home/me/data.py\", line 88 in load\n"
+                       "  File \"train.py\", line 20 in <module>\n"
+                       "  File \"runpy.py\", line 1 in run\n") ==
+        "in load (data.py:88), called by <module> (train.py:20)");
+  CHECK(describe_stack("  File \"/home/me/data.py\", line 88 in load") == "in load (data.py:88)");
+  CHECK(describe_stack("").empty() && describe_stack("  File \"unfinished").empty());
 }
 
 }  // namespace
@@ -57,5 +83,8 @@ int main() {
   a_running_call_is_named_with_its_group_where_that_is_another();
   of_many_running_calls_the_oldest_are_named();
   a_rank_in_no_call_is_said_to_be_in_none();
+  a_call_is_named_with_the_line_of_the_program_that_made_it();
+  a_call_that_has_to_wait_for_its_turn_is_no_call_that_the_rank_is_in();
+  a_stack_is_described_by_its_innermost_frames();
   std::puts("call_report_test: passed");
 }

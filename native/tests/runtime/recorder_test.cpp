@@ -88,16 +88,43 @@ void times_agree_with_the_monotonic_clock() {
   CHECK(recorded >= 19'900'000 && recorded <= passed + 100'000);
 }
 
+void an_issued_call_starts_when_it_has_its_turn() {
+  const Memory memory;
+  Recorder recorder(memory.get());
+  const uint64_t index = recorder.issue(call_number(0), 7);
+  const Record issued = recorder.read().at(0);
+  CHECK(issued.state == CallState::kIssued && issued.source == 7);
+  CHECK(issued.issued_ns != 0 && issued.started_ns == 0 && issued.ended_ns == 0);
+  timespec time{0, 2'000'000};
+  nanosleep(&time, nullptr);
+  CHECK(recorder.start(index, call_number(42), 7) == index);
+  const Record started = recorder.read().at(0);
+  CHECK(started.state == CallState::kStarted && started.source == 7 && is_whole(started));
+  CHECK(started.started_ns - started.issued_ns >= 1'900'000 && started.issued_ns >= issued.issued_ns - 100'000);
+  recorder.complete(index);
+  CHECK(recorder.read().at(0).state == CallState::kCompleted);
+  CHECK(recorder.read().size() == 1 && Recorder::recorded(memory.get()) == 1);
+}
+
+void an_issued_call_that_the_ring_has_lost_is_added_again() {
+  const Memory memory;
+  Recorder recorder(memory.get());
+  const uint64_t lost = recorder.issue(call_number(0));
+  for (uint64_t number = 1; number <= Recorder::kEntries; ++number) recorder.begin(call_number(number));
+  const uint64_t index = recorder.start(lost, call_number(9000), 3);
+  CHECK(index != lost && recorder.read().back().call.sequence == 9000 && recorder.read().back().source == 3);
+}
+
 void the_ring_keeps_the_last_calls() {
   const Memory memory;
   Recorder recorder(memory.get());
   const uint64_t overtaken = recorder.begin(call_number(0));
-  for (uint64_t number = 1; number < 1000; ++number) recorder.begin(call_number(number));
+  for (uint64_t number = 1; number < 4000; ++number) recorder.begin(call_number(number));
   recorder.fail(overtaken);
   const std::vector<Record> records = recorder.read();
   CHECK(records.size() == Recorder::kEntries);
   for (size_t i = 0; i < records.size(); ++i) {
-    CHECK(records[i].index == 1000 - Recorder::kEntries + i && records[i].call.sequence == records[i].index);
+    CHECK(records[i].index == 4000 - Recorder::kEntries + i && records[i].call.sequence == records[i].index);
     CHECK(records[i].state == CallState::kStarted && is_whole(records[i]));
   }
 }
@@ -124,7 +151,7 @@ void a_reader_never_sees_a_mixture() {
   std::thread one(write, 0);
   std::thread other(write, 1'000'000'000);
   for (size_t seen = 0; seen < 20'000 || written < 2 * Recorder::kEntries;) {
-    for (const Record& record : Recorder::read(memory.get())) {
+    for (const Record& record : Recorder::read(memory.get(), ClockPair::now())) {
       check_read_while_written(record);
       ++seen;
     }
@@ -147,7 +174,7 @@ void a_peer_reads_what_a_killed_process_was_doing() {
     raise(SIGKILL);
   }
   CHECK(waitpid(child, nullptr, 0) == child);
-  const std::vector<Record> records = Recorder::read(memory.get());
+  const std::vector<Record> records = Recorder::read(memory.get(), ClockPair::now());
   CHECK(records.size() == 2 && is_whole(records[1]));
   CHECK(records[1].call.sequence == 9 && records[1].state == CallState::kStarted);
 }
@@ -155,7 +182,7 @@ void a_peer_reads_what_a_killed_process_was_doing() {
 void memory_that_makes_no_sense_gives_no_records() {
   const Memory memory;
   std::memset(memory.get(), 0xfe, Recorder::bytes());
-  CHECK(Recorder::read(memory.get()).empty());
+  CHECK(Recorder::read(memory.get(), ClockPair::now()).empty());
 }
 
 void report_the_cost() {
@@ -176,6 +203,8 @@ int main() {
   testing::limit_seconds(60);
   RUN_TEST(a_call_is_read_as_it_was_written);
   RUN_TEST(times_agree_with_the_monotonic_clock);
+  RUN_TEST(an_issued_call_starts_when_it_has_its_turn);
+  RUN_TEST(an_issued_call_that_the_ring_has_lost_is_added_again);
   RUN_TEST(the_ring_keeps_the_last_calls);
   RUN_TEST(a_reader_never_sees_a_mixture);
   RUN_TEST(a_peer_reads_what_a_killed_process_was_doing);

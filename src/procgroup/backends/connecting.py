@@ -59,8 +59,8 @@ class Connection(NamedTuple):
     socket: socket.socket
     pid: int
     offset: int
-    arena: tuple[int, int] | None
-    """The descriptors of its memory and of its eventfd."""
+    arena: tuple[int, int, int] | None
+    """The descriptors of its memory, of its eventfd and of its flight record."""
 
     def close(self) -> None:
         """Close the socket and the arena's descriptors."""
@@ -73,7 +73,7 @@ class Details(NamedTuple):
     """The data that two ranks exchange after the handshake; over a Unix socket, their arenas, too."""
 
     offset: int
-    arena: tuple[int, int] | None
+    arena: tuple[int, int, int] | None
 
     def exchange(self, connection: socket.socket, peer: int) -> Steps[Connection]:
         """Send this rank's details and receive those of ``peer``."""
@@ -84,18 +84,18 @@ class Details(NamedTuple):
             return Connection(peer, connection, pid, offset, None)
         while True:
             try:
-                message, descriptors, _, _ = socket.recv_fds(connection, _DETAILS.size, 2, socket.MSG_CMSG_CLOEXEC)
+                message, descriptors, _, _ = socket.recv_fds(connection, _DETAILS.size, 3, socket.MSG_CMSG_CLOEXEC)
                 break
             except BlockingIOError:
                 yield selectors.EVENT_READ
         if not message:
             raise CutShort("the other side closed the connection during the handshake")
-        if len(descriptors) != 2 or len(message) != _DETAILS.size:
+        if len(descriptors) != 3 or len(message) != _DETAILS.size:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise Refused(f"rank {peer} sent no arena")
         pid, offset = _DETAILS.unpack(message)
-        return Connection(peer, connection, pid, offset, (descriptors[0], descriptors[1]))
+        return Connection(peer, connection, pid, offset, (descriptors[0], descriptors[1], descriptors[2]))
 
     def _send(self, connection: socket.socket, shared: bool) -> Steps[None]:
         message = _DETAILS.pack(os.getpid(), self.offset)

@@ -6,11 +6,12 @@ The calls of a group are methods of the native group: each enters C++ once, whic
 from __future__ import annotations
 
 import hashlib
+import secrets
 import sys
 import threading
 from collections.abc import Sequence
 
-from procgroup import _native, environ
+from procgroup import _native, environ, flight_records, stack_signal
 from procgroup.backends.connecting import Details
 from procgroup.backends.mesh import Links, Mesh
 from procgroup.backends.native_subgroup import (
@@ -50,13 +51,14 @@ def connect(
     """
     start_up.restart_timeout(min(timeout, _CONNECT_SECONDS))
     mesh = Mesh(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
-    engine, group, hosts = _connect(mesh, group_name, environ.PROCGROUP_TRANSPORT.get(), global_ranks)
+    job = hashlib.sha256(b"procgroup job\0" + data_key).hexdigest()[:10]
+    engine, group, hosts = _connect(mesh, group_name, environ.PROCGROUP_TRANSPORT.get(), global_ranks, job)
     return NativeBackend(engine, group, hosts, name=name, group_name=group_name, global_ranks=global_ranks)
 
 
 def alone(*, name: str = "procgroup", group_name: str = "default") -> NativeBackend:
     """Return the backend of a group of one rank, without a store."""
-    engine = make_engine(0, 1, False)
+    engine = make_engine(0, 1, False, job=secrets.token_hex(5))
     group = _native.Group(engine, world_identity(group_name, [0]), group_name, [0], 0, [0])
     group.attach([group.offset], [0])
     return NativeBackend(engine, group, [0], name=name, group_name=group_name)
@@ -132,10 +134,32 @@ class NativeBackend(EngineGroup):
 
 
 def make_engine(
-    rank: int, size: int, shared: bool, global_ranks: Sequence[int] | None = None, *, is_thread: bool = False
+    rank: int,
+    size: int,
+    shared: bool,
+    global_ranks: Sequence[int] | None = None,
+    *,
+    is_thread: bool = False,
+    job: str = "",
 ) -> _native.Engine:
-    """Return this rank's engine, not yet connected; ``shared`` offers memory to the ranks of this host."""
-    engine = _native.Engine(rank, size, is_thread, shared)
+    """Return this rank's engine, not yet connected; ``shared`` offers memory to the ranks of this host.
+
+    ``job``, the same on all ranks, is where its flight record is kept; "" keeps it in memory alone.
+    """
+    global_rank = rank if global_ranks is None else global_ranks[rank]
+    record = flight_records.new_file(job, global_rank) if job else ""
+    engine = _native.Engine(
+        rank,
+        size,
+        is_thread,
+        shared,
+        record=record,
+        job=flight_records.job_name(),
+        program=flight_records.program(),
+        global_rank=global_rank,
+        global_size=size,
+    )
+    stack_signal.install()
     engine.set_cores(usable_cores(), size)
     engine.set_wait_report(environ.PROCGROUP_WAIT_REPORT_SECONDS.get())
     if global_ranks is not None:
@@ -144,21 +168,23 @@ def make_engine(
 
 
 def _connect(
-    mesh: Mesh, group_name: str, wanted: str, global_ranks: Sequence[int] | None
+    mesh: Mesh, group_name: str, wanted: str, global_ranks: Sequence[int] | None, job: str
 ) -> tuple[_native.Engine, _native.Group, list[int]]:
     """Connect to every rank; return this rank's engine, the group of all ranks, and the host of each rank."""
     members = list(range(mesh.size))
     identity = world_identity(group_name, members)
-    engine = make_engine(mesh.rank, mesh.size, wanted != "tcp", global_ranks)
+    engine = make_engine(mesh.rank, mesh.size, wanted != "tcp", global_ranks, job=job)
     problem = "PROCGROUP_TRANSPORT=tcp" if wanted == "tcp" else engine.arena_problem
     try:
         group = _native.Group(engine, identity, group_name, members, mesh.rank, [])
     except (OSError, RuntimeError) as error:  # shared memory is refused: go on with memory of this process alone
         problem = str(error)
         engine.shutdown()
-        engine = make_engine(mesh.rank, mesh.size, False, global_ranks)
+        engine = make_engine(mesh.rank, mesh.size, False, global_ranks, job=job)
         group = _native.Group(engine, identity, group_name, members, mesh.rank, [])
-    offered = None if problem else (engine.arena_descriptor, engine.arena_bell)
+    if not problem and engine.record_descriptor < 0:
+        problem = "there is no memory for the flight record"
+    offered = None if problem else (engine.arena_descriptor, engine.arena_bell, engine.record_descriptor)
     details = Details(group.offset, offered)
     try:
         links = mesh.connect(details, None if wanted == "shm" else route_to(mesh.store), problem)

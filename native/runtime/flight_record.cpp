@@ -1,0 +1,345 @@
+#include "runtime/flight_record.hpp"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
+#include "base/futex.hpp"
+#include "base/ticks.hpp"
+#include "runtime/failure.hpp"
+
+namespace procgroup {
+namespace {
+
+constexpr char kMagic[8] = {'p', 'g', 'f', 'l', 'i', 'g', 'h', 't'};
+constexpr uint32_t kVersion = 1;
+constexpr size_t kGroups = 128;
+constexpr size_t kLineBytes = 128;
+
+using Word = std::atomic<uint64_t>;
+
+struct GroupEntry {
+  Word identity;  // stored last; 0 while the entry is written
+  int32_t rank;
+  int32_t size;
+  char name[48];
+  char members[64];
+};
+static_assert(sizeof(GroupEntry) == 128);
+
+struct Line {
+  char text[kLineBytes];
+};
+
+void copy_text(char* to, size_t room, std::string_view text) {
+  const size_t bytes = std::min(text.size(), room - 1);
+  std::memcpy(to, text.data(), bytes);
+  std::memset(to + bytes, 0, room - bytes);
+}
+
+template <size_t kRoom>
+void copy_text(char (&to)[kRoom], std::string_view text) {
+  copy_text(to, kRoom, text);
+}
+
+template <size_t kRoom>
+std::string text_of(const char (&from)[kRoom]) {
+  return readable(from, kRoom);
+}
+
+std::string first_line(const char* path) {
+  std::string line;
+  std::ifstream file(path);
+  std::getline(file, line);
+  return line;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+uint64_t own_pid_namespace() {
+  struct stat found;
+  return stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
+}
+
+[[noreturn]] void refuse(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+// Held for some microseconds; not in the shared memory, where a death would keep it.
+class Writing {
+ public:
+  explicit Writing(std::atomic_flag& flag) : flag_(flag) {
+    while (flag_.test_and_set(std::memory_order_acquire)) sched_yield();
+  }
+  Writing(const Writing&) = delete;
+  ~Writing() { flag_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag& flag_;
+};
+
+}  // namespace
+
+struct FlightRecordLayout {
+  char magic[8];
+  uint32_t version;
+  int32_t rank;
+  uint64_t bytes;
+  int32_t world_size;
+  int32_t reserved;
+  int64_t pid;
+  uint64_t pid_namespace;
+  int64_t created_wall_ns;
+  int64_t created_ns;
+  // A seqlock: odd while the beat is written.
+  Word beat_version;
+  Word beat_ticks;
+  Word beat_ns;
+  std::atomic<uint32_t> state;
+  std::atomic<uint32_t> source_lines;
+  std::atomic<uint32_t> stack_requests;
+  uint32_t reserved_too;
+  Word groups;  // that were ever added: entry number n is at n % kGroups
+  char host[64];
+  char boot[40];
+  char job[64];
+  char program[512];
+  SharedText<512> reason;
+  SharedText<256> report;
+  SharedText<8192> stack;
+  GroupEntry group_entries[kGroups];
+  Line lines[FlightRecord::kSourceLines];
+  alignas(64) std::byte recorder[1];  // Recorder::bytes() of them
+};
+
+namespace {
+
+// Reserved before it is touched: a full file system refuses it here, and not by SIGBUS.
+bool reserve(const FileDescriptor& file, size_t bytes) {
+  return file && posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)) == 0;
+}
+
+// Who asks whether the record is in use holds the lock for a moment.
+void lock(const FileDescriptor& file) {
+  constexpr int kAttempts = 50;
+  for (int attempt = 0; attempt < kAttempts && flock(file.get(), LOCK_SH | LOCK_NB) != 0; ++attempt) usleep(1000);
+}
+
+FileDescriptor make_file(const std::string& path, size_t bytes) {
+  if (!path.empty()) {
+    FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (reserve(file, bytes)) {
+      lock(file);
+      return file;
+    }
+    if (file) unlink(path.c_str());
+  }
+  FileDescriptor memory(memfd_create("procgroup-record", MFD_CLOEXEC));
+  return reserve(memory, bytes) ? std::move(memory) : FileDescriptor();
+}
+
+size_t record_bytes() { return offsetof(FlightRecordLayout, recorder) + Recorder::bytes(); }
+
+ClockPair beat_of(const FlightRecordLayout& layout) {
+  constexpr int kAttempts = 16;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const uint64_t version = layout.beat_version.load(std::memory_order_acquire);
+    const ClockPair beat{layout.beat_ticks.load(std::memory_order_acquire),
+                         static_cast<int64_t>(layout.beat_ns.load(std::memory_order_acquire))};
+    if (version % 2 == 0 && layout.beat_version.load(std::memory_order_relaxed) == version) return beat;
+  }
+  return {0, layout.created_ns};  // its writer died while it wrote the beat
+}
+
+}  // namespace
+
+const char* rank_state_name(RankState state) {
+  constexpr const char* kNames[] = {"running", "left", "failed"};
+  return kNames[static_cast<int>(state)];
+}
+
+FlightRecordView::FlightRecordView(const std::byte* memory, size_t bytes)
+    : layout_(*reinterpret_cast<const FlightRecordLayout*>(memory)) {
+  if (bytes < sizeof kMagic + sizeof kVersion || std::memcmp(layout_.magic, kMagic, sizeof kMagic) != 0)
+    throw std::runtime_error("this is no flight record of procgroup");
+  if (layout_.version != kVersion || bytes < record_bytes())
+    throw std::runtime_error("this flight record was written by another version of procgroup");
+}
+
+RecordedRank FlightRecordView::rank() const {
+  return {layout_.rank, layout_.world_size, text_of(layout_.job), text_of(layout_.program)};
+}
+int64_t FlightRecordView::pid() const { return layout_.pid; }
+uint64_t FlightRecordView::pid_namespace() const { return layout_.pid_namespace; }
+std::string FlightRecordView::host() const { return text_of(layout_.host); }
+std::string FlightRecordView::boot() const { return text_of(layout_.boot); }
+int64_t FlightRecordView::created_wall_ns() const { return layout_.created_wall_ns; }
+int64_t FlightRecordView::created_ns() const { return layout_.created_ns; }
+int64_t FlightRecordView::beat_ns() const { return beat_of(layout_).ns; }
+
+RankState FlightRecordView::state() const {
+  const uint32_t state = layout_.state.load(std::memory_order_acquire);
+  return state <= static_cast<uint32_t>(RankState::kFailed) ? static_cast<RankState>(state) : RankState::kFailed;
+}
+
+std::string FlightRecordView::reason() const {
+  const auto reason = layout_.reason.read();
+  return reason ? readable(reason->text.data(), reason->text.size()) : "";
+}
+
+std::vector<Record> FlightRecordView::calls() const { return Recorder::read(layout_.recorder, beat_of(layout_)); }
+
+uint64_t FlightRecordView::recorded() const { return Recorder::recorded(layout_.recorder); }
+
+std::string FlightRecordView::source_line(uint32_t number) const {
+  const uint32_t known = layout_.source_lines.load(std::memory_order_acquire);
+  if (number == 0 || number > std::min<uint32_t>(known, FlightRecord::kSourceLines)) return "";
+  return text_of(layout_.lines[number - 1].text);
+}
+
+std::vector<RecordedGroup> FlightRecordView::groups() const {
+  std::vector<RecordedGroup> groups;
+  for (const GroupEntry& entry : layout_.group_entries) {
+    const uint64_t identity = entry.identity.load(std::memory_order_acquire);
+    if (identity != 0)
+      groups.push_back({identity, entry.rank, entry.size, text_of(entry.name), text_of(entry.members)});
+  }
+  return groups;
+}
+
+std::optional<SharedText<8192>::Value> FlightRecordView::stack() const { return layout_.stack.read(); }
+std::optional<SharedText<256>::Value> FlightRecordView::report() const { return layout_.report.read(); }
+
+std::string describe_stopped(const FlightRecordView& record) {
+  if (record.pid_namespace() != own_pid_namespace()) return "";
+  const std::string line = first_line(("/proc/" + std::to_string(record.pid()) + "/stat").c_str());
+  // The name in parentheses may hold anything, also parentheses.
+  const size_t name = line.rfind(") ");
+  const char state = name == std::string::npos ? '\0' : line[name + 2];
+  if (state == 'T') return "stopped (SIGSTOP)";
+  return state == 't' ? "stopped by a debugger" : "";
+}
+
+std::unique_ptr<FlightRecord> FlightRecord::create(const std::string& path, const RecordedRank& rank) {
+  std::unique_ptr<FlightRecord> record(new FlightRecord(make_file(path, record_bytes())));
+  auto* layout = new (record->memory_) FlightRecordLayout{};
+  layout->rank = rank.rank;
+  layout->world_size = rank.world_size;
+  layout->bytes = record_bytes();
+  layout->pid = getpid();
+  layout->pid_namespace = own_pid_namespace();
+  layout->created_wall_ns = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+  layout->created_ns = now_ns();
+  copy_text(layout->host, host_name());
+  copy_text(layout->boot, first_line("/proc/sys/kernel/random/boot_id"));
+  copy_text(layout->job, rank.job);
+  copy_text(layout->program, rank.program);
+  record->recorder_ = std::make_unique<Recorder>(layout->recorder);
+  record->beat();
+  layout->version = kVersion;
+  std::memcpy(layout->magic, kMagic, sizeof kMagic);  // last: what has it is whole
+  return record;
+}
+
+std::unique_ptr<FlightRecord> FlightRecord::attach(FileDescriptor descriptor) {
+  std::unique_ptr<FlightRecord> record(new FlightRecord(std::move(descriptor)));
+  static_cast<void>(record->view());
+  record->descriptor_.reset();
+  return record;
+}
+
+FlightRecord::FlightRecord(FileDescriptor descriptor) : descriptor_(std::move(descriptor)), bytes_(record_bytes()) {
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+  if (descriptor_) {
+    struct stat found;
+    if (fstat(descriptor_.get(), &found) != 0) refuse("reading the flight record");
+    if (static_cast<size_t>(found.st_size) < bytes_)
+      throw std::runtime_error("this flight record is cut short, or was written by another version of procgroup");
+    is_writable_ = (fcntl(descriptor_.get(), F_GETFL) & O_ACCMODE) == O_RDWR;
+    flags = MAP_SHARED;
+  }
+  const int access = PROT_READ | (is_writable_ ? PROT_WRITE : 0);
+  void* memory = mmap(nullptr, bytes_, access, flags, descriptor_ ? descriptor_.get() : -1, 0);
+  if (memory == MAP_FAILED) refuse("mapping the flight record");
+  madvise(memory, bytes_, MADV_DONTFORK);
+  memory_ = static_cast<std::byte*>(memory);
+}
+
+FlightRecord::~FlightRecord() { munmap(memory_, bytes_); }
+
+void FlightRecord::add_group(const RecordedGroup& group) {
+  const Writing writing(writing_);
+  FlightRecordLayout& record = layout();
+  const uint64_t number = record.groups.load(std::memory_order_relaxed);
+  GroupEntry& entry = record.group_entries[number % kGroups];
+  entry.identity.store(0, std::memory_order_release);
+  entry.rank = group.rank;
+  entry.size = group.size;
+  copy_text(entry.name, group.name);
+  copy_text(entry.members, group.members);
+  entry.identity.store(group.identity, std::memory_order_release);
+  record.groups.store(number + 1, std::memory_order_release);
+}
+
+uint32_t FlightRecord::add_source_line(std::string_view line) {
+  const Writing writing(writing_);
+  FlightRecordLayout& record = layout();
+  const uint32_t number = record.source_lines.load(std::memory_order_relaxed);
+  if (number == kSourceLines) return 0;
+  // The end of a long path says more than its beginning.
+  copy_text(record.lines[number].text, line.substr(line.size() - std::min(line.size(), kLineBytes - 1)));
+  record.source_lines.store(number + 1, std::memory_order_release);
+  return number + 1;
+}
+
+void FlightRecord::beat() {
+  const Writing writing(writing_);
+  FlightRecordLayout& record = layout();
+  const ClockPair now = ClockPair::now();
+  const uint64_t version = record.beat_version.load(std::memory_order_relaxed);
+  record.beat_version.store(version + 1, std::memory_order_relaxed);
+  record.beat_ticks.store(now.ticks, std::memory_order_release);
+  record.beat_ns.store(static_cast<uint64_t>(now.ns), std::memory_order_release);
+  record.beat_version.store(version + 2, std::memory_order_release);
+}
+
+std::atomic<uint32_t>& FlightRecord::stack_requests() { return layout().stack_requests; }
+
+void FlightRecord::request_stack() {
+  if (!is_writable_) return;
+  stack_requests().fetch_add(1, std::memory_order_release);
+  futex_wake_all(stack_requests());
+}
+
+void FlightRecord::set_stack(std::string_view text) {
+  const Writing writing(writing_);
+  layout().stack.write(text, now_ns());
+}
+
+void FlightRecord::set_report(std::string_view text) {
+  const Writing writing(writing_);
+  layout().report.write(text, now_ns());
+}
+
+void FlightRecord::end(RankState state, std::string_view reason) {
+  beat();
+  const Writing writing(writing_);
+  if (layout().state.load(std::memory_order_relaxed) != static_cast<uint32_t>(RankState::kRunning)) return;
+  if (!reason.empty()) layout().reason.write(reason, now_ns());
+  layout().state.store(static_cast<uint32_t>(state), std::memory_order_release);
+}
+
+}  // namespace procgroup

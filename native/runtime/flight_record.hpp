@@ -1,0 +1,134 @@
+// The flight record of one rank: what it did lately and what it is doing, in a file that outlives its process.
+//
+//     +--------+----------------+------------------+----------------------+
+//     | header | groups         | source lines     | calls: see Recorder  |
+//     +--------+----------------+------------------+----------------------+
+//
+// The file is mapped: by its rank, which writes it, by the other ranks of the host, which describe this rank in their
+// errors, and by `procgroup explain`. So a rank that is stuck, stopped or killed is described, too. The rank holds a
+// shared lock (flock) on its file while it lives. Where no file can be made, the record is in memory of the same
+// form, which only the ranks of this host reach. What makes no sense in a record is left out: others wrote it.
+//
+// Vocabulary. A *source line* is the line of the program that issued a call, as in "train.py:12". A *beat* is one
+// moment on the processor's clock and on the monotonic one, by which a reader turns the former's times into the
+// latter's; the last one also says until when the rank lived.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/file_descriptor.hpp"
+#include "runtime/recorder.hpp"
+#include "runtime/shared_text.hpp"
+
+namespace procgroup {
+
+enum class RankState : uint32_t { kRunning, kLeft, kFailed };
+
+const char* rank_state_name(RankState state);  // "running"
+
+// What a record says of its rank and of the process.
+struct RecordedRank {
+  int rank = 0;  // global
+  int world_size = 1;
+  std::string job;      // of the process group, the same on all its ranks
+  std::string program;  // how the process was started
+};
+
+struct RecordedGroup {
+  uint64_t identity;
+  int rank;  // of this rank in the group
+  int size;
+  std::string name;
+  std::string members;  // global ranks, as in "0-3, 6"; shortened if there are many
+};
+
+struct FlightRecordLayout;
+
+// What a reader can tell from the memory of a record, which its writer may be changing.
+class FlightRecordView {
+ public:
+  // Throws std::runtime_error when that memory is no record of this version.
+  FlightRecordView(const std::byte* memory, size_t bytes);
+
+  RecordedRank rank() const;
+  int64_t pid() const;
+  // In which namespace that pid has a meaning: the inode of /proc/self/ns/pid.
+  uint64_t pid_namespace() const;
+  std::string host() const;
+  std::string boot() const;  // of the host: monotonic clocks of one boot are the same
+  int64_t created_wall_ns() const;
+  int64_t created_ns() const;
+  // The last beat, on the monotonic clock.
+  int64_t beat_ns() const;
+  RankState state() const;
+  std::string reason() const;  // of a failed rank
+  // The calls that are in the ring, oldest first, with times on the rank's monotonic clock.
+  std::vector<Record> calls() const;
+  // How many calls were recorded, also those that are in the ring no more.
+  uint64_t recorded() const;
+  // "train.py:12"; empty when it is not known.
+  std::string source_line(uint32_t number) const;
+  std::vector<RecordedGroup> groups() const;
+  // The Python stack of the thread that makes calls, innermost frame first, when it was last asked for, with its moment
+  // on the monotonic clock.
+  std::optional<SharedText<8192>::Value> stack() const;
+  // What the program reported last: see procgroup.report.
+  std::optional<SharedText<256>::Value> report() const;
+
+ private:
+  const FlightRecordLayout& layout_;
+};
+
+// How a rank's process is stopped, as in "stopped (SIGSTOP)": empty when it is not, or runs where that cannot be seen.
+std::string describe_stopped(const FlightRecordView& record);
+
+class FlightRecord {
+ public:
+  static constexpr size_t kSourceLines = 512;
+
+  // Make a record in a new file at this path, or, where that is empty or refused, in memory that has no name.
+  static std::unique_ptr<FlightRecord> create(const std::string& path, const RecordedRank& rank);
+  // Map another rank's, to read it, and to request its stack if the descriptor can be written. Throws
+  // std::system_error, or std::runtime_error when it is no record.
+  static std::unique_ptr<FlightRecord> attach(FileDescriptor descriptor);
+  FlightRecord(const FlightRecord&) = delete;
+  ~FlightRecord();
+
+  int descriptor() const { return descriptor_.get(); }
+  FlightRecordView view() const { return {memory_, bytes_}; }
+  // Ask the rank for its stack: see Observer. Without effect on a record that cannot be written.
+  void request_stack();
+
+  // For the owner alone. Any thread may call any of them.
+  Recorder& recorder() { return *recorder_; }
+  void add_group(const RecordedGroup& group);
+  // The number of a line, for Recorder; 0 when there is no room for it.
+  uint32_t add_source_line(std::string_view line);
+  void beat();
+  void set_stack(std::string_view text);
+  // Counts the requests for the stack; a futex.
+  std::atomic<uint32_t>& stack_requests();
+  void set_report(std::string_view text);
+  // The first end counts.
+  void end(RankState state, std::string_view reason);
+
+ private:
+  explicit FlightRecord(FileDescriptor descriptor);  // without a descriptor, in memory of this process alone
+  FlightRecordLayout& layout() { return *reinterpret_cast<FlightRecordLayout*>(memory_); }
+
+  FileDescriptor descriptor_;
+  bool is_writable_ = true;
+  std::byte* memory_ = nullptr;
+  size_t bytes_ = 0;
+  std::unique_ptr<Recorder> recorder_;
+  std::atomic_flag writing_;  // guards the tables and the texts
+};
+
+}  // namespace procgroup

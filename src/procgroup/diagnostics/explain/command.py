@@ -1,0 +1,107 @@
+"""The command ``procgroup explain``: one sentence for each thing that is wrong in a job, then a line for each rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from procgroup.diagnostics.explain import findings, recorded_job, stragglers
+from procgroup.diagnostics.explain.recorded_job import Job, Rank
+from procgroup.diagnostics.explain.trace import trace
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return 0 when nothing is wrong in the job, 1 when something is, 2 when there is no such job."""
+    options = _parser().parse_args(arguments)
+    if options.list:
+        print("\n".join(_line_of(path) for path in recorded_job.jobs()) or "no job is recorded")
+        return 0
+    try:
+        job = recorded_job.load(recorded_job.find(options.job))
+    except LookupError as error:
+        print(f"procgroup explain: {error.args[0]}", file=sys.stderr)
+        return 2
+    found = findings.find(job)
+    if options.trace:
+        Path(options.trace).write_text(json.dumps(trace(job)))
+    print(json.dumps(_as_json(job, found), indent=2) if options.json else _as_text(job, found))
+    return 1 if found else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="procgroup explain",
+        description="Say what the ranks of a job do, or did before it ended, by the flight records of this host. "
+        "Exit status: 0 when nothing is wrong, 1 when something is, 2 when there is no such job.",
+    )
+    parser.add_argument(
+        "job",
+        nargs="?",
+        default="",
+        metavar="JOB",
+        help="a job: the beginning of its name, its run id, or a directory of records; by default the newest",
+    )
+    parser.add_argument("--list", action="store_true", help="list the recorded jobs, the newest first, and end")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace of all calls for ui.perfetto.dev, too")
+    return parser
+
+
+def _line_of(path: Path) -> str:
+    name = path.name
+    try:
+        job = recorded_job.load(path, with_stacks=False)
+    except LookupError as error:
+        return f"{name}  {error.args[0]}"
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(rank.began for rank in job.ranks)))
+    states = sorted({rank.state for rank in job.ranks})
+    label = f" {job.name}" if job.name != name else ""
+    ranks = f"{len(job.ranks)} of {job.world_size} ranks"
+    return f"{name}{label}  {began}  {ranks}  {', '.join(states)}  {job.ranks[0].program}"
+
+
+def _as_text(job: Job, found: Sequence[findings.Finding]) -> str:
+    lines = [finding.sentence for finding in found] or [_all_is_well(job)]
+    lines += ["", *_table(job)]
+    costly = [one for one in stragglers.find(job) if one.share >= 0.01]
+    if costly:
+        lines += ["", *map(str, costly)]
+    return "\n".join(lines)
+
+
+def _all_is_well(job: Job) -> str:
+    if all(rank.state == "left" for rank in job.ranks):
+        return f"all {len(job.ranks)} ranks of job {job.name} left in order"
+    return f"job {job.name}: no rank waits for another for long"
+
+
+def _table(job: Job) -> list[str]:
+    now = max([time.time() if rank.state in ("running", "stopped") else rank.seen for rank in job.ranks])
+    rows = [("rank", "host", "pid", "state", "where")]
+    rows += [(str(rank.rank), rank.host, str(rank.pid), rank.state, _where(rank, now)) for rank in job.ranks]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows]
+
+
+def _where(rank: Rank, now: float) -> str:
+    where = findings.place(rank, now if rank.state in ("running", "stopped") else rank.seen)
+    return f"{where}; reported {rank.report}" if rank.report else where
+
+
+def _as_json(job: Job, found: Sequence[findings.Finding]) -> dict[str, Any]:
+    return {
+        "job": job.name,
+        "directory": str(job.directory),
+        "world_size": job.world_size,
+        "findings": [finding._asdict() for finding in found],
+        "stragglers": [one._asdict() for one in stragglers.find(job)],
+        "ranks": [
+            {**rank._asdict(), "calls": [{**call._asdict(), "group": call.group._asdict()} for call in rank.calls]}
+            for rank in job.ranks
+        ],
+    }

@@ -1,0 +1,247 @@
+"""Who waits for whom in a job, and why: sentences, the cause before its consequences.
+
+A call is *open* when it has started and not ended, or when it failed and was the last collective of its rank: then the
+job ended there. A rank is *missing* from an open collective when it has not started the collective of that number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from procgroup import errors
+from procgroup.diagnostics.explain.recorded_job import Call, Job, Rank
+
+# A live rank that has waited no longer than this is no finding: every rank waits a little.
+_USUAL_SECONDS = 1.0
+
+# What a rank fails with when another one is the cause, or all are.
+_CONSEQUENCES = tuple(
+    f"{one.__name__}:" for one in (*errors.OperationError.__subclasses__(), errors.GroupBroken, errors.StoreLost)
+)
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong. ``ranks`` are those that cause it, ``waiting`` those that wait because of it."""
+
+    sentence: str
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+def find(job: Job, now: float | None = None) -> list[Finding]:
+    """Return what is wrong in a job, the most telling first; nothing when no rank waits for another for long."""
+    now = now if now is not None else max([rank.seen for rank in job.ranks] + [_now_of(job)])
+    ended = [rank for rank in job.ranks if rank.state in ("lost", "failed", "stopped")]
+    causes = [rank for rank in ended if not rank.reason.startswith(_CONSEQUENCES)]
+    found = [*(_ended(job, rank, now) for rank in causes), *_mismatches(job)]
+    explained = {rank.rank for rank in causes}
+    deadlock = _deadlock(job, now)
+    if deadlock:
+        found.append(deadlock)
+        explained.update(deadlock.ranks)
+    others = [*_late_ranks(job, now), *_messages(job, now)]
+    found += [finding for finding in others if not explained.issuperset(finding.ranks)]
+    return found or _consequences(job, ended, now)
+
+
+def place(rank: Rank, now: float) -> str:
+    """Return where a rank is, in words that follow "it is"."""
+    call = rank.call
+    if call is not None:
+        return f"in {call.text} ({call.name}){_at(call)} for {_seconds(now - call.started)}"
+    last = max((one for one in rank.calls if one.ended), key=lambda one: one.ended, default=None)
+    if rank.state == "running" and rank.stack:
+        return "in " + ", called by ".join(_short(frame) for frame in rank.stack[:2])
+    if last is None:
+        return "in no call, and has made none"
+    idle = f" for {_seconds(now - last.ended)}" if now - last.ended >= _USUAL_SECONDS else ""
+    return f"in no call{idle}; its last was {last.name}{_at(last)}"
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return "rank 1" or "ranks 0, 1, 3"."""
+    numbers = sorted(ranks)
+    return f"rank {numbers[0]}" if len(numbers) == 1 else "ranks " + ", ".join(map(str, numbers))
+
+
+def _now_of(job: Job) -> float:
+    """Return the present, where ranks live: their records' last beats may be a moment old."""
+    return time.time() if any(rank.state in ("running", "stopped") for rank in job.ranks) else 0.0
+
+
+def _at(call: Call) -> str:
+    return f" at {_base(call.line)}" if call.line else ""
+
+
+def _base(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def _short(frame: str) -> str:
+    """Return "load at data.py:88" for "load (/home/me/data.py:88)"."""
+    function, _, where = frame.rstrip(")").rpartition(" (")
+    return f"{function} at {_base(where)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{max(seconds, 0.0):.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def _last_collective(rank: Rank) -> Call | None:
+    return next((call for call in reversed(rank.calls) if not call.is_message and call.state != "issued"), None)
+
+
+def _open_collectives(job: Job) -> list[tuple[Call, list[Rank]]]:
+    """Return each open collective with the ranks that are in it, or failed in it."""
+    found: dict[tuple[str, int], tuple[Call, list[Rank]]] = {}
+    for rank in job.ranks:
+        last = _last_collective(rank)
+        for call in rank.calls:
+            if call.is_message or not (call.is_running or (call is last and call.state == "failed")):
+                continue
+            found.setdefault((call.group.key, call.sequence), (call, []))[1].append(rank)
+    return list(found.values())
+
+
+def _waiting_for(job: Job, rank: int) -> list[tuple[int, Call]]:
+    """Return the ranks whose open call cannot end without this rank, with that call."""
+    found: list[tuple[int, Call]] = []
+    for call, present in _open_collectives(job):
+        if rank in _missing(job, call, present):
+            found.extend((one.rank, call) for one in present)
+    for other in job.ranks:
+        found.extend(
+            (other.rank, call) for call in other.calls if call.is_message and call.is_running and call.peer == rank
+        )
+    return sorted(found, key=lambda one: one[0])
+
+
+def _missing(job: Job, call: Call, present: Sequence[Rank]) -> list[int]:
+    """Return the members that have not started this collective, as far as their records are here."""
+    here = {rank.rank for rank in present}
+    missing = []
+    for member in call.group.members:
+        rank = job.rank(member)
+        if member not in here and rank is not None and rank.reached(call.group) < call.sequence:
+            missing.append(member)
+    return missing
+
+
+def _consequences(job: Job, ended: Sequence[Rank], now: float) -> list[Finding]:
+    """Return what the ranks report of each other, where no record tells the cause; a deadlock says most."""
+    reports = sorted(ended, key=lambda rank: not rank.reason.startswith("Deadlock:"))
+    return [_ended(job, rank, now) for rank in reports[:1]]
+
+
+def _ended(job: Job, rank: Rank, now: float) -> Finding:
+    what = {
+        "lost": f"rank {rank.rank} is lost: its process (pid {rank.pid} on {rank.host}) was killed, or crashed",
+        "failed": f"rank {rank.rank} failed: {rank.reason or 'its program ended with an error'}",
+        "stopped": f"rank {rank.rank} is stopped (SIGSTOP; pid {rank.pid} on {rank.host})",
+    }[rank.state]
+    then = now if rank.state == "stopped" else rank.seen
+    ago = "" if rank.state == "stopped" or now - rank.seen < 1 else f", {_seconds(now - rank.seen)} ago"
+    sentence = f"{what}{ago}; it was {place(rank, then)}"
+    waiting = _waiting_for(job, rank.rank)
+    if waiting:
+        sentence += f"; {_who_waits(waiting, now, job)}"
+    return Finding(sentence, (rank.rank,), tuple(sorted({one for one, _ in waiting})))
+
+
+def _who_waits(waiting: Sequence[tuple[int, Call]], now: float, job: Job) -> str:
+    call = waiting[0][1]
+    ranks = sorted({rank for rank, _ in waiting})
+    live = any(rank.call is not None for rank in job.ranks if rank.rank in ranks)
+    name = f"{call.name}{_at(call)}"
+    wait = "has waited" if len(ranks) == 1 else "have waited"
+    if live:
+        return f"{name_ranks(ranks)} {wait} for it in {name}, for {_seconds(now - min(c.started for _, c in waiting))}"
+    return f"{name} failed on {name_ranks(ranks)}"
+
+
+def _mismatches(job: Job) -> list[Finding]:
+    found = []
+    for call, present in _open_collectives(job):
+        made: dict[int, Call] = {}
+        for rank in present:
+            own = next(
+                one
+                for one in reversed(rank.calls)
+                if one.group.key == call.group.key and one.sequence == call.sequence and not one.is_message
+            )
+            made[rank.rank] = own
+        if len({one.text for one in made.values()}) > 1:
+            calls = ", ".join(f"rank {rank}: {one.text}{_at(one)}" for rank, one in sorted(made.items()))
+            sentence = f"the ranks made different calls as #{call.sequence} of group {call.group.name}: {calls}"
+            found.append(Finding(sentence, tuple(sorted(made)), ()))
+    return found
+
+
+def _late_ranks(job: Job, now: float) -> list[Finding]:
+    found = []
+    for call, present in _open_collectives(job):
+        is_live = any(rank.call is not None for rank in present)
+        if is_live and now - call.started < _USUAL_SECONDS:
+            continue
+        missing = _missing(job, call, present)
+        waiting = tuple(sorted(rank.rank for rank in present))
+        wait = "has waited" if len(waiting) == 1 else "have waited"
+        since = f"{name_ranks(waiting)} {wait} for {_seconds(now - call.started)}"
+        for number in missing:
+            late = job.rank(number)
+            assert late is not None
+            if late.state == "left":
+                it = "it left in order"
+            else:
+                it = f"it is {place(late, now)}" if is_live else f"it was {place(late, late.seen)}"
+            end = since if is_live else f"it failed on {name_ranks(waiting)}"
+            found.append(
+                Finding(f"rank {number} never entered {call.name}{_at(call)}; {it}; {end}", (number,), waiting)
+            )
+        unseen = [member for member in call.group.members if job.rank(member) is None]
+        if is_live and not missing and unseen:
+            sentence = f"{since} in {call.name}{_at(call)}; of {name_ranks(unseen)} there is no record here"
+            found.append(Finding(sentence, tuple(unseen), waiting))
+    return found
+
+
+def _messages(job: Job, now: float) -> list[Finding]:
+    found = []
+    for rank in job.ranks:
+        for call in rank.calls:
+            if not (call.is_message and call.is_running) or now - call.started < _USUAL_SECONDS:
+                continue
+            peer = job.rank(call.peer)
+            where = f"it is {place(peer, now)}" if peer is not None else "there is no record of it here"
+            who = f"rank {call.peer}" if call.peer >= 0 else "any rank"
+            sentence = (
+                f"rank {rank.rank} waits for {who} in {call.name}{_at(call)} since {_seconds(now - call.started)}"
+            )
+            found.append(Finding(f"{sentence}; {where}" if call.peer >= 0 else sentence, (call.peer,), (rank.rank,)))
+    return found
+
+
+def _deadlock(job: Job, now: float) -> Finding | None:
+    """Return a cycle of ranks, each in a call that another one of them has to join; None when there is none."""
+    awaited: dict[int, list[int]] = {}
+    for rank in job.ranks:
+        call = rank.call
+        if call is None or now - call.started < _USUAL_SECONDS:
+            continue
+        present = [one for one in job.ranks if one.reached(call.group) >= call.sequence]
+        awaited[rank.rank] = [call.peer] if call.is_message else _missing(job, call, present)
+    for start in awaited:
+        path = [start]
+        while path[-1] in awaited and awaited[path[-1]]:
+            following = awaited[path[-1]][0]
+            if following == start:
+                waits = "; ".join(f"rank {one} is {place(waiting, now)}" for one in path if (waiting := job.rank(one)))
+                return Finding(
+                    f"deadlock: {name_ranks(path)} wait for each other: {waits}", tuple(sorted(path)), tuple(path)
+                )
+            if following in path:
+                break
+            path.append(following)
+    return None

@@ -1,0 +1,286 @@
+"""The flight records of a job's ranks, read into plain values whose times are on one clock.
+
+Times are seconds on the wall clock of each rank's host, which ranks of one boot of a host share exactly. Records of
+several hosts are as far apart as their clocks.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from procgroup import _native, flight_records
+
+# How long a live rank is given to write its stack.
+_STACK_SECONDS = 0.3
+_LOOK_SECONDS = 0.01
+# A rank of another host whose record ends so long before those of its neighbours has ended before them.
+_SILENT_SECONDS = 2.0
+
+_Record: TypeAlias = tuple[Path, dict[str, Any]]
+"""A record's file and what it holds."""
+
+
+class Group(NamedTuple):
+    """A process group. Its members are global ranks, and none where the record had no room for them."""
+
+    key: str
+    name: str
+    size: int
+    members: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """One call of one rank. ``peer`` is the global rank of the root, or of the other rank of a message; -1: none."""
+
+    group: Group
+    sequence: int
+    op: str
+    text: str
+    is_message: bool
+    peer: int
+    bytes: int
+    state: str
+    line: str
+    issued: float
+    started: float
+    ended: float
+
+    @property
+    def name(self) -> str:
+        """Return "all_reduce #17 of group 0"."""
+        return f"{self.op} #{self.sequence} of group {self.group.name}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the call has started and not ended."""
+        return self.state == "started"
+
+
+class Rank(NamedTuple):
+    """One rank: its process, how that is, and its last calls, oldest first.
+
+    ``state`` is "running", "stopped", "left" (in order), "failed" (with ``reason``) or "lost": killed, or crashed.
+    ``stack`` has the innermost frame first.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    program: str
+    state: str
+    reason: str
+    seen: float
+    calls: list[Call]
+    stack: list[str]
+    report: str
+    began: float
+
+    @property
+    def call(self) -> Call | None:
+        """Return the call that it is in, or None; of several the oldest."""
+        return next((call for call in self.calls if call.is_running), None)
+
+    def reached(self, group: Group) -> int:
+        """Return the number of the last collective of a group that this rank has started."""
+        numbers = (call.sequence for call in self.calls if call.group.key == group.key and not call.is_message)
+        return max(numbers, default=0)
+
+
+class Job(NamedTuple):
+    """The ranks of a job, as far as their records are here, in order."""
+
+    name: str
+    directory: Path
+    ranks: list[Rank]
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks the job has."""
+        return max(rank.world_size for rank in self.ranks)
+
+    def rank(self, number: int) -> Rank | None:
+        """Return a rank; None when its record is not here."""
+        return next((rank for rank in self.ranks if rank.rank == number), None)
+
+
+def find(which: str = "") -> Path:
+    """Return the directory of a job: one itself, the beginning of a job's name, a launcher's run id; "": the newest.
+
+    Raises LookupError with a text for the user when there is none.
+    """
+    if which and Path(which).is_dir():
+        return Path(which)
+    found = jobs()
+    if not which and found:
+        return found[0]
+    named = [path for path in found if path.name.startswith(which) or _run_id(path) == which]
+    if which and named:
+        return named[0]
+    root = flight_records.directory()
+    where = root or "nowhere: PROCGROUP_RECORD_DIR=none"
+    raise LookupError(f"there is no flight record of {f'job {which!r}' if which else 'any job'} (kept in {where})")
+
+
+def jobs() -> list[Path]:
+    """Return the directories of all recorded jobs, the newest first."""
+    root = flight_records.directory()
+    if root is None or not root.is_dir():
+        return []
+    paths = [path for path in root.iterdir() if path.is_dir() and any(_records_in(path))]
+    return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def load(directory: Path, *, with_stacks: bool = True) -> Job:
+    """Read the records of a job. ``with_stacks`` has live ranks of this host write where they are now.
+
+    Raises LookupError when there is no readable record.
+    """
+    paths = sorted(_records_in(directory))
+    if with_stacks:
+        _await_stacks([path for path in paths if flight_records.is_in_use(path)])
+    read: dict[int, list[_Record]] = {}
+    problems = []
+    for path in paths:
+        try:
+            record = _native.read_flight_record(str(path))
+        except (OSError, ValueError) as error:
+            problems.append(str(error))
+            continue
+        read.setdefault(record["rank"], []).append((path, record))
+    if not read:
+        raise LookupError("; ".join(problems) or f"there is no flight record in {directory}")
+    ranks = [_rank_of(sorted(records, key=_number)) for _, records in sorted(read.items())]
+    name = next((records[-1][1]["job"] for records in read.values() if records[-1][1]["job"]), "")
+    return Job(name or directory.resolve().name, directory, _without_silent(ranks))
+
+
+def _records_in(directory: Path) -> Iterable[Path]:
+    return (path for path in directory.iterdir() if path.suffix == flight_records.SUFFIX)
+
+
+def _run_id(directory: Path) -> str:
+    for path in _records_in(directory):
+        try:
+            return str(_native.read_flight_record(str(path))["job"])
+        except (OSError, ValueError):
+            continue
+    return ""
+
+
+def _number(one: _Record) -> int:
+    """Return which process group of its process a record is of: the 2 of 0-2.record."""
+    found = re.search(r"-(\d+)$", one[0].stem)
+    return int(found[1]) if found else 0
+
+
+def _await_stacks(paths: list[Path]) -> None:
+    asked = time.monotonic_ns()
+    waiting = []
+    for path in paths:
+        try:
+            _native.request_stack(str(path))
+            waiting.append(path)
+        except (OSError, ValueError):
+            continue
+    deadline = time.monotonic() + _STACK_SECONDS
+    while waiting and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        waiting = [path for path in waiting if not _has_answered(path, asked)]
+
+
+def _has_answered(path: Path, asked: int) -> bool:
+    record = _native.read_flight_record(str(path))
+    return bool(record["stopped"]) or (record["stack"] is not None and record["stack"][0] >= asked)
+
+
+def _rank_of(records: list[_Record]) -> Rank:
+    """Return a rank by the records of its process groups, the newest last."""
+    calls = [call for path, record in records for call in _calls_of(path, record)]
+    calls.sort(key=lambda call: call.issued)
+    path, last = records[-1]
+    stack = last["stack"][1] if last["stack"] else ""
+    return Rank(
+        rank=last["rank"],
+        world_size=last["world_size"],
+        host=last["host"],
+        pid=last["pid"],
+        program=last["program"],
+        state=_state_of(path, last),
+        reason=last["reason"],
+        seen=_wall(last, last["beat_ns"]),
+        calls=calls,
+        stack=_frames(stack),
+        report=last["report"][1] if last["report"] else "",
+        began=records[0][1]["created_wall_ns"] / 1e9,
+    )
+
+
+def _state_of(path: Path, record: dict[str, Any]) -> str:
+    state = str(record["state"])
+    if state != "running":
+        return state
+    if record["stopped"]:
+        return "stopped"
+    return "running" if flight_records.is_in_use(path) or record["boot"] != _boot() else "lost"
+
+
+def _without_silent(ranks: list[Rank]) -> list[Rank]:
+    """Call a rank lost whose record ends long before those of the other ranks of its host."""
+    seen: dict[str, float] = {}
+    for rank in ranks:
+        seen[rank.host] = max(seen.get(rank.host, 0.0), rank.seen)
+    return [
+        rank._replace(state="lost")
+        if rank.state == "running" and seen[rank.host] - rank.seen > _SILENT_SECONDS
+        else rank
+        for rank in ranks
+    ]
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _wall(record: dict[str, Any], ns: int) -> float:
+    return float(record["created_wall_ns"] + ns - record["created_ns"]) / 1e9 if ns else 0.0
+
+
+def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[Call]:
+    number = _number((path, record))
+    groups = {one["identity"]: _group_of(one, number) for one in record["groups"]}
+    for call in record["calls"]:
+        group = groups.get(call["group"]) or Group(f"{call['group']:x}-{number}", "?", 0, ())
+        peer = call["root"]
+        yield Call(
+            group=group,
+            sequence=call["sequence"],
+            op=call["op"],
+            text=call["call"],
+            is_message=call["is_message"],
+            peer=group.members[peer] if 0 <= peer < len(group.members) else peer,
+            bytes=call["bytes"],
+            state=call["state"],
+            line=call["source"],
+            issued=_wall(record, call["issued_ns"]),
+            started=_wall(record, call["started_ns"]),
+            ended=_wall(record, call["ended_ns"]),
+        )
+
+
+def _group_of(group: dict[str, Any], number: int) -> Group:
+    members: list[int] = []
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", group["members"]):
+        members.extend(range(int(first), int(last or first) + 1)[: group["size"]])
+    whole = tuple(members) if len(members) == group["size"] else ()
+    return Group(f"{group['identity']:x}-{number}", group["name"], group["size"], whole)
+
+
+def _frames(stack: str) -> list[str]:
+    """Return a stack as Python's faulthandler writes it as "load (/home/me/data.py:88)", the innermost frame first."""
+    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', stack, re.MULTILINE)
+    return [f"{function} ({path}:{line})" for path, line, function in found]

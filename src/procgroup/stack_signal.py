@@ -1,0 +1,39 @@
+"""The signal by which a thread of this process writes its Python stack, for the other ranks' reports.
+
+The stack is taken when another rank has waited for this one for some seconds; until then nothing is sent. Python's
+faulthandler writes it, in the thread itself, so that it works while the thread sleeps, computes, or is in C code that
+holds the interpreter's lock. See native/runtime/stack_sampler.hpp.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+
+from procgroup import _native
+
+_installed_in = 0
+"""The process that has the handler; a forked child inherits both, and keeps them."""
+
+
+def install() -> None:
+    """Give a real-time signal that nobody uses to the stacks of this process, once."""
+    global _installed_in
+    if _installed_in:
+        return
+    number = _free_signal()
+    if number is None:
+        return
+    _installed_in = os.getpid()
+    file = os.memfd_create("procgroup-stack", os.MFD_CLOEXEC)
+    faulthandler.register(number, file=file, all_threads=False)
+    _native.install_stack_signal(number, file)
+
+
+def _free_signal() -> int | None:
+    # From the highest: programs and libraries that choose one begin at the lowest.
+    for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            return number
+    return None
