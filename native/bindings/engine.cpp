@@ -81,6 +81,7 @@ void bind_engine(nb::module_& module) {
           "set_global_ranks",
           [](PythonEngine& self, std::vector<int> ranks) { self.engine()->set_global_ranks(std::move(ranks)); },
           "ranks"_a)
+      .def_prop_ro("gone_ranks", [](const PythonEngine& self) { return self.engine()->gone_ranks(); })
       .def("fail", &PythonEngine::fail, "reason"_a, "at_once"_a)
       .def("shutdown", &PythonEngine::close);
 }

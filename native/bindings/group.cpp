@@ -254,6 +254,7 @@ void bind_group(nb::module_& module) {
       .def("handshake", &PythonGroup::handshake, "call"_a, "data"_a, "timeout"_a,
            nb::sig("def handshake(self, call: str, data: dict[str, typing.Any], timeout: float) -> None"))
       .def_prop_ro("refused", &PythonGroup::refused)
+      .def("rename_ranks", &PythonGroup::rename_ranks)
       .def("abort", &PythonGroup::abort)
       .def_prop_ro("is_broken", &PythonGroup::is_broken)
       .def_prop_ro("has_lost_member", &PythonGroup::has_lost_member)

@@ -28,6 +28,7 @@ class PythonGroup {
               std::vector<int> hosts);
 
   uint64_t offset() const { return group_->offset(); }
+  void rename_ranks() { group_->rename_ranks(); }
   void reduce_in_rank_order() { group_->reduce_in_rank_order(); }
   void attach(const std::vector<uint64_t>& offsets, const std::vector<int>& hosts) { group_->attach(offsets, hosts); }
   // `call` describes the call; `data` identifies it for an error: op, sequence, group, rank, size.

@@ -395,6 +395,36 @@ NamedGroup Engine::group_of(uint64_t identity) const {
   return found == names_.end() ? NamedGroup{} : found->second;
 }
 
+void Engine::set_global_ranks(std::vector<int> ranks) {
+  const std::lock_guard lock(names_mutex_);
+  if (recorded_ranks_.empty()) recorded_ranks_ = ranks;
+  global_ranks_ = std::move(ranks);
+}
+
+int Engine::global_rank(int world_rank) const {
+  const std::lock_guard lock(names_mutex_);
+  return global_ranks_.empty() ? world_rank : global_ranks_[index(world_rank)];
+}
+
+int Engine::recorded_rank(int world_rank) const {
+  const std::lock_guard lock(names_mutex_);
+  return recorded_ranks_.empty() ? world_rank : recorded_ranks_[index(world_rank)];
+}
+
+std::vector<int> Engine::gone_ranks() const {
+  std::vector<int> gone;
+  for (int peer = 0; peer < world_size(); ++peer)
+    if (peer != rank() &&
+        (peer_status(peer) != PeerStatus::kPresent || is_unreachable(peer) || exit_failure(peer, false)))
+      gone.push_back(peer);
+  return gone;
+}
+
+bool Engine::is_unreachable(int peer) const {
+  const std::lock_guard lock(messages_mutex_);
+  return messages_.peer_failure(peer) != nullptr;
+}
+
 void Engine::add_name(uint64_t group, NamedGroup named) {
   const std::lock_guard lock(names_mutex_);
   names_.insert_or_assign(group, std::move(named));

@@ -161,11 +161,13 @@ class Engine final : public Waiter, public WaitForGraph {
     news_.fetch_add(1, std::memory_order_release);
     kick();
   }
-  // The ranks' numbers in texts and errors, if they differ from the world ranks.
-  void set_global_ranks(std::vector<int> ranks) { global_ranks_ = std::move(ranks); }
-  int global_rank(int world_rank) const {
-    return global_ranks_.empty() ? world_rank : global_ranks_[index(world_rank)];
-  }
+  // The ranks' numbers in texts and errors, if they differ from the world ranks. In flight records they keep the
+  // first.
+  void set_global_ranks(std::vector<int> ranks);
+  int global_rank(int world_rank) const;
+  int recorded_rank(int world_rank) const;
+  // The ranks, by their numbers in the world, that have left, were lost, or end before their time.
+  std::vector<int> gone_ranks() const;
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   // Also from the moment on at which the other ranks can learn that this one aborts.
   bool aborting() const { return aborting_.load(std::memory_order_acquire); }
@@ -203,11 +205,13 @@ class Engine final : public Waiter, public WaitForGraph {
   std::string activity(const FlightRecordView& record, uint64_t group) const;
   bool has_answered(int peer, int64_t asked_ns) const;
   bool can_answer();
+  bool is_unreachable(int peer) const;
   void answer_while_idle();
   void sleep_on_sockets(int64_t nanoseconds, const std::function<bool()>& ready);
 
   EngineOptions options_;
-  std::vector<int> global_ranks_;
+  std::vector<int> global_ranks_;    // guarded by names_mutex_, as the next
+  std::vector<int> recorded_ranks_;  // as global_ranks_ was first
   std::atomic<bool> failed_{false};
   WaitPolicy policy_;
   int64_t wait_report_ns_ = WaitReport::kFirstNs;

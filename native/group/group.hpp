@@ -116,6 +116,8 @@ class Group final : public Source {
   // Called once, when a failure ends the group, from any thread. Set before the first call.
   void on_broken(std::function<void()> end_device_work) { end_device_work_ = std::move(end_device_work); }
 
+  // The engine calls its ranks by other numbers now. Before the first call.
+  void rename_ranks();
   // Make reductions combine in the order of the group's ranks. Before the first call; all ranks must agree.
   void reduce_in_rank_order() { ordered_ = true; }
   bool reduces_in_rank_order() const { return ordered_; }
@@ -166,6 +168,7 @@ class Group final : public Source {
     Group& group_;
   };
 
+  void name_ranks_as_engine();
   void retire();
   AtOnce try_message(const MessageRequest& request);
   bool ends_soon(CollectiveCall& call) const;

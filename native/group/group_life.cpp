@@ -19,13 +19,7 @@ size_t index(int rank) { return static_cast<size_t>(rank); }
 }  // namespace
 
 Group::Group(Engine& engine, GroupOptions options) : engine_(engine), options_(std::move(options)) {
-  for (const int member : options_.members) global_ranks_.push_back(engine_.global_rank(member));
-  for (int member = 0; member <= size(); ++member) {
-    if (member == size())
-      global_ranks_.clear();
-    else if (global_ranks_[index(member)] != member)
-      break;
-  }
+  name_ranks_as_engine();
   // An all_to_all shows the sizes of all its blocks in a small area.
   options_.layout.small_bytes = std::max(options_.layout.small_bytes, 2 * BufferTable::bytes(size()));
   offset_ = engine_.heap().take(GroupLayout::memory_bytes(options_.members.size()));
@@ -36,9 +30,22 @@ Group::Group(Engine& engine, GroupOptions options) : engine_(engine), options_(s
   board_->share({engine_.arena(), offset_, options_.members.size(), options_.layout}, engine_.heap());
   engine_.add_name(options_.id, {options_.name, global_ranks_});
   std::vector<int> members;
-  for (const int member : options_.members) members.push_back(engine_.global_rank(member));
+  for (const int member : options_.members) members.push_back(engine_.recorded_rank(member));
   engine_.record().add_group({options_.id, options_.rank, size(), options_.name, name_ranks(members)});
   engine_.progress().add(this);
+}
+
+void Group::rename_ranks() {
+  name_ranks_as_engine();
+  engine_.add_name(options_.id, {options_.name, global_ranks_});
+}
+
+void Group::name_ranks_as_engine() {
+  global_ranks_.clear();
+  for (const int member : options_.members) global_ranks_.push_back(engine_.global_rank(member));
+  for (int member = 0; member < size(); ++member)
+    if (global_ranks_[index(member)] != member) return;
+  global_ranks_.clear();  // they are the group ranks
 }
 
 Group::~Group() {

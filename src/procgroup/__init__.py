@@ -29,6 +29,7 @@ _NAMES_OF_MODULES = {
     ),
     "api.options": "default_pg_timeout",
     "api.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
+    "api.shrinking": "shrink_group",
     "api.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
     "api.reductions": "all_reduce exscan reduce reduce_scatter reduce_scatter_single scan",
     "errors": (

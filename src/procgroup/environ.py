@@ -142,6 +142,12 @@ PROCGROUP_RECORD_DIR = _text(
     "PROCGROUP_RECORD_DIR",
     "Where the flight records of the ranks are kept: a directory, or none. By default in /dev/shm, else in TMPDIR.",
 )
+PROCGROUP_STACK_SIGNAL = Variable[int | None](
+    "PROCGROUP_STACK_SIGNAL",
+    _integer,
+    None,
+    "The signal by which a rank writes its Python stack for others that wait for it; 0: none. By default a free one.",
+)
 PROCGROUP_REPLACE_GLOO = Variable[bool](
     "PROCGROUP_REPLACE_GLOO",
     _flag,

@@ -2,7 +2,8 @@
 
 The stack is taken when another rank has waited for this one for some seconds; until then nothing is sent. Python's
 faulthandler writes it, in the thread itself, so that it works while the thread sleeps, computes, or is in C code that
-holds the interpreter's lock. See native/runtime/stack_sampler.hpp.
+holds the interpreter's lock. A system call of the thread is restarted; those that the kernel cannot restart end with
+EINTR, which Python handles, and C code should. See native/runtime/stack_sampler.hpp.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import faulthandler
 import os
 import signal
 
-from procgroup import _native
+from procgroup import _native, environ
 
 _installed_in = 0
 """The process that has the handler; a forked child inherits both, and keeps them."""
@@ -22,8 +23,10 @@ def install() -> None:
     global _installed_in
     if _installed_in:
         return
-    number = _free_signal()
+    number = environ.PROCGROUP_STACK_SIGNAL.get()
     if number is None:
+        number = _free_signal()
+    if not number:
         return
     _installed_in = os.getpid()
     file = os.memfd_create("procgroup-stack", os.MFD_CLOEXEC)

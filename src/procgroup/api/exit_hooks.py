@@ -66,6 +66,19 @@ def adopt(group: ProcessGroup, world: ProcessGroup) -> None:
     _children.setdefault(world, {})[group] = None
 
 
+def replace(group: ProcessGroup, by: ProcessGroup) -> None:
+    """Look after the group that takes the place of another, which is closed, and whose groups end now."""
+    for child in reversed(_children.pop(group, {})):
+        _leave(child, "", 0.0)
+    for siblings in _children.values():
+        if group in siblings:
+            del siblings[group]
+            siblings[by] = None
+    _alive[by] = _alive.pop(group, None)
+    _handled_before[by] = id(sys.exc_info()[1])
+    _handled_before.pop(group, None)
+
+
 def leave(group: ProcessGroup) -> None:
     """End a group, after those that were made from it, and close its own store. Idempotent."""
     reason = _reason_to_leave(group)

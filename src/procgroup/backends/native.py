@@ -9,13 +9,14 @@ import hashlib
 import secrets
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from procgroup import _native, environ, flight_records, stack_signal
 from procgroup.backends.connecting import Details
 from procgroup.backends.mesh import Links, Mesh
 from procgroup.backends.native_subgroup import (
     EngineGroup,
+    NativeSubgroup,
     Subgroups,
     calls_in_progress,
     transport_between,
@@ -80,6 +81,7 @@ class NativeBackend(EngineGroup):
         global_ranks: Sequence[int] | None = None,
     ) -> None:
         super().__init__(engine, group, name=name, transport=transport_between(hosts))
+        self.members = tuple(range(len(hosts)))
         self._completions: threading.Thread | None = None
         engine.on_first_watch(self._start_completions)
         self._subgroups = Subgroups(engine, hosts, group_name, global_ranks)
@@ -90,6 +92,20 @@ class NativeBackend(EngineGroup):
         return self._subgroups.make(
             self.identity, list(ranks), op=op, name=name, group_name=group_name, timeout=timeout
         )
+
+    def shrink(self, excluded: Collection[int], *, name: str, group_name: str, timeout: float) -> SurvivingBackend:
+        return self.shrink_to(self, [rank for rank in self.members if rank not in excluded], name, group_name, timeout)
+
+    def shrink_to(
+        self, parent: EngineGroup, members: Sequence[int], name: str, group_name: str, timeout: float
+    ) -> SurvivingBackend:
+        """Make the group that takes the place of ``parent``, the group of all ranks until now."""
+        made = self._subgroups.make_of_survivors(
+            parent.identity, members, name=name, group_name=group_name, timeout=timeout
+        )
+        self._subgroups.renumber(made.members)
+        made.calls.rename_ranks()
+        return SurvivingBackend(self, self._subgroups, self._engine, made)
 
     def reduce_in_rank_order(self) -> None:
         self.calls.reduce_in_rank_order()
@@ -131,6 +147,28 @@ class NativeBackend(EngineGroup):
 
             self._completions = threading.Thread(target=run, name="procgroup-completions", daemon=True)
             self._completions.start()
+
+
+class SurvivingBackend(NativeSubgroup):
+    """The group of the ranks that live on, in place of the group of all ranks, whose engine ends with this one."""
+
+    def __init__(
+        self, whole: NativeBackend, subgroups: Subgroups, engine: _native.Engine, made: NativeSubgroup
+    ) -> None:
+        super().__init__(subgroups, engine, made.calls, made.identity, made.members, made.name, made.transport)
+        self._whole = whole
+
+    def shrink(self, excluded: Collection[int], *, name: str, group_name: str, timeout: float) -> SurvivingBackend:
+        members = [member for rank, member in enumerate(self.members) if rank not in excluded]
+        return self._whole.shrink_to(self, members, name, group_name, timeout)
+
+    def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
+        super().shutdown(reason, flush)
+        self._whole.shutdown(reason, flush)
+
+    def abort(self) -> None:
+        self._whole.abort()
+        super().abort()
 
 
 def make_engine(

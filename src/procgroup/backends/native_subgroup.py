@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from procgroup import _native
-from procgroup.errors import CollectiveMismatch, OperationError
+from procgroup.errors import CollectiveMismatch, OperationError, PeerFailed, PeerLost
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.process_end import note_failure, wait_for_others
 
@@ -63,7 +64,7 @@ class Subgroups:
 
     def make(
         self, parent: int, members: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
-    ) -> GroupEngine:
+    ) -> NativeSubgroup:
         """Make the group of these global ranks, which include this one, and wait until every member does.
 
         The members also agree on the number of groups that they have made together. Raises CollectiveTimeout that
@@ -88,6 +89,34 @@ class Subgroups:
             group.reduce_in_rank_order()
         self._keep(group)
         return NativeSubgroup(self, self._engine, group, identity, members, name, transport_between(hosts))
+
+    def make_of_survivors(
+        self, parent: int, members: Sequence[int], *, name: str, group_name: str, timeout: float
+    ) -> NativeSubgroup:
+        """Make the group of those of these ranks that live, and wait until each of them does.
+
+        Where a rank is lost meanwhile, or one does not know yet that another is, all begin again. Raises
+        CollectiveTimeout that names ranks that live and do not come.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            gone = set(self._engine.gone_ranks)
+            living = [member for member in members if member not in gone]
+            left = max(deadline - time.monotonic(), _IDLE_SLICE_SECONDS)
+            try:
+                return self.make(parent, living, op="shrink_group", name=name, group_name=group_name, timeout=left)
+            except (PeerLost, PeerFailed, CollectiveMismatch):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_IDLE_SLICE_SECONDS)
+
+    def renumber(self, members: Sequence[int]) -> None:
+        """Call these ranks 0, 1, 2 and so on from now on. Those that are not among them keep their numbers."""
+        numbers = list(range(self._engine.world_size)) if self._global_ranks is None else list(self._global_ranks)
+        for number, member in enumerate(members):
+            numbers[member] = number
+        self._global_ranks = numbers
+        self._engine.set_global_ranks(numbers)
 
     def forget(self, group: _native.Group) -> None:
         """Forget a group that this rank has left."""
@@ -127,6 +156,9 @@ class Subgroups:
 
 class EngineGroup:
     """One group on an engine: what the group of all ranks and the groups of some ranks have in common."""
+
+    members: tuple[int, ...]
+    identity: int
 
     def __init__(self, engine: _native.Engine, group: _native.Group, *, name: str, transport: str) -> None:
         self.name = name
@@ -169,13 +201,19 @@ class NativeSubgroup(EngineGroup):
         super().__init__(engine, group, name=name, transport=transport)
         self.identity = identity
         self._subgroups = subgroups
-        self._members = tuple(members)
+        self.members = tuple(members)
 
     def make_subgroup(
         self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float
     ) -> GroupEngine:
-        members = [self._members[rank] for rank in ranks]
+        members = [self.members[rank] for rank in ranks]
         return self._subgroups.make(self.identity, members, op=op, name=name, group_name=group_name, timeout=timeout)
+
+    def shrink(self, excluded: Collection[int], *, name: str, group_name: str, timeout: float) -> GroupEngine:
+        members = [member for rank, member in enumerate(self.members) if rank not in excluded]
+        return self._subgroups.make_of_survivors(
+            self.identity, members, name=name, group_name=group_name, timeout=timeout
+        )
 
     def reduce_in_rank_order(self) -> None:
         self.calls.reduce_in_rank_order()

@@ -7,7 +7,7 @@ the engine's own transport moves the bytes or a backend does (groups/backend.py)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class GroupEngine(Protocol):
     """The transports in use: "shared memory", "tcp" or "shared memory, tcp"."""
     identity: int
     """A number that identifies the group on all its members; 0 for the world."""
+    members: tuple[int, ...]
+    """The ranks of the world that are in it."""
     calls: _native.Group
     """Issues calls. Its methods return None when the call has completed or, with ``async_op``, a Work."""
 
@@ -56,6 +58,13 @@ class GroupEngine(Protocol):
         """Make a group of some of these ranks, in this order; return when every member has called it.
 
         ``op`` names the public function for errors, whose ranks are global ones. ``timeout`` is for the making.
+        """
+        ...
+
+    def shrink(self, excluded: Collection[int], *, name: str, group_name: str, timeout: float) -> GroupEngine:
+        """Make a group of the ranks that live, without those excluded; return when each of them has called it.
+
+        A rank that is lost meanwhile is left out, too. ``members`` of what is returned tells who is in it.
         """
         ...
 

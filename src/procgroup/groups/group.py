@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -166,6 +166,40 @@ class ProcessGroup(GroupCalls):
             group_desc=group_desc,
             make_backends=make_backends,
         )
+
+    def shrink(self, excluded: Collection[int], *, group_name: str, timeout: timedelta, renumber: bool) -> ProcessGroup:
+        """End this group's calls on all members, and make a group of those that live, without those excluded.
+
+        Return when each of them has called it. This group's calls then raise GroupDestroyed. ``renumber`` makes the
+        members' global ranks their ranks in the new group.
+        """
+        self._issue.require_open()
+        if self._issue.deferral is not None:
+            self._issue.deferral.is_aborted = True
+        self.calls.abort()
+        made = self.engine.shrink(
+            excluded, name=self.engine.name, group_name=group_name, timeout=timeout.total_seconds()
+        )
+        world = {member: rank for rank, member in enumerate(self.engine.members)}
+        members = [self.members[world[member]] for member in made.members]
+        store = PrefixStore(f"group/{made.identity:x}", self.store)
+        store.set_timeout(timeout)
+        shrunk = ProcessGroup(
+            made,
+            store,
+            rank=members.index(self.members[self._rank]),
+            members=range(len(members)) if renumber else members,
+            group_name=group_name,
+            timeout=timedelta(seconds=self._seconds),
+            backend_config=self.backend_config,
+            group_desc=self.group_desc,
+            make_backends=self._make_backends,
+        )
+        name = self.group_name
+        self._close(lambda: GroupDestroyed(name))
+        for backend in self.backends.values():
+            self._close_backend(backend, True)
+        return shrunk
 
     def shutdown(self, reason: str = "", flush: float = FLUSH_SECONDS) -> None:
         """Leave and free everything; later calls raise. Idempotent, never raises.

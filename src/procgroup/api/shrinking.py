@@ -1,0 +1,64 @@
+"""Going on without lost ranks: the others make a smaller group and use that from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from procgroup import process_end
+from procgroup.api import default_group, exit_hooks
+from procgroup.api.default_group import resolve
+from procgroup.api.options import read_timeouts
+from procgroup.groups import checks
+from procgroup.groups.group import ProcessGroup
+from procgroup.types import Timeout
+
+
+def shrink_group(
+    ranks_to_exclude: Sequence[int] | None = None,
+    group: ProcessGroup | None = None,
+    shrink_flags: int = 0,
+    pg_options: Any = None,
+    timeout: Timeout | None = None,
+) -> ProcessGroup:
+    """Make a group of those members of ``group`` that live, without ``ranks_to_exclude``, and return it.
+
+    Every rank that stays calls it, also after a call has failed because a rank was lost; it returns when all have.
+    Which ranks are lost, all of them find out by themselves. Calls in progress on ``group`` end on all members, with
+    PeerLost or PeerFailed, and later ones raise GroupDestroyed. Where ``group`` is the default group (None), the new
+    group takes its place: its ranks are numbered from 0 without gaps, in their old order, which changes get_rank() and
+    get_world_size(), and groups that were made from the old one end. ``ranks_to_exclude`` are global ranks that live
+    and are to stay out: they do not call it. ``shrink_flags`` is taken for compatibility; calls in progress are always
+    ended. ``timeout``, by default the group's, is for the ranks to come together.
+
+    Raises ValueError when this rank is to be excluded, CollectiveTimeout that names ranks that live and did not come.
+    The name and the parameters are torch.distributed's, where only NCCL has it.
+    """
+    chosen = resolve(group)
+    slot = default_group.slot()
+    excluded = _checked(ranks_to_exclude or (), chosen)
+    limit = read_timeouts(timeout, pg_options, chosen.timeout).calls
+    is_default = chosen is slot.group
+    made = chosen.shrink(excluded, group_name=_name_after(chosen.group_name), timeout=limit, renumber=is_default)
+    exit_hooks.replace(chosen, made)
+    if is_default:
+        slot.group = made
+    process_end.forget_failure()
+    return made
+
+
+def _checked(ranks: Sequence[int], group: ProcessGroup) -> set[int]:
+    """Return group ranks. Raises ValueError for ranks that are not in the group, and for this one."""
+    excluded = {group.group_rank(checks.as_index(rank, "rank")) for rank in ranks}
+    if group.rank() in excluded:
+        raise ValueError(
+            f"rank {group.members[group.rank()]} is in ranks_to_exclude={list(ranks)}; the ranks that are to stay out "
+            "of the smaller group do not call shrink_group"
+        )
+    return excluded
+
+
+def _name_after(name: str) -> str:
+    """Return "0.1" for "0", and "0.2" for that."""
+    base, dot, number = name.rpartition(".")
+    return f"{base}.{int(number) + 1}" if dot and number.isdigit() else f"{name}.1"
