@@ -291,7 +291,7 @@ bool Engine::pump() {
 bool Engine::can_answer() {
   const int64_t now = now_ns();
   const auto stack = record_->view().stack();
-  if (is_in_call(recorder().read()) || (stack && now - stack->ns < kFreshNs)) return true;
+  if (procgroup::is_in_call(recorder().read()) || (stack && now - stack->ns < kFreshNs)) return true;
   if (now - stack_requested_ns_ > kFreshNs) {
     stack_requested_ns_ = now;
     record_->request_stack();
@@ -331,9 +331,14 @@ std::string Engine::activity(const FlightRecordView& record, uint64_t group) con
       [&](uint32_t number) { return record.source_line(number); });
   if (const std::string stopped = describe_stopped(record); !stopped.empty()) return stopped + ", and was " + text;
   const auto stack = record.stack();
-  if (is_in_call(calls) || !stack || now_ns() - stack->ns > kFreshNs) return text;
+  if (procgroup::is_in_call(calls) || !stack || now_ns() - stack->ns > kFreshNs) return text;
   const std::string place = describe_stack(stack->text);
   return place.empty() ? text : place + "; it is " + text;
+}
+
+bool Engine::is_in_call(int peer) const {
+  const FlightRecord* record = peers_[index(peer)]->record.get();
+  return record != nullptr && procgroup::is_in_call(record->view().calls());
 }
 
 // A rank that is in a call is known by that. One that is stopped takes no stack.
@@ -342,7 +347,7 @@ bool Engine::has_answered(int peer, int64_t asked_ns) const {
   if (record == nullptr) return peer == rank() || !waits_.calls(peer).empty();
   const FlightRecordView view = record->view();
   const auto stack = view.stack();
-  return (stack && stack->ns >= asked_ns) || is_in_call(view.calls()) || !describe_stopped(view).empty();
+  return (stack && stack->ns >= asked_ns) || procgroup::is_in_call(view.calls()) || !describe_stopped(view).empty();
 }
 
 void Engine::await_answers(const std::function<bool()>& is_known) {

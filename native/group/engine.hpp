@@ -103,6 +103,8 @@ class Engine final : public Waiter, public WaitForGraph {
   std::vector<std::string> calls_of(const std::vector<int>& peers, uint64_t group);
   // The same without waiting for answers: what is known now.
   std::vector<std::string> known_calls(const std::vector<int>& peers, uint64_t group);
+  // Whether a rank of this host is in a call now.
+  bool is_in_call(int peer) const;
   // Request the state of those of these world ranks whose memory this rank cannot read. Not under that mutex.
   void query_calls(const std::vector<int>& peers, uint64_t group);
   // The source line of a rank's collective: read in shared memory, else as that rank has posted it. Empty when it is

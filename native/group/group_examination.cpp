@@ -184,7 +184,7 @@ void Group::look_at_calls(const std::vector<int>& peers) {
   std::vector<std::string> calls = engine_.known_calls(peers, options_.id);
   const std::lock_guard lock(reason_mutex_);
   for (size_t peer = 0; peer < peers.size(); ++peer)
-    if (engine_.peer_arena(peers[peer]) != nullptr) seen_calls_[peers[peer]] = std::move(calls[peer]);
+    if (engine_.is_in_call(peers[peer])) seen_calls_[peers[peer]] = std::move(calls[peer]);
 }
 
 // At a deadline: describe what the first of the missing ranks are doing, or were doing before the failure was posted.

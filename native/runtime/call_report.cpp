@@ -14,9 +14,6 @@ namespace {
 // Of a rank with many asynchronous calls, so many are named.
 constexpr size_t kNamedCalls = 2;
 
-// Of a stack, so many frames are named.
-constexpr size_t kNamedFrames = 2;
-
 std::string describe_call(const Record& record, uint64_t asking, const FindGroup& find_group,
                           const FindSourceLine& find_source_line) {
   const NamedGroup group = find_group(record.call.group);
@@ -24,6 +21,13 @@ std::string describe_call(const Record& record, uint64_t asking, const FindGroup
   if (record.call.group != asking) text += group.name.empty() ? " on another group" : " on group " + group.name;
   const std::string line = short_line(find_source_line(record.source));
   return text + (line.empty() ? ")" : ") at " + line);
+}
+
+// Whether a frame is the program's own, and neither Python's, nor a library's, nor procgroup's.
+bool is_program(const std::string& line) {
+  for (const char* part : {"/lib/python3", "/site-packages/", "/procgroup/", "<frozen "})
+    if (line.find(part) != std::string::npos) return false;
+  return true;
 }
 
 // `  File "/home/me/data.py", line 88 in load` as "load (data.py:88)"; empty when it is no such line.
@@ -84,14 +88,20 @@ std::string describe_calls(const std::vector<Record>& records, uint64_t asking, 
 
 std::string describe_stack(const std::string& stack) {
   std::istringstream lines(stack);
-  std::string text;
-  size_t frames = 0;
-  for (std::string line; frames < kNamedFrames && std::getline(lines, line);) {
+  std::string innermost;
+  std::string caller;
+  for (std::string line; std::getline(lines, line);) {
     const std::string frame = describe_frame(readable(line.data(), line.size()));
     if (frame.empty()) continue;
-    text += (frames++ == 0 ? "in " : ", called by ") + frame;
+    if (innermost.empty()) {
+      innermost = frame;
+      continue;
+    }
+    if (caller.empty() || is_program(line)) caller = frame;
+    if (is_program(line)) break;
   }
-  return text;
+  if (innermost.empty()) return "";
+  return "in " + innermost + (caller.empty() ? "" : ", called by " + caller);
 }
 
 }  // namespace procgroup

@@ -66,7 +66,11 @@ def run_console(text: str, directory: Path) -> None:
 def check_output(command: str, expected: list[str], directory: Path) -> None:
     # Where procgroup is installed in place, pytest warns of the module by which it is found.
     quiet = "-W 'ignore:Module already imported so cannot be rewritten'"
-    environment = {"PATH": f"{directory}/bin:{os.environ['PATH']}", "PYTEST_ADDOPTS": quiet}
+    environment = {
+        "PATH": f"{directory}/bin:{os.environ['PATH']}",
+        "PYTEST_ADDOPTS": quiet,
+        "PROCGROUP_RECORD_DIR": f"{directory}/records",  # other tests run jobs, too
+    }
     done = world.run_command(["bash", "-c", command], directory=directory, environment=environment, timeout=90)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     for line in expected:

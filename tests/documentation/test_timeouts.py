@@ -69,6 +69,8 @@ ELSEWHERE = {
     "launcher, silence of another node": lambda: Lease().seconds,
 }
 NO_DEADLINES_OF_USERS = {
+    "diagnostics.explain.findings._USUAL_SECONDS": "how long every rank waits a little",
+    "diagnostics.explain.recorded_job._SILENT_SECONDS": "how soon a rank is said to be lost",
     "api.exit_hooks._FAILED_SECONDS": "calls that were issued, when an exception ends the group",
     "process_end._THREAD_SECONDS": "whether a thread's exception ended the program",
     "cluster.pmi._ANSWER_SECONDS": "an mpiexec that hangs",

@@ -22,7 +22,7 @@ FORGED = 2**62
 
 def own_arena() -> int:
     """The descriptor of the memory that this process shows the other ranks; theirs are closed once they are mapped."""
-    found = [link for link in Path("/proc/self/fd").iterdir() if "memfd:procgroup" in target(link)]
+    found = [link for link in Path("/proc/self/fd").iterdir() if "memfd:procgroup " in target(link)]
     assert len(found) == 1
     return int(found[0].name)
 

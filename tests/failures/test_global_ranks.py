@@ -53,7 +53,7 @@ class Unpicklable:
 
 @transports
 def test_errors_name_global_ranks(transport: str) -> None:
-    for _ in range(3):  # a rank that does not get to run does not answer over TCP in the 0.2 s that it is given
+    for _ in range(3):  # a rank that does not get to run does not answer over TCP in the 0.3 s that it is given
         results = run_ranks(fail_in_a_subgroup, 4, **placed(transport, 4))
         mismatch, timeout, pickling = results[1]
         if transport == "shm" or "not answering" not in str(timeout):

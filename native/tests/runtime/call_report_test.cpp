@@ -73,6 +73,11 @@ void a_stack_is_described_by_its_innermost_frames() {
                        "  File \"train.py\", line 20 in <module>\n"
                        "  File \"runpy.py\", line 1 in run\n") ==
         "in load (data.py:88), called by <module> (train.py:20)");
+  CHECK(describe_stack("  File \"/usr/lib/python3.11/threading.py\", line 324 in wait\n"
+                       "  File \"/usr/lib/python3.11/threading.py\", line 622 in wait\n"
+                       "  File \"train.py\", line 20 in main\n"
+                       "  File \"train.py\", line 30 in <module>\n") ==
+        "in wait (threading.py:324), called by main (train.py:20)");
   CHECK(describe_stack("  File \"/home/me/data.py\", line 88 in load") == "in load (data.py:88)");
   CHECK(describe_stack("").empty() && describe_stack("  File \"unfinished").empty());
 }

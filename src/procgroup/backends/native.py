@@ -81,7 +81,7 @@ class NativeBackend(EngineGroup):
         global_ranks: Sequence[int] | None = None,
     ) -> None:
         super().__init__(engine, group, name=name, transport=transport_between(hosts))
-        self.members = tuple(range(len(hosts)))
+        self.members: tuple[int, ...] = tuple(range(len(hosts)))
         self._completions: threading.Thread | None = None
         engine.on_first_watch(self._start_completions)
         self._subgroups = Subgroups(engine, hosts, group_name, global_ranks)

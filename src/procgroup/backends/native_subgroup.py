@@ -201,7 +201,7 @@ class NativeSubgroup(EngineGroup):
         super().__init__(engine, group, name=name, transport=transport)
         self.identity = identity
         self._subgroups = subgroups
-        self.members = tuple(members)
+        self.members: tuple[int, ...] = tuple(members)
 
     def make_subgroup(
         self, ranks: Sequence[int], *, op: str, name: str, group_name: str, timeout: float

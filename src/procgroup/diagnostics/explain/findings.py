@@ -22,6 +22,10 @@ _CONSEQUENCES = tuple(
 )
 
 
+# Where frames are that are not the program's own.
+_LIBRARIES = ("/lib/python3", "/site-packages/", "/procgroup/", "<frozen ")
+
+
 class Finding(NamedTuple):
     """One thing that is wrong. ``ranks`` are those that cause it, ``waiting`` those that wait because of it."""
 
@@ -53,7 +57,7 @@ def place(rank: Rank, now: float) -> str:
         return f"in {call.text} ({call.name}){_at(call)} for {_seconds(now - call.started)}"
     last = max((one for one in rank.calls if one.ended), key=lambda one: one.ended, default=None)
     if rank.state == "running" and rank.stack:
-        return "in " + ", called by ".join(_short(frame) for frame in rank.stack[:2])
+        return "in " + ", called by ".join(_short(frame) for frame in _telling(rank.stack))
     if last is None:
         return "in no call, and has made none"
     idle = f" for {_seconds(now - last.ended)}" if now - last.ended >= _USUAL_SECONDS else ""
@@ -83,6 +87,12 @@ def _short(frame: str) -> str:
     """Return "load at data.py:88" for "load (/home/me/data.py:88)"."""
     function, _, where = frame.rstrip(")").rpartition(" (")
     return f"{function} at {_base(where)}"
+
+
+def _telling(stack: Sequence[str]) -> list[str]:
+    """Return the innermost frame, and the innermost other one of the program's own, or else its caller."""
+    own = [frame for frame in stack[1:] if not any(part in frame for part in _LIBRARIES)]
+    return [*stack[:1], *(own or stack[1:])[:1]]
 
 
 def _seconds(seconds: float) -> str:
