@@ -1,0 +1,85 @@
+"""Find shared libraries as files, and ask them for their versions, each in a process of its own.
+
+A library may be built for another system, wait for a device or end its process; none of this reaches this process.
+This file is also the program of that process: ``python shared_libraries.py nccl|mpi FILE`` prints the version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+_SECONDS = 20
+_LONGEST_TEXT = 100
+_MPI_TEXT_BYTES = 8192  # MPI_MAX_LIBRARY_VERSION_STRING of MPICH, the largest
+_OF_SYSTEM = ("usr/lib", "usr/lib64", "usr/lib/*-linux-gnu", "usr/local/lib", "usr/local/lib64", "usr/local/cuda/lib64")
+_OF_MPI = ("usr/lib/*-linux-gnu/openmpi/lib", "usr/lib64/openmpi/lib", "usr/lib64/mpich/lib", "opt/*/lib")
+_OF_DRIVER = ("usr/lib/wsl/lib", "usr/local/nvidia/lib64")
+
+
+def find(patterns: Iterable[str], environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[Path]:
+    """Return the files that match one of the patterns where libraries are, without links to the same file.
+
+    These are LD_LIBRARY_PATH, the wheels of NVIDIA and of MPI in this Python, and the directories of the system.
+    """
+    found: dict[Path, Path] = {}
+    for directory in _directories(environment, root):
+        for pattern in patterns:
+            for path in sorted(directory.glob(pattern)):
+                found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def version(kind: str, file: Path) -> str:
+    """Return the version that a library of this kind ("nccl" or "mpi") gives, or why it gives none, in parentheses."""
+    command = [sys.executable, "-I", "-S", __file__, kind, str(file)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"(no version: {type(error).__name__})"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    if done.returncode == 0 and lines:
+        return lines[0]
+    return f"(no version: {lines[-1] if lines else f'exit status {done.returncode}'})"
+
+
+def _directories(environment: Mapping[str, str], root: Path) -> Iterator[Path]:
+    yield from map(Path, filter(None, environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
+    if root == Path("/"):  # a host that a test has made up has no Python
+        for entry in filter(None, sys.path):
+            yield from sorted(Path(entry).glob("nvidia/*/lib"))
+        yield Path(sys.prefix) / "lib"
+    for pattern in (*_OF_SYSTEM, *_OF_MPI, *_OF_DRIVER):
+        yield from sorted(root.glob(pattern))
+
+
+def _nccl_version(library: ctypes.CDLL) -> str:
+    number = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(number))
+    major, rest = divmod(number.value, 10_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _mpi_version(library: ctypes.CDLL) -> str:
+    text, length = ctypes.create_string_buffer(_MPI_TEXT_BYTES), ctypes.c_int()
+    library.MPI_Get_library_version(text, ctypes.byref(length))
+    line = " ".join(text.value.decode(errors="replace").splitlines()[0].split())
+    return line.partition(",")[0].replace("Version:", "")[:_LONGEST_TEXT].replace("  ", " ")
+
+
+def _main(arguments: Sequence[str]) -> int:
+    kind, file = arguments
+    try:
+        print({"nccl": _nccl_version, "mpi": _mpi_version}[kind](ctypes.CDLL(file)))
+    except (OSError, AttributeError, IndexError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))
