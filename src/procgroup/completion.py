@@ -95,6 +95,8 @@ def candidates(words: Sequence[str]) -> Iterator[Candidate]:
         yield from _starting(rest[-1] if rest else "", commands)
     elif rest[0] in ("run", "launch"):
         yield from _of_launcher(flags.table("", old_contract=rest[0] == "launch"), rest[1:])
+    elif rest[0] == "doctor":
+        yield from _starting(rest[-1], _of_doctor())
     elif rest[0] == "completion" and len(rest) == 2:
         yield from _starting(rest[1], (Candidate(shell, "print its completion script") for shell in SCRIPTS))
 
@@ -116,6 +118,12 @@ def _of_launcher(table: Sequence[Flag], words: Sequence[str]) -> Iterator[Candid
         yield from _starting(value, _values(flag), f"{name}=")
     elif current.startswith("-"):
         yield from _starting(current.replace("_", "-"), (Candidate(flag.name, flag.text) for flag in table))
+
+
+def _of_doctor() -> Iterator[Candidate]:
+    from procgroup.diagnostics.doctor.command import FLAGS  # imported for this command only
+
+    return (Candidate(name, text) for name, text in FLAGS.items())
 
 
 def _values(flag: Flag) -> Iterator[Candidate]:

@@ -46,6 +46,11 @@ def test_every_flag_is_completed_and_described() -> None:
     assert all(candidate.text for candidate in candidates(["procgroup", "run", "--"]))
 
 
+def test_the_flags_of_doctor_are_completed() -> None:
+    assert words("procgroup", "doctor", "--") == ["--json", "--strict", "--verbose", "--timeout"]
+    assert words("procgroup", "doctor", "--json", "--s") == ["--strict"]
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
