@@ -38,9 +38,9 @@ bool is_in_call(const std::vector<Record>& records);
 std::string describe_calls(const std::vector<Record>& records, uint64_t asking, const FindGroup& find_group,
                            const FindSourceLine& find_source_line);
 
-// Two frames of a stack as Python's faulthandler writes it: the innermost one, and the one that says most of the others:
-// the innermost of the program's own, or its caller. "in load (data.py:88), called by main (train.py:20)"; empty when
-// there is none.
+// Two frames of a stack as Python's faulthandler writes it: the innermost one, and the one that says most of the
+// others: the innermost of the program's own, or its caller. "in load (data.py:88), called by main (train.py:20)";
+// empty when there is none.
 std::string describe_stack(const std::string& stack);
 
 }  // namespace procgroup

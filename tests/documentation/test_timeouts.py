@@ -57,6 +57,9 @@ IN_THE_TABLE = {
     "launcher over ssh, the meeting of its agents": "launch.hosts.hosts_plan.JOIN_SECONDS",
     "an answer of an etcd or Redis server": "stores.database.ANSWER_SECONDS",
     "`procgroup submit ray`: free resources in the cluster": "launch.submit.ray.START_SECONDS",
+    "`procgroup doctor`: the ranks of a job": "diagnostics.doctor.command.JOIN_SECONDS",
+    "`procgroup doctor`: a step of another host": "diagnostics.doctor.job.ANSWER_SECONDS",
+    "`procgroup doctor`: a message": "diagnostics.doctor.links.MESSAGE_SECONDS",
     "`procgroup submit`: the scheduler's client": "launch.submit.command._SUBMIT_SECONDS",
 }
 ELSEWHERE = {
@@ -78,6 +81,12 @@ NO_DEADLINES_OF_USERS = {
     "cluster.pmi._LONGEST_POLL_SECONDS": "one wait of many",
     "groups.issue._IDLE_SECONDS": "a thread without work ends",
     "groups.issue._GRACE_SECONDS": "a thread's end is awaited",
+    "diagnostics.doctor.interfaces._SECONDS": "the system lists its addresses",
+    "diagnostics.doctor.job._PROBE_SECONDS": "one address is tried",
+    "diagnostics.doctor.network._CONNECT_SECONDS": "one address is tried",
+    "diagnostics.doctor.network._RESOLVE_SECONDS": "one name is looked up",
+    "diagnostics.doctor.shared_libraries._SECONDS": "a library that hangs",
+    "diagnostics.doctor.single_copy._SECONDS": "a process that hangs",
     "launch.nodes.departure.SETTLE_SECONDS": "other agents learn that this one leaves",
     "launch.nodes.announcer.WAIT_REPORT_SECONDS": "how soon a line is printed",
     "backends.mpi._REPORT_SECONDS": "how soon a line is printed",
