@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -73,5 +76,24 @@ def save_curves(view: TrainingView, path: str) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def save_losses(losses: Mapping[str, NDArray[np.float64]], event: int, path: str) -> None:
+    """Draw the loss of each step of several runs into a PNG, with a line where something happened."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
+    for (name, values), style in zip(losses.items(), (("#30638e", 3.0), ("#d1495b", 1.0)), strict=False):
+        axes.semilogy(range(1, len(values) + 1), values, color=style[0], linewidth=style[1], label=name)
+    axes.axvline(event, color="#888888", linestyle=":")
+    axes.set(title="loss of each step", xlabel="step")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

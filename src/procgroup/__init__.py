@@ -23,7 +23,7 @@ _NAMES_OF_MODULES = {
     "api.default_group": "GroupMember group",
     "api.deprecated": "_all_gather_base _reduce_scatter_base all_gather_into_tensor reduce_op reduce_scatter_tensor",
     "api.groups": "get_pg_count new_group new_subgroups new_subgroups_by_enumeration split_group",
-    "api.lifecycle": "destroy_process_group init_process_group is_initialized",
+    "api.lifecycle": "destroy_process_group get_new_ranks init_process_group is_initialized reconfigure",
     "api.objects": (
         "all_gather_object broadcast_object_list gather_object recv_object_list scatter_object_list send_object_list"
     ),

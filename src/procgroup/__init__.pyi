@@ -51,8 +51,10 @@ from procgroup.api.groups import new_subgroups as new_subgroups
 from procgroup.api.groups import new_subgroups_by_enumeration as new_subgroups_by_enumeration
 from procgroup.api.groups import split_group as split_group
 from procgroup.api.lifecycle import destroy_process_group as destroy_process_group
+from procgroup.api.lifecycle import get_new_ranks as get_new_ranks
 from procgroup.api.lifecycle import init_process_group as init_process_group
 from procgroup.api.lifecycle import is_initialized as is_initialized
+from procgroup.api.lifecycle import reconfigure as reconfigure
 from procgroup.api.objects import all_gather_object as all_gather_object
 from procgroup.api.objects import broadcast_object_list as broadcast_object_list
 from procgroup.api.objects import gather_object as gather_object
@@ -78,6 +80,7 @@ from procgroup.api.reductions import reduce as reduce
 from procgroup.api.reductions import reduce_scatter as reduce_scatter
 from procgroup.api.reductions import reduce_scatter_single as reduce_scatter_single
 from procgroup.api.reductions import scan as scan
+from procgroup.api.shrinking import shrink_group as shrink_group
 from procgroup.errors import ArgumentError as ArgumentError
 from procgroup.errors import CollectiveMismatch as CollectiveMismatch
 from procgroup.errors import CollectiveTimeout as CollectiveTimeout

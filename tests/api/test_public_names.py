@@ -93,6 +93,7 @@ _NAMES = """
     get_default_backend_for_device
     get_global_rank
     get_group_rank
+    get_new_ranks
     get_node_local_rank
     get_pg_count
     get_process_group_ranks
@@ -118,6 +119,7 @@ _NAMES = """
     new_subgroups_by_enumeration
     on_preemption
     preempted
+    reconfigure
     record
     recv
     recv_object_list
@@ -136,6 +138,7 @@ _NAMES = """
     send_object_list
     set_debug_level
     set_debug_level_from_env
+    shrink_group
     spawn
     split_group
     start_processes

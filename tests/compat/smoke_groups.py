@@ -43,6 +43,13 @@ def split_group() -> None:
     assert total(mine) == dist.get_rank() + 1
 
 
+@shows("shrink_group")
+def shrink_group() -> None:
+    smaller = dist.shrink_group()
+    assert smaller is dist.group.WORLD and dist.get_world_size() == 2
+    assert total(None) == 3.0
+
+
 @shows("get_pg_count")
 def count_of_groups() -> None:
     before = dist.get_pg_count()

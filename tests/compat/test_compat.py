@@ -14,7 +14,7 @@ from compat.torch_names import default_text
 # Parameters of torch.distributed that procgroup does not have, with a reason.
 LEFT_OUT = {"init_process_group": {"_ranks"}}
 # Defaults that are objects of torch.
-OTHER_DEFAULT = {"op"}
+OTHER_DEFAULT = {"ranks_to_exclude", "op"}
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,16 @@ Group = ProcessGroup | None
 
 
 class Slot:
-    """Where one rank keeps its default group. ``was_used`` tells whether it ever had one."""
+    """Where one rank keeps its default group. ``was_used`` tells whether it ever had one.
 
-    __slots__ = ("group", "was_used")
+    ``start`` is how it was made, with which it can be made again.
+    """
+
+    __slots__ = ("group", "start", "was_used")
 
     def __init__(self) -> None:
         self.group: ProcessGroup | None = None
+        self.start: Any = None
         self.was_used: bool = False
 
 

@@ -66,17 +66,17 @@ def adopt(group: ProcessGroup, world: ProcessGroup) -> None:
     _children.setdefault(world, {})[group] = None
 
 
-def replace(group: ProcessGroup, by: ProcessGroup) -> None:
-    """Look after the group that takes the place of another, which is closed, and whose groups end now."""
+def let_go(group: ProcessGroup) -> Store | None:
+    """End the groups that were made from a group, and look after it no more; return its own store.
+
+    Another group takes its place, which ``watch`` or ``adopt`` gets.
+    """
     for child in reversed(_children.pop(group, {})):
         _leave(child, "", 0.0)
     for siblings in _children.values():
-        if group in siblings:
-            del siblings[group]
-            siblings[by] = None
-    _alive[by] = _alive.pop(group, None)
-    _handled_before[by] = id(sys.exc_info()[1])
+        siblings.pop(group, None)
     _handled_before.pop(group, None)
+    return _alive.pop(group, None)
 
 
 def leave(group: ProcessGroup) -> None:

@@ -6,13 +6,22 @@ import hashlib
 import hmac
 import time
 from collections.abc import Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
-from procgroup import environ, process_end
+from procgroup import environ, process_end, types
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import is_foreign, resolve
 from procgroup.api.options import NCCL_TIMEOUT, Timeouts, read_backend, read_deterministic, read_timeouts
 from procgroup.backends import registry
+from procgroup.errors import (
+    CollectiveTimeout,
+    PeerFailed,
+    PeerLost,
+    RendezvousConflict,
+    RendezvousError,
+    RendezvousTimeout,
+)
 from procgroup.groups.engine import GroupEngine
 from procgroup.groups.group import ProcessGroup
 from procgroup.rendezvous import hosting, urls
@@ -62,20 +71,90 @@ def init_process_group(
     config.load()
     started = time.monotonic()
     found, own, rank, world_size = _find_store(init_method, store, rank, world_size, timeouts)
+    start = _Start(config, found, rank, world_size, timeouts, in_rank_order)
     try:
-        world = _join(found, rank, world_size, timeouts, started)
-        slot.group = _make_group(config, found, rank, range(world_size), timeouts, world)
-        if in_rank_order:
-            slot.group.reduce_in_rank_order()
+        slot.group = start.make(started)
     except BaseException:
         if own:
             hosting.let_go(found)
         raise
     process_end.forget_failure()
     slot.was_used = True
+    slot.start = start
     exit_hooks.watch(slot.group, found if own else None)
     if slot is default_group.PROCESS_SLOT:
         exit_hooks.install_excepthook(rank)
+
+
+class _Start(NamedTuple):
+    """How a default group is made, and made again."""
+
+    config: registry.BackendConfig
+    store: Store
+    rank: int
+    world_size: int
+    timeouts: Timeouts
+    in_rank_order: bool
+
+    def make(self, started: float, *, goes_on: bool = False) -> ProcessGroup:
+        """Meet the other ranks and make the group. ``goes_on``: this process was in it before."""
+        world = _join(self.store, self.rank, self.world_size, self.timeouts, started, goes_on=goes_on)
+        members = range(self.world_size)
+        made = _make_group(self.config, self.store, self.rank, members, self.timeouts, world)
+        if self.in_rank_order:
+            made.reduce_in_rank_order()
+        return made
+
+
+def reconfigure(timeout: Timeout | None = None) -> ProcessGroup:
+    """Make the default group anew, with a new process in the place of each lost one; return it.
+
+    Every rank that lives calls it, also after a call has failed because a rank was lost, and after ``shrink_group``.
+    The new processes call init_process_group; ``procgroup run --replace`` starts them. All have the ranks that the job
+    began with. Calls in progress end on all ranks, and groups that were made from the default group end. A rank that is
+    lost meanwhile has to be replaced, too. The new processes begin without the others' data: ``get_new_ranks`` says
+    which ranks they are, so that another one can send them what they need. ``timeout`` is for the ranks to come
+    together, by default that of init_process_group.
+
+    Raises ValueError without a default group, RendezvousTimeout that names ranks that did not come.
+    """
+    slot = default_group.slot()
+    old = default_group.current()
+    start: _Start = slot.start
+    limit = start.timeouts.rendezvous if timeout is None else timedelta(seconds=types.seconds(timeout))
+    deadline = time.monotonic() + limit.total_seconds()
+    if old.is_usable():
+        old.calls.abort()
+    store = exit_hooks.let_go(old)
+    old.shutdown("", 0.0)
+    try:
+        slot.group = _make_again(start, deadline)
+    finally:
+        exit_hooks.watch(slot.group or old, store)
+    process_end.forget_failure()
+    return slot.group
+
+
+def _make_again(start: _Start, deadline: float) -> ProcessGroup:
+    """Make the group; begin again when a rank is lost meanwhile, until the deadline."""
+    while True:
+        left = timedelta(seconds=max(deadline - time.monotonic(), 0.0))
+        attempt = start._replace(timeouts=start.timeouts._replace(rendezvous=left))
+        try:
+            return attempt.make(time.monotonic(), goes_on=True)
+        except (RendezvousConflict, RendezvousTimeout):
+            raise
+        except (PeerLost, PeerFailed, CollectiveTimeout, RendezvousError):
+            if time.monotonic() >= deadline:
+                raise
+
+
+def get_new_ranks(group: ProcessGroup | None = None) -> tuple[int, ...]:
+    """Return the ranks whose processes have taken the place of lost ones in the default group: see ``reconfigure``.
+
+    Empty where all processes are new, and where none is.
+    """
+    return resolve(group).new_ranks
 
 
 def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: str, timeout: Timeout) -> ProcessGroup:
@@ -146,12 +225,19 @@ def _default_init_method() -> str:
 
 
 def _join(
-    store: Store, rank: int, world_size: int, timeouts: Timeouts, started: float, group_name: str = GROUP_NAME
+    store: Store,
+    rank: int,
+    world_size: int,
+    timeouts: Timeouts,
+    started: float,
+    group_name: str = GROUP_NAME,
+    *,
+    goes_on: bool = False,
 ) -> World | None:
     registry.check_engine(world_size)
     if world_size == 1:
         return None
-    return join(store, rank, world_size, timeouts.rendezvous, group=group_name, started=started)
+    return join(store, rank, world_size, timeouts.rendezvous, group=group_name, started=started, goes_on=goes_on)
 
 
 def _make_group(
@@ -168,7 +254,7 @@ def _make_group(
     group_store = PrefixStore(f"default_pg/{world.round if world else 0}", store)
     group_store.set_timeout(timeouts.calls)
     engine = _make_engine(config, timeouts.calls.total_seconds(), world, group_name, members)
-    return ProcessGroup(
+    made = ProcessGroup(
         engine,
         group_store,
         rank=rank,
@@ -179,6 +265,8 @@ def _make_group(
         group_desc="default_pg",
         make_backends=config.make_backends,
     )
+    made.new_ranks = world.new_ranks if world is not None else ()
+    return made
 
 
 def _make_engine(

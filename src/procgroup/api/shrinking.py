@@ -40,9 +40,12 @@ def shrink_group(
     limit = read_timeouts(timeout, pg_options, chosen.timeout).calls
     is_default = chosen is slot.group
     made = chosen.shrink(excluded, group_name=_name_after(chosen.group_name), timeout=limit, renumber=is_default)
-    exit_hooks.replace(chosen, made)
+    store = exit_hooks.let_go(chosen)
     if is_default:
+        exit_hooks.watch(made, store)
         slot.group = made
+    else:
+        exit_hooks.adopt(made, default_group.current())
     process_end.forget_failure()
     return made
 

@@ -56,6 +56,8 @@ class ProcessGroup(GroupCalls):
         self.group_desc = group_desc
         self.backend_config = backend_config
         self._make_backends = make_backends
+        self.new_ranks: tuple[int, ...] = ()
+        """The global ranks whose processes took the place of lost ones when the group was made."""
         self.backends: Mapping[str, AnyBackend] = {}
         try:
             self.backends = make_backends(store, rank, self._size, timeout)

@@ -89,6 +89,10 @@ _FLAGS = (
     Flag("--nnodes", "N", flag_values.node_range, "1:1", "nodes of the job: N, or MIN:MAX"),
     Flag("--node-rank", "N", flag_values.count, "0", "this node's number, with addresses given by hand"),
     Flag("--max-restarts", "N", flag_values.count, "0", "how often the job may start its ranks again"),
+    _switch("--replace", "start only a failed rank again, while the others go on; --max-restarts says how often"),
+    _switch(
+        "--keep-going", "let the others go on when a rank fails; the job succeeds when one of them does (one node)"
+    ),
     _switch("--standalone", "one node, nothing to configure; this is the default"),
     Flag("--master-addr", "HOST", flag_values.host, "127.0.0.1", "MASTER_ADDR of the ranks: the first node"),
     Flag("--master-port", "PORT", flag_values.port, "", "MASTER_PORT: where the nodes meet; on one node any free one"),

@@ -70,6 +70,13 @@ class World(NamedTuple):
     key: bytes
     start_up: StartUp
 
+    @property
+    def new_ranks(self) -> tuple[int, ...]:
+        """The ranks whose processes are new, where others go on from an earlier group."""
+        if not any(member.goes_on for member in self.members):
+            return ()
+        return tuple(member.rank for member in self.members if not member.goes_on)
+
 
 def join(
     store: Store,
@@ -79,6 +86,7 @@ def join(
     *,
     group: str = "0",
     started: float | None = None,
+    goes_on: bool = False,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> World:
     """Come together with the other ranks through ``store``; return when all are there.
@@ -86,9 +94,11 @@ def join(
     Raises RendezvousConflict when two processes claim one rank or the world sizes differ, RendezvousTimeout
     when ranks are missing after ``timeout`` (timedelta or seconds), RendezvousError when another rank left,
     PeerLost when its process ended. All ranks that are there raise it, and may join again. ``group`` is the group's
-    name for errors, ``started`` the time.monotonic() that ``timeout`` counts from; ``say`` prints this rank's reports.
+    name for errors, ``started`` the time.monotonic() that ``timeout`` counts from; ``goes_on`` says that this process
+    was in the group before. ``say`` prints this rank's reports.
     """
-    me = Member(rank, world_size, socket.gethostname(), os.getpid(), secrets.token_hex(8), store.is_hosted_here())
+    nonce = secrets.token_hex(8)
+    me = Member(rank, world_size, socket.gethostname(), os.getpid(), nonce, store.is_hosted_here(), goes_on)
     limit = types.seconds(timeout)
     deadline = (time.monotonic() if started is None else started) + limit
     host = hosting.host_of(store)

@@ -11,7 +11,8 @@ _MAX_HOST = 256
 class Member(NamedTuple):
     """One rank that joined: its rank, the world size that it was given, its host and process, and a random nonce.
 
-    ``hosts_store`` is whether the store ends with its process.
+    ``hosts_store`` is whether the store ends with its process, ``goes_on`` whether its process was in the job's group
+    before, and has what was computed there.
     """
 
     rank: int
@@ -20,6 +21,7 @@ class Member(NamedTuple):
     pid: int
     nonce: str
     hosts_store: bool = False
+    goes_on: bool = False
 
     def line(self) -> str:
         return json.dumps(self._asdict()) + "\n"
@@ -44,6 +46,7 @@ def read_member(line: str) -> Member | None:
             int(fields["pid"]),
             str(fields["nonce"]),
             bool(fields.get("hosts_store", False)),
+            bool(fields.get("goes_on", False)),
         )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
         return None

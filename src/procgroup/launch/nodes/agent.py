@@ -9,7 +9,9 @@ agreement, see solo.py). The job's state and the agent's own ranks determine wha
                                       for a while
     running     none yet              hosts the ranks' store on the first node; starts the ranks on every node
                 all ended with 0      proposes "finish"
-                one failed            waits a moment for the errors of the others, then proposes "fail" with all errors
+                one failed            waits a moment for the errors of the others, then proposes "fail" with all errors;
+                                      with --replace: starts that rank again, as long as it may;
+                                      with --keep-going: waits for the others
     stopping    some                  sends SIGTERM ── grace ──> SIGKILL
                 none                  proposes "stopped"
     ended       none                  reports the first failure; exits with its status
@@ -207,6 +209,8 @@ class Agent:
             host=state.members[node_rank].host,
             awaits_cause=len(state.members) > 1,
             hung=HungRanks(self._timeouts.hang, self._output.last_reports, self._output.say),
+            replacements=self._program.plan.replacements,
+            keeps_going=self._program.plan.keeps_going,
         )
 
         def stops() -> bool:

@@ -81,6 +81,8 @@ class JobPlan(NamedTuple):
     role: str = "default"
     signals: tuple[Signals, ...] = ()
     replace_gloo: bool = False
+    replacements: int = 0
+    keeps_going: bool = False
 
     def meet(self, wake: Callable[[], None], memory: JobState | None) -> Meeting | Solo:
         """Start the meeting of this node with the others."""
@@ -170,6 +172,8 @@ def plan(options: argparse.Namespace) -> JobPlan:
         role=options.role,
         signals=tuple(options.signals_to_handle),
         replace_gloo=options.replace_gloo,
+        replacements=options.max_restarts if options.replace else 0,
+        keeps_going=options.keep_going,
     )
 
 
@@ -191,6 +195,12 @@ def unused_flags(options: argparse.Namespace, job: JobPlan) -> list[str]:
 def _check(options: argparse.Namespace) -> None:
     nodes: NodeRange = options.nnodes
     source = options.sources
+    if options.replace and options.max_restarts == 0:
+        options.parser.error(
+            f"--replace ({source['replace']}) needs --max-restarts N: how often a node may start a rank again"
+        )
+    if options.keep_going and nodes.most > 1:
+        _refuse(options, f"--keep-going ({source['keep_going']}) is for one node", "nnodes", nodes)
     if options.standalone and nodes.most > 1:
         _refuse(options, f"--standalone ({source['standalone']}) is one node", "nnodes", nodes)
     if options.rdzv_backend == "static" and nodes.least != nodes.most:

@@ -3,6 +3,8 @@
 ::
 
     a rank fails ──report_seconds, or all have ended──> has_settled: the agent decides
+                 ──a replacement is left──────────────> the rank is started again, alone
+                 ──keeps_going, while others live─────> nothing
     end(signal) ────────> the signal to all ──grace───> SIGKILL ──> all have ended
     kill() ─────────────> SIGKILL at once
 
@@ -35,7 +37,8 @@ class WorkerGroup:
     """The ranks of one round on the node ``node_rank``, whose name is ``host``.
 
     ``say`` prints a line of the launcher. ``awaits_cause``: the job has other nodes, on which the cause of a failure
-    may be. ``hung`` finds ranks that hang.
+    may be. ``hung`` finds ranks that hang. So many failed ranks (``replacements``) are started again, each alone.
+    ``keeps_going``: the round fails only when all ranks have.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class WorkerGroup:
         host: str = "",
         awaits_cause: bool = False,
         hung: HungRanks | None = None,
+        replacements: int = 0,
+        keeps_going: bool = False,
     ) -> None:
         self.round = round_number
         self.ranks: list[RankProcess] = []
@@ -64,6 +69,11 @@ class WorkerGroup:
         self._awaits_cause = awaits_cause
         self._notice = Notice()
         self._hung = hung
+        self._most_replacements = replacements
+        self._replacements = 0
+        self._replaced: list[RankProcess] = []
+        self._keeps_going = keeps_going
+        self._done_without: list[Failure] = []
 
     def start(self, stops: Callable[[], bool]) -> None:
         """Start the ranks in order, until ``stops()`` returns True. A rank that cannot be started ends the others."""
@@ -81,7 +91,7 @@ class WorkerGroup:
     @property
     def streams(self) -> list[Stream]:
         """The ranks' streams that are still open."""
-        return [stream for rank in self.ranks for stream in rank.streams if stream.open]
+        return [stream for rank in (*self._replaced, *self.ranks) for stream in rank.streams if stream.open]
 
     @property
     def living(self) -> list[RankProcess]:
@@ -181,24 +191,52 @@ class WorkerGroup:
         from procgroup.launch.failures.failure import Failure
 
         shown = rank.stderr.traceback_time if rank.ending.exit_code == 1 else None
-        self.failures.append(
-            Failure(
-                rank=rank.rank,
-                pid=rank.pid,
-                exit_code=rank.ending.exit_code,
-                time=shown or rank.ending.time,
-                stderr=rank.stderr.tail.decode(errors="replace"),
-                peak_memory=rank.ending.peak_memory,
-                kills=OutOfMemoryKills.so_far().since(self._kills_before),
-                host=self._host,
-                node_rank=self._node_rank,
-                record=read_error_file(Path(rank.error_file)) if rank.error_file else None,
-                killed_for=rank.killed_for,
-            )
+        failure = Failure(
+            rank=rank.rank,
+            pid=rank.pid,
+            exit_code=rank.ending.exit_code,
+            time=shown or rank.ending.time,
+            stderr=rank.stderr.tail.decode(errors="replace"),
+            peak_memory=rank.ending.peak_memory,
+            kills=OutOfMemoryKills.so_far().since(self._kills_before),
+            host=self._host,
+            node_rank=self._node_rank,
+            record=read_error_file(Path(rank.error_file)) if rank.error_file else None,
+            killed_for=rank.killed_for,
         )
+        if self._replace(rank, failure) or self._go_on_without(failure):
+            return
+        self.failures += [*self._done_without, failure]
         if self._settles_at is None:
             self._failed_at = time.monotonic()
             self._settles_at = self._failed_at + report_seconds
+
+    def _replace(self, rank: RankProcess, failure: Failure) -> bool:
+        """Start a rank that has failed again; return False where that may not be done, or fails."""
+        if self._replacements == self._most_replacements or self._settles_at is not None:
+            return False
+        place = self.ranks.index(rank)
+        if rank.error_file:
+            Path(rank.error_file).unlink(missing_ok=True)
+        try:
+            self.ranks[place] = RankProcess(self._plans[place], self._notice.descriptor)
+        except OSError as error:
+            self._say(f"cannot start rank {rank.rank} again: {open_files.describe(error)}")
+            return False
+        self._replacements += 1
+        self._replaced.append(rank)
+        counted = f"replacement {self._replacements} of {self._most_replacements}"
+        self._say(f"rank {rank.rank} (pid {rank.pid}) failed: {failure.reason}; started again ({counted})")
+        return True
+
+    def _go_on_without(self, failure: Failure) -> bool:
+        """Let the others go on, where that is asked for and one of them runs, or has succeeded."""
+        has_succeeded = any(rank.ending is not None and rank.ending.exit_code == 0 for rank in self.ranks)
+        if not (self._keeps_going and (self.living or has_succeeded)):
+            return False
+        self._done_without.append(failure)
+        self._say(f"rank {failure.rank} (pid {failure.pid}) failed: {failure.reason}; the others go on")
+        return True
 
     def _cause_until(self) -> float:
         """Return the time until which to wait for the cause, where all failures on this node blame other ranks."""
