@@ -21,10 +21,10 @@ import time
 
 import numpy as np
 from numpy.typing import NDArray
-from train_digits import BATCH, LEARNING_RATE, Perceptron, load_images
 
 import procgroup as dist
 from digits_view import save_losses
+from train_digits import BATCH, LEARNING_RATE, Perceptron, load_images
 
 VICTIM, DIES_AT = 2, 100
 
