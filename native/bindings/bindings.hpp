@@ -11,4 +11,5 @@ void bind_kernels(nanobind::module_& module);
 void bind_mpi(nanobind::module_& module);
 void bind_permutation(nanobind::module_& module);
 void bind_stores(nanobind::module_& module);
+void bind_timeouts(nanobind::module_& module);
 void bind_work(nanobind::module_& module);

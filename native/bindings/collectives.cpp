@@ -299,6 +299,19 @@ nb::object PythonGroup::all_gather_iovecs(nb::handle outputs, nb::handle buffers
   return run_iovecs(request, InputIovecs(buffers, offsets, bytes), seconds);
 }
 
+nb::object PythonGroup::rank_first(int first, double seconds) {
+  Request request;
+  request.descriptor.op = OpKind::kRankFirst;
+  request.descriptor.root = site("rank_first").checked_rank(first);
+  return issue(std::move(request), {"rank_first", nb::none(), false, seconds}, std::make_shared<Issued>());
+}
+
+void PythonGroup::fail_rank_first(const std::string& reason) {
+  if (was_forked()) return;
+  const Unlocked unlocked;
+  group_->fail_call({.op = OpKind::kRankFirst, .root = group_->rank()}, reason);
+}
+
 nb::object PythonGroup::barrier(bool async_op, double seconds) {
   Request request;
   request.after_device_work = true;
@@ -312,11 +325,11 @@ template <OpKind kKind>
 void bind_reduction_in_place(nb::class_<PythonGroup>& group) {
   constexpr const OperationRow& row = row_of(kKind);
   if constexpr (row.reduces && row.input == Arrays::kOne && row.output == Arrays::kOne && row.takers != Ranks::kRoot) {
-    static const std::string signature =
-        "def " + std::string(row.name) +
-        "(self, array: object, op: object, async_op: bool, timeout: float) -> Work | None";
+    static const std::string signature = "def " + std::string(row.name) +
+                                         "(self, array: object, op: object, async_op: bool, timeout: " PROCGROUP_TIMEOUT
+                                         ") -> Work | None";
     group.def(row.name, CallMethod<&PythonGroup::reduce_in_place<kKind>>::named(row.name), "array"_a.none(), "op"_a,
-              "async_op"_a, "timeout"_a, nb::sig(signature.c_str()));
+              "async_op"_a, "timeout"_a.none(), nb::sig(signature.c_str()));
   }
 }
 

@@ -130,12 +130,12 @@ std::optional<PythonGroup::Message> PythonGroup::ordinary_message(nb::handle pee
 
 nb::object PythonGroup::try_send(nb::handle array, nb::handle peer, nb::handle tag, bool async_op) {
   const std::optional<Message> to = ordinary_message(peer, tag);
-  return to ? send(array, to->peer, to->tag, async_op, seconds_) : nb::borrow(Py_NotImplemented);
+  return to ? send(array, to->peer, to->tag, async_op, seconds_in_force()) : nb::borrow(Py_NotImplemented);
 }
 
 nb::object PythonGroup::try_recv(nb::handle array, nb::handle peer, nb::handle tag, bool async_op) {
   const std::optional<Message> from = ordinary_message(peer, tag);
-  return from ? recv(array, from->peer, from->tag, async_op, seconds_) : nb::borrow(Py_NotImplemented);
+  return from ? recv(array, from->peer, from->tag, async_op, seconds_in_force()) : nb::borrow(Py_NotImplemented);
 }
 
 nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int peer, uint64_t tag, bool async_op,
@@ -208,9 +208,9 @@ using namespace procgroup;
 
 // Signatures are given as text for the types in them; None as an array is refused by ArrayView, which has the error
 // texts.
-#define PROCGROUP_METHOD(NAME, PARAMETERS, RESULT, ...)                                            \
-  def(#NAME, CallMethod<&PythonGroup::NAME>::named(#NAME), __VA_ARGS__, "async_op"_a, "timeout"_a, \
-      nb::sig("def " #NAME "(self, " PARAMETERS "async_op: bool, timeout: float) -> " RESULT))
+#define PROCGROUP_METHOD(NAME, PARAMETERS, RESULT, ...)                                                   \
+  def(#NAME, CallMethod<&PythonGroup::NAME>::named(#NAME), __VA_ARGS__, "async_op"_a, "timeout"_a.none(), \
+      nb::sig("def " #NAME "(self, " PARAMETERS "async_op: bool, timeout: " PROCGROUP_TIMEOUT ") -> " RESULT))
 #define PROCGROUP_COLLECTIVE(NAME, PARAMETERS, ...) PROCGROUP_METHOD(NAME, PARAMETERS, "Work | None", __VA_ARGS__)
 #define PROCGROUP_ARRAYS "collections.abc.Sequence[object]"
 #define PROCGROUP_INTEGERS "collections.abc.Sequence[int]"
@@ -224,6 +224,7 @@ nb::list operations() {
   constexpr const char* kSizes[] = {"equal", "per rank", "per pair"};
   nb::list rows;
   for (const OperationRow& row : kOperationTable) {
+    if (row.is_context) continue;
     nb::dict entry;
     entry["name"] = row.name;
     entry["givers"] = kRanks[static_cast<size_t>(row.givers)];
@@ -303,18 +304,21 @@ void bind_group(nb::module_& module) {
                             "output: object, array: object, output_splits: " PROCGROUP_SPLITS
                             ", input_splits: " PROCGROUP_SPLITS ", ",
                             "output"_a.none(), "array"_a.none(), "output_splits"_a.none(), "input_splits"_a.none())
-      .def("barrier", CallMethod<&PythonGroup::barrier>::named("barrier"), "async_op"_a, "timeout"_a,
-           nb::sig("def barrier(self, async_op: bool, timeout: float) -> Work | None"))
+      .def("barrier", CallMethod<&PythonGroup::barrier>::named("barrier"), "async_op"_a, "timeout"_a.none(),
+           nb::sig("def barrier(self, async_op: bool, timeout: " PROCGROUP_TIMEOUT ") -> Work | None"))
+      .def("rank_first", CallMethod<&PythonGroup::rank_first>::named("rank_first"), "first"_a, "timeout"_a.none(),
+           nb::sig("def rank_first(self, first: int, timeout: " PROCGROUP_TIMEOUT ") -> None"))
+      .def("fail_rank_first", &PythonGroup::fail_rank_first, "reason"_a)
       .PROCGROUP_METHOD(send, "array: object, destination: int, tag: int, ", "Work | None", "array"_a.none(),
                         "destination"_a, "tag"_a)
       .def("broadcast_iovecs", CallMethod<&PythonGroup::broadcast_iovecs>::named("broadcast_iovecs"), "buffers"_a,
-           "offsets"_a, "nbytes"_a, "timeout"_a,
+           "offsets"_a, "nbytes"_a, "timeout"_a.none(),
            nb::sig("def broadcast_iovecs(self, buffers: " PROCGROUP_ARRAYS ", offsets: " PROCGROUP_INTEGERS
-                   ", nbytes: int, timeout: float) -> None"))
+                   ", nbytes: int, timeout: " PROCGROUP_TIMEOUT ") -> None"))
       .def("all_gather_iovecs", CallMethod<&PythonGroup::all_gather_iovecs>::named("all_gather_iovecs"), "outputs"_a,
-           "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a,
+           "buffers"_a, "offsets"_a, "nbytes"_a, "timeout"_a.none(),
            nb::sig("def all_gather_iovecs(self, outputs: " PROCGROUP_ARRAYS ", buffers: " PROCGROUP_ARRAYS
-                   ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: float) -> None"))
+                   ", offsets: " PROCGROUP_INTEGERS ", nbytes: int, timeout: " PROCGROUP_TIMEOUT ") -> None"))
       .PROCGROUP_METHOD(recv, "array: object, source: int, tag: int, ", "Work | int", "array"_a.none(), "source"_a,
                         "tag"_a);
 }

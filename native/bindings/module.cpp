@@ -25,4 +25,5 @@ NB_MODULE(_native, module) {
   bind_mpi(module);
   bind_permutation(module);
   bind_stores(module);
+  bind_timeouts(module);
 }

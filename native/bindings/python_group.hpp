@@ -12,13 +12,18 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "arguments.hpp"
 #include "mpi_backend.hpp"
 #include "python_engine.hpp"
+#include "timeouts.hpp"
 #include "work.hpp"
+
+// In signatures: see timeouts.hpp.
+#define PROCGROUP_TIMEOUT "datetime.timedelta | float | None"
 
 namespace procgroup {
 
@@ -84,13 +89,20 @@ class PythonGroup {
   nb::object all_to_all_single(nb::handle output, nb::handle array, nb::handle output_splits, nb::handle input_splits,
                                bool async_op, double seconds);
   nb::object barrier(bool async_op, double seconds);
+  // Return when group rank `first`, and every other rank, has called it, too: see procgroup.rank_first.
+  nb::object rank_first(int first, double seconds);
+  // This rank, which is the first one, does not call it, because of an error: that ends the group.
+  void fail_rank_first(const std::string& reason);
   nb::object send(nb::handle array, int destination, uint64_t tag, bool async_op, double seconds);
   nb::object recv(nb::handle array, int source, uint64_t tag, bool async_op, double seconds);
-  // send and recv with a global rank and the group's timeout, if calls are not intercepted, `peer` is an int and a
+  // send and recv with a global rank and the timeout in force, if calls are not intercepted, `peer` is an int and a
   // member, and `tag` is an int and valid. Otherwise they return NotImplemented and do nothing.
   nb::object try_send(nb::handle array, nb::handle peer, nb::handle tag, bool async_op);
   nb::object try_recv(nb::handle array, nb::handle peer, nb::handle tag, bool async_op);
+  // The timeout of calls without one of their own.
   void set_timeout(double seconds) { seconds_ = seconds; }
+  // That of a call which is given None: see timeouts.hpp.
+  double seconds_in_force() const { return context_seconds().value_or(seconds_); }
 
   // Broadcast from this rank, and all_gather, of an array of bytes in several buffers: see InputIovecs. The
   // other ranks make the ordinary calls.
@@ -137,7 +149,7 @@ class PythonGroup {
   std::shared_ptr<PythonEngine> engine_;
   std::shared_ptr<Group> group_;
   bool only_checks_ = false;
-  double seconds_ = 0;  // of try_send and try_recv
+  double seconds_ = 0;
   nb::object intercept_;
   nb::object prepare_;
   nb::object device_prepare_;
@@ -159,15 +171,29 @@ nb::object PythonGroup::adopt(const Options& options, std::shared_ptr<Issued> is
   return nb::cast(std::move(work));
 }
 
-// A method that moves data, as bound to Python: every call of every group enters here.
+// A method that moves data, as bound to Python: every call of every group enters here. Its timeout in seconds is given
+// as Python gives timeouts.
 template <auto kMethod>
 struct CallMethod;
 template <class... Arguments, nb::object (PythonGroup::*kMethod)(Arguments...)>
 struct CallMethod<kMethod> {
+  template <class Argument>
+  static constexpr bool kIsTimeout = std::is_same_v<Argument, double>;
+  template <class Argument>
+  using Given = std::conditional_t<kIsTimeout<Argument>, nb::handle, Argument>;
+
+  template <class Argument>
+  static Argument read(const PythonGroup& self, Given<Argument> given) {
+    if constexpr (kIsTimeout<Argument>)
+      return given.is_none() ? self.seconds_in_force() : seconds_of(given);
+    else
+      return given;
+  }
+
   static auto named(const char* name) {
-    return [name](PythonGroup& self, Arguments... arguments) {
-      if (self.is_intercepted()) return self.pass_on(name, arguments...);
-      return (self.*kMethod)(arguments...);
+    return [name](PythonGroup& self, Given<Arguments>... given) {
+      if (self.is_intercepted()) return self.pass_on(name, read<Arguments>(self, given)...);
+      return (self.*kMethod)(read<Arguments>(self, given)...);
     };
   }
 };

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "bindings.hpp"
+#include "timeouts.hpp"
 
 using namespace nanobind::literals;
 
@@ -43,12 +44,15 @@ std::string Work::where() const {
          std::to_string(group_->size()) + ")";
 }
 
+// A call that ends by its own deadline before the one of the context raises what that deadline raises.
 bool Work::wait(nb::handle timeout) {
-  const double seconds =
-      timeout.is_none() ? 0 : nb::cast<double>(nb::module_::import_("procgroup.types").attr("seconds")(timeout));
+  const double seconds = timeout.is_none() ? context_seconds().value_or(0) : seconds_of(timeout);
   const Deadline deadline = seconds == 0 ? Deadline::never() : Deadline::after(seconds);
+  const auto ends_earlier = [&](const Issued& issued) {
+    return timeout.is_none() && issued.operation->deadline().at_ns <= deadline.at_ns;
+  };
   for (const std::shared_ptr<Issued>& issued : issued_)
-    if (!wait_for(*issued, deadline))
+    if (!wait_for(*issued, ends_earlier(*issued) ? Deadline::never() : deadline))
       raise(nb::module_::import_("procgroup.errors")
                 .attr("WaitTimeout")("op"_a = op_, "where"_a = where(), "seconds"_a = seconds));
   return true;

@@ -140,6 +140,9 @@ class Group final : public Source {
   void leave();
   // End this group on every member: running calls fail at once.
   void abort();
+  // This rank does not come to a call because of an error of its program: end the group on every member, with `reason`.
+  // `call` is the call that this rank would issue next.
+  void fail_call(Descriptor call, std::string reason);
   Progress advance_pending() override;
   void examine_pending() override;
   int64_t longest_sleep_ns() override;

@@ -221,6 +221,15 @@ void Group::abort() {
   engine_.announce_news();
 }
 
+// Where earlier calls have not completed, the number of the call is not known: then the failure is one of all calls.
+void Group::fail_call(Descriptor call, std::string reason) {
+  call.group = options_.id;
+  const bool is_next = queued_.load(std::memory_order_acquire) == 0 && !busy_.load(std::memory_order_acquire);
+  if (is_next) call.sequence = sequence_.load(std::memory_order_acquire) + 1;
+  break_with({.kind = Failure::Kind::kFailed, .peer = rank(), .reason = std::move(reason)}, call);
+  engine_.announce_news();
+}
+
 // Members of other hosts learn by a message that this rank has left.
 void Group::announce_leaving() {
   if (!created_) return;

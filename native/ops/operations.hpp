@@ -14,6 +14,7 @@ namespace procgroup {
 
 enum class OpKind : uint8_t {
   kBarrier,
+  kRankFirst,
   kBroadcast,
   kReduce,
   kAllReduce,
@@ -27,7 +28,7 @@ enum class OpKind : uint8_t {
   kSend,
   kRecv,
 };
-inline constexpr size_t kOperations = 13;
+inline constexpr size_t kOperations = 14;
 
 // Which ranks give elements, or get them.
 enum class Ranks : uint8_t { kNone, kAll, kRoot, kAllButRoot, kAllButFirst };
@@ -52,6 +53,7 @@ struct OperationRow {
   Sizes sizes = Sizes::kEqual;
   Sources sources = Sources::kAll;
   bool is_message = false;  // between two ranks: neither numbered nor agreed on
+  bool is_context = false;  // a context manager of Python: not called as a function, and without a Work
 };
 
 inline constexpr bool kMoves = false;
@@ -61,6 +63,7 @@ inline constexpr bool kReduces = true;
 inline constexpr std::array<OperationRow, kOperations> kOperationTable = {{
     // name, givers, takers, input, output, whether it reduces, sizes, sources
     {"barrier"},
+    {.name = "rank_first", .is_context = true},
     {"broadcast", Ranks::kRoot, Ranks::kAllButRoot, Arrays::kOne, Arrays::kOne},
     {"reduce", Ranks::kAll, Ranks::kRoot, Arrays::kOne, Arrays::kOne, kReduces},
     {"all_reduce", Ranks::kAll, Ranks::kAll, Arrays::kOne, Arrays::kOne, kReduces},

@@ -157,7 +157,8 @@ void schedule_pairs(HierarchicalBuilder& builder) {
 }  // namespace
 
 bool has_hierarchical_schedule(OpKind op) {
-  return op != OpKind::kBarrier && !is_message(op) && row_of(op).sources == Sources::kAll;
+  const bool moves = row_of(op).givers != Ranks::kNone;
+  return moves && !is_message(op) && row_of(op).sources == Sources::kAll;
 }
 
 void schedule_hierarchical(const ScheduleRequest& request, Schedule& schedule) {

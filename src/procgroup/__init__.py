@@ -30,6 +30,7 @@ _NAMES_OF_MODULES = {
     "api.options": "default_pg_timeout",
     "api.point_to_point": "P2POp batch_isend_irecv irecv isend recv send",
     "api.shrinking": "shrink_group",
+    "api.rank_first": "rank_first",
     "api.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
     "api.reductions": "all_reduce exscan reduce reduce_scatter reduce_scatter_single scan",
     "errors": (
@@ -54,6 +55,7 @@ _NAMES_OF_MODULES = {
     "stores.redis": "RedisStore",
     "stores.store": "Store",
     "stores.tcp": "TCPStore",
+    "timeouts": "timeout",
     "types": "ReduceOp",
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names.split()}

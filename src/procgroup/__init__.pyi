@@ -68,6 +68,7 @@ from procgroup.api.point_to_point import irecv as irecv
 from procgroup.api.point_to_point import isend as isend
 from procgroup.api.point_to_point import recv as recv
 from procgroup.api.point_to_point import send as send
+from procgroup.api.rank_first import rank_first as rank_first
 from procgroup.api.ranks import get_global_rank as get_global_rank
 from procgroup.api.ranks import get_group_rank as get_group_rank
 from procgroup.api.ranks import get_node_local_rank as get_node_local_rank
@@ -130,6 +131,7 @@ from procgroup.stores.prefix import PrefixStore as PrefixStore
 from procgroup.stores.redis import RedisStore as RedisStore
 from procgroup.stores.store import Store as Store
 from procgroup.stores.tcp import TCPStore as TCPStore
+from procgroup.timeouts import timeout as timeout
 from procgroup.types import ReduceOp as ReduceOp
 
 __version__: str

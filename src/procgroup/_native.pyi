@@ -1,5 +1,6 @@
 """The native engine of procgroup; use the procgroup package instead."""
 
+import contextvars
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -121,9 +122,15 @@ class Group:
     def __init__(
         self, engine: Engine, identity: int, name: str, members: Sequence[int], rank: int, hosts: Sequence[int]
     ) -> None: ...
-    def all_reduce(self, array: object, op: object, async_op: bool, timeout: float) -> Work | None: ...
-    def scan(self, array: object, op: object, async_op: bool, timeout: float) -> Work | None: ...
-    def exscan(self, array: object, op: object, async_op: bool, timeout: float) -> Work | None: ...
+    def all_reduce(
+        self, array: object, op: object, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
+    def scan(
+        self, array: object, op: object, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
+    def exscan(
+        self, array: object, op: object, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
     @property
     def offset(self) -> int: ...
     def reduce_in_rank_order(self) -> None: ...
@@ -156,27 +163,58 @@ class Group:
     def set_mpi(self, communicator: MpiCommunicator) -> None: ...
     def open_backend(self, advance: Callable[[int, int], Any], timeout: float) -> None: ...
     def join(self, works: list[Work], op: str, arrays: Sequence[object]) -> Work: ...
-    def broadcast(self, array: object, root: int, async_op: bool, timeout: float) -> Work | None: ...
-    def reduce(self, array: object, root: int, op: object, async_op: bool, timeout: float) -> Work | None: ...
+    def broadcast(
+        self, array: object, root: int, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
+    def reduce(
+        self, array: object, root: int, op: object, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
     def all_reduce_coalesced(
-        self, arrays: Sequence[object], ops: Sequence[object], async_op: bool, timeout: float
+        self,
+        arrays: Sequence[object],
+        ops: Sequence[object],
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...
     def gather(
-        self, array: object, outputs: Sequence[object] | None, root: int, async_op: bool, timeout: float
+        self,
+        array: object,
+        outputs: Sequence[object] | None,
+        root: int,
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...
-    def all_gather(self, outputs: Sequence[object], array: object, async_op: bool, timeout: float) -> Work | None: ...
-    def all_gather_single(self, output: object, array: object, async_op: bool, timeout: float) -> Work | None: ...
+    def all_gather(
+        self, outputs: Sequence[object], array: object, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
+    def all_gather_single(
+        self, output: object, array: object, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
     def scatter(
-        self, array: object, inputs: Sequence[object] | None, root: int, async_op: bool, timeout: float
+        self,
+        array: object,
+        inputs: Sequence[object] | None,
+        root: int,
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...
     def reduce_scatter(
-        self, output: object, inputs: Sequence[object], op: object, async_op: bool, timeout: float
+        self,
+        output: object,
+        inputs: Sequence[object],
+        op: object,
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...
     def reduce_scatter_single(
-        self, output: object, array: object, op: object, async_op: bool, timeout: float
+        self, output: object, array: object, op: object, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | None: ...
     def all_to_all(
-        self, outputs: Sequence[object], inputs: Sequence[object], async_op: bool, timeout: float
+        self,
+        outputs: Sequence[object],
+        inputs: Sequence[object],
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...
     def all_to_all_single(
         self,
@@ -185,17 +223,28 @@ class Group:
         output_splits: Sequence[int] | None,
         input_splits: Sequence[int] | None,
         async_op: bool,
-        timeout: float,
+        timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...
-    def barrier(self, async_op: bool, timeout: float) -> Work | None: ...
-    def send(self, array: object, destination: int, tag: int, async_op: bool, timeout: float) -> Work | None: ...
+    def barrier(self, async_op: bool, timeout: datetime.timedelta | float | None) -> Work | None: ...
+    def rank_first(self, first: int, timeout: datetime.timedelta | float | None) -> None: ...
+    def fail_rank_first(self, reason: str) -> None: ...
+    def send(
+        self, array: object, destination: int, tag: int, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | None: ...
     def broadcast_iovecs(
-        self, buffers: Sequence[object], offsets: Sequence[int], nbytes: int, timeout: float
+        self, buffers: Sequence[object], offsets: Sequence[int], nbytes: int, timeout: datetime.timedelta | float | None
     ) -> None: ...
     def all_gather_iovecs(
-        self, outputs: Sequence[object], buffers: Sequence[object], offsets: Sequence[int], nbytes: int, timeout: float
+        self,
+        outputs: Sequence[object],
+        buffers: Sequence[object],
+        offsets: Sequence[int],
+        nbytes: int,
+        timeout: datetime.timedelta | float | None,
     ) -> None: ...
-    def recv(self, array: object, source: int, tag: int, async_op: bool, timeout: float) -> Work | int: ...
+    def recv(
+        self, array: object, source: int, tag: int, async_op: bool, timeout: datetime.timedelta | float | None
+    ) -> Work | int: ...
 
 class ArenaMemory:
     @property
@@ -300,3 +349,5 @@ class StoreTable:
 STORE_CANCEL: int = 18
 
 STORE_CANCELLED: int = 1
+
+def read_context_seconds_from(context_variable: contextvars.ContextVar[float | None]) -> None: ...

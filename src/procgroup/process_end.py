@@ -139,5 +139,13 @@ def ends_with_an_exception() -> bool:
 def _run() -> None:
     with ExitStack() as stack:  # all of them, also when one raises
         for function in sorted(_functions, key=lambda function: _functions[function]):
-            stack.callback(function)
+            stack.callback(_call, function)
         _functions.clear()
+
+
+def _call(function: Callable[[], None]) -> None:
+    try:
+        function()
+    except KeyboardInterrupt as interrupt:
+        note_exception(interrupt)  # the functions that follow wait for no other rank
+        raise

@@ -131,3 +131,8 @@ def seconds(timeout: Timeout) -> float:
     if not length >= 0:
         raise ValueError(f"expected timeout to be at least 0 seconds, got {length}")
     return length
+
+
+def as_timedelta(seconds: float) -> timedelta:
+    """Return a length of time as a timedelta; an infinite one as the longest timedelta."""
+    return timedelta(seconds=min(seconds, timedelta.max.total_seconds() - 1))

@@ -120,6 +120,7 @@ _NAMES = """
     on_preemption
     preempted
     reconfigure
+    rank_first
     record
     recv
     recv_object_list
@@ -143,6 +144,7 @@ _NAMES = """
     split_group
     start_processes
     supports_complex
+    timeout
     zeros
 """
 NAMES = _NAMES.split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import contextlib
 import time
 from datetime import timedelta
 from typing import Any
@@ -35,7 +36,8 @@ def time_out(rank: int, size: int, operation: str, where: str, async_op: bool) -
     if where == "set_timeout":
         dist.group.WORLD.set_timeout(timedelta(seconds=LIMIT))
     started = time.monotonic()
-    with pytest.raises(dist.CollectiveTimeout) as caught:
+    block = dist.timeout(LIMIT) if where == "context" else contextlib.nullcontext()
+    with pytest.raises(dist.CollectiveTimeout) as caught, block:
         perform(operation, async_op, **({"timeout": LIMIT} if where == "call" else {}))
     took = time.monotonic() - started
     error = caught.value
@@ -69,15 +71,16 @@ def test_every_operation_ends_at_its_own_deadline(transport: str, operation: str
 
 @transports
 @pytest.mark.parametrize("operation", ["all_reduce", "recv"])
-@pytest.mark.parametrize("where", ["group", "set_timeout"])
-def test_a_call_without_a_limit_has_the_groups(transport: str, operation: str, where: str) -> None:
+@pytest.mark.parametrize("where", ["context", "group", "set_timeout"])
+def test_a_call_without_a_limit_has_its_contexts_or_the_groups(transport: str, operation: str, where: str) -> None:
     expect_time_out(transport, operation, where, async_op=False)
 
 
 @transports
 @pytest.mark.parametrize("operation", ["all_reduce", "all_reduce of a large array", "send", "recv"])
-def test_an_async_call_ends_at_its_deadline(transport: str, operation: str) -> None:
-    expect_time_out(transport, operation, "call", async_op=True)
+@pytest.mark.parametrize("where", ["call", "context"])
+def test_an_async_call_ends_at_its_deadline(transport: str, operation: str, where: str) -> None:
+    expect_time_out(transport, operation, where, async_op=True)
 
 
 @pytest.mark.parametrize(

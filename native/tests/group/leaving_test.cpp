@@ -119,6 +119,23 @@ void the_last_rank_learns_the_first_failure() {
         2);
 }
 
+// Rank 0 has an error of its program where its next call would be, or, with a call of its own pending, somewhere.
+void an_error_ends_the_next_call(bool is_pending) {
+  std::vector<Rank> world = make_world(2);
+  Group& mine = *world[0].group;
+  Group& other = *world[1].group;
+  std::vector<int64_t> data[2] = {std::vector<int64_t>(4), std::vector<int64_t>(4)};
+  std::shared_ptr<GroupOperation> pending;
+  if (is_pending) pending = mine.start(request_for(OpKind::kAllReduce, data[0]), 600);
+  mine.fail_call({.op = OpKind::kRankFirst, .root = 0}, "ValueError: made by the test");
+  const Failure received = failure_of(other, 600);
+  check(received.kind == Failure::Kind::kFailed && received.peer == 0, received.summary().c_str(), 1);
+  check(received.reason == "ValueError: made by the test", received.reason.c_str(), 1);
+  check(received.call.sequence == (is_pending ? 0 : 1), "expected the number of the next call", 1);
+  check(mine.is_completed(), "expected the group to have ended", 0);
+  while (pending && !pending->is_completed()) std::this_thread::yield();
+}
+
 }  // namespace
 
 int main() {
@@ -126,6 +143,8 @@ int main() {
   what_was_published_stays(5);
   what_was_published_stays(100);
   leaving_ends_what_is_pending();
+  an_error_ends_the_next_call(false);
+  an_error_ends_the_next_call(true);
   a_late_call_is_not_started_before_its_turn();
   the_memory_of_a_group_that_was_not_made_is_no_other_groups();
   std::puts("leaving_test: passed");

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, overload
 
 from procgroup.api.default_group import Group, choose, resolve
@@ -16,6 +16,7 @@ from procgroup.api.reductions import SUM
 from procgroup.groups import checks
 from procgroup.groups.collectives import Limit, No, Yes
 from procgroup.groups.future import Future
+from procgroup.timeouts import timeout as context_of
 from procgroup.types import AnyReduceOp, Array, Arrays
 
 if TYPE_CHECKING:
@@ -116,26 +117,28 @@ class _CoalescingManager:
         if work is not None:
             self.works.append(work)
 
-    def wait(self) -> None:
-        """Wait for every Work."""
+    def wait(self, timeout: Limit = None) -> None:
+        """Wait for every Work, for at most ``timeout`` each: a timedelta or seconds, as for ``Work.wait``."""
         for work in self.works:
-            work.wait()
+            work.wait(timeout)
 
 
 @contextmanager
 def _coalescing_manager(
-    group: Group = None, device: Any = None, async_ops: bool = False
+    group: Group = None, device: Any = None, async_ops: bool = False, timeout: Limit = None
 ) -> Iterator[_CoalescingManager]:
     """Queue each all_reduce, all_gather_single and reduce_scatter_single; issue them together at the end.
 
     All are of one kind: RuntimeError otherwise. Inside they return None or, with ``async_op=True``, a Work whose
-    methods raise ValueError. Nothing is issued when the block raises. ``device`` means nothing on CPUs.
+    methods raise ValueError. Nothing is issued when the block raises. ``device`` means nothing on CPUs. ``timeout`` is
+    that of the calls without one of their own; a call that reduces several arrays has the longest of theirs.
     """
     chosen = resolve(group)
     manager = _CoalescingManager()
     queue = chosen.start_coalescing()
     try:
-        yield manager
+        with nullcontext() if timeout is None else context_of(timeout):
+            yield manager
     finally:
         chosen.stop_coalescing()
     manager.append(chosen.issue_queued(queue, async_ops))

@@ -3,7 +3,8 @@
 ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks.
 
 Each returns None when the call has completed or, with ``async_op=True``, a Work. ``timeout`` is a timedelta or
-seconds; None means the group's own. A rank that is not in the group is warned, and nothing happens.
+seconds; None means that of ``with timeout(...)`` or else the group's: see procgroup.timeouts. A rank that is not in the
+group is warned, and nothing happens.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ def monitored_barrier(group: Group = None, timeout: Limit = None, wait_all_ranks
     Every rank that waits raises it with all missing ranks, whichever rank's deadline passes first, so
     ``wait_all_ranks`` changes nothing. A rank that comes too late
     learns of it in its next call at the latest. Raises PeerLost at once when a rank's process ended. ``timeout`` is a
-    timedelta or seconds; None means the group's own.
+    timedelta or seconds; None: see procgroup.timeouts.
     """
     chosen = choose(group, "monitored_barrier")
     if chosen is None:
         return
     try:
-        chosen.barrier(False, chosen.timeout if timeout is None else timeout)
+        chosen.barrier(False, timeout)
     except CollectiveTimeout as error:
         raise _timed_out(error, error.missing, error.seconds) from None
     except PeerFailed as error:

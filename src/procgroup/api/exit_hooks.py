@@ -79,10 +79,15 @@ def let_go(group: ProcessGroup) -> Store | None:
     return _alive.pop(group, None)
 
 
-def leave(group: ProcessGroup) -> None:
-    """End a group, after those that were made from it, and close its own store. Idempotent."""
+def leave(group: ProcessGroup, seconds: float | None = None) -> None:
+    """End a group, after those that were made from it, and close its own store. Idempotent.
+
+    Issued calls have ``seconds`` to complete.
+    """
     reason = _reason_to_leave(group)
-    _leave(group, reason, _FAILED_SECONDS if reason else FLUSH_SECONDS)
+    if seconds is None:
+        seconds = _FAILED_SECONDS if reason else FLUSH_SECONDS
+    _leave(group, reason, seconds)
 
 
 def fail(group: ProcessGroup, error: BaseException) -> None:
@@ -120,6 +125,15 @@ def _leave(group: ProcessGroup, reason: str, flush: float) -> None:
 
 
 def _leave_all() -> None:
+    try:
+        _leave_alive()
+    except KeyboardInterrupt as interrupt:  # of the wait for issued calls: the groups end now
+        process_end.note_exception(interrupt)
+        _leave_alive()
+        raise
+
+
+def _leave_alive() -> None:
     reason, flush = "", FLUSH_SECONDS
     if (error := process_end.ending_exception()) is not None:
         fail_all(error)

@@ -3,6 +3,7 @@
 Making a group takes its members only, each of which calls with the same ranks and makes its groups in the same
 order as the others; ranks that are not in it may call too, and get ``GroupMember.NON_GROUP_MEMBER``. Members wait for
 each other: one that never comes is named at the timeout, and one that makes another group instead within some seconds.
+``timeout`` limits this wait, and every call of the new group.
 
 Of torch.distributed's behaviour these differ: ``timeout`` is by default the parent group's; a rank that is not a member
 gets NON_GROUP_MEMBER with ``use_local_synchronization`` too, because None would mean the default group to later calls.
@@ -14,7 +15,6 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from copy import copy
-from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -54,7 +54,7 @@ def new_group(
     CollectiveMismatch when members make different groups.
     """
     world = default_group.current()
-    limit = _read_timeout(timeout, pg_options, world)
+    timeouts = read_timeouts(timeout, pg_options, world.timeout)
     chosen = _read_backend(backend, device_id, pg_options)
     in_rank_order = read_deterministic(deterministic, pg_options)
     members = list(range(world.size())) if ranks is None else _checked_ranks(ranks, world.size(), sort_ranks)
@@ -66,7 +66,8 @@ def new_group(
         members,
         op="new_group",
         group_name=_hashed_name(members, number) if use_local_synchronization else str(number),
-        timeout=limit,
+        timeout=timeouts.calls,
+        start_timeout=timeouts.start,
         group_desc="undefined" if group_desc is None else group_desc,
         backend=chosen,
     )
@@ -151,7 +152,7 @@ def split_group(
     splits = _checked_splits(split_ranks, parent.size())
     if backend is not None and registry.parse(backend).name != parent.name():
         raise ValueError(f"Backend mismatch: parent has '{parent.name()}', requested '{backend}'.")
-    limit = _read_timeout(timeout, pg_options, parent)
+    timeouts = read_timeouts(timeout, pg_options, parent.timeout)
     number = _take_number(world, hashed=True)
     mine = next((ranks for ranks in splits if parent.rank() in ranks), None)
     if mine is None:
@@ -161,7 +162,8 @@ def split_group(
         mine,
         op="split_group",
         group_name=_hashed_name([parent.members[rank] for rank in mine], number),
-        timeout=limit,
+        timeout=timeouts.calls,
+        start_timeout=timeouts.start,
         group_desc=f"{parent.group_desc}:split:{number}" if group_desc is None else group_desc,
     )
 
@@ -223,10 +225,6 @@ def _checked_splits(split_ranks: Sequence[Sequence[int]] | None, size: int) -> l
                 raise ValueError(f"Rank {rank} has appeared in both split {seen[rank]} and {ranks}")
             seen[rank] = ranks
     return splits
-
-
-def _read_timeout(timeout: Timeout | None, pg_options: Any, parent: ProcessGroup) -> timedelta:
-    return read_timeouts(timeout, pg_options, parent.timeout).calls
 
 
 def _read_backend(backend: str | None, device_id: Any, pg_options: Any) -> tuple[str, str, MakeBackends] | None:

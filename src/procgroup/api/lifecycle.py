@@ -50,7 +50,8 @@ def init_process_group(
 
     ``init_method`` is env:// (the default), tcp://host:port, file:///path, slurm:// or mpi://; ``store`` may be
     given instead, with ``rank`` and ``world_size``. Keywords win over the environment. ``timeout`` is a timedelta or
-    seconds, 30 minutes by default; ``pg_options={"init_method_timeout": ...}`` sets another one for this call.
+    seconds, 30 minutes by default; ``pg_options={"init_method_timeout": ...}`` sets another one for this call, and so
+    does ``with timeout(...)`` where no ``timeout`` is given.
     ``deterministic="order"`` promises that reductions combine in the order of the ranks, whatever the size, the
     transport and the version: the same inputs then give the same bits everywhere, also in groups made later on.
     ``backend`` is "gloo", procgroup's own transport, "mpi", "nccl", or one for each kind of device, as in
@@ -171,11 +172,12 @@ def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: s
     return made
 
 
-def destroy_process_group(group: ProcessGroup | None = None) -> None:
+def destroy_process_group(group: ProcessGroup | None = None, timeout: Timeout | None = None) -> None:
     """Leave a group (None: the default one) in order; what was sent still arrives. Other ranks need not call it.
 
-    Raises AssertionError when there was never a default group, and DistBackendError inside a backend's transfer, which
-    must not wait. Destroying a group again does nothing.
+    Calls that were issued have ``timeout``, a timedelta or seconds, to complete: by default 30 s, or 1 s while an
+    exception is handled; then they fail. Raises AssertionError when there was never a default group, and
+    DistBackendError inside a backend's transfer, which must not wait. Destroying a group again does nothing.
     """
     if is_foreign(group):
         return
@@ -190,7 +192,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     require_outside_transfer("destroy_process_group")
     chosen = resolve(group)
     chosen.await_others()
-    exit_hooks.leave(chosen)
+    exit_hooks.leave(chosen, None if timeout is None else types.seconds(timeout))
     if chosen is slot.group:
         slot.group = None
         if slot is default_group.PROCESS_SLOT:
@@ -253,7 +255,7 @@ def _make_group(
 
     group_store = PrefixStore(f"default_pg/{world.round if world else 0}", store)
     group_store.set_timeout(timeouts.calls)
-    engine = _make_engine(config, timeouts.calls.total_seconds(), world, group_name, members)
+    engine = _make_engine(config, timeouts.start.total_seconds(), world, group_name, members)
     made = ProcessGroup(
         engine,
         group_store,

@@ -7,14 +7,14 @@ nothing on CPUs. Unpickling runs code that the sender chooses: with ``safe=True`
 
 On every call: TypeError and its like for an object that cannot be pickled, on its own rank, and PicklingFailed on
 the others; UnpicklingFailed, which names the sender and the type, where an object cannot be unpickled. After
-these the group can still be used. ``timeout`` is a timedelta or seconds for all of the call; None: the group's own.
+these the group can still be used. ``timeout`` is a timedelta or seconds for all of the call; None: see
+procgroup.timeouts.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from procgroup import types
 from procgroup.api.default_group import Group, choose
 from procgroup.api.ranks import group_rank_of, root_or_first
 from procgroup.groups import checks, objects
@@ -33,7 +33,7 @@ def all_gather_object(
     if chosen is None:
         return
     _check_list(object_list, "object_list", chosen.size())
-    object_list[: chosen.size()] = objects.all_gather(chosen, obj, _seconds(chosen, timeout), safe)
+    object_list[: chosen.size()] = objects.all_gather(chosen, obj, chosen.seconds_of(timeout), safe)
 
 
 def broadcast_object_list(
@@ -54,7 +54,7 @@ def broadcast_object_list(
         return
     _check_list(object_list, "object_list")
     root = _member(chosen, root_or_first(chosen, src, group_src))
-    object_list[:] = objects.broadcast(chosen, object_list, root, _seconds(chosen, timeout), safe)
+    object_list[:] = objects.broadcast(chosen, object_list, root, chosen.seconds_of(timeout), safe)
 
 
 def gather_object(
@@ -80,7 +80,7 @@ def gather_object(
         _check_list(object_gather_list, "object_gather_list", chosen.size())
     elif object_gather_list:
         raise ValueError("Argument ``object_gather_list`` must NOT be specified on non-destination ranks.")
-    gathered = objects.gather(chosen, obj, root, _seconds(chosen, timeout), safe)
+    gathered = objects.gather(chosen, obj, root, chosen.seconds_of(timeout), safe)
     if gathered is not None and object_gather_list is not None:
         object_gather_list[: chosen.size()] = gathered
 
@@ -113,7 +113,7 @@ def scatter_object_list(
                 f"got {len(scatter_object_input_list)}."
             )
     scatter_object_output_list[0] = objects.scatter(
-        chosen, scatter_object_input_list, root, _seconds(chosen, timeout), safe
+        chosen, scatter_object_input_list, root, chosen.seconds_of(timeout), safe
     )
 
 
@@ -133,7 +133,7 @@ def send_object_list(
     _check_list(object_list, "object_list")
     destination = _member(chosen, group_rank_of(chosen, dst, group_dst))
     _check_not_self(chosen, destination, "destination")
-    objects.send(chosen, object_list, destination, _seconds(chosen, timeout))
+    objects.send(chosen, object_list, destination, chosen.seconds_of(timeout))
 
 
 def recv_object_list(
@@ -159,17 +159,13 @@ def recv_object_list(
     if src is not None or group_src is not None:
         source = _member(chosen, group_rank_of(chosen, src, group_src))
         _check_not_self(chosen, source, "source")
-    received, sender = objects.recv(chosen, len(object_list), source, _seconds(chosen, timeout), safe)
+    received, sender = objects.recv(chosen, len(object_list), source, chosen.seconds_of(timeout), safe)
     object_list[:] = received
     return chosen.members[sender]
 
 
 def _member(group: ProcessGroup, rank: int) -> int:
     return checks.group_rank(rank, group.size(), group.group_name)
-
-
-def _seconds(group: ProcessGroup, timeout: Limit) -> float:
-    return types.seconds(group.timeout if timeout is None else timeout)
 
 
 def _check_list(value: Any, name: str, length: int = 0) -> None:

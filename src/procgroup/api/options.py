@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from procgroup import types
 from procgroup.backends import nccl_communicator, registry
+from procgroup.timeouts import context_timeout
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
 default_pg_timeout = DEFAULT_TIMEOUT
@@ -19,20 +20,24 @@ _NAMES = ("timeout", "init_method_timeout", "deterministic", "nccl")
 
 
 class Timeouts(NamedTuple):
-    """How long a group's calls may take, and how long the ranks may take to find each other."""
+    """How long a group's calls may take, how long the ranks may take to find each other, and then to make the group."""
 
     calls: timedelta
     rendezvous: timedelta
+    start: timedelta
 
 
 def read_timeouts(timeout: Timeout | None, pg_options: Any, default: Timeout = DEFAULT_TIMEOUT) -> Timeouts:
     """Read the timeouts; the keyword wins over ``pg_options``, a dict of "timeout" and "init_method_timeout".
 
-    Raises TypeError for other types, ValueError for a dict with other names.
+    Inside of ``with timeout(...)``, the start of a group without a timeout of its own has that one, and its calls have
+    the ``default``: the group outlives the block. Raises TypeError for other types, ValueError for a dict with other
+    names.
     """
     options = _as_mapping(pg_options)
-    calls = _first(timeout, options.get("timeout"), default)
-    return Timeouts(calls, _first(options.get("init_method_timeout"), calls))
+    own = (timeout, options.get("timeout"))
+    start = _first(*own, context_timeout(), default)
+    return Timeouts(_first(*own, default), _first(options.get("init_method_timeout"), start), start)
 
 
 def read_deterministic(deterministic: str | None, pg_options: Any) -> bool:
@@ -100,4 +105,4 @@ def _as_mapping(pg_options: Any) -> Mapping[str, Any]:
 def _first(*timeouts: Timeout | None) -> timedelta:
     chosen = next(timeout for timeout in timeouts if timeout is not None)
     seconds = types.seconds(chosen)
-    return chosen if isinstance(chosen, timedelta) else timedelta(seconds=seconds)
+    return chosen if isinstance(chosen, timedelta) else types.as_timedelta(seconds)

@@ -154,9 +154,10 @@ class P2POp:
         )
 
 
-def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
+def batch_isend_irecv(p2p_op_list: list[P2POp], timeout: Limit = None) -> list[Work]:
     """Start all messages of the list; return one Work for each, in the order of the list.
 
+    ``timeout``, a timedelta or seconds, is that of each message; None: see procgroup.timeouts.
     Raises ValueError for anything but a list of P2POp of one group, IndexError for an empty list, and what ``isend``
     and ``irecv`` raise. All are checked before the first is started.
     """
@@ -175,14 +176,14 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     works: dict[int, Work] = {}
     # Receives first: what the peers send at the same time then goes straight into the arrays.
     for number in sorted(range(len(p2p_op_list)), key=lambda number: p2p_op_list[number].op is isend):
-        works[number] = _start(p2p_op_list[number])
+        works[number] = _start(p2p_op_list[number], timeout)
     return [works[number] for number in range(len(p2p_op_list))]
 
 
-def _start(one: P2POp) -> Work:
+def _start(one: P2POp, timeout: Limit) -> Work:
     if one.op is irecv:
-        return one.group.irecv(one.tensor, one.group_peer, one.tag)
-    return one.group.send(one.tensor, one.group_peer, one.tag, True)
+        return one.group.irecv(one.tensor, one.group_peer, one.tag, timeout)
+    return one.group.send(one.tensor, one.group_peer, one.tag, True, timeout)
 
 
 def _check_array(tensor: Any) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from procgroup import types
+from procgroup import exit_reason
 from procgroup.errors import GroupBroken
 from procgroup.groups import checks
 from procgroup.groups.collectives import Collectives, Issued, Limit, No, Yes
 from procgroup.groups.issue import Issue, QueuedCall
+from procgroup.timeouts import seconds_in_force
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ class GroupCalls(Collectives):
 
     _issue: Issue
     _has_cpu_backend: bool
+    _seconds: float
     members: tuple[int, ...]
+
+    def seconds_of(self, timeout: Limit) -> float:
+        """Return how many seconds a call with this timeout may take: see procgroup.timeouts."""
+        return seconds_in_force(timeout, self._seconds)
 
     @overload
     def send(
@@ -52,9 +58,7 @@ class GroupCalls(Collectives):
             destination = checks.group_rank(destination, self._size, self.group_name)
         if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
             tag = checks.tag(tag)
-        return self.calls.send(
-            array, destination, tag, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.send(array, destination, tag, async_op, timeout)
 
     def recv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> int:
         """Receive an array from group rank ``source``, or from any rank with None; return the sender's group rank."""
@@ -63,7 +67,7 @@ class GroupCalls(Collectives):
         if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
             tag = checks.tag(tag)
         return self.calls.recv(  # type: ignore[return-value]
-            array, source, tag, False, self._seconds if timeout is None else types.seconds(timeout)
+            array, source, tag, False, timeout
         )
 
     def irecv(self, array: Array, source: int | None = None, tag: int = 0, timeout: Limit = None) -> Work:
@@ -73,8 +77,17 @@ class GroupCalls(Collectives):
         if tag.__class__ is not int or not 0 <= tag <= checks.MAX_TAG:
             tag = checks.tag(tag)
         return self.calls.recv(  # type: ignore[return-value]
-            array, source, tag, True, self._seconds if timeout is None else types.seconds(timeout)
+            array, source, tag, True, timeout
         )
+
+    def rank_first(self, first: int, timeout: Limit = None) -> None:
+        """Return when group rank ``first`` and every other rank have called it, too: see procgroup.rank_first."""
+        self.calls.rank_first(checks.group_rank(first, self._size, self.group_name), timeout)
+
+    def fail_rank_first(self, error: BaseException) -> None:
+        """End the group with the error because of which this rank, the first one, does not call rank_first."""
+        if self._issue.closed is None:
+            self.calls.fail_rank_first(exit_reason.describe(error))
 
     def check_message(self, op: str, array: Array, peer: int, tag: int) -> None:
         """Check the arguments of a ``send`` or ``recv`` as the call does; issue nothing."""
@@ -120,8 +133,7 @@ class GroupCalls(Collectives):
         """Combine each of the arrays with those of all ranks at the same place in the list."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        seconds = self._seconds if timeout is None else types.seconds(timeout)
-        return self._reduce_all(arrays, [op] * len(arrays), seconds, async_op)
+        return self._reduce_all(arrays, [op] * len(arrays), timeout, async_op)
 
     @overload
     def all_gather_coalesced(
@@ -143,7 +155,7 @@ class GroupCalls(Collectives):
         output_lists = checks.array_list(output_lists, self._size, *call)
         for outputs in output_lists:
             checks.array_list(outputs, len(arrays), *call, "input")
-        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        seconds = self.seconds_of(timeout)
         calls = [
             QueuedCall("all_gather", ([outputs[place] for outputs in output_lists], array), seconds)
             for place, array in enumerate(arrays)
@@ -167,7 +179,7 @@ class GroupCalls(Collectives):
     ) -> Issued:
         """Copy array ``i`` of all ranks, one after the other, into every rank's ``outputs[i]``."""
         checks.array_list(outputs, len(arrays), "outputs", "all_gather_single_coalesced", self._rank, "input")
-        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        seconds = self.seconds_of(timeout)
         pairs = zip(outputs, arrays, strict=True)
         return self._issue_all([QueuedCall("all_gather_single", pair, seconds) for pair in pairs], outputs, async_op)
 
@@ -195,7 +207,7 @@ class GroupCalls(Collectives):
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         checks.array_list(outputs, len(arrays), "outputs", "reduce_scatter_single_coalesced", self._rank, "input")
-        seconds = self._seconds if timeout is None else types.seconds(timeout)
+        seconds = self.seconds_of(timeout)
         calls = [
             QueuedCall("reduce_scatter_single", (output, array, op), seconds)
             for output, array in zip(outputs, arrays, strict=True)
@@ -216,10 +228,10 @@ class GroupCalls(Collectives):
             return self._reduce_all(results, ops, max(call.timeout for call in queue), async_op)
         return self._issue_all(queue, results, async_op)
 
-    def _reduce_all(self, arrays: Arrays, ops: Sequence[AnyReduceOp], seconds: float, async_op: bool) -> Issued:
+    def _reduce_all(self, arrays: Arrays, ops: Sequence[AnyReduceOp], timeout: Limit, async_op: bool) -> Issued:
         if not ops:
             return None
-        return self.calls.all_reduce_coalesced(arrays, ops, async_op, seconds)
+        return self.calls.all_reduce_coalesced(arrays, ops, async_op, timeout)
 
     def _issue_all(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Issued:
         """Check all calls, then issue them: if one is invalid, no other rank sees any of them."""

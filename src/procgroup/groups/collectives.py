@@ -1,7 +1,8 @@
 """The collectives of a process group, as methods.
 
-Ranks in their arguments are group ranks. ``timeout`` is a timedelta or seconds; None means the group's timeout. Each
-method returns None when the call has completed or, with ``async_op=True``, a Work.
+Ranks in their arguments are group ranks. ``timeout`` is a timedelta or seconds; None means that of ``with
+timeout(...)`` or else the group's, as procgroup.timeouts says. Each method returns None when the call has completed or,
+with ``async_op=True``, a Work.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
-from procgroup import types
 from procgroup.groups import checks
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp, Timeout
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from procgroup._native import Work
 
 Limit: TypeAlias = Timeout | None
-"""How long a call may take: None means the group's own timeout."""
+"""How long a call may take; None: see procgroup.timeouts."""
 Issued: TypeAlias = "Work | None"
 No: TypeAlias = Literal[False]
 """``async_op=False``: the call returns None when it has completed."""
@@ -35,7 +35,6 @@ class Collectives:
     calls: _native.Group
     _rank: int
     _size: int
-    _seconds: float
     members: tuple[int, ...]
     group_name: str
 
@@ -54,7 +53,7 @@ class Collectives:
         """Combine the arrays of all ranks, element by element, into every rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.all_reduce(array, op, async_op, self._seconds if timeout is None else types.seconds(timeout))
+        return self.calls.all_reduce(array, op, async_op, timeout)
 
     @overload
     def scan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -68,7 +67,7 @@ class Collectives:
         """Combine the arrays of all lower ranks and this one, element by element, into this rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.scan(array, op, async_op, self._seconds if timeout is None else types.seconds(timeout))
+        return self.calls.scan(array, op, async_op, timeout)
 
     @overload
     def exscan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -82,7 +81,7 @@ class Collectives:
         """Combine the arrays of all lower ranks into this rank's array; that of rank 0 keeps its values."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.exscan(array, op, async_op, self._seconds if timeout is None else types.seconds(timeout))
+        return self.calls.exscan(array, op, async_op, timeout)
 
     @overload
     def reduce(
@@ -103,9 +102,7 @@ class Collectives:
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         root = checks.group_rank(root, self._size, self.group_name)
-        return self.calls.reduce(
-            array, root, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.reduce(array, root, op, async_op, timeout)
 
     @overload
     def broadcast(self, array: Array, root: int, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -116,7 +113,7 @@ class Collectives:
     def broadcast(self, array: Array, root: int, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the array of ``root`` into every rank's array."""
         root = checks.group_rank(root, self._size, self.group_name)
-        return self.calls.broadcast(array, root, async_op, self._seconds if timeout is None else types.seconds(timeout))
+        return self.calls.broadcast(array, root, async_op, timeout)
 
     @overload
     def gather(
@@ -136,9 +133,7 @@ class Collectives:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on ``root``; the others give no outputs."""
         root = checks.group_rank(root, self._size, self.group_name)
         outputs = checks.gather_list(outputs, self._size, root, self._rank)
-        return self.calls.gather(
-            array, outputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.gather(array, outputs, root, async_op, timeout)
 
     @overload
     def all_gather(self, outputs: Arrays, array: Array, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -149,9 +144,7 @@ class Collectives:
     def all_gather(self, outputs: Arrays, array: Array, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the array of each rank ``r`` into ``outputs[r]`` on every rank."""
         outputs = checks.array_list(outputs, self._size, "tensor_list", "all_gather", self._rank)
-        return self.calls.all_gather(
-            outputs, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.all_gather(outputs, array, async_op, timeout)
 
     @overload
     def all_gather_single(self, output: Array, array: Array, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -161,9 +154,7 @@ class Collectives:
     def all_gather_single(self, output: Array, array: Array, async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def all_gather_single(self, output: Array, array: Array, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Copy the arrays of all ranks, one after the other, into every rank's ``output``."""
-        return self.calls.all_gather_single(
-            output, array, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.all_gather_single(output, array, async_op, timeout)
 
     @overload
     def scatter(
@@ -183,9 +174,7 @@ class Collectives:
         """Copy ``inputs[r]`` of ``root`` into the array of each rank ``r``; the others give no inputs."""
         root = checks.group_rank(root, self._size, self.group_name)
         inputs = checks.scatter_list(inputs, self._size, root, self._rank)
-        return self.calls.scatter(
-            array, inputs, root, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.scatter(array, inputs, root, async_op, timeout)
 
     @overload
     def reduce_scatter(
@@ -211,9 +200,7 @@ class Collectives:
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         inputs = checks.array_list(inputs, self._size, "input_list", "reduce_scatter", self._rank)
-        return self.calls.reduce_scatter(
-            output, inputs, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.reduce_scatter(output, inputs, op, async_op, timeout)
 
     @overload
     def reduce_scatter_single(
@@ -233,9 +220,7 @@ class Collectives:
         """Combine the arrays of all ranks; block ``r`` of the result goes to the output of rank ``r``."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.reduce_scatter_single(
-            output, array, op, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.reduce_scatter_single(output, array, op, async_op, timeout)
 
     @overload
     def all_to_all(self, outputs: Arrays, inputs: Arrays, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -247,9 +232,7 @@ class Collectives:
         """Send ``inputs[r]`` to each rank ``r``, and receive from rank ``r`` into ``outputs[r]``."""
         outputs = checks.array_list(outputs, self._size, "output_tensor_list", "all_to_all", self._rank)
         inputs = checks.array_list(inputs, self._size, "input_tensor_list", "all_to_all", self._rank)
-        return self.calls.all_to_all(
-            outputs, inputs, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.all_to_all(outputs, inputs, async_op, timeout)
 
     @overload
     def all_to_all_single(
@@ -296,9 +279,7 @@ class Collectives:
         """
         sends = checks.splits(input_splits, self._size, "input_split_sizes", "all_to_all_single", self._rank)
         receives = checks.splits(output_splits, self._size, "output_split_sizes", "all_to_all_single", self._rank)
-        return self.calls.all_to_all_single(
-            output, array, receives, sends, async_op, self._seconds if timeout is None else types.seconds(timeout)
-        )
+        return self.calls.all_to_all_single(output, array, receives, sends, async_op, timeout)
 
     @overload
     def barrier(self, async_op: No = ..., timeout: Limit = ...) -> None: ...
@@ -308,4 +289,4 @@ class Collectives:
     def barrier(self, async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def barrier(self, async_op: bool = False, timeout: Limit = None) -> Issued:
         """Wait until every rank has called barrier."""
-        return self.calls.barrier(async_op, self._seconds if timeout is None else types.seconds(timeout))
+        return self.calls.barrier(async_op, timeout)

@@ -113,7 +113,7 @@ class ProcessGroup(GroupCalls):
     @property
     def timeout(self) -> timedelta:
         """The timeout of calls without a timeout of their own."""
-        return timedelta(seconds=self._seconds)
+        return types.as_timedelta(self._seconds)
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the timeout of calls without a timeout of their own, from the next call on."""
@@ -143,17 +143,19 @@ class ProcessGroup(GroupCalls):
         group_name: str,
         timeout: timedelta,
         group_desc: str,
+        start_timeout: timedelta | None = None,
         backend: tuple[str, str, MakeBackends] | None = None,
     ) -> ProcessGroup:
         """Make a group of some of this group's ranks; return when every member has called it.
 
-        ``op`` names the public function for errors. ``backend`` is the new group's backend name, configuration and
-        factory of backends, by default this group's.
+        ``timeout`` is that of its calls, and ``start_timeout`` limits the wait for the other members, by default the
+        same. ``op`` names the public function for errors. ``backend`` is the new group's backend name, configuration
+        and factory of backends, by default this group's.
         """
         self._issue.require_open()
         self._issue.wait_for_turn("make_subgroup")
         name, config, make_backends = backend or (self.engine.name, self.backend_config, self._make_backends)
-        seconds = timeout.total_seconds()
+        seconds = (timeout if start_timeout is None else start_timeout).total_seconds()
         made = self.engine.make_subgroup(ranks, op=op, name=name, group_name=group_name, timeout=seconds)
         store = PrefixStore(f"group/{made.identity:x}", self.store)
         store.set_timeout(timeout)

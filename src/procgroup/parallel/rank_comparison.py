@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-from procgroup import types
 from procgroup.errors import CollectiveMismatch
 from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
@@ -16,7 +15,7 @@ _DIGEST_BYTES = 16
 
 def gather(group: ProcessGroup, value: Any) -> list[Any]:
     """Return the values of all ranks: numbers, strings, and containers of these."""
-    return objects.all_gather(group, value, types.seconds(group.timeout), safe=True)
+    return objects.all_gather(group, value, group.seconds_of(None), safe=True)
 
 
 def gather_if_different(group: ProcessGroup, value: Any) -> list[Any] | None:

@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import Protocol, Self
 
 from procgroup.errors import DistStoreError, StoreLimitError, StoreTimeout
-from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, seconds
+from procgroup.timeouts import seconds_in_force
+from procgroup.types import DEFAULT_STORE_TIMEOUT, Timeout, as_timedelta, seconds
 
 MAX_KEY_BYTES = 64 * 1024
 MAX_VALUE_BYTES = 1 << 30
@@ -36,10 +37,10 @@ class OnDisconnect(Protocol):
 class Store(ABC):
     """A key-value store through which processes find each other.
 
-    Every waiting method takes ``timeout`` (a ``timedelta`` or seconds; None: the store's own), ends
-    within 0.5 s of it and of Ctrl-C, and raises StoreTimeout. A key above ``MAX_KEY_BYTES`` or a value
-    above ``MAX_VALUE_BYTES`` raises StoreLimitError and stores nothing. ``timeout`` is a property,
-    initially 300 s. All methods may be called from any thread; one that waits delays no other.
+    Every waiting method takes ``timeout`` (a ``timedelta`` or seconds; None: that of ``with procgroup.timeout(...)``,
+    or else the store's own), ends within 0.5 s of it and of Ctrl-C, and raises StoreTimeout. A key above
+    ``MAX_KEY_BYTES`` or a value above ``MAX_VALUE_BYTES`` raises StoreLimitError and stores nothing. ``timeout`` is a
+    property, initially 300 s. All methods may be called from any thread; one that waits delays no other.
     """
 
     _seconds = DEFAULT_STORE_TIMEOUT.total_seconds()
@@ -47,7 +48,7 @@ class Store(ABC):
     @property
     def timeout(self) -> timedelta:
         """The timeout of methods that are called without one. May be set to a ``timedelta`` or seconds."""
-        return timedelta(seconds=min(self._seconds, timedelta.max.total_seconds() - 1))
+        return as_timedelta(self._seconds)
 
     @timeout.setter
     def timeout(self, timeout: Timeout) -> None:
@@ -186,7 +187,7 @@ class Store(ABC):
         self.close()
 
     def _timeout_seconds(self, timeout: Timeout | None) -> float:
-        return self._seconds if timeout is None else seconds(timeout)
+        return seconds_in_force(timeout, self._seconds)
 
 
 def checked_key(key: str) -> str:

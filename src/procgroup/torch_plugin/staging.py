@@ -248,7 +248,7 @@ class StagedCalls:
         is_blocking = own is not None and not given.asyncOp
         limit = None if own is None else limit_of(own)
         streams = _streams(group, device)
-        staged = StagedCall(group, streams, _TITLES.get(name, name), (limit or group.timeout).total_seconds())
+        staged = StagedCall(group, streams, _TITLES.get(name, name), group.seconds_of(limit))
         is_root = getattr(own, "rootRank", None) == group.rank()
         later = [own if argument is given and own is not None else argument for argument in arguments]
         parts, last = parts_of(name, later, streams, is_root=is_root)

@@ -1,0 +1,44 @@
+"""``with rank_first():`` - one rank prepares something, and the others wait until it has been prepared."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+
+from procgroup.api.default_group import Group, choose
+from procgroup.api.ranks import group_rank_of
+from procgroup.groups.collectives import Limit
+
+
+class rank_first:  # noqa: N801 - used as a function
+    """Run the block on one rank first; the other ranks of the group run it after that rank has left it.
+
+    ``rank`` is a global rank, ``group_rank`` a rank of the group; by default it is the group's first rank. All ranks of
+    the group enter. The others wait for as long as the first rank lives. If the block raises there, the group ends:
+    the exception goes on, and the others raise PeerFailed with its text at once; they raise PeerLost when the rank's
+    process ends, and CollectiveMismatch when it makes a call of the same group in the block.
+    The first rank waits at the end of the block until all others have come, for at most ``timeout``, a timedelta or
+    seconds (None: see procgroup.timeouts); then it raises CollectiveTimeout that names the missing ranks. A rank that
+    is not in the group is warned, and runs the block. Raises ValueError for a rank that is not in the group.
+    """
+
+    def __init__(
+        self, rank: int | None = None, group: Group = None, group_rank: int | None = None, timeout: Limit = None
+    ) -> None:
+        self._group = choose(group, "rank_first")
+        self._timeout = timeout
+        self._first = 0
+        if self._group is not None and (rank is not None or group_rank is not None):
+            self._first = group_rank_of(self._group, rank, group_rank)
+
+    def __enter__(self) -> None:
+        if self._group is not None and self._group.rank() != self._first:
+            self._group.rank_first(self._first, math.inf)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._group is None or self._group.rank() != self._first:
+            return
+        if error is None:
+            self._group.rank_first(self._first, self._timeout)
+        else:
+            self._group.fail_rank_first(error)
