@@ -292,7 +292,8 @@ def run_command(
 
 def without_reports(output: str) -> str:
     """Leave out the lines that say for which ranks a rank waits: on a slow machine they are no fault."""
-    return re.sub(r"^(procgroup: .* waits for|waiting for ranks?) .*\n", "", output, flags=re.MULTILINE)
+    report = r"^(\[rank\d+\]: )?procgroup WARNING: (.* (waits|has waited) for|waiting for ranks?) .*\n"
+    return re.sub(report, "", output, flags=re.MULTILINE)
 
 
 def _ensure_running(server: Any) -> None:

@@ -8,6 +8,7 @@ void bind_engine(nanobind::module_& module);
 void bind_flight_record(nanobind::module_& module);
 void bind_group(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
+void bind_log(nanobind::module_& module);
 void bind_mpi(nanobind::module_& module);
 void bind_permutation(nanobind::module_& module);
 void bind_stores(nanobind::module_& module);

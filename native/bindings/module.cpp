@@ -22,6 +22,7 @@ NB_MODULE(_native, module) {
   bind_group(module);
   bind_arena_memory(module);
   bind_kernels(module);
+  bind_log(module);
   bind_mpi(module);
   bind_permutation(module);
   bind_stores(module);

@@ -13,8 +13,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/log.hpp"
 #include "base/native_thread.hpp"
-#include "base/standard_error.hpp"
 #include "bindings.hpp"
 #include "exceptions.hpp"
 #include "python_host.hpp"
@@ -69,7 +69,7 @@ ExternalTransfer transfer_of(const MpiBackend& backend, const Group& group, Requ
 void end_process_after(double seconds, int status, std::string text) {
   start_native_thread("pg-end", [seconds, status, text = std::move(text)] {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-    write_line(text);
+    log_line(LogLevel::kError, text);
     _exit(status);
   }).detach();
 }

@@ -13,7 +13,7 @@
 
 #include "base/clock.hpp"
 #include "base/futex.hpp"
-#include "base/standard_error.hpp"
+#include "base/log.hpp"
 #include "group/fork_guard.hpp"
 #include "messages/single_copy.hpp"
 #include "runtime/call_report.hpp"
@@ -391,7 +391,7 @@ void Engine::report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t 
   WaitingCall global = call;
   global.rank = global_rank(call.rank);
   for (int& awaited : global.awaited) awaited = global_rank(awaited);
-  write_line(describe_wait(global, known_calls(described, group)));
+  log_line(LogLevel::kWarning, describe_wait(global, known_calls(described, group)), global.rank);
 }
 
 NamedGroup Engine::group_of(uint64_t identity) const {

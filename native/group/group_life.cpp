@@ -3,6 +3,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "base/log.hpp"
 #include "collectives/buffer_table.hpp"
 #include "group/group.hpp"
 #include "group/group_creation.hpp"
@@ -203,6 +204,9 @@ void Group::break_with(Failure failure, const Descriptor& call) {
     reason_ = Failure{.kind = Failure::Kind::kBroken, .reason = failure.summary(&global_ranks_)};
   }
   completed_.store(true, std::memory_order_release);
+  if (is_logged(LogLevel::kInfo))
+    log_line(LogLevel::kInfo, "group " + name() + " has ended: " + failure.summary(&global_ranks_),
+             engine_.global_rank(engine_.rank()));
   if (failure.call.sequence == 0) failure.call = call;
   {
     const std::lock_guard lock(engine_.messages_mutex());

@@ -48,8 +48,8 @@ WaitReport::Due WaitReport::look(int64_t first_ns, int64_t now) {
 
 std::string describe_wait(const WaitingCall& call, const std::vector<std::string>& calls) {
   const size_t count = call.awaited.size();
-  std::string line = "procgroup: rank " + std::to_string(call.rank) + " has waited " + in_seconds(call.waited_ns) +
-                     " (since " + time_of_day(call.waited_ns) + ") for ";
+  std::string line = "rank " + std::to_string(call.rank) + " has waited " + in_seconds(call.waited_ns) + " (since " +
+                     time_of_day(call.waited_ns) + ") for ";
   line += count == 0 ? "any other rank" : name_ranks(call.awaited);
   line += " in " + call.name;
   for (size_t index = 0; index < calls.size() && index < count; ++index)

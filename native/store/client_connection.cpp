@@ -11,7 +11,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <set>
+#include <string>
 #include <system_error>
+
+#include "base/log.hpp"
 
 namespace procgroup::store {
 namespace {
@@ -147,10 +150,11 @@ void warn_silent(const Client::Options& options) {
     const std::lock_guard lock(fork_mutex());
     if (!warned.emplace(options.addresses.front(), options.port).second) return;
   }
-  std::fprintf(stderr,
-               "procgroup: port %d of %s accepts connections but has not answered for %.1f s; "
-               "is it a procgroup store?\n",
-               options.port, options.addresses.front().c_str(), kAnswerSeconds);
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.1f", kAnswerSeconds);
+  log_line(LogLevel::kWarning, "port " + std::to_string(options.port) + " of " + options.addresses.front() +
+                                   " accepts connections but has not answered for " + seconds +
+                                   " s; is it a procgroup store?");
 }
 
 ConnectFailure refusal(const Welcome& welcome) {

@@ -14,7 +14,7 @@
 #include <new>
 #include <system_error>
 
-#include "base/standard_error.hpp"
+#include "base/log.hpp"
 
 namespace procgroup::store {
 namespace {
@@ -218,7 +218,7 @@ bool Server::Loop::watch(int operation, int descriptor, uint32_t events, uint64_
 }
 
 void Server::Loop::log(const std::string& text) const {
-  write_line("procgroup store on port " + std::to_string(port_) + ": " + text);
+  log_line(LogLevel::kWarning, "the store on port " + std::to_string(port_) + ": " + text);
 }
 
 }  // namespace procgroup::store

@@ -87,6 +87,12 @@ def _hex(text: str) -> str:
     return text
 
 
+def _log_level(text: str) -> str:
+    if text.lower() not in ("debug", "info", "warning", "error", "off"):
+        raise ValueError("expected debug, info, warning, error or off")
+    return text.lower()
+
+
 def _debug_level(text: str) -> str:
     if text.upper() not in ("OFF", "INFO", "DETAIL"):
         raise ValueError("expected OFF, INFO or DETAIL")
@@ -138,6 +144,12 @@ PROCGROUP_WAIT_REPORT_SECONDS = Variable[float](
     5.0,
     "After how many seconds a rank says for whom its call waits, and once a minute from then on; 0: never.",
 )
+PROCGROUP_LOG = Variable[str](
+    "PROCGROUP_LOG",
+    _log_level,
+    "",
+    "The level of the logger procgroup: debug, info, warning (the default), error or off.",
+)
 PROCGROUP_RECORD_DIR = _text(
     "PROCGROUP_RECORD_DIR",
     "Where the flight records of the ranks are kept: a directory, or none. By default in /dev/shm, else in TMPDIR.",
@@ -161,7 +173,10 @@ PROCGROUP_NOTICE = Variable[int | None](
     "PROCGROUP_NOTICE", _integer, None, "The descriptor that procgroup.preempted reads. Set by the launcher."
 )
 TORCH_DISTRIBUTED_DEBUG = Variable[str](
-    "TORCH_DISTRIBUTED_DEBUG", _debug_level, "OFF", "What get_debug_level returns: OFF, INFO or DETAIL."
+    "TORCH_DISTRIBUTED_DEBUG",
+    _debug_level,
+    "OFF",
+    "What get_debug_level returns: OFF, INFO or DETAIL. Without PROCGROUP_LOG it is the level info or debug, too.",
 )
 TORCHELASTIC_RUN_ID = _text("TORCHELASTIC_RUN_ID", "Set in every process that a launcher started.")
 TORCHELASTIC_RESTART_COUNT = Variable[int]("TORCHELASTIC_RESTART_COUNT", _integer, 0, "How often torchrun began again.")

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from procgroup import log
+
 SILENT_SECONDS = 2.0
 """How long a wait for other ranks at the end may last before it says for whom."""
 
@@ -82,7 +84,7 @@ def has_failed_to_start() -> bool:
 def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> None:
     """Wait until ``ended()``, for at most ``limit`` seconds, or 2 s when a group has failed on this process.
 
-    After 2 s one line on stderr shows what is waited for, which ``awaited()`` returns. ``pause`` is slept between
+    After 2 s a warning shows what is waited for, which ``awaited()`` returns. ``pause`` is slept between
     two looks.
     """
     started = time.monotonic()
@@ -95,7 +97,7 @@ def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[
             return
         if is_silent and waited >= SILENT_SECONDS:
             is_silent = False
-            print(f"procgroup: {awaited()}, for at most {limit - waited:.0f} s more", file=sys.stderr, flush=True)
+            log.warning(f"{awaited()}, for at most {limit - waited:.0f} s more")
         time.sleep(pause)
 
 

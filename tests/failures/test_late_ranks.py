@@ -67,7 +67,7 @@ def test_a_rank_that_waits_names_the_late_rank_and_its_call(
     assert all(outcome.ok for outcome in outcomes), outcomes
     for rank, line in lines.items():
         pattern = (
-            rf"procgroup: rank {rank} has waited \d+(\.\d)? s \(since \d\d:\d\d:\d\d\) "
+            rf"\[rank{rank}\]: procgroup WARNING: rank {rank} has waited \d+(\.\d)? s \(since \d\d:\d\d:\d\d\) "
             rf"for rank 1 in {call}\d* on group 0, at operations\.py:\d+"
         )
         here = r"\(test_late_ranks\.py:\d+\)"
@@ -97,7 +97,8 @@ def test_a_rank_that_cannot_reach_the_store_says_who_hosts_it(tmp_path: Path) ->
         outcomes = world.wait(40)
     assert all(outcome.ok for outcome in outcomes), outcomes
     pattern = (
-        r"procgroup: rank 1 has not reached the store at 127\.0\.0\.1:\d+, which rank 0 hosts; it tries for 30 s\n"
+        r"\[rank1\]: procgroup WARNING: rank 1 has not reached the store at 127\.0\.0\.1:\d+, which rank 0 hosts; "
+        r"it tries for 30 s\n"
     )
     assert re.fullmatch(pattern, line), line
 

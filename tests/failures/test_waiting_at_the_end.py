@@ -61,7 +61,7 @@ def test_the_host_of_the_store_says_for_whom_it_waits(tmp_path: Any) -> None:
         two_has_ended.touch()
         world.wait_for_output(0, " s more\n")
         assert re.search(r"for at most 2\d s more\n", world.output(0))
-        assert "procgroup: this process hosts the store and waits for rank 1 (" in world.output(0)
+        assert "[rank0]: procgroup WARNING: this process hosts the store and waits for rank 1 (" in world.output(0)
         assert f" pid {world.pids[1]}) to end" in world.output(0)
         go_on.touch()
         outcomes = world.wait()
@@ -87,7 +87,9 @@ def test_a_rank_that_leaves_a_group_says_what_it_waits_for(subgroup: bool, tmp_p
     go_on = tmp_path / "go on"
     with start(leave_while_others_are_late, 2, args=(subgroup,), environment={"GO_ON": str(go_on)}) as world:
         what = "leaves a group" if subgroup else "leaves its groups"
-        world.wait_for_output(0, f"procgroup: rank 0 {what} and waits for all_reduce(SUM) of 4 float64 (#")
+        world.wait_for_output(
+            0, f"[rank0]: procgroup WARNING: rank 0 {what} and waits for all_reduce(SUM) of 4 float64 (#"
+        )
         go_on.touch()
         assert all(outcome.ok for outcome in world.wait())
 

@@ -90,13 +90,13 @@ def test_a_local_address_is_bound_alone(host: str, address: str) -> None:
         assert store.libuvBackend is True
 
 
-def test_another_name_binds_every_address_and_says_that_it_has_no_key(capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_name_binds_every_address_and_says_that_it_has_no_key(caplog: pytest.LogCaptureFixture) -> None:
     with TCPStore("no-such-host.invalid", 0, is_master=True, wait_for_workers=False) as store:
         assert listening_addresses(store.port) <= {"::", "0.0.0.0"}
         store.set("key", "x")
-    text = capfd.readouterr().err
-    assert text.count("\n") == 1
-    assert "without a job key" in text
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("procgroup", "WARNING")
+    assert "without a job key" in record.getMessage()
 
 
 def test_a_port_in_use_is_named_with_what_to_do(server: StoreServer) -> None:
@@ -229,7 +229,7 @@ def test_what_is_not_the_protocol_closes_that_connection_alone(
     assert store.get("key") == b"kept"
     text = capfd.readouterr().err
     assert text.count("\n") == 1
-    assert f"procgroup store on port {server.port}: closed the connection from 127.0.0.1:" in text
+    assert f"procgroup WARNING: the store on port {server.port}: closed the connection from 127.0.0.1:" in text
 
 
 def test_a_client_that_vanishes_leaves_its_barrier(server: StoreServer) -> None:

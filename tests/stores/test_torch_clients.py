@@ -278,7 +278,10 @@ def test_a_malformed_request_closes_its_connection_only(
         good.sendall(b"\x0dpid.")
         assert reply(good, 4) == b"pid."
     text = capfd.readouterr().err
-    assert text.count("\n") == 1 and f"procgroup store on port {server.port}: closed the connection from" in text
+    assert (
+        text.count("\n") == 1
+        and f"procgroup WARNING: the store on port {server.port}: closed the connection from" in text
+    )
 
 
 def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer) -> None:

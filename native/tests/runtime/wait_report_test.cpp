@@ -48,7 +48,7 @@ bool ends_with(const std::string& text, const std::string& end) {
 void the_line_names_ranks_call_and_what_the_ranks_are_doing() {
   const WaitingCall one{.rank = 0, .name = "barrier #2 on group 0", .awaited = {3}, .waited_ns = 10 * kSecond};
   const std::string line = describe_wait(one, {"in no call for 12 s"});
-  CHECK(line.starts_with("procgroup: rank 0 has waited 10 s (since "));
+  CHECK(line.starts_with("rank 0 has waited 10 s (since "));
   CHECK(ends_with(line, ") for rank 3 in barrier #2 on group 0: rank 3 is in no call for 12 s"));
   const WaitingCall many{
       .rank = 1, .name = "barrier #2 on group 0", .awaited = {0, 2, 3, 4, 5}, .waited_ns = 70 * kSecond};

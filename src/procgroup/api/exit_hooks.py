@@ -21,7 +21,7 @@ from contextlib import redirect_stderr
 from types import TracebackType
 from typing import Any
 
-from procgroup import exit_reason, process_end
+from procgroup import exit_reason, log, process_end
 from procgroup.errors import DistError
 from procgroup.groups.engine import FLUSH_SECONDS
 from procgroup.groups.group import ProcessGroup
@@ -119,6 +119,7 @@ def _leave(group: ProcessGroup, reason: str, flush: float) -> None:
         siblings.pop(group, None)
     _handled_before.pop(group, None)
     group.shutdown(reason, flush)
+    log.debug(f"left group {group.group_name}", group.members[group.rank()])
     store = _alive.pop(group, None)
     if store is not None:
         hosting.let_go(store)

@@ -18,16 +18,20 @@ from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from procgroup import log
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import GroupMember, is_foreign
 from procgroup.api.options import read_backend, read_deterministic, read_timeouts
 from procgroup.api.ranks import get_process_group_ranks, get_world_size
 from procgroup.backends import registry
 from procgroup.cluster.accelerators import visible_gpus
+from procgroup.failure_text import name_ranks
 from procgroup.groups import checks
 from procgroup.groups.backend import MakeBackends
 from procgroup.groups.group import ProcessGroup
 from procgroup.types import Timeout
+
+_SHOWN_RANKS = 16
 
 # How many groups have been numbered under each default group, which itself is number 0.
 _numbers: WeakKeyDictionary[ProcessGroup, itertools.count[int]] = WeakKeyDictionary()
@@ -180,7 +184,15 @@ def get_pg_count() -> int:
 def _make(parent: ProcessGroup, ranks: Sequence[int], **how: Any) -> ProcessGroup:
     made = parent.make_subgroup(ranks, **how)
     exit_hooks.adopt(made, default_group.current())
+    if log.is_enabled(log.INFO):
+        what = f"group {made.group_name} of {_short(made.members)}"
+        log.info(f"{what}: backend {made.backend_config}, {made.transport}", made.members[made.rank()])
     return made
+
+
+def _short(ranks: Sequence[int]) -> str:
+    more = len(ranks) - _SHOWN_RANKS
+    return name_ranks(ranks[:_SHOWN_RANKS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _checked_ranks(ranks: Sequence[int], world_size: int, sort: bool) -> list[int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from procgroup import environ, process_end, types
+from procgroup import environ, log, process_end, types
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import is_foreign, resolve
 from procgroup.api.options import NCCL_TIMEOUT, Timeouts, read_backend, read_deterministic, read_timeouts
@@ -73,6 +75,8 @@ def init_process_group(
     started = time.monotonic()
     found, own, rank, world_size = _find_store(init_method, store, rank, world_size, timeouts)
     start = _Start(config, found, rank, world_size, timeouts, in_rank_order)
+    if slot is default_group.PROCESS_SLOT:
+        log.set_rank(rank)
     try:
         slot.group = start.make(started)
     except BaseException:
@@ -104,6 +108,10 @@ class _Start(NamedTuple):
         made = _make_group(self.config, self.store, self.rank, members, self.timeouts, world)
         if self.in_rank_order:
             made.reduce_in_rank_order()
+        if log.is_enabled(log.INFO):
+            count = len({member.host for member in world.members}) if world else 1
+            hosts = "1 host" if count == 1 else f"{count} hosts"
+            log.info(f"{_describe(made)}, {hosts}, after {time.monotonic() - started:.2f} s", self.rank)
         return made
 
 
@@ -202,6 +210,12 @@ def destroy_process_group(group: ProcessGroup | None = None, timeout: Timeout | 
 def is_initialized() -> bool:
     """Tell whether there is a default group."""
     return default_group.slot().group is not None
+
+
+def _describe(group: ProcessGroup) -> str:
+    where = f"rank {group.rank()} of {group.size()} on {socket.gethostname()} (pid {os.getpid()})"
+    limit = group.timeout.total_seconds()
+    return f"{where}: backend {group.backend_config}, {group.transport}, calls may take {limit:g} s"
 
 
 def _find_store(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from procgroup import process_end
+from procgroup import log, process_end
 from procgroup.api import default_group, exit_hooks
 from procgroup.api.default_group import resolve
 from procgroup.api.options import read_timeouts
@@ -47,6 +47,7 @@ def shrink_group(
     else:
         exit_hooks.adopt(made, default_group.current())
     process_end.forget_failure()
+    log.info(f"group {chosen.group_name} of {chosen.size()} ranks goes on as group {made.group_name} of {made.size()}")
     return made
 
 

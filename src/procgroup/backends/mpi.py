@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from procgroup import process_end
+from procgroup import log, process_end
 from procgroup.cluster import mpi
 from procgroup.cluster.in_thread import InThread
 from procgroup.errors import DistBackendError
@@ -280,7 +280,7 @@ def _finalize() -> None:
     while not _library().finalize(_SIGNAL_SECONDS):
         if time.monotonic() > reported:
             reported = math.inf
-            print("procgroup: this process waits in MPI_Finalize for the others to end", file=sys.stderr, flush=True)
+            log.warning("this process waits in MPI_Finalize for the others to end")
 
 
 def _finish() -> None:
@@ -296,5 +296,5 @@ def _finish() -> None:
         if _MpiState.finalizes:
             _finalize()
     elif not _library().finalize(process_end.FAILED_SECONDS) and not _MpiState.finalizes:
-        text = "procgroup: MPI_Finalize waits for a rank that is lost or stuck, so this process ends without it"
+        text = "MPI_Finalize waits for a rank that is lost or stuck, so this process ends without it"
         _native.end_process_after(_SIGNAL_SECONDS, 1, text)  # mpi4py, or the program, finalizes MPI after this

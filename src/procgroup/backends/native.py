@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sys
 import threading
 from collections.abc import Collection, Sequence
 
-from procgroup import _native, environ, flight_records, stack_signal
+from procgroup import _native, environ, flight_records, log, stack_signal
 from procgroup.backends.connecting import Details
 from procgroup.backends.mesh import Links, Mesh
 from procgroup.backends.native_subgroup import (
@@ -241,8 +240,9 @@ def _connect(
     together = [rank for rank, host in enumerate(links.hosts) if host == links.hosts[mesh.rank]]
     if len(together) > 1:
         engine.set_cores(_cores_together([links.cores[rank] for rank in together]), len(together))
+    log.debug(f"connected to {mesh.size - 1} ranks, of which {len(together) - 1} share memory with this one")
     if mesh.rank == 0 and wanted != "tcp" and (apart := _ranks_apart(links)):
-        print(f"procgroup: {apart}", file=sys.stderr, flush=True)
+        log.warning(apart)
     return engine, group, links.hosts
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import sys
 from collections.abc import Sequence
 
-from procgroup import _native, environ
+from procgroup import _native, environ, log
 from procgroup.backends.native import NativeBackend, make_engine
 from procgroup.backends.native_subgroup import world_identity
 from procgroup.errors import DistBackendError
@@ -91,7 +90,7 @@ def _without_memory(engines: list[_native.Engine], wanted: str, problem: str) ->
             f"PROCGROUP_TRANSPORT=shm, but the ranks cannot share memory: {problem}. "
             "Free memory, or allow sockets with PROCGROUP_TRANSPORT=auto."
         )
-    print(f"procgroup: the ranks do not share memory, using sockets ({problem})", file=sys.stderr, flush=True)
+    log.warning(f"the ranks do not share memory, using sockets ({problem})")
     return _make_engines(len(engines), False)
 
 

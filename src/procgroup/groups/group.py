@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from procgroup import types
+from procgroup import log, types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
 from procgroup.groups import checks, receive_pool
 from procgroup.groups.backend import AnyBackend, DeviceBackend, MakeBackends, no_backends, use
@@ -320,7 +319,7 @@ class ProcessGroup(GroupCalls):
             backend.close(failed)
         except Exception as error:  # a group that is destroyed raises nothing
             what = f"{type(backend).__name__}.close() raised {type(error).__name__}: {error}"
-            print(f"procgroup: {what} ({self._where()})", file=sys.stderr, flush=True)
+            log.error(f"{what} ({self._where()})", self.members[self._rank])
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name}: rank {self._rank} of {self._size}, {self.transport}>"

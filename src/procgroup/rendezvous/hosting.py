@@ -13,14 +13,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from procgroup import environ, types
+from procgroup import environ, log, types
 from procgroup.errors import DistError
 from procgroup.stores.members import Member, read_member
 from procgroup.stores.store import Store
@@ -69,13 +68,13 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
 
 @contextmanager
 def _reporting(line: str, first: float) -> Iterator[None]:
-    """Print ``line`` while this goes on: after ``first`` seconds (0: never), and once a minute from then on."""
+    """Warn with ``line`` while this goes on: after ``first`` seconds (0: never), and once a minute from then on."""
     has_ended = threading.Event()
 
     def report() -> None:
         pause = first
         while not has_ended.wait(min(pause, threading.TIMEOUT_MAX)):
-            print(f"procgroup: {line}", file=sys.stderr, flush=True)
+            log.warning(line)
             pause = _REPEAT_SECONDS
 
     reporter = threading.Thread(target=report, name="procgroup-start", daemon=True)

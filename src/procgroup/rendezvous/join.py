@@ -30,12 +30,11 @@ import json
 import os
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from procgroup import types
+from procgroup import log, types
 from procgroup.errors import (
     DistError,
     PeerFailed,
@@ -87,7 +86,7 @@ def join(
     group: str = "0",
     started: float | None = None,
     goes_on: bool = False,
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    say: Callable[[str], None] = log.warning,
 ) -> World:
     """Come together with the other ranks through ``store``; return when all are there.
 
@@ -95,7 +94,7 @@ def join(
     when ranks are missing after ``timeout`` (timedelta or seconds), RendezvousError when another rank left,
     PeerLost when its process ended. All ranks that are there raise it, and may join again. ``group`` is the group's
     name for errors, ``started`` the time.monotonic() that ``timeout`` counts from; ``goes_on`` says that this process
-    was in the group before. ``say`` prints this rank's reports.
+    was in the group before. ``say`` gets this rank's reports, by default as warnings.
     """
     nonce = secrets.token_hex(8)
     me = Member(rank, world_size, socket.gethostname(), os.getpid(), nonce, store.is_hosted_here(), goes_on)
@@ -231,6 +230,7 @@ class _Joining:
         if data["kind"] == "complete":
             members = tuple(sorted(read_members("".join(data["members"])), key=lambda member: member.rank))
             self.start_up.set_members(members)
+            log.debug(f"all {self.me.size} ranks have joined round {self.round}")
             return World(self.round, members, bytes.fromhex(data["key"]), self.start_up)
         if data["kind"] == "timeout":
             raise RendezvousTimeout(

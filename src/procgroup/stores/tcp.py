@@ -2,7 +2,7 @@
 
 The server is a native thread. A request that has to wait, waits in the server, so each request is one round trip.
 Both sides prove the job's key (PROCGROUP_JOB_KEY) before any request; without a key every process that can connect may
-use the store, and a line on stderr warns of it when other hosts can connect.
+use the store, and a warning is logged when other hosts can connect.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
 
-from procgroup import _native, environ
+from procgroup import _native, environ, log
 from procgroup.errors import DistNetworkError, DistStoreError
 from procgroup.process_end import at_process_end, ends_with_an_exception, has_failed_to_start, wait_for_others
 from procgroup.stores.addresses import listen, resolve_until
@@ -44,8 +43,8 @@ class StoreServer:
 
     Listens on ``host`` and ``port`` (0: any free one; see ``port``), or takes over the listening socket
     ``listen_fd``. ``job_key`` is the job's secret: bytes, hex text as in PROCGROUP_JOB_KEY, "" for none, or
-    None for the value of that variable; ``job`` is its name, by default TORCHELASTIC_RUN_ID. Without a secret a line
-    on stderr warns when other hosts can connect, unless ``warns_keyless`` is False. Raises DistNetworkError when it
+    None for the value of that variable; ``job`` is its name, by default TORCHELASTIC_RUN_ID. Without a secret a
+    warning is logged when other hosts can connect, unless ``warns_keyless`` is False. Raises DistNetworkError when it
     cannot listen at the address.
 
     With ``answers_torch`` clients of ``torch.distributed.TCPStore`` (torch 2.13) can connect to the same port. Their
@@ -64,6 +63,7 @@ class StoreServer:
         warns_keyless: bool = True,
         answers_torch: bool = False,
     ) -> None:
+        log.share_with_native()
         key = _key_bytes(job_key)
         listener = listen(host, port) if listen_fd is None else _take_over(listen_fd)
         self.port: int
@@ -216,6 +216,7 @@ class TCPStore(RequestStore):
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
+        log.share_with_native()
         self.set_timeout(timeout)
         _check_port(port)
         self._host = host_name
@@ -345,11 +346,9 @@ def _key_bytes(job_key: bytes | str | None) -> bytes:
 
 
 def _say_keyless(port: int) -> None:
-    print(
-        f"procgroup: the store on port {port} listens beyond this host without a job key, so whoever can connect can "
-        "read and change it. `procgroup run` sets a key; or set PROCGROUP_JOB_KEY to one secret (hex) everywhere.",
-        file=sys.stderr,
-        flush=True,
+    log.warning(
+        f"the store on port {port} listens beyond this host without a job key, so whoever can connect can "
+        "read and change it. `procgroup run` sets a key; or set PROCGROUP_JOB_KEY to one secret (hex) everywhere."
     )
 
 

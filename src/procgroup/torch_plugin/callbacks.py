@@ -10,11 +10,11 @@ torch's C++ code, and that takes it for an exception and aborts the process. So 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from procgroup import log
 from procgroup.process_end import SILENT_SECONDS, at_process_end
 
 Task = Callable[[], object]
@@ -76,10 +76,10 @@ def _finish() -> None:
         return
     left = max(_END_SECONDS - SILENT_SECONDS, 0.0)
     text = f"a callback of a future still runs; the process waits for it, for at most {left:g} s more"
-    print(f"procgroup: {text}", file=sys.stderr, flush=True)
+    log.warning(text)
     if not _threads.finish(left):
         text = f"a callback of a future still runs after {_END_SECONDS:g} s; the process ends without it"
-        print(f"procgroup: {text}", file=sys.stderr, flush=True)
+        log.warning(text)
 
 
 def _start_again() -> None:
