@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-logger = logging.getLogger("procgroup")
+logger: logging.Logger = logging.getLogger("procgroup")
 
 
 class StandardErrorHandler(logging.Handler):
