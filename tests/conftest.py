@@ -58,8 +58,8 @@ for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
-# The servers that multiprocessing keeps for the whole run.
-_SERVERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+# The servers that multiprocessing keeps for the whole run, and that the bug programs are forked from.
+_SERVERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "bugs/ranks.py serve")
 
 
 def pytest_configure(config: pytest.Config) -> None:
