@@ -245,11 +245,11 @@ def _limit(bug: Bug, directory: Path, started: float) -> float:
     if not all("start" in of_rank for of_rank in moments):
         return started + START_SECONDS
     last = max(moment for of_rank in moments for moment in of_rank.values())
-    limits = [last + allowance(bug.within) + MARGIN_SECONDS]
+    limit = last + min(allowance(bug.within), bug.within + EXIT_SECONDS) + MARGIN_SECONDS
     for rank in range(bug.size):
         if seen := _read(directory / f"{rank}.seen"):
-            limits.append(seen["moment"] + EXIT_SECONDS + MARGIN_SECONDS)
-    return max(limits)
+            limit = max(limit, seen["moment"] + EXIT_SECONDS + MARGIN_SECONDS)
+    return limit
 
 
 def _moments(directory: Path, rank: int) -> dict[str, float]:

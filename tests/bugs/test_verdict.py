@@ -91,7 +91,7 @@ def test_a_line_that_is_not_named_counts_when_it_has_to(monkeypatch: pytest.Monk
     [
         ("all_reduce #2 on group 0 (rank 0 of 3): lost rank 1 (pid 3)", {}, {1}),
         ("barrier #1 on group 1 (rank 1 of 2; global rank 3): lost rank 2", {}, {2}),
-        ("still missing ranks 1, 2 and 4 of 5", {}, {1, 2, 4}),
+        ("rank 0 of 3: still missing ranks 1, 2 and 4 of 5", {}, {1, 2, 4}),
         ("", {"global_peer": 3, "peer": 1}, {3}),
         ("", {"missing": [1], "members": [4, 6], "calls": {}}, {6}),
         ("", {"calls": {"0": "a", "1": "b", "2": "a"}}, {1}),

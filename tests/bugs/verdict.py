@@ -145,7 +145,7 @@ def _judge_end(one: Seen) -> tuple[str, str]:
 
 
 def ranks_named(one: Seen) -> set[int]:
-    """Return the global ranks that an error names; its text begins with the rank that has raised it, which is none."""
+    """Return the global ranks that an error names; the place of the rank that has raised it counts as none."""
     return _ranks_in_attributes(one.attributes) | _ranks_in(one.text)
 
 
@@ -170,6 +170,6 @@ def _odd_ones(calls: dict[int, str]) -> set[int]:
 
 def _ranks_in(text: str) -> set[int]:
     """Return the global ranks in a text, as in "lost rank 3 (rank 1 of group 2)" and "ranks 0, 2 and 3"."""
-    without_groups = re.sub(r"\(rank \d+ of [^)]*\)", "", text)
-    lists = re.findall(r"\branks? (\d+(?:(?:, | and )\d+)*)", without_groups)
+    without_places = re.sub(r"\(rank \d+ of [^)]*\)|\brank \d+ of \d+", "", text)
+    lists = re.findall(r"\branks? (\d+(?:(?:, | and )\d+)*)", without_places)
     return {int(number) for ranks in lists for number in re.findall(r"\d+", ranks)}

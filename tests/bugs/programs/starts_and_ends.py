@@ -73,13 +73,13 @@ def killed_when_it_has_reached_the_store() -> None:
     start_and_die(1)  # BUG
 
 
-@death("RendezvousTimeout", "PeerLost", within=AT_THE_DEADLINE)
+@death("RendezvousTimeout", "PeerLost", "CollectiveTimeout", within=AT_THE_DEADLINE)
 def killed_while_it_joins() -> None:
     """Rank 1 is killed when it has begun to say at the store that it is there."""
     start_and_die(5)  # BUG
 
 
-@death()
+@death("PeerLost", "CollectiveTimeout")
 def killed_while_addresses_are_exchanged() -> None:
     """Rank 1 is killed when all have met, between the requests by which the ranks learn each other's addresses."""
     start_and_die(14)  # BUG
