@@ -64,7 +64,7 @@ void PythonGroup::handshake(const std::string& call, const nb::dict& data, doubl
   engine_->require_not_forked();
   PythonRuntime language;
   try {
-    group_->handshake(call, seconds, language);
+    group_->handshake(call, seconds, language, engine_->source_line());
     language.rethrow();
   } catch (const OperationFailed& failed) {
     language.rethrow();

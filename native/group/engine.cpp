@@ -327,7 +327,13 @@ std::vector<std::string> Engine::known_calls(const std::vector<int>& peers, uint
 std::string Engine::activity(const FlightRecordView& record, uint64_t group) const {
   const std::vector<Record> calls = record.calls();
   const std::string text = describe_calls(
-      calls, group, [this](uint64_t identity) { return group_of(identity); },
+      calls, group,
+      [&](uint64_t identity) {
+        NamedGroup named = group_of(identity);
+        for (const RecordedGroup& one : record.groups())
+          if (one.identity == identity) named.members = one.members;
+        return named;
+      },
       [&](uint32_t number) { return record.source_line(number); });
   if (const std::string stopped = describe_stopped(record); !stopped.empty()) return stopped + ", and was " + text;
   const auto stack = record.stack();

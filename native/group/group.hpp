@@ -87,7 +87,7 @@ class Group final : public Source {
   // Instead of attach(), for a group of ranks that have a common group already: notify the other members, and wait
   // until each has sent that it makes the group, too. `call` describes the call. Throws OperationFailed, with world
   // ranks.
-  void handshake(const std::string& call, double seconds, LanguageRuntime& language);
+  void handshake(const std::string& call, double seconds, LanguageRuntime& language, uint32_t source = 0);
   // After handshake() failed by a mismatch: see GroupCreation.
   const std::vector<uint64_t>& refused() const { return refused_; }
 

@@ -8,6 +8,7 @@
 #include "group/group.hpp"
 #include "group/group_creation.hpp"
 #include "group/group_operation.hpp"
+#include "runtime/recording.hpp"
 
 namespace procgroup {
 namespace {
@@ -151,7 +152,11 @@ void Group::make_relay() {
   state_->wake_peers();
 }
 
-void Group::handshake(const std::string& call, double seconds, LanguageRuntime& language) {
+void Group::handshake(const std::string& call, double seconds, LanguageRuntime& language, uint32_t source) {
+  Descriptor making;
+  making.group = options_.id;
+  making.op = kMakesGroup;
+  Recording recording(engine_.recorder(), making, source);
   announced_ = true;
   if (options_.hosts.empty()) options_.hosts.assign(options_.members.size(), 0);
   GroupCreation operation(engine_, options_.id, options_.members, offset_, call);
@@ -162,6 +167,7 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
       engine_.report_wait(due, {engine_.rank(), call, operation.missing(), report.waited_ns()}, options_.id);
     return operation.examine();
   });
+  recording.end(operation.failure());
   refused_ = operation.refused();
   if (operation.failure() != nullptr) {
     Failure failure = *operation.failure();

@@ -38,6 +38,7 @@ std::string rank_name(int rank, const std::vector<int>* global_ranks) {
 }
 
 std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
+  if (op == kMakesGroup) return op_name(op);
   const bool known = is_operation(op) && static_cast<int>(dtype) < kDtypes && static_cast<int>(reduce_op) < kReduceOps;
   if (!known) return "a call that this version does not know";
   std::string text = op_name(op);

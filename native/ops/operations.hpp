@@ -29,6 +29,8 @@ enum class OpKind : uint8_t {
   kRecv,
 };
 inline constexpr size_t kOperations = 14;
+// In the records of a rank's calls alone: the rank makes a group together with its members.
+inline constexpr auto kMakesGroup = static_cast<OpKind>(kOperations);
 
 // Which ranks give elements, or get them.
 enum class Ranks : uint8_t { kNone, kAll, kRoot, kAllButRoot, kAllButFirst };
@@ -82,9 +84,11 @@ inline constexpr std::array<OperationRow, kOperations> kOperationTable = {{
 constexpr bool is_operation(OpKind op) { return static_cast<size_t>(op) < kOperations; }
 constexpr const OperationRow& row_of(OpKind op) { return kOperationTable[static_cast<size_t>(op)]; }
 
-constexpr const char* op_name(OpKind op) { return is_operation(op) ? row_of(op).name : "unknown operation"; }
+constexpr const char* op_name(OpKind op) {
+  return is_operation(op) ? row_of(op).name : op == kMakesGroup ? "new_group" : "unknown operation";
+}
 constexpr bool reduces(OpKind op) { return row_of(op).reduces; }
-constexpr bool is_message(OpKind op) { return row_of(op).is_message; }
+constexpr bool is_message(OpKind op) { return is_operation(op) && row_of(op).is_message; }
 constexpr bool has_input_blocks(OpKind op) { return row_of(op).input == Arrays::kBlocks; }
 constexpr bool has_output_blocks(OpKind op) { return row_of(op).output == Arrays::kBlocks; }
 

@@ -17,10 +17,12 @@ constexpr size_t kNamedCalls = 2;
 std::string describe_call(const Record& record, uint64_t asking, const FindGroup& find_group,
                           const FindSourceLine& find_source_line) {
   const NamedGroup group = find_group(record.call.group);
+  const std::string line = short_line(find_source_line(record.source));
+  const std::string at = line.empty() ? "" : " at " + line;
+  if (record.call.op == kMakesGroup) return record.call.describe() + " of " + group.members + at;
   std::string text = record.call.describe(&group.global_ranks) + " (call #" + std::to_string(record.call.sequence);
   if (record.call.group != asking) text += group.name.empty() ? " on another group" : " on group " + group.name;
-  const std::string line = short_line(find_source_line(record.source));
-  return text + (line.empty() ? ")" : ") at " + line);
+  return text + ")" + at;
 }
 
 // Whether a frame is the program's own, and neither Python's, nor a library's, nor procgroup's.

@@ -14,6 +14,7 @@ namespace procgroup {
 struct NamedGroup {
   std::string name;
   std::vector<int> global_ranks;  // see rank_name
+  std::string members{};          // "ranks 1, 2"; where the group is being made
 };
 
 // A group of this rank; without a name when this rank has no such group.

@@ -52,7 +52,7 @@ uint64_t with_state(uint64_t kind, CallState state) {
 std::optional<Record> unpack(uint64_t index, uint64_t kind) {
   const auto byte = [kind](int position) { return static_cast<uint8_t>(kind >> (8 * position)); };
   const uint8_t op = byte(0) & 0x3f;
-  if (op >= kOperations || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
+  if (op > static_cast<uint8_t>(kMakesGroup) || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
       byte(3) > static_cast<uint8_t>(CallState::kIssued))
     return std::nullopt;
   Record record{};

@@ -22,7 +22,7 @@ from typing import Any
 
 Program = Callable[[], None]
 
-LINES_ARE_NAMED = False
+LINES_ARE_NAMED: bool = True
 """Whether an error that lacks the guilty line is a failure, or only counted in the table."""
 
 TIMEOUT = 3.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from procgroup import errors
-from procgroup.diagnostics.explain.recorded_job import Call, Job, Rank
+from procgroup.diagnostics.explain.recorded_job import MAKES_GROUP, Call, Job, Rank
 
 # A live rank that has waited no longer than this is no finding: every rank waits a little.
 _USUAL_SECONDS = 1.0
@@ -54,7 +54,7 @@ def place(rank: Rank, now: float) -> str:
     """Return where a rank is, in words that follow "it is"."""
     call = rank.call
     if call is not None:
-        return f"in {call.text} ({call.name}){_at(call)} for {_seconds(now - call.started)}"
+        return f"in {_described(call)}{_at(call)} for {_seconds(now - call.started)}"
     last = max((one for one in rank.calls if one.ended), key=lambda one: one.ended, default=None)
     if rank.state == "running" and rank.stack:
         return "in " + ", called by ".join(_short(frame) for frame in _telling(rank.stack))
@@ -62,6 +62,10 @@ def place(rank: Rank, now: float) -> str:
         return "in no call, and has made none"
     idle = f" for {_seconds(now - last.ended)}" if now - last.ended >= _USUAL_SECONDS else ""
     return f"in no call{idle}; its last was {last.name}{_at(last)}"
+
+
+def _described(call: Call) -> str:
+    return call.name if call.op == MAKES_GROUP else f"{call.text} ({call.name})"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
@@ -132,6 +136,9 @@ def _missing(job: Job, call: Call, present: Sequence[Rank]) -> list[int]:
     """Return the members that have not started this collective, as far as their records are here."""
     here = {rank.rank for rank in present}
     missing = []
+    if call.op == MAKES_GROUP:
+        seen = {rank.rank for rank in job.ranks if any(one.group.key == call.group.key for one in rank.calls)}
+        return [member for member in call.group.members if job.rank(member) is not None and member not in seen]
     for member in call.group.members:
         rank = job.rank(member)
         if member not in here and rank is not None and rank.reached(call.group) < call.sequence:

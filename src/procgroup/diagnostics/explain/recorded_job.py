@@ -24,6 +24,10 @@ _Record: TypeAlias = tuple[Path, dict[str, Any]]
 """A record's file and what it holds."""
 
 
+MAKES_GROUP = "new_group"
+"""The recorded operation of a rank that makes a group: it has no number in the group."""
+
+
 class Group(NamedTuple):
     """A process group. Its members are global ranks, and none where the record had no room for them."""
 
@@ -52,6 +56,8 @@ class Call(NamedTuple):
     @property
     def name(self) -> str:
         """Return "all_reduce #17 of group 0"."""
+        if self.op == MAKES_GROUP:
+            return f"{self.op} of ranks {', '.join(map(str, self.group.members))}"
         return f"{self.op} #{self.sequence} of group {self.group.name}"
 
     @property
