@@ -190,10 +190,14 @@ struct CallMethod<kMethod> {
       return given;
   }
 
+  static nb::object enter(PythonGroup& self, const char* name, Arguments... arguments) {
+    if (self.is_intercepted()) return self.pass_on(name, arguments...);
+    return (self.*kMethod)(arguments...);
+  }
+
   static auto named(const char* name) {
     return [name](PythonGroup& self, Given<Arguments>... given) {
-      if (self.is_intercepted()) return self.pass_on(name, read<Arguments>(self, given)...);
-      return (self.*kMethod)(read<Arguments>(self, given)...);
+      return enter(self, name, read<Arguments>(self, given)...);
     };
   }
 };

@@ -54,9 +54,10 @@ struct OperationRow {
   bool reduces = false;
   Sizes sizes = Sizes::kEqual;
   Sources sources = Sources::kAll;
-  bool is_message = false;  // between two ranks: neither numbered nor agreed on
-  bool is_context = false;  // a context manager of Python: not called as a function, and without a Work
+  bool is_message : 1 = false;  // between two ranks: neither numbered nor agreed on
+  bool is_context : 1 = false;  // a context manager of Python: not called as a function, and without a Work
 };
+static_assert(sizeof(OperationRow) == 16);  // each call reads some rows
 
 inline constexpr bool kMoves = false;
 inline constexpr bool kReduces = true;
