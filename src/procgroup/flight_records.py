@@ -58,7 +58,7 @@ def new_file(job: str, rank: int) -> str:
     if _job is None:
         _job = root / job
         if not _job.exists():
-            remove_old(root)
+            remove_old(root, _job)
     if not _is_own(_job):
         return ""
     path = _job / f"{rank}-{len(_made) + 1}{SUFFIX}"
@@ -79,13 +79,16 @@ def program() -> str:
     return " ".join(argument.encode("ascii", "replace").decode() for argument in sys.argv)
 
 
-def remove_old(root: Path) -> None:
-    """Remove the oldest records of jobs that have ended, until there is room for those of one more."""
+def remove_old(root: Path, new: Path) -> None:
+    """Remove the oldest records of jobs that have ended, until there is room for those of a ``new`` one.
+
+    Another rank of that job may have made its directory meanwhile.
+    """
     jobs = []
     with suppress(OSError):
         for path in root.iterdir():
             found = path.lstat()
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(found.st_mode) and path != new:
                 jobs.append((found.st_mtime, path, sum(record.lstat().st_size for record in path.iterdir())))
     jobs.sort(reverse=True)
     total = 0

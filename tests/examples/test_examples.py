@@ -127,7 +127,14 @@ LAUNCHED = {"backend_table", "torch_device_id"}
 # Run at the same time, in "two terminals".
 TOGETHER = {"two_scripts_keywords", "spawn_on_two_nodes"}
 # The others: a half that its counterpart starts, what an example shows itself with, and those with tests of their own.
-OTHERS = {"two_scripts_environment", "digits_view", "train_digits", "train_jax", "resume_training"}
+OTHERS = {
+    "two_scripts_environment",
+    "digits_view",
+    "train_digits",
+    "train_through_failures",
+    "train_jax",
+    "resume_training",
+}
 
 
 def commands(name: str) -> list[str]:
