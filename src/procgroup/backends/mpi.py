@@ -27,7 +27,8 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from procgroup import log, process_end
 from procgroup.cluster import mpi
@@ -76,22 +77,26 @@ class _MpiState:
     """Whether we finalize MPI, and not mpi4py or the program."""
     has_failed = False
     """Whether MPI_Finalize would wait for a rank that is lost or stuck."""
+    neighbours: ClassVar[set[int]] = set()
+    """The pids of the ranks of this host."""
 
 
 class MpiPlace(NamedTuple):
-    """What one rank tells the others of its place in MPI."""
+    """What one rank tells the others of its place in MPI, and of its process, whose pid has a meaning in ``pids``."""
 
     rank: int
     size: int
+    pid: int
+    pids: str
     job: str
 
     def text(self) -> str:
-        return f"{self.rank} {self.size} {self.job}"
+        return f"{self.rank} {self.size} {self.pid} {self.pids} {self.job}"
 
     @classmethod
     def from_text(cls, text: str) -> MpiPlace:
-        rank, size, job = text.split(" ", 2)
-        return cls(int(rank), int(size), job)
+        rank, size, pid, pids, job = text.split(" ", 4)
+        return cls(int(rank), int(size), int(pid), pids, job)
 
 
 class MpiBackend:
@@ -116,7 +121,7 @@ class MpiBackend:
         if self._refusal:
             return
         world = MPI.COMM_WORLD
-        own = MpiPlace(world.Get_rank(), world.Get_size(), _job())
+        own = MpiPlace(world.Get_rank(), world.Get_size(), os.getpid(), _pid_namespace(), _job())
         if self._rank == 0:
             self._store.set("tag", str(secrets.randbits(_TAG_BITS)))
         self._store.set(f"rank/{self._rank}", own.text())
@@ -128,6 +133,7 @@ class MpiBackend:
         self._refusal = _refusal(places)
         if self._refusal:
             return
+        _MpiState.neighbours.update(place.pid for place in places if place.pids == own.pids)
         tag = int(self._store.get("tag"))
         group = world.Get_group().Incl([place.rank for place in places])
         thread = InThread(lambda: world.Create_group(group, tag), "pg-mpi-group")
@@ -275,12 +281,39 @@ def _choose_algorithm(path: str) -> None:
 
 
 def _finalize() -> None:
-    """Finalize MPI, which waits for all other processes, however long they take."""
+    """Finalize MPI, which waits for all other processes, however long they take.
+
+    Not for one that has ended without that: then this process ends without it, too.
+    """
     reported = time.monotonic() + _REPORT_SECONDS
-    while not _library().finalize(_SIGNAL_SECONDS):
+    until = math.inf
+    while not _library().finalize(_SIGNAL_SECONDS) and time.monotonic() < until:
+        if until == math.inf and not all(map(_is_there, _MpiState.neighbours)):
+            until = time.monotonic() + process_end.FAILED_SECONDS  # the last to come ends soon after the first has left
         if time.monotonic() > reported:
             reported = math.inf
             log.warning("this process waits in MPI_Finalize for the others to end")
+
+
+def _is_there(pid: int) -> bool:
+    """Return whether a process of this pid namespace runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    state = Path(f"/proc/{pid}/stat")
+    try:
+        return not state.read_text().rpartition(") ")[2].startswith("Z")  # ended, and not yet waited for by mpiexec
+    except OSError:
+        return False
+
+
+def _pid_namespace() -> str:
+    """Return where pids mean the same: equal on all ranks of one host that see each other's processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _finish() -> None:
@@ -291,7 +324,9 @@ def _finish() -> None:
 
     if _MpiState.process != os.getpid() or MPI.Is_finalized():
         return
-    has_failed = _MpiState.has_failed or _native.abandoned_mpi_calls() > 0
+    # A process that ends with an exception has not done its part, and the others may not do theirs.
+    has_ended_early = process_end.has_failed() or process_end.ends_with_an_exception()
+    has_failed = _MpiState.has_failed or has_ended_early or _native.abandoned_mpi_calls() > 0
     if not has_failed:
         if _MpiState.finalizes:
             _finalize()
