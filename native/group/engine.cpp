@@ -270,8 +270,17 @@ void Engine::subscribe(int peer) {
 
 void Engine::publish() {
   if (!uses_sockets_) return;
+  const std::optional<WaitEdge> wait = board_->wait(rank());
+  const std::string line = wait ? find_line_of_wait(record_->view(), wait->op) : "";
   const std::lock_guard lock(messages_mutex_);
-  waits_.publish(*board_);
+  waits_.publish(*board_, line);
+}
+
+std::string Engine::line_of(const WaitEdge& wait) {
+  const FlightRecord* record = wait.rank == rank() ? record_.get() : peers_[index(wait.rank)]->record.get();
+  if (record != nullptr) return short_line(find_line_of_wait(record->view(), wait.op));
+  const std::lock_guard lock(messages_mutex_);
+  return short_line(waits_.source_line(wait.rank, 0, wait.epoch));
 }
 
 void Engine::announce(const std::vector<WaitEdge>& cycle) {

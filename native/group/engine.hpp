@@ -141,6 +141,7 @@ class Engine final : public Waiter, public WaitForGraph {
   void subscribe(int peer) override;
   void publish() override;
   void announce(const std::vector<WaitEdge>& cycle) override;
+  std::string line_of(const WaitEdge& wait) override;
 
   // Wake this process's own waiters.
   void kick();

@@ -269,8 +269,12 @@ int MessageOperation::source() const {
 
 std::optional<Awaited> MessageOperation::awaited() const {
   const std::lock_guard lock(group_.engine_.messages_mutex());
-  const bool open = transfer_ && !transfer_->is_completed() && transfer_->source < 0;
-  if (!open || request_.peer == kAnySource) return std::nullopt;
+  const bool is_open = transfer_ && !transfer_->is_completed() && transfer_->source < 0;
+  // The header of a message that another backend moves goes ahead, and the backend may wait for the receive. A rank
+  // that has matched the header waits for nobody.
+  const bool is_sent = header_moved_.load(std::memory_order_acquire) && is_external() && !request_.on_device;
+  const bool awaits_receive = request_.op == OpKind::kSend && is_sent && !is_completed();
+  if (!(is_open || awaits_receive) || request_.peer == kAnySource) return std::nullopt;
   return Awaited{request_.op, request_.tag, {group_.options_.members[static_cast<size_t>(request_.peer)]}};
 }
 

@@ -14,17 +14,6 @@ bool same(const std::vector<WaitEdge>& left, const std::vector<WaitEdge>& right)
   });
 }
 
-// In the same words on every member: beginning with the lowest rank.
-Failure failure_of(std::vector<WaitEdge> cycle) {
-  std::ranges::rotate(cycle, std::ranges::min_element(cycle, {}, &WaitEdge::rank));
-  Failure failure{.kind = Failure::Kind::kDeadlock};
-  for (const WaitEdge& wait : cycle) {
-    failure.missing.push_back(wait.rank);
-    failure.calls.push_back(wait.describe());
-  }
-  return failure;
-}
-
 }  // namespace
 
 std::optional<Failure> DeadlockDetector::examine(const std::function<std::optional<Awaited>()>& awaited,
@@ -131,6 +120,18 @@ bool DeadlockDetector::stands(const std::vector<WaitEdge>& cycle) const {
   }
   return std::ranges::all_of(cycle,
                              [&](const WaitEdge& wait) { return graph_.board(wait.rank)->epoch() == wait.epoch; });
+}
+
+// In the same words on every member: beginning with the lowest rank.
+Failure DeadlockDetector::failure_of(std::vector<WaitEdge> cycle) const {
+  std::ranges::rotate(cycle, std::ranges::min_element(cycle, {}, &WaitEdge::rank));
+  Failure failure{.kind = Failure::Kind::kDeadlock};
+  for (const WaitEdge& wait : cycle) {
+    const std::string line = graph_.line_of(wait);
+    failure.missing.push_back(wait.rank);
+    failure.calls.push_back(wait.describe() + (line.empty() ? "" : " at " + line));
+  }
+  return failure;
 }
 
 std::optional<Failure> DeadlockDetector::announced() const {

@@ -54,6 +54,8 @@ class WaitForGraph {
   virtual void subscribe(int) {}
   virtual void publish() {}
   virtual void announce(const std::vector<WaitEdge>&) {}
+  // The line of the program in which that wait is, as in "train.py:12"; empty when it is not known.
+  virtual std::string line_of(const WaitEdge&) { return ""; }
 };
 
 // Watches one blocking wait. Costs nothing before the wait is examined for the first time.
@@ -88,6 +90,7 @@ class DeadlockDetector {
   void hide();
   std::vector<WaitEdge> cycle_from(int rank) const;
   bool stands(const std::vector<WaitEdge>& cycle) const;
+  Failure failure_of(std::vector<WaitEdge> cycle) const;
 
   WaitForGraph& graph_;
   const double seconds_;

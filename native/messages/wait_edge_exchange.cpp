@@ -69,7 +69,7 @@ void WaitEdgeExchange::subscribe(int peer) {
   post(peer, {.kind = Kind::kSubscribe, .waits = 0, .confirmed = 0}, {});
 }
 
-void WaitEdgeExchange::publish(const WaitEdgeBoard& own) {
+void WaitEdgeExchange::publish(const WaitEdgeBoard& own, const std::string& line) {
   const std::optional<WaitEdge> wait = own.wait(rank_);
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
     Copy* copy = copies_[static_cast<size_t>(peer)].get();
@@ -82,6 +82,7 @@ void WaitEdgeExchange::publish(const WaitEdgeBoard& own) {
       copy->sent_epoch = 0;
       post(peer, {.kind = Kind::kWaitEnded, .waits = 0, .confirmed = 0}, {});
     } else if (copy->sent_epoch != wait->epoch || copy->sent_confirmed != own.confirmed()) {
+      if (copy->sent_epoch != wait->epoch && !line.empty()) post_source_line(peer, 0, wait->epoch, line);
       copy->sent_epoch = wait->epoch;
       copy->sent_confirmed = own.confirmed();
       post(peer, {.kind = Kind::kWait, .waits = 1, .confirmed = copy->sent_confirmed}, {Wait::of(*wait)});

@@ -9,8 +9,8 @@
 //     calls query    a group                             a rank whose call has reached its       a rank that has not
 //                                                        deadline                                joined that call
 //     calls          a text that names the calls         that rank                               the querying rank
-//     source line    a collective, and the line of the   a rank whose call is not that of the    all others
-//                    program that made it                other ranks
+//     source line    a collective or a wait, and the     a rank whose call is not that of the    all others
+//                    line of the program that made it    other ranks; a rank that waits          its subscribers
 //
 // Messages between two ranks arrive in order. So a rank that sees a peer's wait has received all messages that the peer
 // sent before it, and a confirmation stays true: a peer acts again only after the rank that it awaits has acted. Take a
@@ -44,8 +44,9 @@ class WaitEdgeExchange {
   const WaitEdgeBoard* add(int peer);
   // Subscribe to that rank's wait; without effect for a rank that was not added.
   void subscribe(int peer);
-  // Send the subscribers the changes of this rank's board.
-  void publish(const WaitEdgeBoard& own);
+  // Send the subscribers the changes of this rank's board; with a new wait, its source line, as one of group 0 with the
+  // wait's epoch for its number.
+  void publish(const WaitEdgeBoard& own, const std::string& line = "");
   void announce(const std::vector<WaitEdge>& cycle);
 
   // Query the pending calls of a rank, for an error message about this group. Without effect within kFreshNs of the

@@ -65,6 +65,13 @@ std::string find_line(const FlightRecordView& record, const Descriptor& call) {
   return record.source_line(source);
 }
 
+std::string find_line_of_wait(const FlightRecordView& record, OpKind op) {
+  uint32_t source = 0;
+  for (const Record& one : record.calls())
+    if (one.call.op == op && (one.state == CallState::kStarted || one.state == CallState::kFailed)) source = one.source;
+  return record.source_line(source);
+}
+
 bool is_in_call(const std::vector<Record>& records) {
   return std::ranges::any_of(records, [](const Record& record) { return record.state == CallState::kStarted; });
 }

@@ -30,6 +30,9 @@ std::string short_line(const std::string& line);
 // message of this kind. Empty when it is not known.
 std::string find_line(const FlightRecordView& record, const Descriptor& call);
 
+// The same of the last call of this kind that has started and not completed; it may have failed.
+std::string find_line_of_wait(const FlightRecordView& record, OpKind op);
+
 // Whether one of these calls has started, and not ended.
 bool is_in_call(const std::vector<Record>& records);
 

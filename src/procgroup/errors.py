@@ -150,7 +150,10 @@ class CollectiveTimeout(OperationError):
 
 
 class Deadlock(OperationError):
-    """Ranks wait for each other in a cycle. ``waits`` maps their global ranks to their calls, as in "recv from 1"."""
+    """Ranks wait for each other in a cycle.
+
+    ``waits`` maps their global ranks to their calls and the program's lines, as in "recv from 1 at train.py:12".
+    """
 
     def __init__(self, *, waits: Texts, **call: Any) -> None:
         self.waits: dict[int, str] = dict(waits)

@@ -41,6 +41,12 @@ def world(*others: Seen) -> list[Seen]:
 RIGHT = ended(2, "PeerLost", "lost rank 1 (pid 5)")
 
 
+@pytest.fixture(autouse=True)
+def fixture_lines_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts below are short: lines count in the test of lines alone."""
+    monkeypatch.setattr(expectations, "LINES_ARE_NAMED", False)
+
+
 @pytest.mark.parametrize(
     ("word", "seen"),
     [

@@ -5,6 +5,7 @@ The calls have time limits far beyond what the reports take.
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -30,7 +31,10 @@ def caught(call: Callable[[], Any]) -> dict[str, Any]:
     try:
         call()
     except dist.Deadlock as error:
-        return {"waits": error.waits, "text": str(error), "op": error.op, "rank": error.rank}
+        lines = {rank: re.fullmatch(r"(.*) at test_deadlocks\.py:\d+", wait) for rank, wait in error.waits.items()}
+        assert all(lines.values()), error.waits
+        waits = {rank: line[1] for rank, line in lines.items() if line}
+        return {"waits": waits, "text": str(error), "op": error.op, "rank": error.rank}
     raise AssertionError("expected a deadlock")
 
 
@@ -71,7 +75,8 @@ def test_two_ranks_that_wait_for_each_other_are_told_what_each_is_in(transport: 
         assert found["waits"] == expected[rank // 2]
         assert found["rank"] == rank and found["op"] == found["waits"][rank].split()[0]
     for found in outcomes[:2]:
-        assert "deadlock: rank 0 in recv from 1, rank 1 in recv from 0" in found["text"]
+        line = r"test_deadlocks\.py:\d+"
+        assert re.search(rf"deadlock: rank 0 in recv from 1 at {line}, rank 1 in recv from 0 at {line}", found["text"])
 
 
 def three_ranks(rank: int, size: int) -> list[Any]:
