@@ -280,13 +280,15 @@ std::string Engine::line_of(const WaitEdge& wait) {
   const FlightRecord* record = wait.rank == rank() ? record_.get() : peers_[index(wait.rank)]->record.get();
   if (record != nullptr) return short_line(find_line_of_wait(record->view(), wait.op));
   const std::lock_guard lock(messages_mutex_);
-  return short_line(waits_.source_line(wait.rank, 0, wait.epoch));
+  return short_line(waits_.source_line(wait));
 }
 
 void Engine::announce(const std::vector<WaitEdge>& cycle) {
   if (!uses_sockets_) return;
+  std::vector<std::string> lines;
+  for (const WaitEdge& wait : cycle) lines.push_back(line_of(wait));
   const std::lock_guard lock(messages_mutex_);
-  waits_.announce(cycle);
+  waits_.announce(cycle, lines);
 }
 
 bool Engine::pump() {

@@ -23,12 +23,14 @@ bool is_cycle(const std::vector<WaitEdge>& waits) {
 }  // namespace
 
 // A message is a header, and then `waits` waits; in a kCalls and a kSourceLine, `waits` is the size of the text that
-// follows. A kCallsQuery and a kSourceLine have their group in `confirmed`.
+// follows. A kCallsQuery and a kSourceLine have their group in `confirmed`; that of a wait has 0, and the rank and the
+// epoch of the wait.
 struct WaitEdgeExchange::Header {
   Kind kind;
   uint32_t waits;
   uint64_t confirmed;
-  uint64_t sequence = 0;  // in a kSourceLine
+  uint64_t sequence = 0;  // in a kSourceLine: of the collective, or the epoch
+  uint64_t rank = 0;      // in a kSourceLine of a wait
 };
 struct WaitEdgeExchange::Wait {
   int32_t rank;
@@ -82,7 +84,7 @@ void WaitEdgeExchange::publish(const WaitEdgeBoard& own, const std::string& line
       copy->sent_epoch = 0;
       post(peer, {.kind = Kind::kWaitEnded, .waits = 0, .confirmed = 0}, {});
     } else if (copy->sent_epoch != wait->epoch || copy->sent_confirmed != own.confirmed()) {
-      if (copy->sent_epoch != wait->epoch && !line.empty()) post_source_line(peer, 0, wait->epoch, line);
+      if (copy->sent_epoch != wait->epoch) post_line_of_wait(peer, rank_, wait->epoch, line);
       copy->sent_epoch = wait->epoch;
       copy->sent_confirmed = own.confirmed();
       post(peer, {.kind = Kind::kWait, .waits = 1, .confirmed = copy->sent_confirmed}, {Wait::of(*wait)});
@@ -90,7 +92,10 @@ void WaitEdgeExchange::publish(const WaitEdgeBoard& own, const std::string& line
   }
 }
 
-void WaitEdgeExchange::announce(const std::vector<WaitEdge>& cycle) {
+void WaitEdgeExchange::announce(const std::vector<WaitEdge>& cycle, const std::vector<std::string>& lines) {
+  for (const WaitEdge& reader : cycle)
+    for (size_t index = 0; index < lines.size(); ++index)
+      post_line_of_wait(reader.rank, cycle[index].rank, cycle[index].epoch, lines[index]);
   std::vector<Wait> waits;
   for (const WaitEdge& wait : cycle) waits.push_back(Wait::of(wait));
   const Header header{.kind = Kind::kVerdict, .waits = static_cast<uint32_t>(waits.size()), .confirmed = 0};
@@ -135,6 +140,18 @@ void WaitEdgeExchange::post_source_line(int peer, uint64_t group, uint64_t seque
 std::string WaitEdgeExchange::source_line(int peer, uint64_t group, uint64_t sequence) const {
   const Copy* copy = copies_[static_cast<size_t>(peer)].get();
   return copy != nullptr && copy->line_group == group && copy->line_sequence == sequence ? copy->line : "";
+}
+
+std::string WaitEdgeExchange::source_line(const WaitEdge& wait) const {
+  const Copy* copy = copies_[static_cast<size_t>(wait.rank)].get();
+  return copy != nullptr && copy->wait_epoch == wait.epoch ? copy->wait_line : "";
+}
+
+void WaitEdgeExchange::post_line_of_wait(int peer, int rank, uint64_t epoch, const std::string& line) {
+  if (line.empty() || !copies_[static_cast<size_t>(peer)]) return;
+  const Header header{
+      .kind = Kind::kSourceLine, .waits = 0, .confirmed = 0, .sequence = epoch, .rank = static_cast<uint64_t>(rank)};
+  post_text(peer, header, line);
 }
 
 void WaitEdgeExchange::post_text(int peer, Header header, const std::string& text) {
@@ -198,6 +215,13 @@ void WaitEdgeExchange::take_text(Copy& copy, const Header& header, const std::ve
   std::string text = readable(reinterpret_cast<const char*>(message.data() + sizeof header), header.waits);
   if (header.kind == Kind::kCalls) {
     copy.calls = std::move(text);
+    return;
+  }
+  if (header.confirmed == 0) {
+    Copy* other = header.rank < copies_.size() ? copies_[header.rank].get() : nullptr;
+    if (other == nullptr) return;
+    other->wait_epoch = header.sequence;
+    other->wait_line = std::move(text);
     return;
   }
   copy.line_group = header.confirmed;

@@ -44,10 +44,10 @@ class WaitEdgeExchange {
   const WaitEdgeBoard* add(int peer);
   // Subscribe to that rank's wait; without effect for a rank that was not added.
   void subscribe(int peer);
-  // Send the subscribers the changes of this rank's board; with a new wait, its source line, as one of group 0 with the
-  // wait's epoch for its number.
+  // Send the subscribers the changes of this rank's board; with a new wait, its source line.
   void publish(const WaitEdgeBoard& own, const std::string& line = "");
-  void announce(const std::vector<WaitEdge>& cycle);
+  // Send the others of a cycle that it is one; `lines` are the source lines of its waits, where they are known.
+  void announce(const std::vector<WaitEdge>& cycle, const std::vector<std::string>& lines = {});
 
   // Query the pending calls of a rank, for an error message about this group. Without effect within kFreshNs of the
   // same query. calls() returns the answer, or an empty text.
@@ -56,6 +56,8 @@ class WaitEdgeExchange {
   // Send a rank the source line of this rank's collective, and read what that rank has sent: the last one.
   void post_source_line(int peer, uint64_t group, uint64_t sequence, const std::string& line);
   std::string source_line(int peer, uint64_t group, uint64_t sequence) const;
+  // The same of a wait.
+  std::string source_line(const WaitEdge& wait) const;
   // Answer the pending queries, each rank's at most every kAnswerNs: a peer that reads nothing could query without end.
   bool has_queries() const { return queries_ != 0; }
   void answer(const std::function<std::string(uint64_t group)>& describe);
@@ -79,12 +81,15 @@ class WaitEdgeExchange {
     uint64_t line_group = 0;  // of the peer's source line
     uint64_t line_sequence = 0;
     std::string line;
+    uint64_t wait_epoch = 0;  // of the peer's wait with this source line
+    std::string wait_line;
   };
   struct Header;
   struct Wait;
 
   void post(int peer, const Header& header, const std::vector<Wait>& waits);
   void take(int peer, const std::vector<std::byte>& message);
+  void post_line_of_wait(int peer, int rank, uint64_t epoch, const std::string& line);
   void post_text(int peer, Header header, const std::string& text);
   void take_text(Copy& copy, const Header& header, const std::vector<std::byte>& message);
 

@@ -209,6 +209,7 @@ struct WireMessage {  // as WaitEdgeExchange sends it
   uint32_t waits;
   uint64_t confirmed;
   uint64_t sequence;
+  uint64_t rank;
   struct {
     int32_t rank, next;
     uint64_t op, number, epoch;
@@ -221,8 +222,8 @@ void malformed_messages_change_nothing() {
   WaitEdgeExchange exchange(pair.first, 0, 2);
   const WaitEdgeBoard* board = exchange.add(1);
   constexpr auto kRecv = static_cast<uint64_t>(OpKind::kRecv);
-  const WireMessage good{1, 1, 4, 0, {{1, 0, kRecv, 0, 6}, {}}};
-  const WireMessage cycle{3, 2, 0, 0, {{1, 0, kRecv, 0, 6}, {0, 1, kRecv, 0, 2}}};
+  const WireMessage good{1, 1, 4, 0, 0, {{1, 0, kRecv, 0, 6}, {}}};
+  const WireMessage cycle{3, 2, 0, 0, 0, {{1, 0, kRecv, 0, 6}, {0, 1, kRecv, 0, 2}}};
   const auto post = [&](const WireMessage& sent, size_t bytes) {
     Bytes message(sizeof sent);
     std::memcpy(message.data(), &sent, sizeof sent);

@@ -91,7 +91,9 @@ class NcclBackend:
         self._has_failed = False
 
     def supports(self, op: str, dtype: str, reduce_op: str) -> bool:
-        return supports(op, dtype, reduce_op)
+        # NCCL leaves out the last elements of what it scales in a group of one rank (2.28.9, as under PyTorch).
+        is_scaled_alone = self._size == 1 and reduce_op == "PREMUL_SUM"
+        return supports(op, dtype, reduce_op) and not is_scaled_alone
 
     def begin(self, call: DeviceCall) -> list[Any]:
         """Record an event on each stream on which the arrays of the call are used; return the events.
@@ -112,6 +114,8 @@ class NcclBackend:
 
     def move(self, call: DeviceCall, begun: list[Any]) -> Generator[Awaited, None, DeviceWork | None]:
         """Queue NCCL's work, when the communicator is there."""
+        if self._size == 1 and call.reduce_op == "AVG":
+            call = call._replace(reduce_op="SUM")  # the same for one rank, and not scaled: see supports()
         queue = yield from self._queue_of(call)
         has_bytes = any(nbytes for _, nbytes in call.inputs + call.outputs)
         work = (yield from queue.launch(call, begun, self._rank)) if has_bytes else None
