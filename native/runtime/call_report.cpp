@@ -27,7 +27,7 @@ std::string describe_call(const Record& record, uint64_t asking, const FindGroup
 
 // Whether a frame is the program's own, and neither Python's, nor a library's, nor procgroup's.
 bool is_program(const std::string& line) {
-  for (const char* part : {"/lib/python3", "/site-packages/", "/procgroup/", "<frozen "})
+  for (const char* part : {"/lib/python3", "/procgroup/", "<frozen "})
     if (line.find(part) != std::string::npos) return false;
   return true;
 }

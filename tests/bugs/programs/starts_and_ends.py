@@ -97,13 +97,13 @@ def killed_at_the_end_of_the_start() -> None:
     start_and_die(1_000_000)  # BUG
 
 
-@mismatch("RendezvousConflict", left_out=NO_MPI)
+@mismatch("RendezvousConflict", left_out=NO_MPI, has_line=False)
 def world_size_differs() -> None:
     """Rank 1 has the world size of another job."""
     start(rank=RANK, world_size=4 if RANK == 1 else SIZE)  # BUG
 
 
-@mismatch("RendezvousConflict", left_out=NO_MPI)
+@mismatch("RendezvousConflict", left_out=NO_MPI, has_line=False)
 def world_size_differs_and_a_rank_is_late() -> None:
     """Rank 1 has the world size of another job, and rank 2 starts when the others have found that out."""
     if RANK == 2:
@@ -111,7 +111,17 @@ def world_size_differs_and_a_rank_is_late() -> None:
     start(rank=RANK, world_size=4 if RANK == 1 else SIZE)  # BUG
 
 
-@mismatch("RendezvousConflict", guilty=(2,), names=(1,), left_out=NO_MPI)
+# A rank that comes when the start of the others has failed waits for them until its deadline.
+@mismatch(
+    "RendezvousConflict",
+    "RendezvousTimeout",
+    guilty=(2,),
+    names=(1,),
+    left_out=NO_MPI,
+    has_line=False,
+    within=AT_THE_DEADLINE,
+    guilty_errors=("RendezvousConflict", "DistNetworkError"),
+)
 def same_rank_twice() -> None:
     """Two processes start as rank 1, because a script has not counted on."""
     start(rank=min(RANK, 1), world_size=SIZE)  # BUG
