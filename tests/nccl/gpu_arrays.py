@@ -102,6 +102,12 @@ def held(stream: int) -> Iterator[None]:
     assert passed.is_set()
 
 
+def await_frees() -> None:
+    """Wait until the memory of dropped arrays has been freed."""
+    with _on(_Home.gpu):
+        _call("cuStreamSynchronize", _stream_of_frees(_Home.gpu))
+
+
 def comes_true(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
     """Wait until a condition holds; return whether it did in time."""
     deadline = time.monotonic() + seconds

@@ -269,6 +269,7 @@ def use_freed_memory(rank: int, size: int) -> str:
         with held(stream):
             work: Any = dist.all_reduce(given, async_op=True)
             array = None
+            gpu_arrays.await_frees()
         work.wait()
     return f"{type(raised.value).__name__}: {raised.value}"
 
