@@ -157,8 +157,9 @@ def test_all_ranks_are_killed_and_the_records_tell_what_they_did(tmp_path: Path)
         for rank in range(4):
             world.wait_for_output(rank, "trained", 20)
         time.sleep(0.5)  # the others are in their call
-        for rank in range(4):
-            world.kill(rank)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees the end of another
+            for rank in range(4):
+                world.kill(rank, number)
     status, text = explain(tmp_path, "--json")
     ranks = json.loads(text)["ranks"]
     assert status == 1 and [rank["state"] for rank in ranks] == ["lost"] * 4
