@@ -82,8 +82,18 @@ def program() -> str:
 def remove_old(root: Path, new: Path) -> None:
     """Remove the oldest records of jobs that have ended, until there is room for those of a ``new`` one.
 
-    Another rank of that job may have made its directory meanwhile.
+    One process at a time: to remove a record changes the time by which a job is the newest.
     """
+    with suppress(OSError):
+        place = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_oldest(root, new)
+        finally:
+            os.close(place)
+
+
+def _remove_oldest(root: Path, new: Path) -> None:
     jobs = []
     with suppress(OSError):
         for path in root.iterdir():
