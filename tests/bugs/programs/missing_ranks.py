@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import queue
 import signal
@@ -77,10 +78,8 @@ def loops_without_end() -> None:
     """Rank 1 searches without end, in Python."""
     join()
 
-    def search() -> None:
-        step = 1
-        while step:
-            step += 1  # BUG
+    def search() -> bool:
+        return any(step < 0 for step in itertools.count())  # BUG
 
     if dist.get_rank() == 1:
         search()
