@@ -204,6 +204,8 @@ class Engine final : public Waiter, public WaitForGraph {
   void on_left(int peer);
   void set_status(int peer, PeerStatus status, std::string how);
   NamedGroup group_of(uint64_t identity) const;
+  // The record of this rank, or of another one of this host; null for those of other hosts.
+  const FlightRecord* record_of(int peer) const;
   // What a rank of this host is doing, by its record; follows "rank 1 is".
   std::string activity(const FlightRecordView& record, uint64_t group) const;
   bool has_answered(int peer, int64_t asked_ns) const;

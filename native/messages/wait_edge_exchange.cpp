@@ -71,7 +71,7 @@ void WaitEdgeExchange::subscribe(int peer) {
   post(peer, {.kind = Kind::kSubscribe, .waits = 0, .confirmed = 0}, {});
 }
 
-void WaitEdgeExchange::publish(const WaitEdgeBoard& own, const std::string& line) {
+void WaitEdgeExchange::publish(const WaitEdgeBoard& own, const FindLine& find_line) {
   const std::optional<WaitEdge> wait = own.wait(rank_);
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
     Copy* copy = copies_[static_cast<size_t>(peer)].get();
@@ -84,7 +84,7 @@ void WaitEdgeExchange::publish(const WaitEdgeBoard& own, const std::string& line
       copy->sent_epoch = 0;
       post(peer, {.kind = Kind::kWaitEnded, .waits = 0, .confirmed = 0}, {});
     } else if (copy->sent_epoch != wait->epoch || copy->sent_confirmed != own.confirmed()) {
-      if (copy->sent_epoch != wait->epoch) post_line_of_wait(peer, rank_, wait->epoch, line);
+      if (find_line && copy->sent_epoch != wait->epoch) post_line_of_wait(peer, rank_, wait->epoch, find_line(*wait));
       copy->sent_epoch = wait->epoch;
       copy->sent_confirmed = own.confirmed();
       post(peer, {.kind = Kind::kWait, .waits = 1, .confirmed = copy->sent_confirmed}, {Wait::of(*wait)});

@@ -44,8 +44,9 @@ class WaitEdgeExchange {
   const WaitEdgeBoard* add(int peer);
   // Subscribe to that rank's wait; without effect for a rank that was not added.
   void subscribe(int peer);
-  // Send the subscribers the changes of this rank's board; with a new wait, its source line.
-  void publish(const WaitEdgeBoard& own, const std::string& line = "");
+  // Send the subscribers the changes of this rank's board; with a new wait, its source line, found by `find_line`.
+  using FindLine = std::function<std::string(const WaitEdge& wait)>;
+  void publish(const WaitEdgeBoard& own, const FindLine& find_line = nullptr);
   // Send the others of a cycle that it is one; `lines` are the source lines of its waits, where they are known.
   void announce(const std::vector<WaitEdge>& cycle, const std::vector<std::string>& lines = {});
 

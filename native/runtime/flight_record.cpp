@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -12,6 +11,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -77,19 +77,6 @@ uint64_t own_pid_namespace() {
 }
 
 [[noreturn]] void refuse(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
-
-// Held for some microseconds; not in the shared memory, where a death would keep it.
-class Writing {
- public:
-  explicit Writing(std::atomic_flag& flag) : flag_(flag) {
-    while (flag_.test_and_set(std::memory_order_acquire)) sched_yield();
-  }
-  Writing(const Writing&) = delete;
-  ~Writing() { flag_.clear(std::memory_order_release); }
-
- private:
-  std::atomic_flag& flag_;
-};
 
 }  // namespace
 
@@ -214,8 +201,10 @@ std::vector<RecordedGroup> FlightRecordView::groups() const {
   std::vector<RecordedGroup> groups;
   for (const GroupEntry& entry : layout_.group_entries) {
     const uint64_t identity = entry.identity.load(std::memory_order_acquire);
-    if (identity != 0)
-      groups.push_back({identity, entry.rank, entry.size, text_of(entry.name), text_of(entry.members)});
+    if (identity == 0) continue;
+    RecordedGroup group{identity, entry.rank, entry.size, text_of(entry.name), text_of(entry.members)};
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (entry.identity.load(std::memory_order_relaxed) == identity) groups.push_back(std::move(group));
   }
   return groups;
 }
@@ -281,7 +270,7 @@ FlightRecord::FlightRecord(FileDescriptor descriptor) : descriptor_(std::move(de
 FlightRecord::~FlightRecord() { munmap(memory_, bytes_); }
 
 void FlightRecord::add_group(const RecordedGroup& group) {
-  const Writing writing(writing_);
+  const std::lock_guard writing(writing_);
   FlightRecordLayout& record = layout();
   const uint64_t number = record.groups.load(std::memory_order_relaxed);
   GroupEntry& entry = record.group_entries[number % kGroups];
@@ -295,7 +284,7 @@ void FlightRecord::add_group(const RecordedGroup& group) {
 }
 
 uint32_t FlightRecord::add_source_line(std::string_view line) {
-  const Writing writing(writing_);
+  const std::lock_guard writing(writing_);
   FlightRecordLayout& record = layout();
   const uint32_t number = record.source_lines.load(std::memory_order_relaxed);
   if (number == kSourceLines) return 0;
@@ -306,7 +295,7 @@ uint32_t FlightRecord::add_source_line(std::string_view line) {
 }
 
 void FlightRecord::beat() {
-  const Writing writing(writing_);
+  const std::lock_guard writing(writing_);
   FlightRecordLayout& record = layout();
   const ClockPair now = ClockPair::now();
   const uint64_t version = record.beat_version.load(std::memory_order_relaxed);
@@ -325,18 +314,18 @@ void FlightRecord::request_stack() {
 }
 
 void FlightRecord::set_stack(std::string_view text) {
-  const Writing writing(writing_);
+  const std::lock_guard writing(writing_);
   layout().stack.write(text, now_ns());
 }
 
 void FlightRecord::set_report(std::string_view text) {
-  const Writing writing(writing_);
+  const std::lock_guard writing(writing_);
   layout().report.write(text, now_ns());
 }
 
 void FlightRecord::end(RankState state, std::string_view reason) {
   beat();
-  const Writing writing(writing_);
+  const std::lock_guard writing(writing_);
   if (layout().state.load(std::memory_order_relaxed) != static_cast<uint32_t>(RankState::kRunning)) return;
   if (!reason.empty()) layout().reason.write(reason, now_ns());
   layout().state.store(static_cast<uint32_t>(state), std::memory_order_release);

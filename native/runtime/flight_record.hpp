@@ -128,7 +128,7 @@ class FlightRecord {
   std::byte* memory_ = nullptr;
   size_t bytes_ = 0;
   std::unique_ptr<Recorder> recorder_;
-  std::atomic_flag writing_;  // guards the tables and the texts
+  SpinLock writing_;  // guards the tables and the texts; not in the shared memory, where a death would keep it
 };
 
 }  // namespace procgroup

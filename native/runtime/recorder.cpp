@@ -1,8 +1,7 @@
 #include "runtime/recorder.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
+#include <mutex>
 #include <new>
 #include <optional>
 
@@ -96,20 +95,6 @@ std::optional<Record> read_entry(const Entry& entry) {
   return std::nullopt;
 }
 
-// Excludes the other writers of this process.
-class Writing {
- public:
-  explicit Writing(std::atomic_flag& flag) : flag_(flag) {
-    while (flag_.test_and_set(std::memory_order_acquire)) sched_yield();
-  }
-  Writing(const Writing&) = delete;
-  Writing& operator=(const Writing&) = delete;
-  ~Writing() { flag_.clear(std::memory_order_release); }
-
- private:
-  std::atomic_flag& flag_;
-};
-
 // Opens an entry for writing, and gives it a version that it never had at the end of the scope.
 class Change {
  public:
@@ -169,7 +154,7 @@ void Recorder::record(const Descriptor& call, uint64_t started, uint32_t source)
 }
 
 uint64_t Recorder::add(const Descriptor& call, CallState state, uint32_t source, uint64_t started, uint64_t ended) {
-  const Writing writing(writing_);
+  const std::lock_guard writing(writing_);
   const uint64_t index = next_++;
   static_cast<Header*>(memory_)->added.store(next_, std::memory_order_relaxed);
   Entry& entry = entries(memory_)[index % kEntries];
@@ -187,7 +172,7 @@ uint64_t Recorder::add(const Descriptor& call, CallState state, uint32_t source,
 uint64_t Recorder::start(uint64_t index, const Descriptor& call, uint32_t source) {
   const uint64_t now = now_ticks();
   {
-    const Writing writing(writing_);
+    const std::lock_guard writing(writing_);
     Entry& entry = entries(memory_)[index % kEntries];
     if (is_of(entry, index)) {
       const uint64_t waited = now - entry.started.load(std::memory_order_relaxed);
@@ -210,7 +195,7 @@ void Recorder::fail(uint64_t index) { end(index, CallState::kFailed); }
 
 void Recorder::end(uint64_t index, CallState state) {
   const uint64_t now = now_ticks();
-  const Writing writing(writing_);
+  const std::lock_guard writing(writing_);
   Entry& entry = entries(memory_)[index % kEntries];
   if (!is_running(entry, index)) return;
   const Change change(entry);

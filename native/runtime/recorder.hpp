@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/spin_lock.hpp"
 #include "base/ticks.hpp"
 #include "ops/descriptor.hpp"
 
@@ -80,8 +81,8 @@ class Recorder {
   void end(uint64_t index, CallState state);
 
   void* const memory_;
-  uint64_t next_ = 0;         // guarded by writing_
-  std::atomic_flag writing_;  // held for some nanoseconds; not in the shared memory, where a death would keep it
+  uint64_t next_ = 0;  // guarded by writing_
+  SpinLock writing_;   // excludes the other writers; not in the shared memory, where a death would keep it
 };
 
 }  // namespace procgroup

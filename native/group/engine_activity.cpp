@@ -1,0 +1,151 @@
+// What the ranks are doing, for reports of waits and for errors: read in the flight records of this host's ranks, and
+// asked of the ranks of other hosts by messages.
+#include <algorithm>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "group/engine.hpp"
+#include "runtime/call_report.hpp"
+
+namespace procgroup {
+namespace {
+
+// How long a rank whose call has reached its deadline waits for the answers of the missing ranks.
+constexpr double kAnswerSeconds = 0.3;
+constexpr int64_t kAnswerSliceNs = 5'000'000;
+
+// The number of awaited ranks whose state the report of a wait describes.
+constexpr size_t kDescribedRanks = 4;
+
+// How long a stack tells what a rank is doing, and how long this rank waits for its own one before it answers a
+// question of another host without.
+constexpr int64_t kFreshNs = 1'000'000'000;
+constexpr int64_t kStackNs = 150'000'000;
+
+}  // namespace
+
+const FlightRecord* Engine::record_of(int peer) const {
+  return peer == rank() ? record_.get() : peers_[index(peer)]->record.get();
+}
+
+// Whether what this rank is doing is known: its call, or its stack, which is requested now and comes soon.
+bool Engine::can_answer() {
+  const int64_t now = now_ns();
+  const auto stack = record_->view().stack();
+  if (procgroup::is_in_call(recorder().read()) || (stack && now - stack->ns < kFreshNs)) return true;
+  if (now - stack_requested_ns_ > kFreshNs) {
+    stack_requested_ns_ = now;
+    record_->request_stack();
+  }
+  return now - stack_requested_ns_ > kStackNs;
+}
+
+// A rank that is in no call answers the questions of other hosts, too.
+void Engine::answer_while_idle() {
+  if (!uses_sockets_.load(std::memory_order_acquire)) return;
+  const std::unique_lock lock(messages_mutex_, std::try_to_lock);
+  if (lock && pump()) kick();
+}
+
+std::vector<std::string> Engine::calls_of(const std::vector<int>& peers, uint64_t group) {
+  const int64_t asked_ns = now_ns();
+  query_calls(peers, group);
+  await_answers([&] { return std::ranges::all_of(peers, [&](int peer) { return has_answered(peer, asked_ns); }); });
+  return known_calls(peers, group);
+}
+
+std::vector<std::string> Engine::known_calls(const std::vector<int>& peers, uint64_t group) {
+  std::vector<std::string> calls;
+  const std::lock_guard lock(messages_mutex_);
+  for (const int peer : peers) {
+    const FlightRecord* record = record_of(peer);
+    calls.push_back(record != nullptr ? activity(record->view(), group) : waits_.calls(peer));
+    if (calls.back().empty()) calls.back() = "not answering: it is stopped, or its host cannot be reached";
+  }
+  return calls;
+}
+
+std::string Engine::activity(const FlightRecordView& record, uint64_t group) const {
+  const std::vector<Record> calls = record.calls();
+  const std::string text = describe_calls(
+      calls, group,
+      [&](uint64_t identity) {
+        NamedGroup named = group_of(identity);
+        for (const RecordedGroup& one : record.groups())
+          if (one.identity == identity) named.members = one.members;
+        return named;
+      },
+      [&](uint32_t number) { return record.source_line(number); });
+  if (const std::string stopped = describe_stopped(record); !stopped.empty()) return stopped + ", and was " + text;
+  const auto stack = record.stack();
+  if (procgroup::is_in_call(calls) || !stack || now_ns() - stack->ns > kFreshNs) return text;
+  const std::string place = describe_stack(stack->text);
+  return place.empty() ? text : place + "; it is " + text;
+}
+
+bool Engine::is_in_call(int peer) const {
+  const FlightRecord* record = peers_[index(peer)]->record.get();
+  return record != nullptr && procgroup::is_in_call(record->view().calls());
+}
+
+// A rank that is in a call is known by that. One that is stopped takes no stack.
+bool Engine::has_answered(int peer, int64_t asked_ns) const {
+  const FlightRecord* record = peers_[index(peer)]->record.get();
+  if (record == nullptr) return peer == rank() || !waits_.calls(peer).empty();
+  const FlightRecordView view = record->view();
+  const auto stack = view.stack();
+  return (stack && stack->ns >= asked_ns) || procgroup::is_in_call(view.calls()) || !describe_stopped(view).empty();
+}
+
+void Engine::await_answers(const std::function<bool()>& is_known) {
+  const Deadline deadline = Deadline::after(kAnswerSeconds);
+  while (!deadline.passed()) {
+    {
+      const std::lock_guard lock(messages_mutex_);
+      pump();
+      if (is_known()) return;
+    }
+    sleep(deadline.remaining_ns(kAnswerSliceNs), [] { return false; });
+  }
+}
+
+std::string Engine::source_line(int peer, const Descriptor& call) const {
+  const FlightRecord* record = record_of(peer);
+  return record != nullptr ? find_line(record->view(), call) : waits_.source_line(peer, call.group, call.sequence);
+}
+
+void Engine::post_source_line(int peer, const Descriptor& call) {
+  const std::lock_guard lock(messages_mutex_);
+  waits_.post_source_line(peer, call.group, call.sequence, source_line(rank(), call));
+}
+
+void Engine::query_calls(const std::vector<int>& peers, uint64_t group) {
+  const std::lock_guard lock(messages_mutex_);
+  for (const int peer : peers) {
+    FlightRecord* record = peers_[index(peer)]->record.get();
+    if (record == nullptr)
+      waits_.query_calls(peer, group);
+    else
+      record->request_stack();
+  }
+}
+
+std::string Engine::line_of(const WaitEdge& wait) {
+  const FlightRecord* record = record_of(wait.rank);
+  if (record != nullptr) return short_line(find_line_of_wait(record->view(), wait.op));
+  const std::lock_guard lock(messages_mutex_);
+  return short_line(waits_.source_line(wait));
+}
+
+void Engine::report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group) {
+  std::vector<int> described = call.awaited;
+  if (described.size() > kDescribedRanks) described.resize(kDescribedRanks);
+  if (due == WaitReport::Due::kQuestion) query_calls(described, group);
+  if (due != WaitReport::Due::kLine) return;
+  WaitingCall global = call;
+  global.rank = global_rank(call.rank);
+  for (int& awaited : global.awaited) awaited = global_rank(awaited);
+  log_line(LogLevel::kWarning, describe_wait(global, known_calls(described, group)), global.rank);
+}
+
+}  // namespace procgroup
