@@ -1,15 +1,18 @@
-// Flight records for Python: to read those of any process, and to install the signal that takes stacks.
+// Flight records for Python: to read those of any process, to write what this one reports, and to install the signal
+// that takes stacks.
 #include "runtime/flight_record.hpp"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 
 #include <stdexcept>
 #include <system_error>
 
 #include "bindings.hpp"
+#include "group/engine_registry.hpp"
 #include "runtime/stack_sampler.hpp"
 
 using namespace nanobind::literals;
@@ -45,7 +48,10 @@ nb::dict call_of(const FlightRecordView& view, const Record& record) {
   return entry;
 }
 
-nb::dict read_flight_record(const std::string& path) {
+bool has_ended(const Record& call) { return call.state == CallState::kCompleted || call.state == CallState::kFailed; }
+
+// Of the calls: the newest, this many, and those that have not ended.
+nb::dict read_flight_record(const std::string& path, size_t newest) {
   FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) throw std::system_error(errno, std::generic_category(), path);
   std::unique_ptr<FlightRecord> record;
@@ -70,7 +76,8 @@ nb::dict read_flight_record(const std::string& path) {
   entry["state"] = rank_state_name(view.state());
   entry["reason"] = view.reason();
   entry["stopped"] = describe_stopped(view);
-  entry["recorded"] = view.recorded();
+  const uint64_t recorded = view.recorded();
+  entry["recorded"] = recorded;
   entry["stack"] = text_at(view.stack());
   entry["report"] = text_at(view.report());
   nb::list groups;
@@ -85,7 +92,8 @@ nb::dict read_flight_record(const std::string& path) {
   }
   entry["groups"] = groups;
   nb::list calls;
-  for (const Record& call : view.calls()) calls.append(call_of(view, call));
+  for (const Record& call : view.calls())
+    if (call.index + newest >= recorded || !has_ended(call)) calls.append(call_of(view, call));
   entry["calls"] = calls;
   return entry;
 }
@@ -99,9 +107,10 @@ void request_stack(const std::string& path) {
 }  // namespace
 
 void bind_flight_record(nb::module_& module) {
-  module.def("read_flight_record", &read_flight_record, "path"_a,
-             nb::sig("def read_flight_record(path: str) -> dict[str, typing.Any]"));
+  module.def("read_flight_record", &read_flight_record, "path"_a, "newest"_a = Recorder::kEntries,
+             nb::sig("def read_flight_record(path: str, newest: int = 1024) -> dict[str, typing.Any]"));
   module.def("request_stack", &request_stack, "path"_a);
+  module.def("report", &report_progress, "text"_a);
   module.def(
       "install_stack_signal", [](int number, int file) { StackSampler::of_process().install(number, file); },
       "number"_a, "file"_a);

@@ -14,7 +14,7 @@
 #include "base/clock.hpp"
 #include "base/futex.hpp"
 #include "base/log.hpp"
-#include "group/fork_guard.hpp"
+#include "group/engine_registry.hpp"
 #include "messages/single_copy.hpp"
 #include "runtime/call_report.hpp"
 #include "runtime/failure_record.hpp"
@@ -69,7 +69,7 @@ Engine::Engine(const EngineOptions& options, bool shared)
   progress_ = std::make_unique<ProgressThread>(*this, policy_);
   record_ = FlightRecord::create(options_.record_path, options_.recorded);
   observer_ = std::make_unique<Observer>(*record_, [this] { answer_while_idle(); });
-  guard_forks(this);
+  register_engine(this);
 }
 
 Engine::~Engine() {
@@ -82,7 +82,7 @@ Engine::~Engine() {
     return;
   }
   shutdown();
-  unguard_forks(this);
+  unregister_engine(this);
 }
 
 void Engine::make_arena(Arena arena) {

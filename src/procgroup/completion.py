@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import NamedTuple
 
 from procgroup.__main__ import COMMANDS
@@ -95,8 +96,8 @@ def candidates(words: Sequence[str]) -> Iterator[Candidate]:
         yield from _starting(rest[-1] if rest else "", commands)
     elif rest[0] in ("run", "launch"):
         yield from _of_launcher(flags.table("", old_contract=rest[0] == "launch"), rest[1:])
-    elif rest[0] == "doctor":
-        yield from _starting(rest[-1], _of_doctor())
+    elif rest[0] in ("doctor", "explain", "top"):
+        yield from _starting(rest[-1], _of_diagnostics(rest[0]))
     elif rest[0] == "completion" and len(rest) == 2:
         yield from _starting(rest[1], (Candidate(shell, "print its completion script") for shell in SCRIPTS))
 
@@ -120,10 +121,9 @@ def _of_launcher(table: Sequence[Flag], words: Sequence[str]) -> Iterator[Candid
         yield from _starting(current.replace("_", "-"), (Candidate(flag.name, flag.text) for flag in table))
 
 
-def _of_doctor() -> Iterator[Candidate]:
-    from procgroup.diagnostics.doctor.command import FLAGS  # imported for this command only
-
-    return (Candidate(name, text) for name, text in FLAGS.items())
+def _of_diagnostics(command: str) -> Iterator[Candidate]:
+    table: dict[str, str] = import_module(COMMANDS[command].module).FLAGS  # imported for this command only
+    return (Candidate(name, text) for name, text in table.items())
 
 
 def _values(flag: Flag) -> Iterator[Candidate]:

@@ -46,7 +46,9 @@ def test_every_flag_is_completed_and_described() -> None:
     assert all(candidate.text for candidate in candidates(["procgroup", "run", "--"]))
 
 
-def test_the_flags_of_doctor_are_completed() -> None:
+def test_the_flags_of_diagnostics_are_completed() -> None:
+    assert words("procgroup", "explain", "--") == ["--list", "--json", "--trace"]
+    assert words("procgroup", "top", "--") == ["--once"]
     assert words("procgroup", "doctor", "--") == ["--json", "--strict", "--verbose", "--timeout"]
     assert words("procgroup", "doctor", "--json", "--s") == ["--strict"]
 

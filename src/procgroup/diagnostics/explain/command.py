@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from procgroup.diagnostics.explain import findings, recorded_job, stragglers
-from procgroup.diagnostics.explain.recorded_job import Job, Rank
+from procgroup.diagnostics.explain.recorded_job import Job
+from procgroup.diagnostics.explain.text import as_text
 from procgroup.diagnostics.explain.trace import trace
+
+FLAGS = {
+    "--list": "list the recorded jobs, the newest first, and end",
+    "--json": "print everything as JSON",
+    "--trace": "write a trace of all calls for ui.perfetto.dev, too",
+}
+_WITH_FILE = ("--trace",)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     found = findings.find(job)
     if options.trace:
         Path(options.trace).write_text(json.dumps(trace(job)))
-    print(json.dumps(_as_json(job, found), indent=2) if options.json else _as_text(job, found))
+    print(json.dumps(_as_json(job, found), indent=2) if options.json else as_text(job, found))
     return 1 if found else 0
 
 
@@ -46,9 +54,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JOB",
         help="a job: the beginning of its name, its run id, or a directory of records; by default the newest",
     )
-    parser.add_argument("--list", action="store_true", help="list the recorded jobs, the newest first, and end")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--trace", metavar="FILE", help="write a trace of all calls for ui.perfetto.dev, too")
+    for flag, text in FLAGS.items():
+        if flag in _WITH_FILE:
+            parser.add_argument(flag, metavar="FILE", help=text)
+        else:
+            parser.add_argument(flag, action="store_true", help=text)
     return parser
 
 
@@ -63,34 +73,6 @@ def _line_of(path: Path) -> str:
     label = f" {job.name}" if job.name != name else ""
     ranks = f"{len(job.ranks)} of {job.world_size} ranks"
     return f"{name}{label}  {began}  {ranks}  {', '.join(states)}  {job.ranks[0].program}"
-
-
-def _as_text(job: Job, found: Sequence[findings.Finding]) -> str:
-    lines = [finding.sentence for finding in found] or [_all_is_well(job)]
-    lines += ["", *_table(job)]
-    costly = [one for one in stragglers.find(job) if one.share >= 0.01]
-    if costly:
-        lines += ["", *map(str, costly)]
-    return "\n".join(lines)
-
-
-def _all_is_well(job: Job) -> str:
-    if all(rank.state == "left" for rank in job.ranks):
-        return f"all {len(job.ranks)} ranks of job {job.name} left in order"
-    return f"job {job.name}: no rank waits for another for long"
-
-
-def _table(job: Job) -> list[str]:
-    now = max([time.time() if rank.state in ("running", "stopped") else rank.seen for rank in job.ranks])
-    rows = [("rank", "host", "pid", "state", "where")]
-    rows += [(str(rank.rank), rank.host, str(rank.pid), rank.state, _where(rank, now)) for rank in job.ranks]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows]
-
-
-def _where(rank: Rank, now: float) -> str:
-    where = findings.place(rank, now if rank.state in ("running", "stopped") else rank.seen)
-    return f"{where}; reported {rank.report}" if rank.report else where
 
 
 def _as_json(job: Job, found: Sequence[findings.Finding]) -> dict[str, Any]:

@@ -54,14 +54,14 @@ def place(rank: Rank, now: float) -> str:
     """Return where a rank is, in words that follow "it is"."""
     call = rank.call
     if call is not None:
-        return f"in {_described(call)}{_at(call)} for {_seconds(now - call.started)}"
-    last = max((one for one in rank.calls if one.ended), key=lambda one: one.ended, default=None)
-    if rank.state == "running" and rank.stack:
-        return "in " + ", called by ".join(_short(frame) for frame in _telling(rank.stack))
+        return f"in {_described(call)}{at(call)} for {duration(now - call.started)}"
+    if rank.current_stack:
+        return "in " + ", called by ".join(_short(frame) for frame in _telling(rank.current_stack))
+    last = rank.last
     if last is None:
         return "in no call, and has made none"
-    idle = f" for {_seconds(now - last.ended)}" if now - last.ended >= _USUAL_SECONDS else ""
-    return f"in no call{idle}; its last was {last.name}{_at(last)}"
+    idle = f" for {duration(now - last.ended)}" if now - last.ended >= _USUAL_SECONDS else ""
+    return f"in no call{idle}; its last was {last.name}{at(last)}"
 
 
 def _described(call: Call) -> str:
@@ -79,7 +79,8 @@ def _now_of(job: Job) -> float:
     return time.time() if any(rank.state in ("running", "stopped") for rank in job.ranks) else 0.0
 
 
-def _at(call: Call) -> str:
+def at(call: Call) -> str:
+    """Return " at train.py:12"; "" where the line is not known."""
     return f" at {_base(call.line)}" if call.line else ""
 
 
@@ -99,7 +100,8 @@ def _telling(stack: Sequence[str]) -> list[str]:
     return [*stack[:1], *(own or stack[1:])[:1]]
 
 
-def _seconds(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return "12.3 s" or "11 min"."""
     return f"{max(seconds, 0.0):.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
@@ -159,7 +161,7 @@ def _ended(job: Job, rank: Rank, now: float) -> Finding:
         "stopped": f"rank {rank.rank} is stopped (SIGSTOP; pid {rank.pid} on {rank.host})",
     }[rank.state]
     then = now if rank.state == "stopped" else rank.seen
-    ago = "" if rank.state == "stopped" or now - rank.seen < 1 else f", {_seconds(now - rank.seen)} ago"
+    ago = "" if rank.state == "stopped" or now - rank.seen < 1 else f", {duration(now - rank.seen)} ago"
     sentence = f"{what}{ago}; it was {place(rank, then)}"
     waiting = _waiting_for(job, rank.rank)
     if waiting:
@@ -171,10 +173,10 @@ def _who_waits(waiting: Sequence[tuple[int, Call]], now: float, job: Job) -> str
     call = waiting[0][1]
     ranks = sorted({rank for rank, _ in waiting})
     live = any(rank.call is not None for rank in job.ranks if rank.rank in ranks)
-    name = f"{call.name}{_at(call)}"
+    name = f"{call.name}{at(call)}"
     wait = "has waited" if len(ranks) == 1 else "have waited"
     if live:
-        return f"{name_ranks(ranks)} {wait} for it in {name}, for {_seconds(now - min(c.started for _, c in waiting))}"
+        return f"{name_ranks(ranks)} {wait} for it in {name}, for {duration(now - min(c.started for _, c in waiting))}"
     return f"{name} failed on {name_ranks(ranks)}"
 
 
@@ -190,7 +192,7 @@ def _mismatches(job: Job) -> list[Finding]:
             )
             made[rank.rank] = own
         if len({one.text for one in made.values()}) > 1:
-            calls = ", ".join(f"rank {rank}: {one.text}{_at(one)}" for rank, one in sorted(made.items()))
+            calls = ", ".join(f"rank {rank}: {one.text}{at(one)}" for rank, one in sorted(made.items()))
             sentence = f"the ranks made different calls as #{call.sequence} of group {call.group.name}: {calls}"
             found.append(Finding(sentence, tuple(sorted(made)), ()))
     return found
@@ -205,7 +207,7 @@ def _late_ranks(job: Job, now: float) -> list[Finding]:
         missing = _missing(job, call, present)
         waiting = tuple(sorted(rank.rank for rank in present))
         wait = "has waited" if len(waiting) == 1 else "have waited"
-        since = f"{name_ranks(waiting)} {wait} for {_seconds(now - call.started)}"
+        since = f"{name_ranks(waiting)} {wait} for {duration(now - call.started)}"
         for number in missing:
             late = job.rank(number)
             assert late is not None
@@ -214,12 +216,10 @@ def _late_ranks(job: Job, now: float) -> list[Finding]:
             else:
                 it = f"it is {place(late, now)}" if is_live else f"it was {place(late, late.seen)}"
             end = since if is_live else f"it failed on {name_ranks(waiting)}"
-            found.append(
-                Finding(f"rank {number} never entered {call.name}{_at(call)}; {it}; {end}", (number,), waiting)
-            )
+            found.append(Finding(f"rank {number} never entered {call.name}{at(call)}; {it}; {end}", (number,), waiting))
         unseen = [member for member in call.group.members if job.rank(member) is None]
         if is_live and not missing and unseen:
-            sentence = f"{since} in {call.name}{_at(call)}; of {name_ranks(unseen)} there is no record here"
+            sentence = f"{since} in {call.name}{at(call)}; of {name_ranks(unseen)} there is no record here"
             found.append(Finding(sentence, tuple(unseen), waiting))
     return found
 
@@ -233,9 +233,7 @@ def _messages(job: Job, now: float) -> list[Finding]:
             peer = job.rank(call.peer)
             where = f"it is {place(peer, now)}" if peer is not None else "there is no record of it here"
             who = f"rank {call.peer}" if call.peer >= 0 else "any rank"
-            sentence = (
-                f"rank {rank.rank} waits for {who} in {call.name}{_at(call)} since {_seconds(now - call.started)}"
-            )
+            sentence = f"rank {rank.rank} waits for {who} in {call.name}{at(call)} since {duration(now - call.started)}"
             found.append(Finding(f"{sentence}; {where}" if call.peer >= 0 else sentence, (call.peer,), (rank.rank,)))
     return found
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from procgroup import _native, flight_records
+
+RECORDED_CALLS = 1024
+"""So many calls are in a record at most."""
 
 # How long a live rank is given to write its stack.
 _STACK_SECONDS = 0.3
@@ -70,7 +74,8 @@ class Rank(NamedTuple):
     """One rank: its process, how that is, and its last calls, oldest first.
 
     ``state`` is "running", "stopped", "left" (in order), "failed" (with ``reason``) or "lost": killed, or crashed.
-    ``stack`` has the innermost frame first.
+    ``stack`` has the innermost frame first, and was taken at ``stack_taken``. ``recorded`` counts all calls that it has
+    made, also those that its record has no room for any more.
     """
 
     rank: int
@@ -85,11 +90,30 @@ class Rank(NamedTuple):
     stack: list[str]
     report: str
     began: float
+    stack_taken: float
+    recorded: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process has not ended."""
+        return self.state in ("running", "stopped")
+
+    @property
+    def last(self) -> Call | None:
+        """Return the call that has ended last, or None."""
+        return max((call for call in self.calls if call.ended), key=lambda call: call.ended, default=None)
 
     @property
     def call(self) -> Call | None:
         """Return the call that it is in, or None; of several the oldest."""
         return next((call for call in self.calls if call.is_running), None)
+
+    @property
+    def current_stack(self) -> list[str]:
+        """Return the stack of a running rank that is in no call, unless it has made a call since: [] then."""
+        last = self.last
+        is_current = self.state == "running" and self.call is None and (last is None or self.stack_taken >= last.ended)
+        return self.stack if is_current else []
 
     def reached(self, group: Group) -> int:
         """Return the number of the last collective of a group that this rank has started."""
@@ -141,19 +165,33 @@ def jobs() -> list[Path]:
     return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def load(directory: Path, *, with_stacks: bool = True) -> Job:
+def is_running(directory: Path) -> bool:
+    """Return whether a rank of this job lives on this host."""
+    return any(map(flight_records.is_in_use, _records_in(directory)))
+
+
+def request_stacks(directory: Path, ranks: Collection[int]) -> None:
+    """Have these ranks write their stacks to their records, and do not wait for that."""
+    for path in _records_in(directory):
+        if path.stem.startswith(tuple(f"{rank}-" for rank in ranks)) and flight_records.is_in_use(path):
+            with suppress(OSError, ValueError):
+                _native.request_stack(str(path))
+
+
+def load(directory: Path, *, with_stacks: bool = True, newest: int = RECORDED_CALLS) -> Job:
     """Read the records of a job. ``with_stacks`` has live ranks of this host write where they are now.
 
-    Raises LookupError when there is no readable record.
+    ``newest`` is how many calls of each record are read at least, besides all that have not ended. Raises LookupError
+    when there is no readable record.
     """
-    paths = sorted(_records_in(directory))
+    paths = sorted(_records_in(directory)) if directory.is_dir() else []  # a job may be removed meanwhile
     if with_stacks:
         _await_stacks([path for path in paths if flight_records.is_in_use(path)])
     read: dict[int, list[_Record]] = {}
     problems = []
     for path in paths:
         try:
-            record = _native.read_flight_record(str(path))
+            record = _native.read_flight_record(str(path), newest)
         except (OSError, ValueError) as error:
             problems.append(str(error))
             continue
@@ -221,9 +259,16 @@ def _rank_of(records: list[_Record]) -> Rank:
         seen=_wall(last, last["beat_ns"]),
         calls=calls,
         stack=_frames(stack),
-        report=last["report"][1] if last["report"] else "",
+        report=_printable(last["report"][1]) if last["report"] else "",
         began=records[0][1]["created_wall_ns"] / 1e9,
+        stack_taken=_wall(last, last["stack"][0]) if last["stack"] else 0.0,
+        recorded=sum(record["recorded"] for _, record in records),
     )
+
+
+def _printable(text: str) -> str:
+    """Return what a program wrote as text that a terminal shows and does not obey."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _state_of(path: Path, record: dict[str, Any]) -> str:
@@ -259,9 +304,11 @@ def _wall(record: dict[str, Any], ns: int) -> float:
 def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[Call]:
     number = _number((path, record))
     groups = {one["identity"]: _group_of(one, number) for one in record["groups"]}
+    shift = record["created_wall_ns"] - record["created_ns"]
     for call in record["calls"]:
         group = groups.get(call["group"]) or Group(f"{call['group']:x}-{number}", "?", 0, ())
         peer = call["root"]
+        issued, started, ended = call["issued_ns"], call["started_ns"], call["ended_ns"]
         yield Call(
             group=group,
             sequence=call["sequence"],
@@ -272,9 +319,9 @@ def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[Call]:
             bytes=call["bytes"],
             state=call["state"],
             line=call["source"],
-            issued=_wall(record, call["issued_ns"]),
-            started=_wall(record, call["started_ns"]),
-            ended=_wall(record, call["ended_ns"]),
+            issued=(shift + issued) / 1e9 if issued else 0.0,
+            started=(shift + started) / 1e9 if started else 0.0,
+            ended=(shift + ended) / 1e9 if ended else 0.0,
         )
 
 

@@ -8,9 +8,16 @@ member has completed.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from procgroup.diagnostics.explain.recorded_job import Call, Job
+
+NOTICEABLE_SHARE = 0.01
+"""The share of the others' time from which on a straggler is worth a line."""
+
+# The first calls of a job wait for ranks that start later.
+_TELLING_CALLS = 10
 
 
 class Straggler(NamedTuple):
@@ -64,6 +71,26 @@ def find(job: Job) -> list[Straggler]:
         share = sum(others.values()) / wall if wall else 0.0
         found.append(Straggler(last, op, counts[op], times, dict(others), share))
     return sorted(found, key=lambda one: one.share, reverse=True)
+
+
+def waiting_shares(job: Job, found: Sequence[Straggler]) -> dict[int, float]:
+    """Return for each rank which share of its recorded time it has waited for others, from 0 to 1."""
+    waited: dict[int, float] = defaultdict(float)
+    for one in found:
+        for number, seconds in one.waited.items():
+            waited[number] += seconds
+    windows = {rank.rank: _window(job, rank.rank) for rank in job.ranks}
+    return {number: waited[number] / window if window else 0.0 for number, window in windows.items()}
+
+
+def slowest(found: Sequence[Straggler]) -> int | None:
+    """Return the rank that the others have waited for longest; None where that is no noticeable share of their time."""
+    shares: dict[int, float] = defaultdict(float)
+    for one in found:
+        if one.calls >= _TELLING_CALLS:
+            shares[one.rank] += one.share
+    rank = max(shares, key=lambda number: shares[number], default=None)
+    return rank if rank is not None and shares[rank] >= NOTICEABLE_SHARE else None
 
 
 def _window(job: Job, number: int) -> float:

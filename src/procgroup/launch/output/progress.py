@@ -1,13 +1,15 @@
-"""``procgroup.report``: a rank reports its progress to the status line of its launcher.
+"""``procgroup.report``: a rank reports its progress to the status line of its launcher and in its flight record.
 
 Each report is one datagram to an abstract Unix socket of the launcher. It is dropped when it cannot be sent at once,
-because the next report holds newer values.
+because the next report holds newer values. The flight record keeps the last report as text, for ``procgroup top`` and
+``procgroup explain``.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +32,12 @@ _opened: list[tuple[int, socket.socket]] = []
 
 
 def report(**values: object) -> None:
-    """Show this rank's progress in the launcher's status line: ``report(step=7, loss=0.3)``.
+    """Show this rank's progress in the launcher's status line and in its flight record: ``report(step=7, loss=0.3)``.
 
-    The values are at most 8 numbers, arrays of one element or short texts. The call never blocks. Within 0.2 s of the
-    last report it drops the values unread, at a cost of less than a microsecond. Without ``procgroup run`` it does
-    nothing. Raises TypeError for a value that is no number or text, when it is sent.
+    The values are at most 8 numbers, arrays of one element or short texts. The call never waits for another process.
+    Within 0.2 s of the last report it drops the values unread, at a cost of less than a microsecond. It does nothing
+    without ``procgroup run`` and before ``init_process_group``. Raises TypeError for a value that is no number or text,
+    and ValueError for too many, unless the report is dropped.
     """
     global _next_time
     now = time.monotonic()
@@ -42,18 +45,39 @@ def report(**values: object) -> None:
         return
     _next_time = now + INTERVAL_SECONDS
     address, rank = PROCGROUP_REPORT_SOCKET.get(), RANK.get()
+    native = sys.modules.get("procgroup._native")  # without it this process has no flight record
+    if native is None and not address:
+        return
+    shown = plain(values)  # once: the value of an array on a GPU has to be copied
+    if native is not None:
+        native.report(as_text(shown))
     if address and rank is not None:
-        _send(address, encode(rank, values))
+        _send(address, encode(rank, shown))
+
+
+def as_text(values: Mapping[str, int | float | str]) -> str:
+    """Return a report as people read it: "step 7, loss 0.3123"."""
+    text = ", ".join(f"{name} {as_word(value)}" for name, value in values.items())
+    return text.encode(errors="replace").decode()  # half of a surrogate pair is no text
+
+
+def as_word(value: float | str) -> str:
+    """Return a text or an integer as it is, and another number with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def encode(rank: int, values: Mapping[str, object]) -> bytes:
     """Return a report as bytes. Raises TypeError and ValueError for values that cannot be sent."""
     import json
 
+    return json.dumps({"rank": rank, "values": plain(values)}).encode()
+
+
+def plain(values: Mapping[str, object]) -> dict[str, int | float | str]:
+    """Return the values of a report as numbers and short texts. Raises TypeError and ValueError, as ``encode`` does."""
     if len(values) > MAX_VALUES:
         raise ValueError(f"report takes at most {MAX_VALUES} values, got {len(values)}; choose the most important ones")
-    plain = {name[:MAX_NAME_CHARACTERS]: _plain(name, value) for name, value in values.items()}
-    return json.dumps({"rank": rank, "values": plain}).encode()
+    return {name[:MAX_NAME_CHARACTERS]: _plain(name, value) for name, value in values.items()}
 
 
 def _plain(name: str, value: Any) -> int | float | str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from procgroup.environ import TERM
+from procgroup.launch.output.progress import as_word
 from procgroup.launch.output.sinks import Sink
 
 DELAY_SECONDS = 1.0
@@ -74,9 +75,5 @@ def _summary(values: list[int | float | str]) -> str:
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) < len(values):
         return str(values[0])
-    least, most = _number(min(numbers)), _number(max(numbers))
+    least, most = as_word(min(numbers)), as_word(max(numbers))
     return least if least == most else f"{least} to {most}"
-
-
-def _number(value: int | float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.4g}"

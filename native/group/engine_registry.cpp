@@ -1,4 +1,4 @@
-#include "group/fork_guard.hpp"
+#include "group/engine_registry.hpp"
 
 #include <pthread.h>
 
@@ -33,16 +33,21 @@ void in_child() {
 
 }  // namespace
 
-void guard_forks(Engine* engine) {
+void register_engine(Engine* engine) {
   static const int installed = pthread_atfork(before_fork, in_parent, in_child);
   static_cast<void>(installed);
   const std::lock_guard lock(registry_mutex());
   registry().push_back(engine);
 }
 
-void unguard_forks(Engine* engine) {
+void unregister_engine(Engine* engine) {
   const std::lock_guard lock(registry_mutex());
   std::erase(registry(), engine);
+}
+
+void report_progress(std::string_view text) {
+  const std::lock_guard lock(registry_mutex());
+  for (Engine* engine : registry()) engine->record().set_report(text);
 }
 
 }  // namespace procgroup

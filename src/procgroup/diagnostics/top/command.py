@@ -1,0 +1,120 @@
+"""The command ``procgroup top``: what the ranks of a running job do now, twice a second."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from procgroup.diagnostics.explain import recorded_job
+from procgroup.diagnostics.explain.text import as_text
+from procgroup.diagnostics.top.keys import Keys
+from procgroup.diagnostics.top.table import plain
+from procgroup.diagnostics.top.watch import Look, Watch
+from procgroup.environ import TERM
+
+FLAGS = {"--once": "print one table as text, and end"}
+
+_LIVE_SECONDS = 0.5
+_PLAIN_SECONDS = 2.0
+# Of many ranks a look takes longer, and comes less often: so it takes a twentieth of a core at most.
+_PAUSES_PER_LOOK = 20
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return 0, or 2 when there is no such job."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _end)  # the terminal is left as it was
+    try:
+        watch = Watch(_find(options.job))
+        if options.once:
+            with Keys() as keys:
+                _look_first(watch, keys)
+            print(plain(watch.look()))
+        else:
+            _follow(watch)
+    except LookupError as error:
+        print(f"procgroup top: {error.args[0]}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:  # the reader of the output has ended, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="procgroup top",
+        description="Show what the ranks of a running job of this host do, by their flight records: twice a second on "
+        "a terminal where rich is installed, and otherwise as a table every 2 s. q or Ctrl-C ends it. Exit status: 0, "
+        "or 2 when there is no such job.",
+    )
+    parser.add_argument(
+        "job",
+        nargs="?",
+        default="",
+        metavar="JOB",
+        help="a job: the beginning of its name, its run id, or a directory of records; by default the newest that runs",
+    )
+    for flag, text in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=text)
+    return parser
+
+
+def _end(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
+def _find(which: str) -> Path:
+    running = () if which else (path for path in recorded_job.jobs() if recorded_job.is_running(path))
+    return next(iter(running), None) or recorded_job.find(which)
+
+
+def _follow(watch: Watch) -> None:
+    """Show looks until the job or the user ends it; print at the end of a job what has become of it."""
+    with Keys() as keys:
+        last = _follow_live(watch, keys) if _is_terminal() else None
+        last = last or _follow_plainly(watch, keys)
+    if last.has_ended:
+        print(f"the job has ended\n{as_text(last.job, last.found)}", flush=True)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty() and TERM.get() != "dumb"
+
+
+def _follow_live(watch: Watch, keys: Keys) -> Look | None:
+    try:
+        from procgroup.diagnostics.top import live
+    except ImportError:  # rich is not installed
+        return None
+    with live.view() as view:
+        return _repeat(watch, keys, view.show, _LIVE_SECONDS)
+
+
+def _look_first(watch: Watch, keys: Keys) -> None:
+    """Look once, so that the first table has rates."""
+    if not watch.look().has_ended:
+        keys.wait(_LIVE_SECONDS)
+
+
+def _follow_plainly(watch: Watch, keys: Keys) -> Look:
+    _look_first(watch, keys)
+    return _repeat(watch, keys, lambda look: print(plain(look), end="\n\n", flush=True), _PLAIN_SECONDS)
+
+
+def _repeat(watch: Watch, keys: Keys, show: Callable[[Look], None], seconds: float) -> Look:
+    """Look and show until the job has ended or a key ends it; return the last look."""
+    while True:
+        began = time.process_time()
+        look = watch.look()
+        if look.has_ended:
+            return look
+        show(look)
+        if keys.wait(max(seconds, _PAUSES_PER_LOOK * (time.process_time() - began))):
+            return look

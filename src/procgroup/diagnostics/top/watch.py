@@ -1,0 +1,146 @@
+"""Looks at the flight records of a job again and again, and what has changed between two looks.
+
+A look only reads the records' files, which costs the ranks nothing. A rank is made to write its Python stack only where
+it is in no call and others have waited for it for more than 1 s, and no more often than every 2 s.
+
+A look reads the newest calls of each rank. All recorded calls are needed to find what is wrong and which rank is slow.
+With 8 ranks that takes ten times as long, so it is done every 2 s, and every second where something may be wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from procgroup.diagnostics.explain import findings, recorded_job, stragglers
+from procgroup.diagnostics.explain.findings import Finding
+from procgroup.diagnostics.explain.recorded_job import Call, Job, Rank
+from procgroup.diagnostics.explain.text import now
+
+SECONDS_BETWEEN_STACKS = 2.0
+_SECONDS_BETWEEN_STUDIES = 2.0
+_SECONDS_WHERE_IT_MAY_BE_WRONG = 1.0
+# A live rank that has been in a call for longer may wait for another one in vain.
+_USUAL_SECONDS = 1.0
+_NEWEST_CALLS = 256
+
+
+class Row(NamedTuple):
+    """One rank. ``waited`` has the seconds since its call began, None in no call; rates are None at the first look."""
+
+    rank: int
+    state: str
+    where: str
+    waited: float | None
+    calls_per_second: float | None
+    bytes_per_second: float | None
+    waiting_share: float
+    report: str
+    is_slowest: bool
+    is_cause: bool
+
+
+class Look(NamedTuple):
+    """A job as it was at one moment."""
+
+    job: Job
+    found: list[Finding]
+    rows: list[Row]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no rank lives any more."""
+        return not any(rank.is_alive for rank in self.job.ranks)
+
+    @property
+    def seconds(self) -> float:
+        """How long the job has run."""
+        return now(self.job) - min(rank.began for rank in self.job.ranks)
+
+
+class Watch:
+    """Looks at one job. The caller decides when."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._counts: dict[int, tuple[float, int]] = {}
+        self._stacks_due = 0.0
+        self._studied = -math.inf
+        self._found: list[Finding] = []
+        self._shares: dict[int, float] = {}
+        self._slowest: int | None = None
+
+    def look(self) -> Look:
+        """Read the records. Raises LookupError where there is none any more."""
+        job = recorded_job.load(self._directory, with_stacks=False, newest=_NEWEST_CALLS)
+        moment = time.monotonic()
+        pause = _SECONDS_WHERE_IT_MAY_BE_WRONG if _may_be_wrong(job) else _SECONDS_BETWEEN_STUDIES
+        if moment >= self._studied + pause or not any(rank.is_alive for rank in job.ranks):
+            self._studied = moment
+            job, moment = recorded_job.load(self._directory, with_stacks=False), time.monotonic()
+            self._study(job)
+            self._request_stacks(job, moment)
+        causes = {number for finding in self._found for number in finding.ranks}
+        return Look(job, self._found, [self._row(job, rank, causes, moment) for rank in job.ranks])
+
+    def _study(self, job: Job) -> None:
+        self._found = findings.find(job)
+        counted = stragglers.find(job)
+        self._shares, self._slowest = stragglers.waiting_shares(job, counted), stragglers.slowest(counted)
+
+    def _request_stacks(self, job: Job, moment: float) -> None:
+        awaited = {number for finding in self._found if finding.waiting for number in finding.ranks}
+        idle = [rank.rank for rank in job.ranks if rank.rank in awaited and rank.state == "running" and not rank.call]
+        if idle and moment >= self._stacks_due:
+            self._stacks_due = moment + SECONDS_BETWEEN_STACKS
+            recorded_job.request_stacks(self._directory, idle)
+
+    def _row(self, job: Job, rank: Rank, causes: set[int], moment: float) -> Row:
+        calls, size = self._rates(rank, moment)
+        return Row(
+            rank=rank.rank,
+            state=rank.state,
+            where=_where(rank),
+            waited=now(job) - rank.call.started if rank.is_alive and rank.call else None,
+            calls_per_second=calls,
+            bytes_per_second=size,
+            waiting_share=self._shares.get(rank.rank, 0.0),
+            report=rank.report,
+            is_slowest=rank.rank == self._slowest,
+            is_cause=rank.rank in causes,
+        )
+
+    def _rates(self, rank: Rank, moment: float) -> tuple[float | None, float | None]:
+        """Return calls and bytes a second since the last look."""
+        before = self._counts.get(rank.rank)
+        self._counts[rank.rank] = moment, rank.recorded
+        if before is None:
+            return None, None
+        seconds, calls = moment - before[0], max(rank.recorded - before[1], 0)
+        held = rank.calls[-calls:] if calls else []
+        # Where more calls came than were read, the others are taken to be like these.
+        size = sum(call.bytes for call in held) * (calls / len(held) if held else 0)
+        return calls / seconds, size / seconds
+
+
+def _may_be_wrong(job: Job) -> bool:
+    return any(
+        rank.state != "running" or (rank.call is not None and now(job) - rank.call.started >= _USUAL_SECONDS)
+        for rank in job.ranks
+    )
+
+
+def _where(rank: Rank) -> str:
+    if rank.call is not None:
+        return _short(rank.call)
+    if rank.current_stack:
+        return findings.place(rank, rank.seen)
+    return f"after {_short(rank.last)}" if rank.last is not None else "no call yet"
+
+
+def _short(call: Call) -> str:
+    """Return "all_reduce #2 at train.py:12"; the default group's name is left out."""
+    name = f"{call.op} #{call.sequence}" if call.group.name == "0" else call.name
+    return f"{name}{findings.at(call)}"
