@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from procgroup.diagnostics.explain import findings, recorded_job, stragglers
+from procgroup.diagnostics.explain.page.page import page
 from procgroup.diagnostics.explain.recorded_job import Job
 from procgroup.diagnostics.explain.text import as_text
 from procgroup.diagnostics.explain.trace import trace
@@ -18,9 +19,10 @@ from procgroup.diagnostics.explain.trace import trace
 FLAGS = {
     "--list": "list the recorded jobs, the newest first, and end",
     "--json": "print everything as JSON",
+    "--html": "write a page with a timeline of all calls, too, which needs nothing else",
     "--trace": "write a trace of all calls for ui.perfetto.dev, too",
 }
-_WITH_FILE = ("--trace",)
+_WITH_FILE = ("--html", "--trace")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"procgroup explain: {error.args[0]}", file=sys.stderr)
         return 2
     found = findings.find(job)
+    if options.html:
+        Path(options.html).write_text(page(job, found), encoding="utf-8")
     if options.trace:
         Path(options.trace).write_text(json.dumps(trace(job)))
     print(json.dumps(_as_json(job, found), indent=2) if options.json else as_text(job, found))

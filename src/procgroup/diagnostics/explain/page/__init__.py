@@ -1,0 +1,1 @@
+"""The page of ``procgroup explain --html``: one file that needs nothing else."""
