@@ -131,7 +131,7 @@ void Arguments::require_outputs_apart() const {
   for (const ArrayView& view : issued_->arrays)
     if (view.access() != Access::kRead) outputs.push_back(&view);
   for (size_t index = 0; index < outputs.size(); ++index) {
-    if (!outputs[index]->is_strided()) continue;
+    if (!outputs[index]->has_scratch()) continue;
     const Strided place = outputs[index]->place();
     for (size_t other = 0; other < outputs.size(); ++other)
       if (other != index && overlap(place, outputs[other]->place())) refuse_overlap();

@@ -159,6 +159,14 @@ void ArrayView::lie_at(Strided place, ParameterName name) {
   scratch_ = std::make_unique<Scratch>(std::move(place), std::move(memory));
 }
 
+void ArrayView::retain() {
+  if (access_ == Access::kRead || has_scratch() || is_on_device()) return;
+  Strided own = place();
+  std::unique_ptr<std::byte[]> memory(new std::byte[bytes()]);
+  data_ = memory.get();
+  scratch_ = std::make_unique<Scratch>(std::move(own), std::move(memory));
+}
+
 Strided ArrayView::place() const {
   if (scratch_) return scratch_->place;
   return {.base = static_cast<std::byte*>(data_), .element_bytes = bytes(), .shape = {}, .strides = {}};

@@ -30,7 +30,7 @@ struct ParameterName {
 
 // An array in memory. Buffers and torch's own tensors are read here. Everything else, and every invalid argument, goes
 // through procgroup.arrays.view, which has the adapters of other libraries and the error texts. An array that is not
-// contiguous has its elements in scratch memory while it is in use: see move_through_scratch.
+// contiguous, or that is retained, has its elements in scratch memory while it is in use: see move_through_scratch.
 class ArrayView {
  public:
   ArrayView(nanobind::handle array, Access access, ParameterName name);
@@ -54,7 +54,10 @@ class ArrayView {
   [[noreturn]] void refuse_device() const;
   // The array's own memory.
   Strided place() const;
-  bool is_strided() const { return scratch_ != nullptr; }
+  bool has_scratch() const { return scratch_ != nullptr; }
+  // Keep the array's elements until the call has gone well: from now on data() is scratch memory. A call on a device
+  // does not take that: see PythonGroup::issue.
+  void retain();
   // Keep what the array's memory belongs to, beyond the array itself: it may get another memory while a call runs.
   void hold_memory();
 
@@ -89,8 +92,8 @@ class ArrayView {
   std::unique_ptr<Scratch> scratch_;  // keeps its address when the view moves
 };
 
-// Let the elements of strided arrays be copied into their scratch memory right before the call reads them, and back
-// when it went well. The views' scratch memory outlives the request.
+// Let the elements of strided and retained arrays be copied into their scratch memory right before the call reads them,
+// and back when it went well. The views' scratch memory outlives the request.
 void move_through_scratch(Request& request, std::span<const ArrayView> views);
 
 Dtype dtype_from_name(const char* name);  // throws nanobind::type_error

@@ -93,20 +93,22 @@ nb::object PythonGroup::broadcast(nb::handle array, int root, bool async_op, dou
   return issue(std::move(request), {"broadcast", array, async_op, seconds}, view);
 }
 
-nb::object PythonGroup::reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds) {
+nb::object PythonGroup::reduce(nb::handle array, int root, nb::handle op, bool retain, bool async_op, double seconds) {
   const CallSite site = this->site("reduce");
   ArrayView view(array, root == group_->rank() ? Access::kUpdate : Access::kRead, {"tensor"});
+  if (retain) view.retain();
   Request request = make(OpKind::kReduce, view, site.checked_rank(root));
   reduce_with(request, site.reduction(op, view.dtype()));
-  return issue(std::move(request), {"reduce", array, async_op, seconds}, view);
+  return issue(std::move(request), {"reduce", array, async_op, seconds, retain}, view);
 }
 
 template <OpKind kKind>
-nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool async_op, double seconds) {
+nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool retain, bool async_op, double seconds) {
   ArrayView view(array, Access::kUpdate, {"tensor"});
+  if (retain) view.retain();
   Request request = make(kKind, view);
   reduce_with(request, site(op_name(kKind)).reduction(op, view.dtype()));
-  return issue(std::move(request), {op_name(kKind), array, async_op, seconds}, view);
+  return issue(std::move(request), {op_name(kKind), array, async_op, seconds, retain}, view);
 }
 
 namespace {
@@ -121,13 +123,15 @@ void raise_first_failure(const nb::list& works) {
 
 }  // namespace
 
-nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool async_op, double seconds) {
+nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool retain, bool async_op,
+                                             double seconds) {
   const CallSite site = this->site("all_reduce");
   std::vector<ArrayView> views;
   std::vector<ReducedArray> reduced;
   bool are_staged = false;
   for (const nb::handle array : arrays) {
-    const ArrayView& view = views.emplace_back(array, Access::kUpdate, ParameterName{"tensor"});
+    ArrayView& view = views.emplace_back(array, Access::kUpdate, ParameterName{"tensor"});
+    if (retain) view.retain();
     site.require_one_place(views.front(), view);
     const Reduction reduction = site.reduction(ops[reduced.size()], view.dtype());
     are_staged = is_staged(view, OpKind::kAllReduce, reduction.op) || are_staged;
@@ -155,7 +159,7 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
     }
     try {
       works.append(issue(on_device ? all_reduce_in_place(packed) : all_reduce_of(std::move(packed)),
-                         {"all_reduce", results, async_op, seconds}, std::move(issued)));
+                         {"all_reduce", results, async_op, seconds, retain}, std::move(issued)));
     } catch (nb::python_error&) {
       raise_first_failure(works);
       throw;
@@ -325,11 +329,12 @@ template <OpKind kKind>
 void bind_reduction_in_place(nb::class_<PythonGroup>& group) {
   constexpr const OperationRow& row = row_of(kKind);
   if constexpr (row.reduces && row.input == Arrays::kOne && row.output == Arrays::kOne && row.takers != Ranks::kRoot) {
-    static const std::string signature = "def " + std::string(row.name) +
-                                         "(self, array: object, op: object, async_op: bool, timeout: " PROCGROUP_TIMEOUT
-                                         ") -> Work | None";
+    static const std::string signature =
+        "def " + std::string(row.name) +
+        "(self, array: object, op: object, retain: bool, async_op: bool, timeout: " PROCGROUP_TIMEOUT
+        ") -> Work | None";
     group.def(row.name, CallMethod<&PythonGroup::reduce_in_place<kKind>>::named(row.name), "array"_a.none(), "op"_a,
-              "async_op"_a, "timeout"_a.none(), nb::sig(signature.c_str()));
+              "retain"_a, "async_op"_a, "timeout"_a.none(), nb::sig(signature.c_str()));
   }
 }
 

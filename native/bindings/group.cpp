@@ -155,7 +155,7 @@ nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int
   call.op = op;
   call.dtype = request.dtype;
   call.count = request.count;
-  if (view.is_strided()) {
+  if (view.has_scratch()) {
     Request copies;
     move_through_scratch(copies, {&view, 1});
     if (copies.before) copies.before();
@@ -284,9 +284,10 @@ void bind_group(nb::module_& module) {
       .def("join", &PythonGroup::join, "works"_a, "op"_a, "arrays"_a,
            nb::sig("def join(self, works: list[Work], op: str, arrays: " PROCGROUP_ARRAYS ") -> Work"))
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)
-      .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, ", "array"_a.none(), "root"_a, "op"_a)
-      .PROCGROUP_METHOD(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", ",
-                        "Work | None", "arrays"_a, "ops"_a)
+      .PROCGROUP_COLLECTIVE(reduce, "array: object, root: int, op: object, retain: bool, ", "array"_a.none(), "root"_a,
+                            "op"_a, "retain"_a)
+      .PROCGROUP_METHOD(all_reduce_coalesced, "arrays: " PROCGROUP_ARRAYS ", ops: " PROCGROUP_ARRAYS ", retain: bool, ",
+                        "Work | None", "arrays"_a, "ops"_a, "retain"_a)
       .PROCGROUP_COLLECTIVE(gather, "array: object, outputs: " PROCGROUP_ARRAYS " | None, root: int, ",
                             "array"_a.none(), "outputs"_a.none(), "root"_a)
       .PROCGROUP_COLLECTIVE(all_gather, "outputs: " PROCGROUP_ARRAYS ", array: object, ", "outputs"_a.none(),

@@ -50,7 +50,7 @@ nb::object PythonGroup::issue(Request request, const Options& options, ArrayView
   request.source = engine_->source_line();
   if (!options.async_op && (mpi_ || !needs_backend(request))) {
     if (request.factor != 1.0) premultiply(request);
-    if (view.is_strided()) move_through_scratch(request, {&view, 1});
+    if (view.has_scratch()) move_through_scratch(request, {&view, 1});
     if (!needs_backend(request)) return run(request, options.seconds);
     const BlockingMpiCall call(mpi_, *group_, request, view);
     return run(request, options.seconds);
@@ -64,6 +64,9 @@ nb::object PythonGroup::issue(Request request, const Options& options, std::shar
   const Descriptor& call = request.descriptor;
   const bool is_staged = !issued->arrays.empty() && this->is_staged(issued->arrays.front(), call.op, call.reduce_op);
   const bool on_device = !issued->arrays.empty() && issued->arrays.front().is_on_device() && !is_staged;
+  if (on_device && options.retain)
+    site(options.op)
+        .refuse("`retain` is for arrays in host memory, and NCCL works in the array itself. Keep a copy of it instead");
   if (only_checks_) return nb::none();
   if (request.source == 0) request.source = engine_->source_line();
   if (is_staged) {

@@ -71,14 +71,15 @@ class PythonGroup {
   // These calls of the group as one, which `op` names, with these arrays as its result.
   nb::object join(const nb::list& works, const std::string& op, nb::handle arrays) const;
 
-  // The parameters are those of the protocol, in its order.
+  // The parameters are those of the protocol, in its order. With `retain`, a call that fails leaves the array that it
+  // reads and writes as it was.
   nb::object broadcast(nb::handle array, int root, bool async_op, double seconds);
-  nb::object reduce(nb::handle array, int root, nb::handle op, bool async_op, double seconds);
+  nb::object reduce(nb::handle array, int root, nb::handle op, bool retain, bool async_op, double seconds);
   // All operations of the table that reduce one array of each rank into that array, without a root.
   template <OpKind kKind>
-  nb::object reduce_in_place(nb::handle array, nb::handle op, bool async_op, double seconds);
+  nb::object reduce_in_place(nb::handle array, nb::handle op, bool retain, bool async_op, double seconds);
   // The calls of all packs as one: see assign_packs.
-  nb::object all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool async_op, double seconds);
+  nb::object all_reduce_coalesced(nb::handle arrays, nb::handle ops, bool retain, bool async_op, double seconds);
   nb::object gather(nb::handle array, nb::handle outputs, int root, bool async_op, double seconds);
   nb::object all_gather(nb::handle outputs, nb::handle array, bool async_op, double seconds);
   nb::object all_gather_single(nb::handle output, nb::handle array, bool async_op, double seconds);
@@ -120,6 +121,7 @@ class PythonGroup {
     nb::handle results;
     bool async_op;
     double seconds;
+    bool retain = false;
   };
 
   // Run the request here, or, with `async_op`, start it and keep its arrays until it has completed.

@@ -124,13 +124,13 @@ class Group:
         self, engine: Engine, identity: int, name: str, members: Sequence[int], rank: int, hosts: Sequence[int]
     ) -> None: ...
     def all_reduce(
-        self, array: object, op: object, async_op: bool, timeout: datetime.timedelta | float | None
+        self, array: object, op: object, retain: bool, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | None: ...
     def scan(
-        self, array: object, op: object, async_op: bool, timeout: datetime.timedelta | float | None
+        self, array: object, op: object, retain: bool, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | None: ...
     def exscan(
-        self, array: object, op: object, async_op: bool, timeout: datetime.timedelta | float | None
+        self, array: object, op: object, retain: bool, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | None: ...
     @property
     def offset(self) -> int: ...
@@ -168,12 +168,19 @@ class Group:
         self, array: object, root: int, async_op: bool, timeout: datetime.timedelta | float | None
     ) -> Work | None: ...
     def reduce(
-        self, array: object, root: int, op: object, async_op: bool, timeout: datetime.timedelta | float | None
+        self,
+        array: object,
+        root: int,
+        op: object,
+        retain: bool,
+        async_op: bool,
+        timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...
     def all_reduce_coalesced(
         self,
         arrays: Sequence[object],
         ops: Sequence[object],
+        retain: bool,
         async_op: bool,
         timeout: datetime.timedelta | float | None,
     ) -> Work | None: ...

@@ -255,7 +255,7 @@ def test_parameters_are_torchs_in_torchs_order_and_ours_come_last(name: str) -> 
     theirs = [p for p in inspect.signature(getattr(torch_distributed, name)).parameters.values() if p.name[0] != "_"]
     ours = list(inspect.signature(getattr(procgroup, name)).parameters.values())
     assert [parameter.name for parameter in ours[: len(theirs)]] == [parameter.name for parameter in theirs]
-    assert {parameter.name for parameter in ours[len(theirs) :]} <= {"timeout", "safe", "deterministic"}
+    assert {parameter.name for parameter in ours[len(theirs) :]} <= {"timeout", "safe", "deterministic", "retain"}
     for our, their in zip(ours, theirs, strict=False):
         if their.name != "op":
             assert our.default == their.default, our.name

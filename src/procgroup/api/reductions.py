@@ -1,6 +1,8 @@
 """Collectives that combine the arrays of the ranks, element by element.
 
-Ranks, ``async_op``, ``timeout`` and foreign groups are as in ``collectives``.
+Ranks, ``async_op``, ``timeout`` and foreign groups are as in ``collectives``. With ``retain``, a call that fails leaves
+``tensor`` as it was, so that it can be made again, for instance after ``shrink_group``: the call works on a copy, in
+host memory. Calls on arrays that NCCL moves raise ArgumentError, because NCCL works in the array itself.
 """
 
 from __future__ import annotations
@@ -20,18 +22,38 @@ SUM = ReduceOp.SUM
 
 @overload
 def all_reduce(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: No = False, timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: No = False,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> None: ...
 @overload
 def all_reduce(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Yes = ..., timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: Yes = ...,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> Work: ...
 @overload
 def all_reduce(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = ...,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> Work | None: ...
 def all_reduce(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> Work | None:
     """Combine the arrays of all ranks, element by element, into every rank's ``tensor``; bit-identical on all ranks.
 
@@ -45,7 +67,7 @@ def all_reduce(
         chosen = choose(group, "all_reduce")
         if chosen is None:
             return None
-    return chosen.all_reduce(tensor, op, async_op, timeout)
+    return chosen.all_reduce(tensor, op, async_op, timeout, retain)
 
 
 @overload
@@ -57,6 +79,7 @@ def reduce(
     async_op: No = False,
     group_dst: int | None = None,
     timeout: Limit = None,
+    retain: bool = False,
 ) -> None: ...
 @overload
 def reduce(
@@ -67,6 +90,7 @@ def reduce(
     async_op: Yes = ...,
     group_dst: int | None = None,
     timeout: Limit = None,
+    retain: bool = False,
 ) -> Work: ...
 @overload
 def reduce(
@@ -77,6 +101,7 @@ def reduce(
     async_op: bool = ...,
     group_dst: int | None = None,
     timeout: Limit = None,
+    retain: bool = False,
 ) -> Work | None: ...
 def reduce(
     tensor: Array,
@@ -86,12 +111,13 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
     timeout: Limit = None,
+    retain: bool = False,
 ) -> Work | None:
     """Combine the arrays of all ranks into that of ``dst``; the other ranks' arrays keep their values."""
     chosen = choose(group, "reduce")
     if chosen is None:
         return None
-    return chosen.reduce(tensor, group_rank_of(chosen, dst, group_dst), op, async_op, timeout)
+    return chosen.reduce(tensor, group_rank_of(chosen, dst, group_dst), op, async_op, timeout, retain)
 
 
 @overload
@@ -171,18 +197,38 @@ def reduce_scatter_single(
 
 @overload
 def scan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: No = False, timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: No = False,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> None: ...
 @overload
 def scan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Yes = ..., timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: Yes = ...,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> Work: ...
 @overload
 def scan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = ...,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> Work | None: ...
 def scan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> Work | None:
     """Combine the arrays of the ranks up to this one, element by element, into this rank's ``tensor``.
 
@@ -191,23 +237,43 @@ def scan(
     when op, dtype or count differ.
     """
     chosen = choose(group, "scan")
-    return None if chosen is None else chosen.scan(tensor, op, async_op, timeout)
+    return None if chosen is None else chosen.scan(tensor, op, async_op, timeout, retain)
 
 
 @overload
 def exscan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: No = False, timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: No = False,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> None: ...
 @overload
 def exscan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: Yes = ..., timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: Yes = ...,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> Work: ...
 @overload
 def exscan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = ..., timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = ...,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> Work | None: ...
 def exscan(
-    tensor: Array, op: AnyReduceOp = SUM, group: Group = None, async_op: bool = False, timeout: Limit = None
+    tensor: Array,
+    op: AnyReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Limit = None,
+    retain: bool = False,
 ) -> Work | None:
     """Combine the arrays of the ranks below this one, element by element, into this rank's ``tensor``.
 
@@ -215,4 +281,4 @@ def exscan(
     in rank order; AVG divides by r. No rank is below rank 0: its ``tensor`` keeps its values. Raises as ``scan`` does.
     """
     chosen = choose(group, "exscan")
-    return None if chosen is None else chosen.exscan(tensor, op, async_op, timeout)
+    return None if chosen is None else chosen.exscan(tensor, op, async_op, timeout, retain)

@@ -133,7 +133,7 @@ class GroupCalls(Collectives):
         """Combine each of the arrays with those of all ranks at the same place in the list."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self._reduce_all(arrays, [op] * len(arrays), timeout, async_op)
+        return self._reduce_all(arrays, [op] * len(arrays), False, timeout, async_op)
 
     @overload
     def all_gather_coalesced(
@@ -225,13 +225,16 @@ class GroupCalls(Collectives):
         results = [call.arguments[0] for call in queue]
         if kinds == {"all_reduce"}:
             ops = [call.arguments[1] for call in queue]
-            return self._reduce_all(results, ops, max(call.timeout for call in queue), async_op)
+            retain = any(call.arguments[2] for call in queue)
+            return self._reduce_all(results, ops, retain, max(call.timeout for call in queue), async_op)
         return self._issue_all(queue, results, async_op)
 
-    def _reduce_all(self, arrays: Arrays, ops: Sequence[AnyReduceOp], timeout: Limit, async_op: bool) -> Issued:
+    def _reduce_all(
+        self, arrays: Arrays, ops: Sequence[AnyReduceOp], retain: bool, timeout: Limit, async_op: bool
+    ) -> Issued:
         if not ops:
             return None
-        return self.calls.all_reduce_coalesced(arrays, ops, async_op, timeout)
+        return self.calls.all_reduce_coalesced(arrays, ops, retain, async_op, timeout)
 
     def _issue_all(self, calls: Sequence[QueuedCall], results: Sequence[Any], async_op: bool) -> Issued:
         """Check all calls, then issue them: if one is invalid, no other rank sees any of them."""

@@ -2,7 +2,8 @@
 
 Ranks in their arguments are group ranks. ``timeout`` is a timedelta or seconds; None means that of ``with
 timeout(...)`` or else the group's, as procgroup.timeouts says. Each method returns None when the call has completed or,
-with ``async_op=True``, a Work.
+with ``async_op=True``, a Work. ``retain`` keeps an array that is read and written: a call that fails leaves it as it
+was, for the price of a copy.
 """
 
 from __future__ import annotations
@@ -42,67 +43,124 @@ class Collectives:
         return f"group {self.group_name} (rank {self._rank} of {self._size})"
 
     @overload
-    def all_reduce(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
-    @overload
-    def all_reduce(self, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
-    @overload
-    def all_reduce(self, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def all_reduce(
-        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+        self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ..., retain: bool = ...
+    ) -> None: ...
+    @overload
+    def all_reduce(
+        self, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ..., retain: bool = ...
+    ) -> Work: ...
+    @overload
+    def all_reduce(
+        self, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ..., retain: bool = ...
+    ) -> Issued: ...
+    def all_reduce(
+        self,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Limit = None,
+        retain: bool = False,
     ) -> Issued:
         """Combine the arrays of all ranks, element by element, into every rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.all_reduce(array, op, async_op, timeout)
+        return self.calls.all_reduce(array, op, retain, async_op, timeout)
 
     @overload
-    def scan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
-    @overload
-    def scan(self, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
-    @overload
-    def scan(self, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def scan(
-        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+        self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ..., retain: bool = ...
+    ) -> None: ...
+    @overload
+    def scan(
+        self, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ..., retain: bool = ...
+    ) -> Work: ...
+    @overload
+    def scan(
+        self, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ..., retain: bool = ...
+    ) -> Issued: ...
+    def scan(
+        self,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Limit = None,
+        retain: bool = False,
     ) -> Issued:
         """Combine the arrays of all lower ranks and this one, element by element, into this rank's array."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.scan(array, op, async_op, timeout)
+        return self.calls.scan(array, op, retain, async_op, timeout)
 
     @overload
-    def exscan(self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...) -> None: ...
-    @overload
-    def exscan(self, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...) -> Work: ...
-    @overload
-    def exscan(self, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...) -> Issued: ...
     def exscan(
-        self, array: Array, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+        self, array: Array, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ..., retain: bool = ...
+    ) -> None: ...
+    @overload
+    def exscan(
+        self, array: Array, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ..., retain: bool = ...
+    ) -> Work: ...
+    @overload
+    def exscan(
+        self, array: Array, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ..., retain: bool = ...
+    ) -> Issued: ...
+    def exscan(
+        self,
+        array: Array,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Limit = None,
+        retain: bool = False,
     ) -> Issued:
         """Combine the arrays of all lower ranks into this rank's array; that of rank 0 keeps its values."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
-        return self.calls.exscan(array, op, async_op, timeout)
+        return self.calls.exscan(array, op, retain, async_op, timeout)
 
     @overload
     def reduce(
-        self, array: Array, root: int, op: AnyReduceOp = ..., async_op: No = ..., timeout: Limit = ...
+        self,
+        array: Array,
+        root: int,
+        op: AnyReduceOp = ...,
+        async_op: No = ...,
+        timeout: Limit = ...,
+        retain: bool = ...,
     ) -> None: ...
     @overload
     def reduce(
-        self, array: Array, root: int, op: AnyReduceOp = ..., async_op: Yes = ..., timeout: Limit = ...
+        self,
+        array: Array,
+        root: int,
+        op: AnyReduceOp = ...,
+        async_op: Yes = ...,
+        timeout: Limit = ...,
+        retain: bool = ...,
     ) -> Work: ...
     @overload
     def reduce(
-        self, array: Array, root: int, op: AnyReduceOp = ..., async_op: bool = ..., timeout: Limit = ...
+        self,
+        array: Array,
+        root: int,
+        op: AnyReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Limit = ...,
+        retain: bool = ...,
     ) -> Issued: ...
     def reduce(
-        self, array: Array, root: int, op: AnyReduceOp = ReduceOp.SUM, async_op: bool = False, timeout: Limit = None
+        self,
+        array: Array,
+        root: int,
+        op: AnyReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Limit = None,
+        retain: bool = False,
     ) -> Issued:
         """Combine the arrays of all ranks into that of ``root``; the others' arrays keep their values."""
         if op.__class__ is not ReduceOp:
             op = checks.reduce_op(op)
         root = checks.group_rank(root, self._size, self.group_name)
-        return self.calls.reduce(array, root, op, async_op, timeout)
+        return self.calls.reduce(array, root, op, retain, async_op, timeout)
 
     @overload
     def broadcast(self, array: Array, root: int, async_op: No = ..., timeout: Limit = ...) -> None: ...
