@@ -9,6 +9,7 @@ from procgroup import exit_reason
 from procgroup.errors import GroupBroken
 from procgroup.groups import checks
 from procgroup.groups.collectives import Collectives, Issued, Limit, No, Yes
+from procgroup.groups.engine import RETAINING
 from procgroup.groups.issue import Issue, QueuedCall
 from procgroup.timeouts import seconds_in_force
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp
@@ -95,7 +96,7 @@ class GroupCalls(Collectives):
 
     def check_collective(self, op: str, *arguments: Any) -> None:
         """Check the arguments of a collective, up to ``async_op``, as the call does; issue nothing."""
-        self._check(op, *arguments)
+        self._check(op, *arguments, *((False,) if op in RETAINING else ()))
 
     @property
     def takes_iovecs(self) -> bool:

@@ -1,4 +1,7 @@
-"""Set the parameters' gradients at the end of a round: from buckets, from sparse gradients and from late ones."""
+"""Set the parameters' gradients at the end of a round: from buckets, from sparse gradients and from late ones.
+
+First all averages are *collected*, which takes the other ranks; then they are assigned.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,21 @@ class AveragedGradients:
         self._group = group
         self._slots = slots
         self._assignment = assignment
+        self._late: list[tuple[ParameterSlot, Any]] = []
+        self._sparse: list[tuple[ParameterSlot, Any]] = []
+
+    def change_group(self, group: ProcessGroup) -> None:
+        """Average over the ranks of another group from now on."""
+        self._group = group
+
+    def collect(self, flags: SynchronizedFlags, op: AnyReduceOp) -> None:
+        """Average late, unbucketed and sparse gradients; change no parameter's gradient."""
+        self._late = [(slot, self._average_late(slot, op)) for slot in map(self._slots.__getitem__, flags.late())]
+        self._sparse = [
+            (slot, average_sparse(self._group, slot.parameter, op))
+            for slot in self._assignment.unbucketed
+            if slot.is_sparse and flags.is_used(slot.index)
+        ]
 
     def drop(self, flags: SynchronizedFlags) -> None:
         """Set the gradients of this round to None."""
@@ -27,28 +45,34 @@ class AveragedGradients:
             if flags.is_used(slot.index):
                 slot.parameter.grad = None
 
-    def assign(self, flags: SynchronizedFlags, op: AnyReduceOp) -> None:
+    def assign(self, flags: SynchronizedFlags) -> None:
         """Set the gradient of each parameter that any rank has used to its average."""
+        for slot, average in self._late:
+            self._add_late(slot, average)
         all_used = flags.all_used_in_time
         for bucket in self._assignment.buckets:
             for slot in bucket.slots:
                 if all_used or flags.is_used(slot.index):
                     bucket.assign(slot)
-        for slot in self._assignment.unbucketed:
-            if slot.is_sparse and flags.is_used(slot.index):
-                slot.parameter.grad = average_sparse(self._group, slot.parameter, op)
-                slot.mark_synchronized()
+        for slot, average in self._sparse:
+            slot.parameter.grad = average
+            slot.mark_synchronized()
+        self._late, self._sparse = [], []
 
-    def add_late(self, slot: ParameterSlot, op: AnyReduceOp) -> None:
-        """All-reduce a late or unbucketed gradient and accumulate it."""
-        bucket = self._assignment.bucket_of(slot)
-        late = slot.layout.copy(slot.parameter.grad if bucket is None else slot.new_gradient())
+    def _average_late(self, slot: ParameterSlot, op: AnyReduceOp) -> Any:
+        """Return the average of a late or unbucketed gradient."""
+        is_bucketed = self._assignment.bucket_of(slot) is not None
+        late = slot.layout.copy(slot.new_gradient() if is_bucketed else slot.parameter.grad)
         self._group.all_reduce(slot.layout.flatten(late), op)
+        return late
+
+    def _add_late(self, slot: ParameterSlot, average: Any) -> None:
+        bucket = self._assignment.bucket_of(slot)
         if bucket is None:
-            slot.parameter.grad = late
+            slot.parameter.grad = average
             slot.mark_synchronized()
             return
-        bucket.accumulate(slot, late)
+        bucket.accumulate(slot, average)
         slot.awaited = AT_END
 
 

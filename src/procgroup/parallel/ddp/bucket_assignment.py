@@ -74,6 +74,7 @@ class BucketAssignment:
         self._memory: GradientMemory | None = None
         # The order of arrival in the first round; None after that round.
         self._arrived: list[int] | None = []
+        self._received: list[int] = []
         self._new_order: list[int] | None = None
         self.buckets: list[Bucket] = []
         self._bucket_of_slot: dict[int, Bucket] = {}
@@ -94,8 +95,12 @@ class BucketAssignment:
         """Whether the order of arrival is known."""
         return self._arrived is None
 
-    def broadcast_order(self, flags: SynchronizedFlags) -> None:
-        """Broadcast, after the first round, the order of arrival on rank 0. All ranks call this."""
+    def change_group(self, group: ProcessGroup) -> None:
+        """Take the order of another group's rank 0, and memory of that group, from now on."""
+        self._group = group
+
+    def receive_order(self) -> None:
+        """Receive, at the end of the first round, the order of arrival on rank 0. All ranks call this."""
         if self._arrived is None:
             return
         # Gradients that did not arrive on rank 0 come last, in an order that is the same on all ranks.
@@ -103,12 +108,18 @@ class BucketAssignment:
         positions = torch.full((count,), count, dtype=torch.int64)
         positions[torch.tensor(self._arrived, dtype=torch.int64)] = torch.arange(len(self._arrived))
         self._group.broadcast(positions, 0)
+        self._received = positions.tolist()
+
+    def learn_order(self, flags: SynchronizedFlags) -> None:
+        """Let the next round begin with buckets in the order that was received, if this was the first round."""
+        if self._arrived is None:
+            return
         self._arrived = None
         if self._leaves_out_unused:
             for bucket in self.buckets:
                 self.unbucketed += [slot for slot in bucket.slots if not flags.is_used(slot.index)]
         unbucketed = {slot.index for slot in self.unbucketed}
-        self._new_order = sorted(set(range(count)) - unbucketed, key=positions.tolist().__getitem__)
+        self._new_order = sorted(set(range(len(self._slots))) - unbucketed, key=self._received.__getitem__)
 
     def rebuild(self) -> bool:
         """Rebuild the buckets if there is a new order; return whether there was one."""

@@ -39,6 +39,7 @@ class Bucket(ABC):
         self.is_early: bool = False
         self.is_packed: bool = False
         self.pending: Any = None
+        self._kept: Any = None
         self.reset()
 
     def is_complete(self) -> bool:
@@ -62,6 +63,17 @@ class Bucket(ABC):
         """Store the result of a communication hook."""
         if average is not self.buffer:
             self.buffer.copy_(average.reshape(-1))
+
+    def keep(self) -> None:
+        """Keep a copy of the buffer, with which ``restore`` undoes an average."""
+        if self._kept is None:
+            self._kept = torch.empty_like(self.buffer)
+        self._kept.copy_(self.buffer)
+
+    def restore(self) -> None:
+        """Fill the buffer with what was kept, for another attempt."""
+        self.buffer.copy_(self._kept)
+        self.pending = None
 
     @abstractmethod
     def accumulate(self, slot: ParameterSlot, gradient: Any) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from procgroup.arrays.untraced import untraced
+from procgroup.groups.group import ProcessGroup
 from procgroup.parallel.communication_hooks.interface import Hook
 from procgroup.parallel.ddp.arguments import (
     bucket_limits,
@@ -26,6 +27,7 @@ from procgroup.parallel.ddp.arguments import (
 from procgroup.parallel.ddp.autograd_hooks import find_tensors
 from procgroup.parallel.ddp.averaged_gradients import sparse_parameters
 from procgroup.parallel.ddp.backward_optimizers import BackwardOptimizers
+from procgroup.parallel.ddp.lost_ranks import RAISE, LostRanks, require_choice
 from procgroup.parallel.ddp.mixed_precision import MixedPrecision, NarrowCopies
 from procgroup.parallel.ddp.model_checks import ParameterCheck, require_same_model
 from procgroup.parallel.ddp.model_join import ModelJoinHook
@@ -34,6 +36,8 @@ from procgroup.parallel.ddp.reducer import Reducer
 from procgroup.parallel.group_choice import default_group
 from procgroup.parallel.join.join import Join, Joinable
 from procgroup.parallel.pytorch import torch
+
+Result = TypeVar("Result")
 
 _NOT_COPIED = (
     "process_group",
@@ -46,6 +50,7 @@ _NOT_COPIED = (
     "_join_config",
     "_join_hook",
     "_parameter_check",
+    "_lost_ranks",
 )
 
 
@@ -57,12 +62,18 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
     ``batched_grad_copy`` are accepted and have no effect. ``device_ids`` and ``output_device`` must be None: the module
     must be in CPU memory.
 
+    ``on_lost_rank`` says what happens when a rank is lost. "raise": the other ranks raise PeerLost or PeerFailed.
+    "shrink": they go on as a smaller default group; the backward that had begun averages the gradients of these ranks.
+    "replace": they do so until the next forward, which waits for a new process in the place of each lost one, and gives
+    it the model and the states of ``share_state``. Collectives of the program itself have to be made in ``retry``.
+
     Raises RuntimeError, TypeError and ValueError for arguments and modules that are not supported, before anything is
     sent; ModelMismatch on every rank when the ranks' parameters differ.
     """
 
     forward_sync_buffers: bool
     _join_config: Any = None  # set by torch's Join on each of its joinables
+    _lost_ranks: LostRanks | None = None
 
     def __init__(
         self,
@@ -86,6 +97,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        on_lost_rank: str = RAISE,
     ) -> None:
         super().__init__()
         self.process_group: Any = choose_group(process_group, device_mesh)
@@ -93,6 +105,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         self.parameters_to_ignore: frozenset[str] = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = self._named(module)
         require_wrappable(module, named, device_ids, output_device)
+        require_choice(on_lost_rank, process_group is None and self.process_group is self._group)
         self._delayed = delayed_names(delay_all_reduce_named_params, param_to_hook_all_reduce, module)
         if check_reduction:
             warn_of_check_reduction()
@@ -108,11 +121,18 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         self.static_graph: bool = static_graph
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.mixed_precision = mixed_precision
+        self.on_lost_rank = on_lost_rank
         self.require_backward_grad_sync: bool = True
         self.require_forward_param_sync: bool = True
         self._limits = bucket_limits(bucket_cap_mb, bucket_cap_mb_list)
         self._communication_hook: tuple[Any, Hook] | None = None
         self._optimizers = BackwardOptimizers()
+        if on_lost_rank != RAISE:
+            self._lost_ranks = LostRanks(self._group, on_lost_rank, self._change_group, self._send_model)
+        if self._lost_ranks is not None and self._lost_ranks.is_new:
+            self._attach()
+            self._lost_ranks.enter()
+            return
         if init_sync:
             require_same_model(self._group, named)
         self._attach()
@@ -139,10 +159,31 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
             self._parameter_check.require_known_parameters()
             self._optimizers.take_over(self.module.parameters())
             self._reducer.prepare()
+        if self._lost_ranks is not None:
+            self._enter_forward(self._lost_ranks, is_recording and self.require_backward_grad_sync)
+            return
         copies_buffers = self.will_sync_module_buffers()
         root = self._announce_forward(copies_buffers, is_recording)
         if copies_buffers:
             self._buffers_of_module.broadcast(root)
+
+    def _enter_forward(self, lost_ranks: LostRanks, begins_round: bool) -> None:
+        """Copy the buffers of rank 0, in a group that may have to be filled up first."""
+        lost_ranks.require_state()
+        exchanges = lost_ranks.exchanges
+
+        def copy_buffers() -> None:
+            if begins_round and exchanges.is_fill_up_due:
+                lost_ranks.fill_up()
+                self.require_forward_param_sync = True  # as in the new process
+            if self.will_sync_module_buffers():
+                self._buffers_of_module.broadcast(0)
+
+        if (begins_round and (exchanges.is_fill_up_due or lost_ranks.is_new)) or self.will_sync_module_buffers():
+            exchanges.run(copy_buffers)
+        lost_ranks.is_new = False
+        if begins_round:
+            exchanges.has_begun_round = True
 
     @untraced
     def _after_forward(self, output: Any, is_recording: bool, copies: NarrowCopies | None) -> None:
@@ -176,6 +217,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         by bucket at the end of the backward, so collectives within it have the same order on all ranks. Raises
         RuntimeError when a hook is registered already, TypeError when the hook is not callable.
         """
+        if self._lost_ranks is not None:
+            require_choice(self.on_lost_rank, is_default_group=True, has_hook=True)
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         if self._communication_hook is not None:
@@ -196,6 +239,41 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
     def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = value
 
+    # Ranks that are lost.
+
+    def share_state(self, *states: Any) -> None:
+        """Give new processes the state of these objects, too: of optimizers, schedulers, and what counts the steps.
+
+        Each has ``state_dict()`` and ``load_state_dict(state)``. Every rank calls it with the same objects, before its
+        first forward; a new process, with ``on_lost_rank="replace"``, gets the state of a rank that has stayed. What
+        ``state_dict`` returns is pickled, as an object operation does. Raises TypeError for other objects, and
+        ArgumentError in a new process when the other ranks share another number of them.
+        """
+        if self._lost_ranks is not None:
+            self._lost_ranks.share(states)
+
+    def retry(self, function: Callable[[], Result]) -> Result:
+        """Call ``function``, which makes collectives; call it again when a rank is lost in them. Return its result.
+
+        All ranks call it between the same two steps. What ``function`` changes it must be able to change again:
+        ``lambda: average(loss.item())`` rather than a call that works in one array. With ``on_lost_rank="raise"`` it
+        is called once.
+        """
+        return function() if self._lost_ranks is None else self._lost_ranks.exchanges.run(function)
+
+    def _change_group(self, group: ProcessGroup) -> None:
+        self.process_group = self._group = group
+        self._buffers_of_module.change_group(group)
+        self._reducer.change_group(group)
+
+    def _send_model(self, group: ProcessGroup, root: int) -> None:
+        """Copy the model of a rank to all; begin with new buckets, since new ranks do not know the order of arrival."""
+        require_same_model(group, self._named(self.module))
+        if self._finalizer.detach():
+            self._reducer.remove_hooks()
+        self._attach()
+        self._broadcast_state(root, with_buffers=True)
+
     # Training on uneven inputs.
 
     def join(
@@ -209,6 +287,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         ranks raise InputsExhausted at the step at which the first has no more inputs. Optimizers of ranks that have
         left do not step.
         """
+        if self._lost_ranks is not None:
+            raise RuntimeError(f"join() cannot be used with on_lost_rank={self.on_lost_rank!r}")
         return Join(
             [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
         )
@@ -323,6 +403,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
             leaves_out_unused=self.skip_all_reduce_unused_params,
             after_round=self._optimizers.step,
             gradient_dtype=self._precision.gradient_dtype if self._precision else attrgetter("dtype"),
+            exchanges=None if self._lost_ranks is None else self._lost_ranks.exchanges,
         )
         if self._communication_hook is not None:
             self._reducer.set_hook(*self._communication_hook)

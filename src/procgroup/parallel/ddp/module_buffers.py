@@ -23,6 +23,10 @@ class ModuleBuffers:
         self._memory: Any = None
         self._views: list[Any] = []
 
+    def change_group(self, group: ProcessGroup) -> None:
+        """Broadcast to the ranks of another group from now on."""
+        self._group = group
+
     def rescan(self) -> None:
         """Find the submodules again after a change."""
         # The dictionaries of the buffers: a module may replace a buffer by another tensor or by None.

@@ -15,6 +15,8 @@ A gradient may arrive again after its bucket was packed, for instance in a check
 Packing removes the gradients from the parameters, so a *late* gradient is separate: it is averaged at the end and
 added. Afterwards its bucket is packed at the end of the backward.
 
+With *exchanges* a round that loses a rank begins again among the others, with the gradients that the buckets have kept.
+
 When a backward fails on one rank, the others wait. At its next forward that rank issues the rest of the round with a
 flag that it failed; all ranks then drop the round's gradients and continue.
 """
@@ -36,6 +38,7 @@ from procgroup.parallel.ddp.autograd_hooks import BackwardEnd, GradientHooks, ac
 from procgroup.parallel.ddp.averaged_gradients import AveragedGradients
 from procgroup.parallel.ddp.bucket_assignment import BucketAssignment
 from procgroup.parallel.ddp.buckets import Bucket
+from procgroup.parallel.ddp.exchanges import RANK_WAS_LOST, Exchanges
 from procgroup.parallel.ddp.mixed_precision import NarrowCopies
 from procgroup.parallel.ddp.model_checks import StaticGraph
 from procgroup.parallel.ddp.parameter_slot import AT_END, ParameterSlot
@@ -62,11 +65,13 @@ class Reducer:
         leaves_out_unused: bool = False,
         after_round: Callable[[], None] = lambda: None,
         gradient_dtype: Callable[[Any], Any] = attrgetter("dtype"),
+        exchanges: Exchanges | None = None,
     ) -> None:
         """``limits`` are the sizes of buckets in bytes. ``delayed`` parameters are averaged after all others.
 
         With ``leaves_out_unused``, parameters that no rank uses in the first round get no bucket. ``after_round`` is
-        called when all gradients are averaged. ``gradient_dtype`` maps a parameter to the dtype of its average.
+        called when all gradients are averaged. ``gradient_dtype`` maps a parameter to the dtype of its average. With
+        ``exchanges`` a round goes on without ranks that are lost.
         """
         self._group = group
         self._slots = [
@@ -77,6 +82,7 @@ class Reducer:
         self._assignment = BucketAssignment(group, self._slots, limits, delayed, leaves_out_unused)
         self._averages = AveragedGradients(group, self._slots, self._assignment)
         self._flags, self._end = SynchronizedFlags(group, len(self._slots)), BackwardEnd()
+        self._exchanges = exchanges
         self._hook: HookCall | None = None
         self._after_round = after_round
         self._static = StaticGraph(self._slots) if static_graph else None
@@ -89,6 +95,9 @@ class Reducer:
         # From the beginning of a round to its end, also after a failed backward.
         self._is_open = self._is_announced = False
         self._next = 0
+        # Why buckets of this round could not be issued during the backward.
+        self._early_error: Exception | None = None
+        self._graph_error: Exception | None = None
         self._watches_all = True
         self._hooks = GradientHooks()
         for slot in self._slots:
@@ -112,6 +121,12 @@ class Reducer:
             )
         self._static = StaticGraph(self._slots)
 
+    def change_group(self, group: ProcessGroup) -> None:
+        """Average over the ranks of another group from now on, also the round that is open."""
+        self._group = group
+        for part in (self._assignment, self._averages, self._flags):
+            part.change_group(group)
+
     def remove_hooks(self) -> None:
         """Remove the hooks from the parameters."""
         self._hooks.remove()
@@ -133,6 +148,8 @@ class Reducer:
         self._rebuild()
         is_frozen = not any(slot.parameter.requires_grad for slot in self._slots)
         self._is_round = self._is_open = is_round and not is_frozen and accumulates_gradients(self.parameter_ids)
+        if self._exchanges is not None and self._is_round:
+            self._exchanges.has_begun_round = True
         self._end.register(self._on_end)
         if copies is not None:
             copies.install()
@@ -193,9 +210,15 @@ class Reducer:
         if bucket.missing == 0 and not bucket.is_packed:
             bucket.pack(self._flags.local, is_early=True)
         ready = list(takewhile(attrgetter("is_packed"), self._assignment.buckets[self._next :]))
-        if self._is_enough(ready):
+        if self._early_error is not None or not self._is_enough(ready):
+            return
+        try:
             for each in ready:
                 self._issue(each, waits=False)
+        except (GroupBroken, *RANK_WAS_LOST) as error:
+            if self._exchanges is None:
+                raise
+            self._early_error = error  # the attempt at the end of the backward fails with it
 
     def _is_enough(self, buckets: Sequence[Bucket]) -> bool:
         return self._group.transport != "shared memory" or sum(bucket.nbytes for bucket in buckets) >= EARLY_BYTES
@@ -203,6 +226,8 @@ class Reducer:
     def _issue(self, bucket: Bucket, waits: bool) -> None:
         self._announce_once()
         self._next += 1
+        if self._exchanges is not None:
+            bucket.keep()
         if self._hook is not None:
             layouts = [slot.layout for slot in bucket.slots]
             is_last = bucket.index == len(self._assignment.buckets) - 1
@@ -237,22 +262,47 @@ class Reducer:
     def _finish(self, has_backward: bool = True) -> None:
         self._announce_once()
         self._pack_all()  # an error in it leaves the round open, as a failed backward does
+        if self._static is not None and has_backward:
+            self._static.compare(self._flags)
         try:
-            for bucket in self._assignment.buckets[self._next :]:
-                self._issue(bucket, waits=True)
-            self._wait()
-            if self._static is not None and has_backward:
-                self._static.compare(self._flags)
-            self._flags.synchronize()
+            if self._exchanges is None:
+                self._average()
+            else:
+                self._exchanges.run(self._average, self._rewind)
+                self._exchanges.end_round()
             self._assign_averages()
         finally:
             self._is_open = self._is_announced = False
             self._next = 0
+            self._early_error = None
+            self._flags.clear()
             for bucket in self._assignment.buckets:
                 bucket.reset()
             if self._watches_all:
                 for slot in self._slots:
                     slot.arrivals = 0
+
+    def _average(self) -> None:
+        """Make all calls of the round that are not made yet; change no gradient of a parameter."""
+        if self._early_error is not None:
+            raise self._early_error
+        for bucket in self._assignment.buckets[self._next :]:
+            self._issue(bucket, waits=True)
+        self._wait()
+        self._flags.synchronize()
+        if self._flags.failed():
+            return
+        self._averages.collect(self._flags, self.op)
+        self._assignment.receive_order()
+        if self._static is not None and self._flags.is_changed():
+            self._graph_error = self._static.error(self._group)
+
+    def _rewind(self) -> None:
+        """Begin the round again."""
+        self._early_error = None
+        for bucket in self._assignment.buckets[: self._next]:
+            bucket.restore()
+        self._next = 0
 
     def _pack_all(self) -> None:
         used = self._flags.local
@@ -286,14 +336,12 @@ class Reducer:
             if self._group.rank() not in failed:
                 raise BackwardFailed(ranks=failed)
             return
-        late = flags.late()
-        for index in late:
-            self._averages.add_late(self._slots[index], self.op)
-        if late and not self._watches_all:
+        self._averages.assign(flags)
+        if flags.late() and not self._watches_all:
             self._watch_probes()
-        self._averages.assign(flags, self.op)
-        self._assignment.broadcast_order(flags)
+        self._assignment.learn_order(flags)
         if self._static is not None:
             self._static.learn()
-        if self._static is not None and flags.is_changed():
-            raise self._static.error(self._group)
+        if self._graph_error is not None:
+            error, self._graph_error = self._graph_error, None
+            raise error

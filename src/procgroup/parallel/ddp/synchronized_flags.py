@@ -35,10 +35,23 @@ class SynchronizedFlags:
         self.local[3 * self._count + self._group.rank()] = 1
 
     def synchronize(self) -> None:
-        """Combine the flags of all ranks, and clear the local ones."""
-        self._group.all_reduce(self.local, ReduceOp.MAX)
-        self._combined = bytes(self.local)
+        """Combine the flags of all ranks; the local ones stay until ``clear``."""
+        combined = bytearray(self.local)
+        self._group.all_reduce(combined, ReduceOp.MAX)
+        self._combined = bytes(combined)
+
+    def clear(self) -> None:
+        """Clear the local flags, for the next round."""
         self.local[:] = self._zeros
+
+    def change_group(self, group: ProcessGroup) -> None:
+        """Synchronize with the ranks of another group from now on."""
+        has_failed = any(self.local[3 * self._count :])
+        self._group = group
+        self._zeros = bytes(3 * self._count + group.size())
+        self.local[3 * self._count :] = bytes(group.size())
+        if has_failed:
+            self.mark_failed()
 
     @property
     def all_used_in_time(self) -> bool:
