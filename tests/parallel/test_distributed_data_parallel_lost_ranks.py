@@ -202,6 +202,35 @@ def test_collectives_of_the_program_are_made_again_in_retry() -> None:
     assert [outcomes[rank].value for rank in (0, 2)] == [[1.0] * 6] * 2
 
 
+def train_two(rank: int, size: int, death: int) -> Any:
+    import torch
+
+    from procgroup.parallel import DistributedDataParallel
+
+    torch.manual_seed(3)
+    dist.init_process_group(timeout=20)
+    models = [DistributedDataParallel(torch.nn.Linear(4, 4), on_lost_rank="shrink") for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    call = 0
+    for step in range(6):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            if rank == 1 and call == death:
+                os.kill(os.getpid(), signal.SIGKILL)
+            call += 1
+            optimizer.zero_grad()
+            model(torch.full((1, 4), float(rank + step))).square().mean().backward()
+            optimizer.step()
+    dist.destroy_process_group()
+    return [digest(model) for model in models]
+
+
+@pytest.mark.parametrize("death", [4, 5])
+def test_several_models_share_the_smaller_group(death: int) -> None:
+    with start(train_two, 3, args=(death,), torch=True) as world:
+        outcomes = world.wait(30)
+    assert outcomes[0].ok and outcomes[0].value == outcomes[2].value
+
+
 def misuse(rank: int, size: int) -> Any:
     import torch
 
@@ -222,6 +251,10 @@ def misuse(rank: int, size: int) -> Any:
         except RuntimeError as error:
             raised.append(str(error))
     try:
+        model.retry(lambda: model(torch.ones(1)).backward())
+    except RuntimeError as error:
+        raised.append(str(error))
+    try:
         model.share_state(3)
     except TypeError as error:
         raised.append(str(error))
@@ -230,11 +263,12 @@ def misuse(rank: int, size: int) -> Any:
 
 
 def test_what_cannot_go_on_is_refused() -> None:
-    choice, group, hook, join, state = run(misuse, 2, torch=True)[0]
+    choice, group, hook, join, nested, state = run(misuse, 2, torch=True)[0]
     assert choice == "expected on_lost_rank to be one of raise, shrink, replace, got 'ignore'"
     assert "is for the default group of procgroup" in group
     assert "cannot be used with communication hooks" in hook
     assert join == "join() cannot be used with on_lost_rank='shrink'"
+    assert nested == "retry() and a forward or backward of the model cannot be inside of one another"
     assert state == "expected objects with state_dict() and load_state_dict(), got 3"
 
 

@@ -121,7 +121,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         self.static_graph: bool = static_graph
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.mixed_precision = mixed_precision
-        self.on_lost_rank = on_lost_rank
+        self.on_lost_rank: str = on_lost_rank
         self.require_backward_grad_sync: bool = True
         self.require_forward_param_sync: bool = True
         self._limits = bucket_limits(bucket_cap_mb, bucket_cap_mb_list)
@@ -255,9 +255,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
     def retry(self, function: Callable[[], Result]) -> Result:
         """Call ``function``, which makes collectives; call it again when a rank is lost in them. Return its result.
 
-        All ranks call it between the same two steps. What ``function`` changes it must be able to change again:
-        ``lambda: average(loss.item())`` rather than a call that works in one array. With ``on_lost_rank="raise"`` it
-        is called once.
+        All ranks call it between the same two forwards or backwards, never inside of one. What ``function`` changes it
+        must be able to change again: ``lambda: average(loss.item())`` rather than a call that works in one array. With
+        ``on_lost_rank="raise"`` it is called once.
         """
         return function() if self._lost_ranks is None else self._lost_ranks.exchanges.run(function)
 
@@ -422,6 +422,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.on_lost_rank = RAISE
         self.process_group = default_group()
         self._group = require_group(self.process_group)
         self._attach()
@@ -431,6 +432,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
         memo[id(self)] = made
         state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
         torch.nn.Module.__setstate__(made, copy.deepcopy(state, memo))
+        made.on_lost_rank = RAISE
         made.process_group, made._group = self.process_group, self._group
         made._attach()
         return made

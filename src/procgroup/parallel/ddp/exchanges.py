@@ -30,24 +30,32 @@ from procgroup.parallel.rank_comparison import gather
 
 Result = TypeVar("Result")
 
+ChangeGroup = Callable[[ProcessGroup], None]
+
 RANK_WAS_LOST = (PeerLost, PeerFailed)
 
 
 class Exchanges:
-    """The exchanges of one model on this rank."""
+    """The exchanges of the models that share a group, on this rank: see ``exchanges_of``."""
 
-    def __init__(self, group: ProcessGroup, change_group: Callable[[ProcessGroup], None], *, fills_up: bool) -> None:
-        """``change_group``, a method, is called with each new group. Its object is referenced weakly."""
+    def __init__(self, group: ProcessGroup) -> None:
         self.group: ProcessGroup = group
         self.rounds: int = 0
         """Rounds that this rank has committed."""
         self.has_begun_round: bool = False
         """Whether this rank has begun the forward of the next round."""
         self.committed: int = 0
-        self._change_group = weakref.WeakMethod(change_group)
-        self._fills_up = fills_up
+        self._change_group: list[weakref.WeakMethod[ChangeGroup]] = []
+        self._fills_up = False
+        self._is_running = False
         self._fill_up_after: int | None = None
         self._has_results = False
+
+    def add_model(self, change_group: ChangeGroup, *, fills_up: bool) -> None:
+        """Call ``change_group``, a method, with each new group. Its object is referenced weakly."""
+        living = [method for method in self._change_group if method() is not None]
+        self._change_group = [*living, weakref.WeakMethod(change_group)]
+        self._fills_up = self._fills_up or fills_up
 
     @property
     def is_fill_up_due(self) -> bool:
@@ -58,8 +66,17 @@ class Exchanges:
     def run(self, attempt: Callable[[], Result], rewind: Callable[[], None] = lambda: None) -> Result:
         """Make an exchange, on all ranks; ``rewind`` prepares another attempt. Return what the last attempt returned.
 
-        Exceptions other than those of lost ranks are the caller's.
+        Exceptions other than those of lost ranks are the caller's. Raises RuntimeError inside of an exchange.
         """
+        if self._is_running:
+            raise RuntimeError("retry() and a forward or backward of the model cannot be inside of one another")
+        self._is_running = True
+        try:
+            return self._run(attempt, rewind)
+        finally:
+            self._is_running = self._has_results = False
+
+    def _run(self, attempt: Callable[[], Result], rewind: Callable[[], None]) -> Result:
         while True:
             self._has_results = False
             try:
@@ -73,15 +90,15 @@ class Exchanges:
                 if self._recover(error):
                     break
             rewind()
-        self._has_results = False
         self.committed += 1
         return result
 
     def use(self, group: ProcessGroup) -> None:
         """Make the exchanges on another group from now on."""
         self.group = group
-        if (change_group := self._change_group()) is not None:
-            change_group(group)
+        for method in self._change_group:
+            if (change_group := method()) is not None:
+                change_group(group)
 
     def end_round(self) -> None:
         """Count a round that has been committed."""
@@ -112,3 +129,16 @@ class Exchanges:
             assert self._has_results
             return True
         return all(has_results and committed == newest for committed, has_results, _ in states)
+
+
+_EXCHANGES: weakref.WeakSet[Exchanges] = weakref.WeakSet()
+
+
+def exchanges_of(group: ProcessGroup) -> Exchanges:
+    """Return the exchanges of all models of a group: the group changes for all of them at once."""
+    for known in _EXCHANGES:
+        if known.group is group:
+            return known
+    made = Exchanges(group)
+    _EXCHANGES.add(made)
+    return made

@@ -16,7 +16,7 @@ from procgroup.api.lifecycle import get_new_ranks, reconfigure
 from procgroup.errors import ArgumentError
 from procgroup.groups import objects
 from procgroup.groups.group import ProcessGroup
-from procgroup.parallel.ddp.exchanges import Exchanges
+from procgroup.parallel.ddp.exchanges import Exchanges, exchanges_of
 from procgroup.parallel.rank_comparison import gather
 
 RAISE, SHRINK, REPLACE = CHOICES = ("raise", "shrink", "replace")
@@ -54,7 +54,8 @@ class LostRanks:
 
         Both functions are methods, whose object is referenced weakly.
         """
-        self.exchanges: Exchanges = Exchanges(group, change_group, fills_up=on_lost_rank == REPLACE)
+        self.exchanges: Exchanges = exchanges_of(group)
+        self.exchanges.add_model(change_group, fills_up=on_lost_rank == REPLACE)
         self.is_new: bool = on_lost_rank == REPLACE and group.rank() in get_new_ranks(group)
         """Whether this process has taken the place of a lost one, and has not made its first exchange."""
         self._send_model = weakref.WeakMethod(send_model)
