@@ -15,6 +15,7 @@
 
 #include "array_view.hpp"
 #include "backend_transfer.hpp"
+#include "base/diagnostics.hpp"
 #include "exceptions.hpp"
 #include "group/engine.hpp"
 #include "group/group.hpp"
@@ -91,6 +92,7 @@ class PythonEngine {
 
   // The number of the line of the program that makes a call now: see SourceLines.
   uint32_t source_line() {
+    if constexpr (!kDiagnoses) return 0;
     engine_->note_caller();
     return source_lines_.here();
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/diagnostics.hpp"
 #include "collectives/buffer_table.hpp"
 #include "collectives/choose_schedule.hpp"
 #include "collectives/exposure.hpp"
@@ -26,7 +27,10 @@ constexpr uint32_t kLooksBetweenMessages = 16;
 }  // namespace
 
 CollectiveCall::CollectiveCall(CollectiveState& state, const Request& request)
-    : state_(state), request_(request), executor_(state, request), fingerprint_(request.descriptor.fingerprint()) {}
+    : state_(state),
+      request_(request),
+      executor_(state, request),
+      fingerprint_(kDiagnoses ? request.descriptor.fingerprint() : 0) {}
 
 CollectiveCall::~CollectiveCall() {
   if (!is_completed()) cancel_relay();
@@ -159,7 +163,7 @@ void CollectiveCall::announce() {
     expose_and_copy_in();
   GroupMemoryView& mine = state_.mine();
   Announcement& announcement = mine.announcement(call.sequence);
-  mine.descriptor(call.sequence) = call;
+  if constexpr (kDiagnoses) mine.descriptor(call.sequence) = call;
   announcement.fingerprint = fingerprint_;
   announcement.sequence.store(call.sequence, std::memory_order_seq_cst);
   state_.wake_peers();
@@ -207,7 +211,7 @@ bool CollectiveCall::agree() {
   const uint64_t sequence = request_.descriptor.sequence;
   for (; next_ < state_.size(); ++next_) {
     if (!state_.has_announced(next_, sequence)) break;
-    if (state_.member(next_).announcement(sequence).fingerprint != fingerprint_) mismatch_ = true;
+    if (kDiagnoses && state_.member(next_).announcement(sequence).fingerprint != fingerprint_) mismatch_ = true;
   }
   // A leader does not leave this phase before it has sent what the other hosts wait for.
   const bool all_known = next_ == state_.size() && (!state_.relay || state_.relay->is_completed());

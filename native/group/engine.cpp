@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "base/clock.hpp"
+#include "base/diagnostics.hpp"
 #include "base/futex.hpp"
 #include "base/log.hpp"
 #include "group/engine_registry.hpp"
@@ -68,7 +69,7 @@ Engine::Engine(const EngineOptions& options, bool shared)
   messages_.read_ends_with([this](int peer) { return exit_in_memory(peer); });
   progress_ = std::make_unique<ProgressThread>(*this, policy_);
   record_ = FlightRecord::create(options_.record_path, options_.recorded);
-  observer_ = std::make_unique<Observer>(*record_, [this] { answer_while_idle(); });
+  if constexpr (kDiagnoses) observer_ = std::make_unique<Observer>(*record_, [this] { answer_while_idle(); });
   register_engine(this);
 }
 
@@ -106,6 +107,7 @@ void Engine::make_arena(Arena arena) {
 }
 
 void Engine::make_life() {
+  if constexpr (!kDiagnoses) return;
   life_lock_ = std::make_unique<LifeLock>(arena_->header().life);
   watcher_ = std::make_unique<LifeWatcher>([this](int peer, const std::string& how) { on_lost(peer, how); },
                                            [this](int peer) { on_left(peer); });
@@ -151,7 +153,7 @@ void Engine::attach_arena(int peer_rank, std::shared_ptr<Arena> arena, std::shar
                    std::make_unique<RingChannel>(reinterpret_cast<Ring*>(outgoing), reinterpret_cast<Ring*>(incoming),
                                                  capacity, [bell] { bell->wake(); }),
                    &single_copy);
-  watcher_->watch(peer_rank, theirs.life, peer.socket.get());
+  if (watcher_) watcher_->watch(peer_rank, theirs.life, peer.socket.get());
 }
 
 void Engine::attach_socket(int peer_rank, FileDescriptor socket, int64_t pid) {
@@ -389,7 +391,7 @@ void Engine::shutdown() {
   if (shut_down_ || forked()) return;
   shut_down_ = true;
   progress_->stop();
-  observer_->stop();
+  if (observer_) observer_->stop();
   record_->end(failed_.load() ? RankState::kFailed : RankState::kLeft, "");
   watcher_.reset();
   if (life_lock_) life_lock_->release();

@@ -1,6 +1,7 @@
 // Blocking calls of a group: messages are sent at once where that is possible, and every wait is watched for deadlocks.
 #include <algorithm>
 
+#include "base/diagnostics.hpp"
 #include "base/pause.hpp"
 #include "base/ticks.hpp"
 #include "group/group.hpp"
@@ -12,7 +13,7 @@ namespace procgroup {
 // A small message that can go, or comes while nobody pauses for long, makes no operation: see Messages::send_at_once.
 bool Group::message_at_once(const MessageRequest& request, int looks) {
   if (request.peer == kAnySource || request.transfer || request.after_takes_locks || is_completed()) return false;
-  const uint64_t started = now_ticks();
+  const uint64_t started = kDiagnoses ? now_ticks() : 0;
   AtOnce became;
   {
     const std::unique_lock lock(engine_.messages_mutex(), std::try_to_lock);
@@ -75,7 +76,8 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
                                             LanguageRuntime& language) {
   DeadlockDetector watch(engine_, seconds, engine_.suspicious_ns());
   WaitReport report;
-  const auto look = [&](const Operation& running) {
+  const auto look = [&](const Operation& running) -> std::optional<Failure> {
+    if constexpr (!kDiagnoses) return std::nullopt;
     report_wait(report, running, call);
     std::optional<Failure> failure = examine(running, call);
     if (failure && failure->kind == Failure::Kind::kLost) return failure;

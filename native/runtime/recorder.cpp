@@ -5,6 +5,8 @@
 #include <new>
 #include <optional>
 
+#include "base/diagnostics.hpp"
+
 namespace procgroup {
 
 namespace {
@@ -142,14 +144,17 @@ Recorder::Recorder(void* memory) : memory_(memory) {
 }
 
 uint64_t Recorder::begin(const Descriptor& call, uint32_t source) {
+  if constexpr (!kDiagnoses) return 0;
   return add(call, CallState::kStarted, source, now_ticks(), 0);
 }
 
 uint64_t Recorder::issue(const Descriptor& call, uint32_t source) {
+  if constexpr (!kDiagnoses) return 0;
   return add(call, CallState::kIssued, source, now_ticks(), 0);
 }
 
 void Recorder::record(const Descriptor& call, uint64_t started, uint32_t source) {
+  if constexpr (!kDiagnoses) return;
   add(call, CallState::kCompleted, source, started, now_ticks());
 }
 
@@ -170,6 +175,7 @@ uint64_t Recorder::add(const Descriptor& call, CallState state, uint32_t source,
 }
 
 uint64_t Recorder::start(uint64_t index, const Descriptor& call, uint32_t source) {
+  if constexpr (!kDiagnoses) return 0;
   const uint64_t now = now_ticks();
   {
     const std::lock_guard writing(writing_);
@@ -194,6 +200,7 @@ void Recorder::complete(uint64_t index) { end(index, CallState::kCompleted); }
 void Recorder::fail(uint64_t index) { end(index, CallState::kFailed); }
 
 void Recorder::end(uint64_t index, CallState state) {
+  if constexpr (!kDiagnoses) return;
   const uint64_t now = now_ticks();
   const std::lock_guard writing(writing_);
   Entry& entry = entries(memory_)[index % kEntries];
