@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from procgroup.api.default_group import SLOT
+from procgroup.api.default_group import slot
 from procgroup.arrays import making
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def empty(shape: int | Sequence[int], dtype: Any = None, *, like: Any = None, li
     name = making.dtype_name(like.dtype if dtype is None and like is not None else dtype or "float32")
     lengths = making.shape_of(shape)
     nbytes = math.prod(lengths) * making.itemsize_of(name)
-    group = SLOT.get().group
+    group = slot().group
     memory = None if group is None or nbytes == 0 else group.allocate(nbytes)
     return making.over(bytearray(nbytes) if memory is None else memory, lengths, name, library)
 

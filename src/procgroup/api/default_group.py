@@ -7,6 +7,7 @@ others share the process's slot.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, ClassVar, cast
 
@@ -33,10 +34,8 @@ class Slot:
 PROCESS_SLOT = Slot()
 SLOT: ContextVar[Slot] = ContextVar("procgroup_default", default=PROCESS_SLOT)
 
-
-def slot() -> Slot:
-    """Return the slot of the calling thread or task."""
-    return SLOT.get()
+slot: Callable[[], Slot] = SLOT.get
+"""Return the slot of the calling thread or task. Bound once: at every call that would take some 60 ns."""
 
 
 def use_own_slot() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from procgroup.api.default_group import SLOT, Group, choose, is_foreign, resolve
+from procgroup.api.default_group import Group, choose, is_foreign, resolve, slot
 from procgroup.api.ranks import group_rank_of
 from procgroup.groups import checks
 from procgroup.groups.collectives import Limit
@@ -29,7 +29,7 @@ def send(
     timeout: Limit = None,
 ) -> None:
     """Send an array; return when ``tensor`` may be changed again. Raises ValueError for a message to oneself."""
-    chosen = SLOT.get().group if group is None else None
+    chosen = slot().group if group is None else None
     if chosen is None:
         chosen = choose(group, "send")
         if chosen is None:
@@ -52,7 +52,7 @@ def isend(
 
     A rank that is not in the group is warned, and gets None.
     """
-    chosen = SLOT.get().group if group is None else None
+    chosen = slot().group if group is None else None
     if chosen is None:
         chosen = choose(group, "isend")
         if chosen is None:
@@ -76,7 +76,7 @@ def recv(
 
     Returns the sender's global rank; -1 when this rank is not in the group.
     """
-    chosen = SLOT.get().group if group is None else None
+    chosen = slot().group if group is None else None
     if chosen is None:
         chosen = choose(group, "recv")
         if chosen is None:
@@ -100,7 +100,7 @@ def irecv(
 
     A rank that is not in the group is warned, and gets None.
     """
-    chosen = SLOT.get().group if group is None else None
+    chosen = slot().group if group is None else None
     if chosen is None:
         chosen = choose(group, "irecv")
         if chosen is None:

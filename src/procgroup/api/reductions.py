@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, overload
 
-from procgroup.api.default_group import SLOT, Group, choose
+from procgroup.api.default_group import Group, choose, slot
 from procgroup.api.ranks import group_rank_of
 from procgroup.groups.collectives import Limit, No, Yes
 from procgroup.types import AnyReduceOp, Array, Arrays, ReduceOp
@@ -62,7 +62,7 @@ def all_reduce(
     Raises CollectiveMismatch on every rank, changing nothing, when op, dtype or count differ.
     """
     # The shortest way for the most frequent call: the default group, without another frame.
-    chosen = SLOT.get().group if group is None else None
+    chosen = slot().group if group is None else None
     if chosen is None:
         chosen = choose(group, "all_reduce")
         if chosen is None:
