@@ -62,13 +62,13 @@ bool Work::wait(nb::handle timeout) {
 bool Work::wait_for(const Issued& issued, Deadline deadline) const {
   GroupOperation& operation = *issued.operation;
   if (!operation.is_completed()) require_outside_transfer("wait");
-  PythonRuntime language;
+  PythonRuntime language(engine_->rank_threads());
   bool interrupted = false;
-  const WaitPolicy policy = engine_->engine()->policy().for_bytes(operation.call().bytes());
-  const bool completed = await_completion(operation, deadline, policy, *engine_->engine(), language, interrupted);
+  const Group::Outcome outcome = group_->await(operation, deadline, language, interrupted);
   language.rethrow();
-  if (!completed) return false;
-  if (const nb::object error = exception(issued); !error.is_none()) raise(error);
+  if (!outcome.has_completed) return false;
+  if (outcome.failure) raise(exception(issued, *outcome.failure));
+  if (const nb::object error = exception(issued); !error.is_none()) raise(error);  // of its work on a device
   if (issued.device_work()) issued.on_device()->let_streams_wait();
   return true;
 }
@@ -92,8 +92,11 @@ nb::object Work::exception() const {
 nb::object Work::exception(const Issued& issued) const {
   if (!issued.is_completed() && engine_->forked()) return PythonEngine::forked_error();
   const Failure* failure = issued.failure();
-  if (failure == nullptr) return nb::none();
-  return with_cause(build_exception(*failure, issued.operation->call(), *group_), issued.error());
+  return failure == nullptr ? nb::none() : exception(issued, *failure);
+}
+
+nb::object Work::exception(const Issued& issued, const Failure& failure) const {
+  return with_cause(build_exception(failure, issued.operation->call(), *group_), issued.error());
 }
 
 // Work on a device need not have ended: whoever uses the arrays comes after it, by wait().

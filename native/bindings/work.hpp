@@ -39,6 +39,7 @@ class Work {
   bool wait_for(const Issued& issued, Deadline deadline) const;
   bool is_completed(const Issued& issued) const;
   nb::object exception(const Issued& issued) const;
+  nb::object exception(const Issued& issued, const Failure& failure) const;
   void on_completion(nb::object callback) const;
   void complete_future();
 

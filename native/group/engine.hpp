@@ -136,7 +136,6 @@ class Engine final : public Waiter, public WaitForGraph {
 
   WaitEdgeBoard* own_board() override { return board_; }
   const WaitEdgeBoard* board(int peer) const override { return peer == rank() ? board_ : peers_[index(peer)]->board; }
-  bool is_idle() override { return progress_->is_idle(); }
   bool is_quiet() override;
   void subscribe(int peer) override;
   void publish() override;

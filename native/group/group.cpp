@@ -54,8 +54,7 @@ bool Group::ends_soon(CollectiveCall& call) const {
 void Group::run_queued(const Request& request, double seconds, LanguageRuntime& language) {
   const std::shared_ptr<GroupOperation> operation = start(request, seconds);
   bool interrupted = false;
-  const WaitPolicy policy = engine_.policy().for_bytes(request.descriptor.bytes());
-  await_completion(*operation, Deadline::never(), policy, engine_, language, interrupted);
+  const std::optional<Failure> failure = await(*operation, Deadline::never(), language, interrupted).failure;
   if (interrupted) {
     // The call may be running in the progress thread, with this caller's arrays: it has to end first.
     break_with({.kind = Failure::Kind::kInterrupted}, operation->call());
@@ -64,7 +63,7 @@ void Group::run_queued(const Request& request, double seconds, LanguageRuntime& 
     language.lock();
     throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation->call()};
   }
-  if (const Failure* failure = operation->failure()) {
+  if (failure) {
     Descriptor call = operation->call();
     if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
     throw OperationFailed{failure->kind == Failure::Kind::kBroken ? take_reason().value_or(*failure) : *failure, call};
@@ -194,6 +193,19 @@ std::vector<std::shared_ptr<GroupOperation>> Group::sweep_messages() {
 bool Group::is_idle() {
   const std::lock_guard lock(queue_mutex_);
   return queue_.empty() && std::ranges::all_of(messages_, [](const auto& one) { return one->is_completed(); });
+}
+
+std::optional<size_t> Group::open_receives(const Operation& waited, const std::vector<int>& awaited) {
+  const std::lock_guard lock(queue_mutex_);
+  if (!queue_.empty() && queue_.front().get() != &waited) return std::nullopt;
+  size_t open = 0;
+  for (const std::shared_ptr<GroupOperation>& message : messages_) {
+    if (message->is_completed() || message.get() == &waited) continue;
+    const GroupOperation::Beside beside = message->beside(awaited);
+    if (beside == GroupOperation::Beside::kAnything) return std::nullopt;
+    if (beside == GroupOperation::Beside::kOpenReceive) ++open;
+  }
+  return open;
 }
 
 bool Group::hurries() {

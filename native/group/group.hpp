@@ -103,6 +103,13 @@ class Group final : public Source {
   std::shared_ptr<GroupOperation> start(Request request, double seconds);
   std::shared_ptr<GroupOperation> start(Request request, double seconds, LanguageRuntime& language);
   std::shared_ptr<GroupOperation> start_message(const MessageRequest& request, double seconds);
+  // Wait in this thread for an operation of this group, at most until `deadline`; whether it has completed. Return what
+  // has made it fail, which is a deadlock where this wait was part of one.
+  struct Outcome {
+    bool has_completed = false;
+    std::optional<Failure> failure{};
+  };
+  Outcome await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language, bool& interrupted);
   // Send or receive a small message if that is possible in so many looks; whether it was.
   bool message_at_once(const MessageRequest& request, int looks = 1);
   // As message_at_once(), for an asynchronous message.
@@ -135,7 +142,7 @@ class Group final : public Source {
   // Whether a failure has ended the group, or this rank has left it.
   bool is_completed() const { return completed_.load(std::memory_order_acquire); }
   // Whether all asynchronous operations have completed.
-  bool is_idle() override;
+  bool is_idle();
   // Leave in order, or after a failure: pending calls fail. Idempotent; from one thread.
   void leave();
   // End this group on every member: running calls fail at once.
@@ -147,6 +154,7 @@ class Group final : public Source {
   void examine_pending() override;
   int64_t longest_sleep_ns() override;
   bool hurries() override;
+  std::optional<size_t> open_receives(const Operation& waited, const std::vector<int>& awaited) override;
 
  private:
   static constexpr size_t kFewMessages = 64;
@@ -213,6 +221,10 @@ class Group final : public Source {
   void explain(Failure& failure, bool has_world_ranks = false);
   void break_with(Failure failure, const Descriptor& call);
   void end_with(const GroupOperation& call, const Failure& failure);
+  void give_up(GroupOperation& operation, Failure failure);
+  std::optional<Failure> find_deadlock(DeadlockDetector& watch, const Operation& operation,
+                                       const std::function<std::optional<Awaited>()>& awaited,
+                                       LanguageRuntime& language);
   Failure own_view(Failure failure) const;
   Failure cause_of(Failure failure) const;
   void add_own_wait(Failure& failure, std::vector<int> awaited) const;
@@ -277,6 +289,16 @@ class GroupOperation : public Operation {
   Deadline deadline() const { return deadline_; }
   virtual Descriptor call() const = 0;
   virtual int source() const { return -1; }  // completed receives: the sender's group rank
+  // The world ranks without which it cannot end; nothing where that is not known. Takes locks.
+  virtual std::optional<Awaited> awaited() { return std::nullopt; }
+  // What it may do while it is pending and a thread of this rank waits for another operation, which awaits these world
+  // ranks.
+  enum class Beside : uint8_t {
+    kNothing,      // that another rank could wait for
+    kOpenReceive,  // see Source::open_receives
+    kAnything,
+  };
+  virtual Beside beside(const std::vector<int>& /*awaited*/) const { return Beside::kAnything; }
   // Of the thread that examines it: see LastLooks.
   bool is_looked_at_enough() { return last_looks_.are_exhausted(); }
   WaitReport& wait_report() { return wait_report_; }

@@ -77,6 +77,12 @@ void QueuedCall::end(const Failure* failure) {
   failure == nullptr ? finish() : fail(group_.own_view(group_.cause_of(*failure)));
 }
 
+// Once it has been numbered.
+std::optional<Awaited> QueuedCall::awaited() {
+  const std::lock_guard driving(group_.driving_);
+  return running_ && !is_completed() ? std::optional(group_.awaited(request_.descriptor)) : std::nullopt;
+}
+
 std::vector<int> QueuedCall::missing() const { return running_ ? running_->missing() : std::vector<int>{}; }
 
 void QueuedCall::give_up(Failure failure) {
@@ -267,7 +273,7 @@ int MessageOperation::source() const {
                                                                                 : -1;
 }
 
-std::optional<Awaited> MessageOperation::awaited() const {
+std::optional<Awaited> MessageOperation::awaited() {
   const std::lock_guard lock(group_.engine_.messages_mutex());
   const bool is_open = transfer_ && !transfer_->is_completed() && transfer_->source < 0;
   // The header of a message that another backend moves goes ahead, and the backend may wait for the receive. A rank
@@ -276,6 +282,17 @@ std::optional<Awaited> MessageOperation::awaited() const {
   const bool awaits_receive = request_.op == OpKind::kSend && is_sent && !is_completed();
   if (!(is_open || awaits_receive) || request_.peer == kAnySource) return std::nullopt;
   return Awaited{request_.op, request_.tag, {group_.options_.members[static_cast<size_t>(request_.peer)]}};
+}
+
+GroupOperation::Beside MessageOperation::beside(const std::vector<int>& awaited) const {
+  if (request_.on_device || request_.after_takes_locks) return Beside::kAnything;
+  if (request_.op == OpKind::kSend || (is_small_message(call_) && !is_external())) return Beside::kNothing;
+  const std::lock_guard lock(group_.engine_.messages_mutex());
+  // It has answered; but the sender of a message that another backend moves has not seen that.
+  if (transfer_->source >= 0) return is_external() ? Beside::kAnything : Beside::kNothing;
+  const bool is_from_awaited = request_.peer != kAnySource && awaited.size() == 1 &&
+                               group_.options_.members[static_cast<size_t>(request_.peer)] == awaited.front();
+  return is_from_awaited ? Beside::kOpenReceive : Beside::kAnything;
 }
 
 void MessageOperation::give_up(Failure failure) {

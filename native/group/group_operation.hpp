@@ -27,6 +27,7 @@ class QueuedCall final : public GroupOperation {
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return is_polling_ ? request_.transfer_sleep_ns : kAnySleepNs; }
   bool outlives_peer() const override { return running_ && running_->outlives_peer(); }
+  std::optional<Awaited> awaited() override;
 
  private:
   void end(const Failure* failure);
@@ -53,8 +54,9 @@ class MessageOperation final : public GroupOperation {
   std::vector<int> missing() const override;
   Descriptor call() const override { return call_; }
   int source() const override;
-  // The rank without which it cannot end; nothing once a message was matched, or from any source.
-  std::optional<Awaited> awaited() const;
+  // Nothing once a message was matched, or from any source.
+  std::optional<Awaited> awaited() override;
+  Beside beside(const std::vector<int>& awaited) const override;
   bool depends_on_all() const override { return request_.peer == kAnySource; }
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return header_moved_ ? request_.transfer_sleep_ns : kAnySleepNs; }

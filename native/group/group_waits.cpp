@@ -81,7 +81,7 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
     report_wait(report, running, call);
     std::optional<Failure> failure = examine(running, call);
     if (failure && failure->kind == Failure::Kind::kLost) return failure;
-    std::optional<Failure> deadlock = watch.examine(awaited, [&] { return language.alone(); });
+    std::optional<Failure> deadlock = find_deadlock(watch, running, awaited, language);
     return deadlock ? std::move(deadlock) : std::move(failure);
   };
   const WaitPolicy policy = engine_.policy().for_bytes(call.bytes());
@@ -94,6 +94,46 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
   explain(failure);
   language.lock();
   return failure;
+}
+
+std::optional<Failure> Group::find_deadlock(DeadlockDetector& watch, const Operation& operation,
+                                            const std::function<std::optional<Awaited>()>& awaited,
+                                            LanguageRuntime& language) {
+  const auto awaited_alone = [&]() -> std::optional<Awaited> {
+    std::optional<Awaited> found = awaited();
+    if (!found) return std::nullopt;
+    const std::optional<size_t> open = engine_.progress().open_receives(operation, found->ranks);
+    if (!open) return std::nullopt;
+    found->open_receives = *open;
+    return found;
+  };
+  return watch.examine(awaited_alone, [&] { return language.alone(); });
+}
+
+// The progress thread, which advances the operation, too, examines it for everything but deadlocks: only a thread that
+// waits can be part of one.
+Group::Outcome Group::await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language,
+                            bool& interrupted) {
+  const double left = static_cast<double>(deadline.remaining_ns(INT64_MAX)) / 1e9;
+  DeadlockDetector watch(engine_, std::min(operation.seconds(), left), engine_.suspicious_ns());
+  const auto look = [&] {
+    if (std::optional<Failure> deadlock =
+            find_deadlock(watch, operation, [&] { return operation.awaited(); }, language))
+      give_up(operation, *std::move(deadlock));
+  };
+  const WaitPolicy policy = engine_.policy().for_bytes(operation.call().bytes());
+  if (!await_completion(operation, deadline, policy, engine_, language, interrupted, std::cref(look))) return {};
+  if (operation.failure() == nullptr) return {.has_completed = true};
+  std::optional<Failure> deadlock = watch.announced();
+  return {.has_completed = true, .failure = deadlock ? std::move(deadlock) : std::optional(*operation.failure())};
+}
+
+// End an operation from the thread that waits for it; one of the queue is at its head.
+void Group::give_up(GroupOperation& operation, Failure failure) {
+  const std::lock_guard driving(driving_);
+  if (operation.is_completed()) return;
+  operation.give_up(std::move(failure));
+  if (!is_message(operation.call().op)) end_with(operation, *operation.failure());
 }
 
 void Group::report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const {

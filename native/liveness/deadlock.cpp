@@ -28,7 +28,7 @@ std::optional<Failure> DeadlockDetector::examine(const std::function<std::option
 
 std::optional<Failure> DeadlockDetector::look(const std::function<std::optional<Awaited>()>& awaited,
                                               const std::function<bool()>& alone) {
-  const bool may_be_one = graph_.is_idle() && alone();
+  const bool may_be_one = alone();
   if (may_be_one && !graph_.is_quiet()) {
     seen_.clear();
     return std::nullopt;
@@ -41,12 +41,14 @@ std::optional<Failure> DeadlockDetector::look(const std::function<std::optional<
   // Found while this wait showed another rank in between: the finder has ended its own wait, and will not check again.
   if (first_epoch_ != 0)
     if (std::optional<Failure> deadlock = verdict_since(first_epoch_, &now->ranks)) return deadlock;
-  show(choose(*now));
+  show(choose(*now), now->open_receives);
   const WaitEdgeBoard* next = graph_.board(shown_->next);
   const std::optional<WaitEdge> theirs = next == nullptr ? std::nullopt : next->wait(shown_->next);
   // Messages that they sent before they showed their wait have arrived by now: check that there are none.
   const std::optional<Awaited> still = theirs && graph_.is_quiet() ? awaited() : std::nullopt;
-  if (!still || std::ranges::find(still->ranks, shown_->next) == still->ranks.end()) {
+  const bool stands_still = still && still->open_receives == shown_open_receives_ &&
+                            std::ranges::find(still->ranks, shown_->next) != still->ranks.end();
+  if (!stands_still) {
     seen_.clear();
     return std::nullopt;
   }
@@ -78,9 +80,10 @@ WaitEdge DeadlockDetector::choose(const Awaited& awaited) const {
   return wait;
 }
 
-void DeadlockDetector::show(const WaitEdge& wait) {
-  if (shown_ && shown_->next == wait.next) return;
+void DeadlockDetector::show(const WaitEdge& wait, size_t open_receives) {
+  if (shown_ && shown_->next == wait.next && shown_open_receives_ == open_receives) return;
   shown_ = wait;
+  shown_open_receives_ = open_receives;
   seen_.clear();
   graph_.own_board()->show(wait);
   if (first_epoch_ == 0) first_epoch_ = graph_.own_board()->epoch();

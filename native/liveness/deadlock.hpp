@@ -5,14 +5,21 @@
 //     has matched, or a collective for which the awaited member has not come, or has not relayed those of its host;
 //   - it lasts a second already (100 ms where ranks are threads), and its own limit is above kShortSeconds: a caller
 //   that sets a short one may intend to continue;
-//   - no other thread runs Python in this process (ranks that are threads: none but theirs and those that await them),
-//   and no group of it has an asynchronous call pending;
+//   - no other thread runs Python in this process (ranks that are threads: none but theirs and those that await them);
+//   - what else is pending ends the wait of no other rank: no collective, no transfer of another backend, and no
+//   receive that a large message could match, see below;
 //   - no message to this rank is unread, and none from it unwritten.
+// The thread may be in a blocking call, or in the wait for an asynchronous one.
 // So a rank that shows a wait acts again only after a message or an arrival from `next`. Take a cycle of ranks
 // that all show a wait, each of which has confirmed the epoch of its next one, with all epochs unchanged while this
 // was read. Then at one moment all of it was true at once, and no message from a member's next one was on its way:
 // messages sent before that one showed its wait had arrived when its epoch was confirmed, and since then it has sent
 // none. So no member can ever go on. The cycle must also be found in two checks in a row.
+//
+// A pending send is no obstacle: a message that it could match has reached the receiver, or is unwritten. A pending
+// receive of a small message answers nobody. One of a large message answers the sender, who may be in the cycle, so
+// only those are allowed whose sender is `next`: its messages are read before its epoch is confirmed, and when one of
+// them has matched such a receive, the wait is shown anew.
 //
 // The rank that finds the cycle announces it, with the epochs, before it fails; the other members read that, and fail
 // with the same text. The finder keeps the verdict, too: it may check again before it fails, when the others show no
@@ -36,9 +43,10 @@ struct Awaited {
   OpKind op;
   uint64_t number;  // as in WaitEdge
   std::vector<int> ranks;
+  size_t open_receives = 0;  // of large messages from that rank, pending beside the call, which nothing has matched
 };
 
-// The boards of all ranks of a world, and the part of the engine that knows whether anything is pending.
+// The boards of all ranks of a world, and the part of the engine that knows whether a message is on its way.
 class WaitForGraph {
  public:
   virtual ~WaitForGraph() = default;
@@ -46,7 +54,6 @@ class WaitForGraph {
   virtual int world_size() const = 0;
   virtual WaitEdgeBoard* own_board() = 0;
   virtual const WaitEdgeBoard* board(int rank) const = 0;  // or the copy of it; null when there is none
-  virtual bool is_idle() = 0;                              // whether no asynchronous call is pending
   // Whether no message is unread or unwritten. Moves messages as far as possible first.
   virtual bool is_quiet() = 0;
   // For ranks that share no memory, see WaitEdgeExchange: subscribe to that rank's board; send the own board; send a
@@ -58,7 +65,7 @@ class WaitForGraph {
   virtual std::string line_of(const WaitEdge&) { return ""; }
 };
 
-// Watches one blocking wait. Costs nothing before the wait is examined for the first time.
+// Watches one wait of a thread. Costs nothing before the wait is examined for the first time.
 class DeadlockDetector {
  public:
   static constexpr int64_t kSuspiciousNs = 1'000'000'000;
@@ -71,7 +78,8 @@ class DeadlockDetector {
   ~DeadlockDetector() { hide(); }
 
   // The deadlock that this wait is part of, if it is in one. `awaited` and `alone` are called now and then:
-  // what is awaited (nothing: not only other ranks can end the wait); whether only this thread could make calls.
+  // what is awaited (nothing: not only other ranks can end the wait, or something pending could end that of another
+  // rank); whether only this thread could make calls.
   std::optional<Failure> examine(const std::function<std::optional<Awaited>()>& awaited,
                                  const std::function<bool()>& alone);
   // For a wait that has failed: the deadlock that a rank has found and that this wait was part of, at whatever time.
@@ -86,7 +94,7 @@ class DeadlockDetector {
   std::optional<Failure> look(const std::function<std::optional<Awaited>()>& awaited,
                               const std::function<bool()>& alone);
   WaitEdge choose(const Awaited& awaited) const;
-  void show(const WaitEdge& wait);
+  void show(const WaitEdge& wait, size_t open_receives);
   void hide();
   std::vector<WaitEdge> cycle_from(int rank) const;
   bool stands(const std::vector<WaitEdge>& cycle) const;
@@ -97,6 +105,7 @@ class DeadlockDetector {
   const int64_t suspicious_ns_;
   int64_t since_ns_ = 0;
   std::optional<WaitEdge> shown_;
+  size_t shown_open_receives_ = 0;
   uint64_t first_epoch_ = 0;    // of this wait; 0 while it was never shown
   std::vector<WaitEdge> seen_;  // the cycle that the last look found
 };

@@ -15,7 +15,8 @@
 // Messages between two ranks arrive in order. So a rank that sees a peer's wait has received all messages that the peer
 // sent before it, and a confirmation stays true: a peer acts again only after the rank that it awaits has acted. Take a
 // cycle in which each rank has confirmed the wait of its next one: the first to act would have received a message that
-// was sent after that wait began, by a rank that had acted before it. So even an old copy proves a deadlock.
+// was sent after that wait began, by a rank that had acted before it. So even an old copy proves a deadlock. (Whether
+// pending receives may answer meanwhile: liveness/deadlock.hpp.)
 //
 // The caller of everything here but board() holds the mutex that guards Messages. Ranks are world ranks. One board for
 // each peer is all that is kept of its messages, and a malformed message is ignored.

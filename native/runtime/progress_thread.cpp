@@ -72,9 +72,15 @@ Progress ProgressThread::advance_all() {
   return progress;
 }
 
-bool ProgressThread::is_idle() {
+std::optional<size_t> ProgressThread::open_receives(const Operation& waited, const std::vector<int>& awaited) {
   const std::lock_guard pass(pass_);
-  return std::ranges::all_of(sources_, [](Source* source) { return source->is_idle(); });
+  size_t sum = 0;
+  for (Source* source : sources_) {
+    const std::optional<size_t> one = source->open_receives(waited, awaited);
+    if (!one) return std::nullopt;
+    sum += *one;
+  }
+  return sum;
 }
 
 bool ProgressThread::hurries() {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -24,8 +25,10 @@ class Source {
   virtual Progress advance_pending() = 0;
   // End what has been ended from outside: deadlines, lost peers, aborts.
   virtual void examine_pending() = 0;
-  // Whether nothing is pending.
-  virtual bool is_idle() = 0;
+  // Beside `waited`, for which a thread waits and which awaits these world ranks: the number of pending receives of
+  // large messages from them that nothing has matched. Nothing when what is pending could end the wait of another rank
+  // (liveness/deadlock.hpp).
+  virtual std::optional<size_t> open_receives(const Operation& waited, const std::vector<int>& awaited) = 0;
   // See Operation::longest_sleep_ns.
   virtual int64_t longest_sleep_ns() = 0;
   // Whether something is pending that has been so since the last look, or that needs this thread at once.
@@ -44,8 +47,8 @@ class ProgressThread {
   void notify();
   // The same for work that can wait a little: most messages have completed by then, and wake no thread.
   void notify_soon();
-  // Whether nothing is pending in any source.
-  bool is_idle();
+  // Of all sources together.
+  std::optional<size_t> open_receives(const Operation& waited, const std::vector<int>& awaited);
   // Stop and join. What is pending stays pending.
   void stop();
 

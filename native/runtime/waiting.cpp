@@ -85,7 +85,7 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waite
 }
 
 bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Waiter& waiter,
-                      LanguageRuntime& language, bool& interrupted) {
+                      LanguageRuntime& language, bool& interrupted, const std::function<void()>& look) {
   Progress progress = operation.help();
   for (int poll = 0; poll < policy.held_polls() && progress == Progress::kWaiting; ++poll) {
     cpu_pause();
@@ -106,6 +106,7 @@ bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy&
     }
     if ((interrupted = language.interrupted())) return false;
     if (deadline.passed()) return false;
+    look();
     if (progress == Progress::kWaiting)
       waiter.sleep(deadline.remaining_ns(kSliceNs), [&] { return operation.help() != Progress::kWaiting; });
   }

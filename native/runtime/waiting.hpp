@@ -131,8 +131,8 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waite
            const Examine& examine);
 
 // Wait until another thread has finished `operation`, or this one has with help(), at most until `deadline`; false when
-// that passed or when the host interrupted (then `interrupted` is set).
+// that passed or when the host interrupted (then `interrupted` is set). `look` is called, unlocked, before each sleep.
 bool await_completion(Operation& operation, Deadline deadline, const WaitPolicy& policy, Waiter& waiter,
-                      LanguageRuntime& language, bool& interrupted);
+                      LanguageRuntime& language, bool& interrupted, const std::function<void()>& look);
 
 }  // namespace procgroup

@@ -90,10 +90,8 @@ void the_caller_runs_along(int size) {
         operations.push_back(order[index % 2]->start(request_for(OpKind::kAllReduce, arrays[index]), 60, language));
       for (const auto& operation : operations) {
         bool interrupted = false;
-        check(await_completion(*operation, Deadline::after(60), {}, *world[static_cast<size_t>(group.rank())].engine,
-                               language, interrupted) &&
-                  !operation->failure(),
-              "expected to have completed", group.rank());
+        const Group::Outcome outcome = operation->group().await(*operation, Deadline::after(60), language, interrupted);
+        check(outcome.has_completed && !outcome.failure, "expected to have completed", group.rank());
       }
       for (const std::vector<int64_t>& data : arrays)
         check(data[2] == sum(size, 2), "sum of a call that was run along", group.rank());

@@ -227,9 +227,8 @@ void a_message_is_moved_by_the_backend(const std::vector<int>& hosts, int source
       if (is_async) {
         const auto operation = group.start_message(request, 60);
         bool interrupted = false;
-        await_completion(*operation, Deadline::never(), world[1].engine->policy(), *world[1].engine, language,
-                         interrupted);
-        if (operation->failure() != nullptr) throw OperationFailed{*operation->failure(), operation->call()};
+        const auto failure = group.await(*operation, Deadline::never(), language, interrupted).failure;
+        if (failure) throw OperationFailed{*failure, operation->call()};
         check(operation->source() == 0, "wrong source", 1);
       } else {
         check(group.run_message(request, 60, language) == 0, "wrong source", 1);

@@ -1,12 +1,15 @@
 // Deadlocks are found on every member of a cycle, and a message that still goes round is never mistaken for one.
 #include "liveness/deadlock.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "group/group_operation.hpp"
 #include "tests/check.hpp"
 #include "tests/engine_fixture.hpp"
 
@@ -29,7 +32,6 @@ class Member final : public WaitForGraph {
   int world_size() const override { return static_cast<int>(cycle_.boards.size()); }
   WaitEdgeBoard* own_board() override { return &cycle_.boards[static_cast<size_t>(rank_)]; }
   const WaitEdgeBoard* board(int rank) const override { return &cycle_.boards[static_cast<size_t>(rank)]; }
-  bool is_idle() override { return true; }
   bool is_quiet() override {
     const int came = cycle_.sent[static_cast<size_t>(rank_)].exchange(0, std::memory_order_acq_rel);
     unread_ += came;
@@ -114,6 +116,78 @@ void test_engines_find_a_cycle_of_receives() {
   });
 }
 
+constexpr size_t kLarge = 2 * kEagerBytes / sizeof(int64_t);
+
+MessageRequest message(OpKind op, std::vector<int64_t>& data, int peer, uint64_t tag = 0) {
+  return {op, data.data(), data.size(), Dtype::kInt64, peer, tag};
+}
+
+std::string failure_in_wait(Group& group, GroupOperation& operation) {
+  AloneRuntime language;
+  bool interrupted = false;
+  const Group::Outcome outcome = group.await(operation, Deadline::after(30), language, interrupted);
+  check(outcome.has_completed, "expected to have completed", group.rank());
+  return outcome.failure ? outcome.failure->summary() : "nothing";
+}
+
+void test_engines_find_a_cycle_of_waits_for_messages(size_t count) {
+  std::vector<Rank> world = make_world(2);
+  in_all_ranks(world, [count](Group& group) {
+    std::vector<int64_t> theirs(count), mine(kLarge);
+    const int peer = 1 - group.rank();
+    const auto receive = group.start_message(message(OpKind::kRecv, theirs, peer, 1), 60);
+    const auto send = group.start_message(message(OpKind::kSend, mine, peer, 2), 60);
+    const std::string failure = failure_in_wait(group, group.rank() == 0 ? *send : *receive);
+    check(failure == "deadlock: rank 0 in send to 1 with tag 2, rank 1 in recv from 0 with tag 1", failure.c_str(),
+          group.rank());
+    // An operation that nobody waited for is not ended by the deadlock, and neither is the group.
+    const std::shared_ptr<GroupOperation> other = group.rank() == 0 ? receive : send;
+    check(!other->is_completed() && !group.is_completed(), "expected it to go on", group.rank());
+    other->give_up({.kind = Failure::Kind::kAborted});
+  });
+}
+
+void test_engines_find_a_cycle_of_waits_for_collectives() {
+  std::vector<Rank> world = make_world(3);
+  in_all_ranks(world, [](Group& group) {
+    std::vector<int64_t> data(kLarge);
+    const auto operation = group.rank() == 0 ? group.start(request_for(OpKind::kAllReduce, data), 60)
+                                             : group.start_message(message(OpKind::kRecv, data, 0), 60);
+    const std::string failure = failure_in_wait(group, *operation);
+    const bool is_deadlock = failure.find("deadlock: rank 0 in all_reduce #1 without ") != std::string::npos;
+    check(is_deadlock, failure.c_str(), group.rank());
+  });
+}
+
+// Ranks that come late by more than the time after which a wait is examined, with receives of large messages pending.
+void test_slow_exchanges_are_no_deadlock() {
+  std::vector<Rank> world = make_world(3);
+  in_all_ranks(world, [](Group& group) {
+    std::mt19937 random(static_cast<unsigned>(group.rank()));
+    const int size = group.size();
+    for (int round = 0; round < 6; ++round) {
+      std::vector<int64_t> mine(kLarge, group.rank()), from_left(kLarge), from_right(kLarge);
+      const int left = (group.rank() + size - 1) % size;
+      const int right = (group.rank() + 1) % size;
+      std::vector<std::shared_ptr<GroupOperation>> operations;
+      const auto start = [&](const MessageRequest& request) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(random() % 3 * 70));
+        operations.push_back(group.start_message(request, 60));
+      };
+      start(message(OpKind::kRecv, from_left, left, 1));
+      start(message(OpKind::kSend, mine, right, 1));
+      start(message(OpKind::kSend, mine, left, 2));
+      start(message(OpKind::kRecv, from_right, right, 2));
+      if (random() % 2 == 0) std::ranges::reverse(operations);
+      for (const auto& operation : operations) {
+        const std::string failure = failure_in_wait(group, *operation);
+        check(failure == "nothing", failure.c_str(), group.rank());
+      }
+      check(from_left.back() == left && from_right.back() == right, "wrong values", group.rank());
+    }
+  });
+}
+
 void test_a_verdict_that_makes_no_sense_is_ignored() {
   WaitEdgeBoard board;
   CHECK(board.verdict().empty() && !board.wait(3));
@@ -194,5 +268,8 @@ int main() {
   test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(2, 300);
   test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(3, 300);
   test_engines_find_a_cycle_of_receives();
+  for (const size_t count : {size_t{1}, kLarge}) test_engines_find_a_cycle_of_waits_for_messages(count);
+  test_engines_find_a_cycle_of_waits_for_collectives();
+  test_slow_exchanges_are_no_deadlock();
   return 0;
 }

@@ -34,7 +34,6 @@ class Member final : public WaitForGraph {
   int world_size() const override { return size_; }
   WaitEdgeBoard* own_board() override { return &own_; }
   const WaitEdgeBoard* board(int rank) const override { return rank == rank_ ? &own_ : boards_.at(rank); }
-  bool is_idle() override { return true; }
   bool is_quiet() override {
     while (messages_.pump()) {
     }

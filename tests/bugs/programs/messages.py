@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bugs.bug import LONG_TIMEOUT, TIMEOUT, absence, deadlock, death, mismatch
+from bugs.bug import LONG_TIMEOUT, TIMEOUT, absence, deadlock, death, harmless, mismatch
 from bugs.library import dist, expect, full, join
 
 LARGE = 1_000_000
@@ -80,6 +80,43 @@ def ring_of_receives() -> None:
     values = full(4, 1.0)
     dist.recv(values, (rank - 1) % size)  # BUG
     dist.send(values, (rank + 1) % size)
+
+
+@deadlock(guilty=(0, 1), size=2)
+def both_wait_for_messages_that_nobody_sends() -> None:
+    """Two ranks post their receives, and wait for these before they send."""
+    join(LONG_TIMEOUT)
+    mine, theirs, other = full(4, 1.0), full(4, 0.0), 1 - dist.get_rank()
+    received = dist.irecv(theirs, other)  # BUG
+    received.wait()
+    dist.send(mine, other)
+
+
+@deadlock(guilty=(0, 1), size=2)
+def tags_of_an_exchange_differ() -> None:
+    """Two ranks exchange large arrays with `isend` and `irecv`, and both take their own rank as the tag."""
+    join(LONG_TIMEOUT)
+    mine, theirs, rank = full(LARGE, 1.0), full(LARGE, 0.0), dist.get_rank()
+    received = dist.irecv(theirs, 1 - rank, tag=rank)
+    sent = dist.isend(mine, 1 - rank, tag=rank)  # BUG
+    sent.wait()
+    received.wait()
+    expect(theirs, 1.0)
+
+
+@harmless()
+def exchange_is_slow() -> None:
+    """Rank 1 comes late to an exchange of large arrays with its neighbours, and the others wait for it."""
+    join(LONG_TIMEOUT)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    values = full(LARGE, 0.0)
+    received = dist.irecv(values, (rank - 1) % size)
+    if rank == 1:
+        time.sleep(TIMEOUT / 2)  # BUG
+    sent = dist.isend(full(LARGE, 1.0), (rank + 1) % size)
+    received.wait()
+    sent.wait()
+    expect(values, 1.0)
 
 
 @deadlock("Deadlock", "PeerFailed", "CollectiveMismatch")
