@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import procgroup as dist
-from procgroup.diagnostics.explain import findings
-from procgroup.diagnostics.explain.page.page import page
-from procgroup.diagnostics.explain.recorded_job import Call, Group, Job, Rank
+from procgroup.diagnostics.explain.page import page
+from procgroup.diagnostics.recorded_job import findings
+from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
 from world import run_command, start
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -73,7 +73,7 @@ def fixture_written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict
 
 
 def data_of(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="calls">(.*?)</script>', text, re.DOTALL)
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found
     return dict(json.loads(found[1]))
 
@@ -156,7 +156,7 @@ def test_the_timeline_has_every_call_with_its_line_and_times(written: tuple[str,
     for lane, rank in zip(data["lanes"], explained["ranks"], strict=True):
         assert (lane["group"], lane["size"]) == ("0", 3) and len(lane["calls"]) == len(rank["calls"]) >= 21
         for drawn, call in zip(lane["calls"], rank["calls"], strict=True):
-            began, ended, op, described, line, state, sequence, _ = drawn
+            began, ended, op, described, line, state, sequence, *_ = drawn
             assert began == pytest.approx((call["started"] - first) * 1e6, abs=0.2)
             assert ended == pytest.approx((call["ended"] - first) * 1e6, abs=0.2)
             assert (data["ops"][op], data["texts"][described]) == (call["op"], call["text"])

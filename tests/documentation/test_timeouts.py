@@ -72,10 +72,10 @@ ELSEWHERE = {
     "launcher, silence of another node": lambda: Lease().seconds,
 }
 NO_DEADLINES_OF_USERS = {
-    "diagnostics.explain.findings._USUAL_SECONDS": "how long every rank waits a little",
+    "diagnostics.recorded_job.findings._USUAL_SECONDS": "how long every rank waits a little",
     "diagnostics.top.watch._USUAL_SECONDS": "how long every rank waits a little",
     "diagnostics.top.command._PLAIN_SECONDS": "how often the tables are printed",
-    "diagnostics.explain.recorded_job._SILENT_SECONDS": "how soon a rank is said to be lost",
+    "diagnostics.recorded_job.reading._SILENT_SECONDS": "how soon a rank is said to be lost",
     "api.exit_hooks._FAILED_SECONDS": "calls that were issued, when an exception ends the group",
     "process_end._THREAD_SECONDS": "whether a thread's exception ended the program",
     "cluster.pmi._ANSWER_SECONDS": "an mpiexec that hangs",

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from procgroup.diagnostics.explain import findings, recorded_job, stragglers
-from procgroup.diagnostics.explain.page.page import page
-from procgroup.diagnostics.explain.recorded_job import Job
-from procgroup.diagnostics.explain.text import as_text
+from procgroup.diagnostics.explain.page import page
 from procgroup.diagnostics.explain.trace import trace
+from procgroup.diagnostics.recorded_job import findings, reading, stragglers
+from procgroup.diagnostics.recorded_job.job import Job
+from procgroup.diagnostics.recorded_job.text import as_text
 
 FLAGS = {
     "--list": "list the recorded jobs, the newest first, and end",
@@ -29,10 +29,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return 0 when nothing is wrong in the job, 1 when something is, 2 when there is no such job."""
     options = _parser().parse_args(arguments)
     if options.list:
-        print("\n".join(_line_of(path) for path in recorded_job.jobs()) or "no job is recorded")
+        print("\n".join(_line_of(path) for path in reading.jobs()) or "no job is recorded")
         return 0
     try:
-        job = recorded_job.load(recorded_job.find(options.job))
+        job = reading.load(reading.find(options.job))
     except LookupError as error:
         print(f"procgroup explain: {error.args[0]}", file=sys.stderr)
         return 2
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 def _line_of(path: Path) -> str:
     name = path.name
     try:
-        job = recorded_job.load(path, with_stacks=False)
+        job = reading.load(path, with_stacks=False)
     except LookupError as error:
         return f"{name}  {error.args[0]}"
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(rank.began for rank in job.ranks)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from procgroup.diagnostics.explain.recorded_job import Job
+from procgroup.diagnostics.recorded_job.job import Job
 
 
 def trace(job: Job) -> dict[str, Any]:

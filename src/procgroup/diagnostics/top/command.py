@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from procgroup.diagnostics.explain import recorded_job
-from procgroup.diagnostics.explain.text import as_text
+from procgroup.diagnostics.recorded_job import reading
+from procgroup.diagnostics.recorded_job.text import as_text
 from procgroup.diagnostics.top.keys import Keys
 from procgroup.diagnostics.top.table import plain
 from procgroup.diagnostics.top.watch import Look, Watch
@@ -71,8 +71,8 @@ def _end(number: int, _: object) -> None:
 
 
 def _find(which: str) -> Path:
-    running = () if which else (path for path in recorded_job.jobs() if recorded_job.is_running(path))
-    return next(iter(running), None) or recorded_job.find(which)
+    running = () if which else (path for path in reading.jobs() if reading.is_running(path))
+    return next(iter(running), None) or reading.find(which)
 
 
 def _follow(watch: Watch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from procgroup.diagnostics.explain import text
-from procgroup.diagnostics.explain.findings import duration
+from procgroup.diagnostics.recorded_job import text
+from procgroup.diagnostics.recorded_job.findings import duration
 from procgroup.diagnostics.top.watch import Look, Row
 
 HEADINGS = ("rank", "state", "call", "for", "calls/s", "bytes/s", "waits", "reported")

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from procgroup.diagnostics.explain import findings, recorded_job, stragglers
-from procgroup.diagnostics.explain.findings import Finding
-from procgroup.diagnostics.explain.recorded_job import Call, Job, Rank
-from procgroup.diagnostics.explain.text import now
+from procgroup.diagnostics.recorded_job import findings, reading, stragglers
+from procgroup.diagnostics.recorded_job.findings import Finding
+from procgroup.diagnostics.recorded_job.job import Call, Job, Rank
+from procgroup.diagnostics.recorded_job.text import now
 
 SECONDS_BETWEEN_STACKS = 2.0
 _SECONDS_BETWEEN_STUDIES = 2.0
@@ -74,12 +74,12 @@ class Watch:
 
     def look(self) -> Look:
         """Read the records. Raises LookupError where there is none any more."""
-        job = recorded_job.load(self._directory, with_stacks=False, newest=_NEWEST_CALLS)
+        job = reading.load(self._directory, with_stacks=False, newest=_NEWEST_CALLS)
         moment = time.monotonic()
         pause = _SECONDS_WHERE_IT_MAY_BE_WRONG if _may_be_wrong(job) else _SECONDS_BETWEEN_STUDIES
         if moment >= self._studied + pause or not any(rank.is_alive for rank in job.ranks):
             self._studied = moment
-            job, moment = recorded_job.load(self._directory, with_stacks=False), time.monotonic()
+            job, moment = reading.load(self._directory, with_stacks=False), time.monotonic()
             self._study(job)
             self._request_stacks(job, moment)
         causes = {number for finding in self._found for number in finding.ranks}
@@ -95,7 +95,7 @@ class Watch:
         idle = [rank.rank for rank in job.ranks if rank.rank in awaited and rank.state == "running" and not rank.call]
         if idle and moment >= self._stacks_due:
             self._stacks_due = moment + SECONDS_BETWEEN_STACKS
-            recorded_job.request_stacks(self._directory, idle)
+            reading.request_stacks(self._directory, idle)
 
     def _row(self, job: Job, rank: Rank, causes: set[int], moment: float) -> Row:
         calls, size = self._rates(rank, moment)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from procgroup.diagnostics.explain import findings, stragglers
-from procgroup.diagnostics.explain.recorded_job import Job, Rank
+from procgroup.diagnostics.recorded_job import findings, stragglers
+from procgroup.diagnostics.recorded_job.job import Job, Rank
 
 
 def as_text(job: Job, found: Sequence[findings.Finding]) -> str:
     """Return all of it."""
     lines = [*sentences(job, found), "", *aligned(table(job))]
-    costly = costly_stragglers(job)
+    costly = stragglers.costly(stragglers.find(job))
     if costly:
-        lines += ["", *costly]
+        lines += ["", *map(str, costly)]
     return "\n".join(lines)
 
 
@@ -37,11 +37,6 @@ def table(job: Job) -> list[tuple[str, ...]]:
 def now(job: Job) -> float:
     """Return the present where a rank lives, and otherwise when the last one ended."""
     return max(time.time() if rank.is_alive else rank.seen for rank in job.ranks)
-
-
-def costly_stragglers(job: Job) -> list[str]:
-    """Return a sentence for each rank that costs the others a noticeable share of their time."""
-    return [str(one) for one in stragglers.find(job) if one.share >= stragglers.NOTICEABLE_SHARE]
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:

@@ -6,7 +6,7 @@ Object.assign(Timeline.prototype, {
     canvas.addEventListener("wheel", (event) => this.turn(event), { passive: false });
     canvas.addEventListener("pointerdown", (event) => this.grab(event));
     canvas.addEventListener("pointermove", (event) => this.hover(event));
-    canvas.addEventListener("pointerleave", () => { this.hovered = null; this.show(this.selected); });
+    canvas.addEventListener("pointerleave", () => { this.hovered = this.pointer = null; this.show(this.selected); });
     canvas.addEventListener("keydown", (event) => this.press(event));
     canvas.addEventListener("focus", () => { if (!this.selected && canvas.matches(":focus-visible")) this.choose(this.lanes[0]?.calls.at(-1)); });
     box.addEventListener("scroll", () => this.redraw());
@@ -23,18 +23,31 @@ Object.assign(Timeline.prototype, {
     if (action === "out") this.zoom(2, within);
     if (action === "left") this.move(-0.25 * this.span);
     if (action === "right") this.move(0.25 * this.span);
-    if (action === "all") this.look(0, this.ends);
+    if (action === "all") this.look(this.begins, this.ends);
     if (action === "next") this.chooseNextTrouble();
+    if (action === "follow" && this.isLive) this.setFollows(!this.follows);
   },
 
   look(begin, end) {
-    const span = Math.min(Math.max(end - begin, LEAST_SPAN), this.ends * 1.05);
-    this.begin = Math.min(Math.max(begin, -0.02 * this.ends), this.ends * 1.02 - span * 0.1);
+    const span = Math.min(Math.max(end - begin, LEAST_SPAN), this.extent * 1.05);
+    this.begin = Math.min(Math.max(begin, this.begins - 0.02 * this.extent), this.ends + 0.02 * this.extent - span * 0.1);
     this.end = this.begin + span;
+    this.setFollows(this.isLive && this.end >= this.ends);
     this.redraw();
   },
 
+  // Whether the view moves on with the present.
+  setFollows(follows) {
+    this.follows = follows;
+    document.querySelector("button[data-do=follow]")?.setAttribute("aria-pressed", String(follows));
+  },
+
   zoom(factor, around) {
+    if (this.follows) {
+      this.begin = this.end - Math.min(Math.max(this.span * factor, LEAST_SPAN), this.extent * 1.05);
+      this.redraw();
+      return;
+    }
     const share = (around - this.begin) / this.span, span = Math.max(this.span * factor, LEAST_SPAN);
     this.look(around - share * span, around + (1 - share) * span);
   },
@@ -49,7 +62,7 @@ Object.assign(Timeline.prototype, {
       return;
     }
     // Zoomed out as far as it goes, the wheel scrolls the page.
-    if (event.deltaY > 0 && this.span >= this.ends) return;
+    if (event.deltaY > 0 && this.span >= this.extent) return;
     event.preventDefault();
     this.zoom(Math.exp(event.deltaY * scale * 0.002), this.time(Math.max(event.offsetX, this.gutter)));
   },
@@ -84,11 +97,12 @@ Object.assign(Timeline.prototype, {
     return callAt(lane.inRows[row], this.time(event.offsetX), (3 * this.span) / this.width);
   },
 
-  hover(event) {
-    const call = this.under(event);
+  hover({ offsetX, offsetY }) {
+    this.pointer = { offsetX, offsetY };
+    const call = this.under(this.pointer);
     if (call === this.hovered && !call) return;
     this.hovered = call;
-    this.show(call ?? this.selected, call ? event : undefined);
+    this.show(call ?? this.selected, call ? this.pointer : undefined);
   },
 
   show(call, pointer) {
@@ -108,6 +122,7 @@ Object.assign(Timeline.prototype, {
   },
 
   place(call, pointer) {
+    this.tip.hidden = call.end < this.begin || call.start > this.end;
     const top = this.y(this.lanes.indexOf(call.lane));
     const x = pointer ? pointer.offsetX + 14 : Math.max(this.x(call.start), this.gutter);
     const below = (pointer ? pointer.offsetY + 16 : top + LANE + 4);
@@ -138,7 +153,7 @@ Object.assign(Timeline.prototype, {
 
   press(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const actions = { "+": "in", "=": "in", "-": "out", 0: "all", n: "next" };
+    const actions = { "+": "in", "=": "in", "-": "out", 0: "all", n: "next", f: "follow" };
     const moves = { ArrowLeft: -1, ArrowRight: 1 }, lanes = { ArrowUp: -1, ArrowDown: 1 };
     const calls = this.selected?.lane.calls ?? this.lanes[0]?.calls ?? [];
     const at = this.selected ? calls.indexOf(this.selected) : calls.length;
@@ -159,7 +174,3 @@ Object.assign(Timeline.prototype, {
     if (calls) this.choose(calls.reduce((best, call) => (Math.abs(call.start - from.start) < Math.abs(best.start - from.start) ? call : best)));
   },
 });
-
-const timeline = new Timeline(JSON.parse(document.getElementById("calls").textContent));
-document.querySelectorAll(".swatch[data-op]").forEach((swatch) => { swatch.style.background = `var(--op${Math.min(Number(swatch.dataset.op), PALETTE_SIZE - 1)})`; });
-document.body.dataset.ready = String(timeline.lanes.length);

@@ -1,8 +1,4 @@
-"""The flight records of a job's ranks, read into plain values whose times are on one clock.
-
-Times are seconds on the wall clock of each rank's host, which ranks of one boot of a host share exactly. Records of
-several hosts are as far apart as their clocks.
-"""
+"""Finds the flight records of a job's ranks, and reads them."""
 
 from __future__ import annotations
 
@@ -11,9 +7,10 @@ import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from procgroup import _native, flight_records
+from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
 
 RECORDED_CALLS = 1024
 """So many calls are in a record at most."""
@@ -26,116 +23,6 @@ _SILENT_SECONDS = 2.0
 
 _Record: TypeAlias = tuple[Path, dict[str, Any]]
 """A record's file and what it holds."""
-
-
-MAKES_GROUP = "new_group"
-"""The recorded operation of a rank that makes a group: it has no number in the group."""
-
-
-class Group(NamedTuple):
-    """A process group. Its members are global ranks, and none where the record had no room for them."""
-
-    key: str
-    name: str
-    size: int
-    members: tuple[int, ...]
-
-
-class Call(NamedTuple):
-    """One call of one rank. ``peer`` is the global rank of the root, or of the other rank of a message; -1: none."""
-
-    group: Group
-    sequence: int
-    op: str
-    text: str
-    is_message: bool
-    peer: int
-    bytes: int
-    state: str
-    line: str
-    issued: float
-    started: float
-    ended: float
-
-    @property
-    def name(self) -> str:
-        """Return "all_reduce #17 of group 0"."""
-        if self.op == MAKES_GROUP:
-            return f"{self.op} of ranks {', '.join(map(str, self.group.members))}"
-        return f"{self.op} #{self.sequence} of group {self.group.name}"
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the call has started and not ended."""
-        return self.state == "started"
-
-
-class Rank(NamedTuple):
-    """One rank: its process, how that is, and its last calls, oldest first.
-
-    ``state`` is "running", "stopped", "left" (in order), "failed" (with ``reason``) or "lost": killed, or crashed.
-    ``stack`` has the innermost frame first, and was taken at ``stack_taken``. ``recorded`` counts all calls that it has
-    made, also those that its record has no room for any more.
-    """
-
-    rank: int
-    world_size: int
-    host: str
-    pid: int
-    program: str
-    state: str
-    reason: str
-    seen: float
-    calls: list[Call]
-    stack: list[str]
-    report: str
-    began: float
-    stack_taken: float
-    recorded: int
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its process has not ended."""
-        return self.state in ("running", "stopped")
-
-    @property
-    def last(self) -> Call | None:
-        """Return the call that has ended last, or None."""
-        return max((call for call in self.calls if call.ended), key=lambda call: call.ended, default=None)
-
-    @property
-    def call(self) -> Call | None:
-        """Return the call that it is in, or None; of several the oldest."""
-        return next((call for call in self.calls if call.is_running), None)
-
-    @property
-    def current_stack(self) -> list[str]:
-        """Return the stack of a running rank that is in no call, unless it has made a call since: [] then."""
-        last = self.last
-        is_current = self.state == "running" and self.call is None and (last is None or self.stack_taken >= last.ended)
-        return self.stack if is_current else []
-
-    def reached(self, group: Group) -> int:
-        """Return the number of the last collective of a group that this rank has started."""
-        numbers = (call.sequence for call in self.calls if call.group.key == group.key and not call.is_message)
-        return max(numbers, default=0)
-
-
-class Job(NamedTuple):
-    """The ranks of a job, as far as their records are here, in order."""
-
-    name: str
-    directory: Path
-    ranks: list[Rank]
-
-    @property
-    def world_size(self) -> int:
-        """Return how many ranks the job has."""
-        return max(rank.world_size for rank in self.ranks)
-
-    def rank(self, number: int) -> Rank | None:
-        """Return a rank; None when its record is not here."""
-        return next((rank for rank in self.ranks if rank.rank == number), None)
 
 
 def find(which: str = "") -> Path:
@@ -263,6 +150,7 @@ def _rank_of(records: list[_Record]) -> Rank:
         began=records[0][1]["created_wall_ns"] / 1e9,
         stack_taken=_wall(last, last["stack"][0]) if last["stack"] else 0.0,
         recorded=sum(record["recorded"] for _, record in records),
+        whole_since=max(_whole_since(record) for _, record in records),
     )
 
 
@@ -301,6 +189,16 @@ def _wall(record: dict[str, Any], ns: int) -> float:
     return float(record["created_wall_ns"] + ns - record["created_ns"]) / 1e9 if ns else 0.0
 
 
+def _whole_since(record: dict[str, Any]) -> float:
+    """Return the moment since which all calls of a record were read; 0.0 when all were."""
+    calls = record["calls"]
+    if not calls or len(calls) >= record["recorded"]:
+        return 0.0
+    # Before the newest calls there may be older ones that have not ended.
+    newest = next((call for call in calls if call["ended_ns"]), calls[-1])
+    return _wall(record, newest["issued_ns"])
+
+
 def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[Call]:
     number = _number((path, record))
     groups = {one["identity"]: _group_of(one, number) for one in record["groups"]}
@@ -322,6 +220,7 @@ def _calls_of(path: Path, record: dict[str, Any]) -> Iterable[Call]:
             issued=(shift + issued) / 1e9 if issued else 0.0,
             started=(shift + started) / 1e9 if started else 0.0,
             ended=(shift + ended) / 1e9 if ended else 0.0,
+            record_index=call["index"],
         )
 
 

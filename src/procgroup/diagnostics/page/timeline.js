@@ -3,27 +3,37 @@
 const LANE = 26, AXIS = 26, LEAST_SPAN = 1;
 
 class Timeline {
-  constructor(page) {
-    this.lanes = readLanes(page);
-    joinCollectives(this.lanes);
+  constructor(read, most) {
+    this.calls = new Calls(most);
+    this.calls.add(read);
     this.box = document.getElementById("lanes");
     this.canvas = this.box.querySelector("canvas");
     this.spacer = document.getElementById("height");
     this.tip = document.getElementById("call");
     this.context = this.canvas.getContext("2d");
-    const calls = this.lanes.flatMap((lane) => lane.calls);
-    const latest = (moment) => calls.reduce((last, call) => Math.max(last, moment(call)), 1);
-    this.ends = latest((call) => call.end);
+    this.hovered = this.selected = this.pointer = null;
+    this.follows = false;
+    this.measure();
     // At first, calls that hung for minutes do not shrink the others to nothing.
-    const busy = latest((call) => (call.state === "completed" ? call.end : call.start));
-    this.begin = -0.01 * busy;
-    this.end = Math.min(1.15 * busy, 1.01 * this.ends);
-    this.hovered = this.selected = null;
+    const calls = this.lanes.flatMap((lane) => lane.calls);
+    const busy = calls.reduce((last, call) => Math.max(last, call.state === "completed" ? call.end : call.start), this.begins + 1);
+    this.begin = this.begins - 0.01 * (busy - this.begins);
+    this.end = Math.min(busy + 0.15 * (busy - this.begins), this.ends + 0.01 * this.extent);
     this.readColours();
     this.listen();
     this.resize();
+    this.writeLegend();
   }
 
+  // Between which moments there are calls.
+  measure() {
+    const calls = this.lanes.flatMap((lane) => lane.calls);
+    this.begins = calls.reduce((first, call) => Math.min(first, call.start), calls[0]?.start ?? 0);
+    this.ends = calls.reduce((last, call) => Math.max(last, call.end), this.begins + 1);
+  }
+
+  get lanes() { return this.calls.lanes; }
+  get extent() { return this.ends - this.begins; }
   get gutter() { return this.width < 560 ? 84 : 150; }
   get span() { return this.end - this.begin; }
   x(time) { return this.gutter + ((time - this.begin) / this.span) * (this.width - this.gutter); }
@@ -39,6 +49,19 @@ class Timeline {
 
   colour(call) {
     return call.state === "failed" ? this.colours.wrong : this.operations[Math.min(call.op, PALETTE_SIZE - 1)];
+  }
+
+  writeLegend() {
+    const legend = document.getElementById("legend");
+    legend.querySelectorAll(".operation").forEach((item) => item.remove());
+    legend.prepend(...this.calls.operations.map(({ name, count }, number) => {
+      const item = document.createElement("li"), swatch = document.createElement("span");
+      item.className = "operation";
+      swatch.className = "swatch";
+      swatch.style.background = `var(--op${Math.min(number, PALETTE_SIZE - 1)})`;
+      item.append(swatch, `${name} (${count})`);
+      return item;
+    }));
   }
 
   resize() {
@@ -68,6 +91,7 @@ class Timeline {
     const last = Math.min(Math.ceil((this.box.scrollTop + this.height - AXIS) / LANE), this.lanes.length);
     const ticks = this.ticks();
     for (let lane = first; lane < last; lane++) this.drawStripe(lane);
+    for (let lane = first; lane < last; lane++) this.drawGaps(lane);
     for (const [, x] of ticks) this.fill(this.colours.line, x, AXIS, 1, this.height);
     for (let lane = first; lane < last; lane++) this.drawLane(lane);
     this.drawMarked();
@@ -82,6 +106,17 @@ class Timeline {
 
   drawStripe(number) {
     if (this.lanes[number].rank % 2) this.fill(this.colours.stripe, 0, this.y(number), this.width, LANE);
+  }
+
+  // While the calls were made that the records do not hold.
+  drawGaps(number) {
+    const y = this.y(number) + 3;
+    for (const [begin, end] of this.lanes[number].gaps) {
+      const left = Math.max(this.x(begin), this.gutter), right = Math.min(this.x(end), this.width);
+      if (right <= left) continue;
+      this.context.strokeStyle = this.colours.line;
+      this.drawHatched(left, y, right - left, LANE - 6);
+    }
   }
 
   drawLane(number) {
@@ -120,8 +155,10 @@ class Timeline {
       context.beginPath();
       context.rect(left, top, width - 4, height);
       context.clip();
+      const x = Math.max(left, this.gutter) + 5;
+      if (isOpen) this.fill(this.colours.card, x - 3, top + 3, context.measureText(call.name).width + 6, height - 6);
       context.fillStyle = isOpen ? this.colours.ink : this.colours["bar-ink"];
-      context.fillText(call.name, Math.max(left, this.gutter) + 5, top + height / 2 + 0.5);
+      context.fillText(call.name, x, top + height / 2 + 0.5);
       context.restore();
     }
   }
@@ -138,11 +175,19 @@ class Timeline {
 
   drawOpen(left, top, width, height) {
     const { context } = this;
+    context.strokeStyle = context.fillStyle;
+    this.drawHatched(left, top, width, height);
+    context.strokeStyle = this.colours.wrong;
+    context.lineWidth = 1.5;
+    context.strokeRect(left + 0.75, top + 0.75, Math.max(width - 1.5, 1), height - 1.5);
+  }
+
+  drawHatched(left, top, width, height) {
+    const { context } = this;
     context.save();
     context.beginPath();
     context.rect(left, top, width, height);
     context.clip();
-    context.strokeStyle = context.fillStyle;
     context.lineWidth = 2;
     context.beginPath();
     for (let x = left - (left % 9) - height; x < left + width; x += 9) {
@@ -151,9 +196,6 @@ class Timeline {
     }
     context.stroke();
     context.restore();
-    context.strokeStyle = this.colours.wrong;
-    context.lineWidth = 1.5;
-    context.strokeRect(left + 0.75, top + 0.75, Math.max(width - 1.5, 1), height - 1.5);
   }
 
   drawFailed(left, top, height) {

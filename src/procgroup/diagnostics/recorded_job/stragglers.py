@@ -8,10 +8,10 @@ member has completed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from procgroup.diagnostics.explain.recorded_job import Call, Job
+from procgroup.diagnostics.recorded_job.job import Call, Job
 
 NOTICEABLE_SHARE = 0.01
 """The share of the others' time from which on a straggler is worth a line."""
@@ -71,6 +71,11 @@ def find(job: Job) -> list[Straggler]:
         share = sum(others.values()) / wall if wall else 0.0
         found.append(Straggler(last, op, counts[op], times, dict(others), share))
     return sorted(found, key=lambda one: one.share, reverse=True)
+
+
+def costly(found: Iterable[Straggler]) -> list[Straggler]:
+    """Return the stragglers that cost the others a noticeable share of their time."""
+    return [one for one in found if one.share >= NOTICEABLE_SHARE]
 
 
 def waiting_shares(job: Job, found: Sequence[Straggler]) -> dict[int, float]:

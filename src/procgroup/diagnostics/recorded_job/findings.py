@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from procgroup import errors
-from procgroup.diagnostics.explain.recorded_job import MAKES_GROUP, Call, Job, Rank
+from procgroup.diagnostics.recorded_job.job import MAKES_GROUP, Call, Job, Rank
 
 # A live rank that has waited no longer than this is no finding: every rank waits a little.
 _USUAL_SECONDS = 1.0

@@ -1,1 +1,0 @@
-"""The page of ``procgroup explain --html``: one file that needs nothing else."""
