@@ -17,7 +17,12 @@ from procgroup.diagnostics.top.table import plain
 from procgroup.diagnostics.top.watch import Look, Watch
 from procgroup.environ import TERM
 
-FLAGS = {"--once": "print one table as text, and end"}
+FLAGS = {
+    "--once": "print one table as text, and end",
+    "--web": "serve a page with the table and a timeline to the browsers of this host, and print its address",
+    "--port": "with --web: the port; by default a free one",
+    "--open": "with --web: open the page in a browser",
+}
 
 _LIVE_SECONDS = 0.5
 _PLAIN_SECONDS = 2.0
@@ -27,10 +32,16 @@ _PAUSES_PER_LOOK = 20
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return 0, or 2 when there is no such job."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.web and (options.port is not None or options.open):
+        parser.error("--port and --open go with --web")
     signal.signal(signal.SIGTERM, _end)  # the terminal is left as it was
     try:
-        watch = Watch(_find(options.job))
+        directory = _find(options.job)
+        if options.web:
+            return _serve(directory, options)
+        watch = Watch(directory)
         if options.once:
             with Keys() as keys:
                 _look_first(watch, keys)
@@ -61,9 +72,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JOB",
         help="a job: the beginning of its name, its run id, or a directory of records; by default the newest that runs",
     )
-    for flag, text in FLAGS.items():
-        parser.add_argument(flag, action="store_true", help=text)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--once", action="store_true", help=FLAGS["--once"])
+    kind.add_argument("--web", action="store_true", help=FLAGS["--web"])
+    parser.add_argument("--port", type=_port, metavar="N", help=FLAGS["--port"])
+    parser.add_argument("--open", action="store_true", help=FLAGS["--open"])
     return parser
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 (a free one) to 65535")
+    return int(text)
+
+
+def _serve(directory: Path, options: argparse.Namespace) -> int:
+    from procgroup.diagnostics.top.web.serving import serve  # which needs a web server's modules
+
+    return serve(directory, port=options.port or 0, in_browser=options.open)
 
 
 def _end(number: int, _: object) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from procgroup.diagnostics.recorded_job import findings, reading, stragglers
 from procgroup.diagnostics.recorded_job.findings import Finding
 from procgroup.diagnostics.recorded_job.job import Call, Job, Rank
+from procgroup.diagnostics.recorded_job.stragglers import Straggler
 from procgroup.diagnostics.recorded_job.text import now
 
 SECONDS_BETWEEN_STACKS = 2.0
@@ -48,6 +49,7 @@ class Look(NamedTuple):
     job: Job
     found: list[Finding]
     rows: list[Row]
+    stragglers: list[Straggler]
 
     @property
     def has_ended(self) -> bool:
@@ -61,33 +63,38 @@ class Look(NamedTuple):
 
 
 class Watch:
-    """Looks at one job. The caller decides when."""
+    """Looks at one job. The caller decides when, and how many calls of each rank a look has at least."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, newest: int = _NEWEST_CALLS) -> None:
         self._directory = directory
+        self._newest = newest
         self._counts: dict[int, tuple[float, int]] = {}
         self._stacks_due = 0.0
         self._studied = -math.inf
         self._found: list[Finding] = []
+        self._stragglers: list[Straggler] = []
         self._shares: dict[int, float] = {}
         self._slowest: int | None = None
 
     def look(self) -> Look:
         """Read the records. Raises LookupError where there is none any more."""
-        job = reading.load(self._directory, with_stacks=False, newest=_NEWEST_CALLS)
+        job = reading.load(self._directory, with_stacks=False, newest=self._newest)
         moment = time.monotonic()
         pause = _SECONDS_WHERE_IT_MAY_BE_WRONG if _may_be_wrong(job) else _SECONDS_BETWEEN_STUDIES
         if moment >= self._studied + pause or not any(rank.is_alive for rank in job.ranks):
             self._studied = moment
-            job, moment = reading.load(self._directory, with_stacks=False), time.monotonic()
+            if self._newest < reading.RECORDED_CALLS:
+                job, moment = reading.load(self._directory, with_stacks=False), time.monotonic()
             self._study(job)
             self._request_stacks(job, moment)
         causes = {number for finding in self._found for number in finding.ranks}
-        return Look(job, self._found, [self._row(job, rank, causes, moment) for rank in job.ranks])
+        rows = [self._row(job, rank, causes, moment) for rank in job.ranks]
+        return Look(job, self._found, rows, self._stragglers)
 
     def _study(self, job: Job) -> None:
         self._found = findings.find(job)
         counted = stragglers.find(job)
+        self._stragglers = stragglers.costly(counted)
         self._shares, self._slowest = stragglers.waiting_shares(job, counted), stragglers.slowest(counted)
 
     def _request_stacks(self, job: Job, moment: float) -> None:
