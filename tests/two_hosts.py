@@ -54,9 +54,13 @@ def environments(hosts: Sequence[Host], layout: Sequence[int]) -> list[dict[str,
 
 
 @contextmanager
-def joined() -> Iterator[tuple[Host, Host]]:
-    """Make two hosts that reach each other; take them away again, with all that runs there."""
-    hosts = tuple(Host(f"host-{os.getpid()}-{number}", address) for number, address in enumerate(ADDRESSES))
+def joined(pair: int = 0) -> Iterator[tuple[Host, Host]]:
+    """Make two hosts that reach each other; take them away again, with all that runs there.
+
+    A process that makes several pairs at a time numbers them.
+    """
+    names = [f"host-{os.getpid()}-{2 * pair + number}" for number in range(len(ADDRESSES))]
+    hosts = tuple(Host(name, address) for name, address in zip(names, ADDRESSES, strict=True))
     try:
         for host in hosts:
             _ip("netns", "add", host.namespace)

@@ -1,0 +1,29 @@
+"""Whatever goes wrong on a rank, whenever: the others name it, in time; no result is wrong; nothing hangs or is left.
+
+Random faults in random calls on random groups, all from a seed: see plan.py for what there is, verdict.py for what is
+required, and soak.py to play one again or many.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from world import run_command
+
+SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
+COUNT, AT_A_TIME = (100, 25) if SAMPLED else (10_000, 250)
+JOBS = 4
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.parametrize("first_seed", range(0, COUNT, AT_A_TIME))
+def test_scenarios_end_as_they_have_to(first_seed: int) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("soak.py"))]
+    command += ["--first-seed", str(first_seed), "--count", str(AT_A_TIME), "--jobs", str(JOBS)]
+    done = run_command(command, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
