@@ -26,7 +26,6 @@ import pytest
 
 import procgroup as dist
 from diagnostics.browser import CHROMIUM, WHY_NONE, Browser
-from procgroup import _native
 from procgroup.diagnostics.recorded_job import reading
 from procgroup.diagnostics.top.web import server as web_server
 from procgroup.diagnostics.top.web.server import Answer, Server
@@ -99,6 +98,14 @@ class Top:
         self.process.stdout.close()
 
 
+def all_have_made_calls(directory: Path, size: int) -> bool:
+    try:
+        ranks = reading.load(next(directory.glob("*/")), with_stacks=False).ranks
+    except (LookupError, StopIteration):
+        return False
+    return len(ranks) == size and all(rank.recorded >= 3 for rank in ranks)
+
+
 @contextmanager
 def job(function: Callable[..., None], size: int, directory: Path) -> Iterator[Any]:
     variables = {
@@ -108,9 +115,7 @@ def job(function: Callable[..., None], size: int, directory: Path) -> Iterator[A
     }
     with start(function, size, environment=variables) as world:
         deadline = time.monotonic() + 20
-        while len(records := list(directory.glob("*/*.record"))) < size or any(
-            _native.read_flight_record(str(path))["recorded"] < 3 for path in records
-        ):
+        while not all_have_made_calls(directory, size):
             assert time.monotonic() < deadline, [world.output(rank) for rank in range(size)]
             time.sleep(0.02)
         yield world

@@ -1,6 +1,6 @@
 // Draws the lanes on a canvas of the size of what is visible, and moves the view by mouse, touch, buttons and keys.
 
-const LANE = 26, AXIS = 26, LEAST_SPAN = 1;
+const LANE = 26, AXIS = 26, LEAST_SPAN = 1, USUAL_TIME = 1e6;
 
 class Timeline {
   constructor(read, most) {
@@ -146,7 +146,7 @@ class Timeline {
     context.globalAlpha = isOpen ? 0.3 : 1;
     context.fillRect(left, top, width, height);
     context.globalAlpha = 1;
-    if (isOpen) this.drawOpen(left, top, width, height);
+    if (isOpen) this.drawOpen(call.end - call.start, left, top, width, height);
     else if (call.waited > 0) this.drawWaited(call, left, top, height);
     if (call.state === "failed") this.drawFailed(left, top, height);
     if (width > 46 && height >= 10) {
@@ -173,10 +173,12 @@ class Timeline {
     this.context.globalAlpha = 1;
   }
 
-  drawOpen(left, top, width, height) {
+  // A call that has not ended is marked when that is unusual.
+  drawOpen(lasts, left, top, width, height) {
     const { context } = this;
     context.strokeStyle = context.fillStyle;
     this.drawHatched(left, top, width, height);
+    if (lasts < USUAL_TIME) return;
     context.strokeStyle = this.colours.wrong;
     context.lineWidth = 1.5;
     context.strokeRect(left + 0.75, top + 0.75, Math.max(width - 1.5, 1), height - 1.5);

@@ -39,7 +39,7 @@ def timeline(*, is_live: bool = False) -> str:
 </div>
 <ul class="legend" id="legend">
 <li><span class="swatch waited"></span>waited for the last rank</li>
-<li><span class="swatch open"></span>has not ended</li>
+<li><span class="swatch open"></span>has not ended; in red: for 1 s</li>
 <li><span class="swatch bad"></span>failed</li>
 <li><span class="swatch gap"></span>not in the records</li>
 </ul>
