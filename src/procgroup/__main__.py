@@ -27,6 +27,7 @@ COMMANDS = {
         "procgroup.diagnostics.explain.command", "say what the ranks of a job do, or did, and who waits for whom"
     ),
     "top": Command("procgroup.diagnostics.top.command", "show live what the ranks of a running job do"),
+    "metrics": Command("procgroup.diagnostics.metrics.command", "serve metrics of the jobs of this host to Prometheus"),
     "doctor": Command(
         "procgroup.diagnostics.doctor.command", "check this machine, or all hosts of a job, and say what to change"
     ),

@@ -25,6 +25,7 @@ from documentation.programs import ROOT, blocks
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guide/*.md")])
 _NOT_OURS = ("torchrun", "taskset")
 _NOT_STARTED = ("pip ", "sbatch ")
+_LIBRARIES = {"procgroup metrics": "prometheus_client"}
 
 
 def is_installed(program: str) -> bool:
@@ -38,7 +39,8 @@ def can_run(command: str, directory: Path) -> bool:
     programs = [directory / name for name in re.findall(r"\b\w+\.py\b", command)]
     name = command.split()[0]
     is_there = name not in _NOT_OURS or shutil.which(name, path=f"{directory}/bin:{os.environ['PATH']}") is not None
-    return is_there and all(is_installed(program.read_text()) for program in programs if program.exists())
+    has_library = all(find_spec(library) for command_of_it, library in _LIBRARIES.items() if command_of_it in command)
+    return is_there and has_library and all(is_installed(one.read_text()) for one in programs if one.exists())
 
 
 def run_python(text: str, directory: Path) -> None:

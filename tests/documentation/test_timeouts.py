@@ -75,6 +75,7 @@ NO_DEADLINES_OF_USERS = {
     "diagnostics.recorded_job.findings._USUAL_SECONDS": "how long every rank waits a little",
     "diagnostics.top.watch._USUAL_SECONDS": "how long every rank waits a little",
     "diagnostics.top.command._PLAIN_SECONDS": "how often the tables are printed",
+    "diagnostics.metrics.collector.KEPT_SECONDS": "how long the end of a job can be read",
     "diagnostics.top.web.server._HEAD_SECONDS": "a browser's request, which is sent at once",
     "diagnostics.top.web.server._ANSWER_SECONDS": "a browser that does not read",
     "diagnostics.recorded_job.reading._SILENT_SECONDS": "how soon a rank is said to be lost",

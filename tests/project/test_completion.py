@@ -47,7 +47,7 @@ def test_every_flag_is_completed_and_described() -> None:
 
 
 def test_the_flags_of_diagnostics_are_completed() -> None:
-    assert words("procgroup", "explain", "--") == ["--list", "--json", "--html", "--trace"]
+    assert words("procgroup", "explain", "--") == ["--list", "--json", "--html", "--trace", "--otlp"]
     assert words("procgroup", "top", "--") == ["--once", "--web", "--port", "--open"]
     assert words("procgroup", "doctor", "--") == ["--json", "--strict", "--verbose", "--timeout"]
     assert words("procgroup", "doctor", "--json", "--s") == ["--strict"]

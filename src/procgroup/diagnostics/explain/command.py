@@ -21,12 +21,13 @@ FLAGS = {
     "--json": "print everything as JSON",
     "--html": "write a page with a timeline of all calls, too, which needs nothing else",
     "--trace": "write a trace of all calls for ui.perfetto.dev, too",
+    "--otlp": "send all calls as spans of OpenTelemetry, too, to OTEL_EXPORTER_OTLP_ENDPOINT or this host's port 4318",
 }
 _WITH_FILE = ("--html", "--trace")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; return 0 when nothing is wrong in the job, 1 when something is, 2 when there is no such job."""
+    """Run the command; return 0 when nothing is wrong in the job, 1 when something is, 2 when the command fails."""
     options = _parser().parse_args(arguments)
     if options.list:
         print("\n".join(_line_of(path) for path in reading.jobs()) or "no job is recorded")
@@ -41,15 +42,33 @@ def main(arguments: Sequence[str]) -> int:
         Path(options.html).write_text(page(job, found), encoding="utf-8")
     if options.trace:
         Path(options.trace).write_text(json.dumps(trace(job)))
+    if options.otlp and not _send_spans(job):
+        return 2
     print(json.dumps(_as_json(job, found), indent=2) if options.json else as_text(job, found))
     return 1 if found else 0
+
+
+def _send_spans(job: Job) -> bool:
+    try:
+        from procgroup.diagnostics.explain.spans import send
+
+        send(job)
+    except ImportError:
+        why = "opentelemetry is not installed; install it with: pip install 'procgroup[opentelemetry]'"
+    except ConnectionError as error:
+        why = f"{error.args[0]}; OTEL_EXPORTER_OTLP_ENDPOINT says where it is"
+    else:
+        return True
+    print(f"procgroup explain: {why}", file=sys.stderr)
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="procgroup explain",
         description="Say what the ranks of a job do, or did before it ended, by the flight records of this host. "
-        "Exit status: 0 when nothing is wrong, 1 when something is, 2 when there is no such job.",
+        "Exit status: 0 when nothing is wrong, 1 when something is, 2 when there is no such job, or its spans were not "
+        "received.",
     )
     parser.add_argument(
         "job",

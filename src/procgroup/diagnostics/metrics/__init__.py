@@ -1,0 +1,1 @@
+"""``procgroup metrics``: what the jobs of this host do, for Prometheus."""
