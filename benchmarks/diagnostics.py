@@ -1,11 +1,12 @@
 """What the flight recorder, the comparison of descriptors and the watch over the ranks cost per call.
 
-python benchmarks/diagnostics.py [--ranks 1,2,4] [--sizes 8,64K] [--op all_reduce] [--rounds 40] [--seconds 0.05]
+python benchmarks/diagnostics.py [--ranks 1,2,4] [--sizes 8,64K] [--op all_reduce] [--starts 7] [--rounds 20]
 
 Builds procgroup as it is, and once more with PROCGROUP_WITHOUT_DIAGNOSTICS, each in an environment of its own under
-build/peers/, and lets the two take turns. Prints for each number of ranks and each size the time of a call of both
-builds, and by how much it is longer with diagnostics: the median of the differences of the rounds, and the difference
-of the minima.
+build/peers/. Both take turns, and both are started anew several times, because the memory that a process happens to get
+changes a time of a call of 64 KiB by some 3 %. Prints for each number of ranks and each size the time of a call, and by
+how much it is longer with diagnostics: medians and minima, and the ratio of the medians with the interval that holds
+the true one in 95 of 100 runs. Where that has both signs, nothing is shown.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,13 +26,15 @@ from pathlib import Path
 from peer_commands import wheel
 
 from procgroup.diagnostics.bench.installed import StartPeer
+from procgroup.diagnostics.bench.intervals import ratio_of_rounds
 from procgroup.diagnostics.bench.peer import Peer
 from procgroup.diagnostics.bench.report import parse_size, size_text
 from procgroup.diagnostics.bench.rounds import InterleavedRun, SizeResult, connect_all
 
 SOURCES = Path(__file__).resolve().parent.parent
 WITH, WITHOUT = "with", "without"
-HEADINGS = "ranks   bytes   without: median  minimum      with: median  minimum       difference of medians    minima"
+HEADINGS = """                       without                       with            difference
+ranks  bytes        median      minimum       median      minimum     median    minimum  ratio, 95 % interval"""
 
 
 def main(command_line: Sequence[str], builds: Mapping[str, StartPeer] | None = None) -> int:
@@ -39,17 +43,24 @@ def main(command_line: Sequence[str], builds: Mapping[str, StartPeer] | None = N
     parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks; 1,2,4 by default")
     parser.add_argument("--sizes", default="8,1K,16K,64K,256K,1M,4M,16M,64M", help="bytes of one rank's array or block")
     parser.add_argument("--op", default="all_reduce", help="operations; all_reduce by default")
-    parser.add_argument("--rounds", type=int, default=40, help="turns of each build at each size; 40 by default")
-    parser.add_argument("--seconds", type=float, default=0.05, help="length of one turn; 0.05 by default")
+    parser.add_argument("--starts", type=int, default=7, help="how often both are started anew; 7 by default")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="turns of each at each size after a start; 20 by default"
+    )
+    parser.add_argument("--seconds", type=float, default=0.01, help="length of one turn; 0.01 by default")
     arguments = parser.parse_args(command_line)
     sizes = [parse_size(text) for text in arguments.sizes.split(",")]
     if builds is None:
-        builds = {name: wheel(f"diagnostics-{name}", build(name)) for name in (WITH, WITHOUT)}
+        builds = {name: wheel(f"diagnostics-{name}", build(name)) for name in (WITHOUT, WITH)}
     for operation in arguments.op.split(","):
         print(f"\n{operation}, float32, on {len(os.sched_getaffinity(0))} cores, in nanoseconds per call\n\n{HEADINGS}")
         for ranks in map(int, arguments.ranks.split(",")):
-            for result in measure(builds, operation, ranks, sizes, arguments.rounds, arguments.seconds):
-                print(row(ranks, result), flush=True)
+            starts: dict[int, list[SizeResult]] = defaultdict(list)
+            for _ in range(arguments.starts):
+                for result in measure(builds, operation, ranks, sizes, arguments.rounds, arguments.seconds):
+                    starts[result.size].append(result)
+            for size, results in starts.items():
+                print(row(ranks, size, results), flush=True)
     return 0
 
 
@@ -88,25 +99,28 @@ def measure(
             command = start(ranks)
             command = replace(command, name=name, arguments=[*command.arguments, *flags])
             peers[name] = on_exit.enter_context(Peer(command, ranks, directory))
-        for failure in connect_all(peers, timeout=60):
-            raise failure
+        failures = connect_all(peers, timeout=60)
         run = InterleavedRun(operation, dict(peers), rounds, seconds, 120, print, shares_cores=ranks > cores)
+        for failure in failures:
+            run.leave_out(failure)
         results = run.sizes(sizes)
         for peer in peers.values():
             peer.close()
+        if run.left_out:
+            sys.exit(f"a build was left out: {run.left_out}")
         return results
 
 
-def row(ranks: int, result: SizeResult) -> str:
-    """Return one line of the table."""
-    differences = [
-        one.median_ns - other.median_ns for one, other in zip(result.rounds[WITH], result.rounds[WITHOUT], strict=True)
-    ]
-    median, minimum = statistics.median(differences), result.minimum_ns(WITH) - result.minimum_ns(WITHOUT)
-    without, with_ = result.median_ns(WITHOUT), result.median_ns(WITH)
+def row(ranks: int, size: int, starts: Sequence[SizeResult]) -> str:
+    """Return one line of the table: of one size, after several starts."""
+    medians = {name: [result.median_ns(name) for result in starts] for name in (WITHOUT, WITH)}
+    minima = {name: min(result.minimum_ns(name) for result in starts) for name in medians}
+    times = "".join(f"{statistics.median(medians[name]):13,.0f}{minima[name]:13,.0f}" for name in medians)
+    difference = statistics.median(a - b for a, b in zip(medians[WITH], medians[WITHOUT], strict=True))
+    ratio = ratio_of_rounds(medians[WITH], medians[WITHOUT])
+    interval = f"{ratio.mean - 1:+.1%} ({ratio.low - 1:+.1%} to {ratio.high - 1:+.1%})"
     return (
-        f"{ranks:5}{size_text(result.size):>8}{without:18,.0f}{result.minimum_ns(WITHOUT):9,.0f}"
-        f"{with_:18,.0f}{result.minimum_ns(WITH):9,.0f}{median:+18,.0f} ({median / without:+6.1%}){minimum:+10,.0f}"
+        f"{ranks:5}{size_text(size):>7}{times}{difference:+11,.0f}{minima[WITH] - minima[WITHOUT]:+11,.0f}  {interval}"
     )
 
 

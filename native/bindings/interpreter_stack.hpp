@@ -28,12 +28,14 @@ class InterpreterStack {
   void compare() {
     if (state_ == State::kUnknown) state_ = comparison();
   }
-  // The innermost frame whose code object is not `skipped`; none of it where all are.
+  // The innermost frame that is not `skipped`; none of it where all are.
   template <class Skipped>
   Frame innermost(const Skipped& skipped) const {
-    const void* frame = current();
-    while (frame != nullptr && skipped(code_of(frame))) frame = at<const void*>(frame, layout_.caller);
-    return frame == nullptr ? Frame{} : Frame{code_of(frame), at<uintptr_t>(frame, layout_.instruction)};
+    for (const void* at_frame = current(); at_frame != nullptr; at_frame = at<const void*>(at_frame, layout_.caller)) {
+      const Frame frame{code_of(at_frame), at<uintptr_t>(at_frame, layout_.instruction)};
+      if (!skipped(frame)) return frame;
+    }
+    return {};
   }
 
  private:

@@ -25,15 +25,23 @@ std::string own_directory() {
 SourceLines::SourceLines(FlightRecord& record) : record_(record), own_directory_(own_directory()) {}
 
 uint32_t SourceLines::here() {
-  if (!stack_.is_usable()) return find({});
-  const InterpreterStack::Frame caller = stack_.innermost([this](PyObject* code) {
-    const Code& known = codes_[slot(code, 0)];
-    return known.object == code && known.is_library;
-  });
-  const Place& place = places_[slot(caller.code, caller.instruction)];
-  if (place.code == caller.code && place.instruction == caller.instruction && place.code != nullptr)
-    return place.number;
+  InterpreterStack::Frame caller;
+  if (stack_.is_usable()) {
+    size_t depth = 0;
+    caller = stack_.innermost([&](const InterpreterStack::Frame& frame) { return is_library(frame, depth++); });
+    if (const Place& place = place_of(caller); place.is_of(caller)) return place.number;
+  }
   return find(caller);
+}
+
+// Large arrays pass through the caches between two calls: this reads few lines of memory.
+bool SourceLines::is_library(const InterpreterStack::Frame& frame, size_t depth) {
+  if (depth < recent_.size() && recent_[depth] == frame.code) return true;
+  if (place_of(frame).is_of(frame)) return false;
+  const Code& code = code_of(frame.code);
+  if (code.object != frame.code || !code.is_library) return false;
+  if (depth < recent_.size()) recent_[depth] = frame.code;
+  return true;
 }
 
 uint32_t SourceLines::find(InterpreterStack::Frame caller) {
@@ -49,7 +57,7 @@ uint32_t SourceLines::find(InterpreterStack::Frame caller) {
 }
 
 bool SourceLines::is_library(nb::handle object) {
-  Code& code = codes_[slot(object.ptr(), 0)];
+  Code& code = code_of(object.ptr());
   if (code.object == object.ptr()) return code.is_library;
   const std::string file = file_of(object);
   const bool is_library = file.starts_with(own_directory_) || file.find("/torch/") != std::string::npos;
@@ -61,12 +69,12 @@ bool SourceLines::is_library(nb::handle object) {
 }
 
 uint32_t SourceLines::number_of(const FrameObject& frame, InterpreterStack::Frame caller) {
-  Place& place = places_[slot(caller.code, caller.instruction)];
-  if (place.code == caller.code && place.instruction == caller.instruction) return place.number;
+  Place& place = place_of(caller);
+  if (place.is_of(caller)) return place.number;
   const std::string line = file_of(caller.code) + ":" + std::to_string(frame.line());
   const auto [known, is_new] = numbers_.try_emplace(line, 0);
   if (is_new) known->second = record_.add_source_line(line);
-  if (kept_.contains(caller.code)) place = {caller.code, caller.instruction, known->second};
+  if (kept_.contains(caller.code)) place = {caller, known->second};
   return known->second;
 }
 

@@ -32,17 +32,23 @@ class SourceLines {
     PyObject* object = nullptr;
     bool is_library = false;
   };
-  struct Place {
-    PyObject* code = nullptr;
-    uintptr_t instruction = 0;  // its address, or, where the interpreter's stack is not usable, its offset
+  struct alignas(32) Place {
+    InterpreterStack::Frame frame;  // its instruction is an offset where the interpreter's stack is not usable
     uint32_t number = 0;
+
+    bool is_of(const InterpreterStack::Frame& other) const {
+      return frame.code == other.code && frame.instruction == other.instruction && frame.code != nullptr;
+    }
   };
   static constexpr size_t kPlaces = 256;
   static constexpr size_t kMostCodes = 4096;
 
-  static size_t slot(PyObject* code, uintptr_t instruction) {
-    return (reinterpret_cast<uintptr_t>(code) / 16 + instruction / 2) % kPlaces;
+  // Where a place or a code object is found depends on its address.
+  Place& place_of(const InterpreterStack::Frame& frame) {
+    return places_[(reinterpret_cast<uintptr_t>(frame.code) / 16 + frame.instruction / 2) % kPlaces];
   }
+  Code& code_of(PyObject* code) { return codes_[reinterpret_cast<uintptr_t>(code) / 16 % kPlaces]; }
+  bool is_library(const InterpreterStack::Frame& frame, size_t depth);
   // The same by CPython's public functions; `caller` is the frame that is found then, as far as it is known.
   uint32_t find(InterpreterStack::Frame caller);
   bool is_library(nb::handle code);
@@ -51,9 +57,10 @@ class SourceLines {
   FlightRecord& record_;
   const std::string own_directory_;
   InterpreterStack stack_;
-  std::array<Place, kPlaces> places_{};             // where a place is found depends on its address
-  std::array<Code, kPlaces> codes_{};               // the same for code objects
-  std::unordered_map<PyObject*, nb::object> kept_;  // all code objects of both
+  alignas(64) std::array<PyObject*, 4> recent_{};  // the library's code objects of recent calls, by depth
+  std::array<Place, kPlaces> places_{};
+  std::array<Code, kPlaces> codes_{};
+  std::unordered_map<PyObject*, nb::object> kept_;  // all code objects above
   std::unordered_map<std::string, uint32_t> numbers_;
 };
 

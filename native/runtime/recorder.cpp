@@ -205,6 +205,7 @@ void Recorder::end(uint64_t index, CallState state) {
   const std::lock_guard writing(writing_);
   Entry& entry = entries(memory_)[index % kEntries];
   if (!is_running(entry, index)) return;
+  __builtin_prefetch(&entries(memory_)[next_ % kEntries], 1);  // of the next call
   const Change change(entry);
   Change::set(entry.ended, now);
   Change::set(entry.kind, with_state(entry.kind.load(std::memory_order_relaxed), state));
