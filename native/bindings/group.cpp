@@ -62,7 +62,7 @@ PythonGroup PythonGroup::checks() const {
 
 void PythonGroup::handshake(const std::string& call, const nb::dict& data, double seconds) {
   engine_->require_not_forked();
-  PythonRuntime language;
+  PythonRuntime language(engine_->rank_threads());
   try {
     group_->handshake(call, seconds, language, engine_->source_line());
     language.rethrow();

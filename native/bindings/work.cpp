@@ -62,6 +62,7 @@ bool Work::wait(nb::handle timeout) {
 bool Work::wait_for(const Issued& issued, Deadline deadline) const {
   GroupOperation& operation = *issued.operation;
   if (!operation.is_completed()) require_outside_transfer("wait");
+  engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
   bool interrupted = false;
   const Group::Outcome outcome = group_->await(operation, deadline, language, interrupted);

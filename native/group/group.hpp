@@ -281,10 +281,12 @@ class Group final : public Source {
 // An operation of a group that may outlive the call which issued it.
 class GroupOperation : public Operation {
  public:
-  GroupOperation(Group& group, double seconds)
-      : group_(group), seconds_(seconds), deadline_(Deadline::after(seconds)) {}
+  // `bytes`: that the call moves, as far as a thread that waits for it needs to know.
+  GroupOperation(Group& group, size_t bytes, double seconds)
+      : group_(group), bytes_(bytes), seconds_(seconds), deadline_(Deadline::after(seconds)) {}
 
   Group& group() const { return group_; }
+  size_t bytes() const { return bytes_; }
   double seconds() const { return seconds_; }
   Deadline deadline() const { return deadline_; }
   virtual Descriptor call() const = 0;
@@ -308,6 +310,7 @@ class GroupOperation : public Operation {
 
  protected:
   Group& group_;
+  const size_t bytes_;
   const double seconds_;
   const Deadline deadline_;
 

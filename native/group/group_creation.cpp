@@ -102,6 +102,15 @@ std::vector<int> GroupCreation::missing() const {
   return unreceived();
 }
 
+std::optional<Awaited> GroupCreation::awaited() const {
+  const std::lock_guard lock(engine_.messages_mutex());
+  engine_.handshakes().receive_arrived();
+  Awaited awaited{.op = kMakesGroup, .number = 0, .ranks = unreceived()};
+  const bool disagrees = std::ranges::any_of(
+      awaited.ranks, [&](int member) { return engine_.handshakes().conflicting(member, began_ns_) != nullptr; });
+  return disagrees ? std::nullopt : std::optional(std::move(awaited));
+}
+
 std::optional<Failure> GroupCreation::examine() const {
   if (engine_.aborted()) return Failure{.kind = Failure::Kind::kAborted};
   for (const int member : missing()) {

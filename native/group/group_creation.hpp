@@ -20,6 +20,9 @@ class GroupCreation final : public Operation {
 
   // Ends the operation for another reason than the members' messages: a lost member, an abort.
   std::optional<Failure> examine() const;
+  // The members that do not make the group yet. Nothing while one of them makes another group with this rank: that is
+  // an error of its own.
+  std::optional<Awaited> awaited() const;
   // On success: the offset of each member's group memory.
   const std::vector<uint64_t>& offsets() const { return offsets_; }
   // After a mismatch: the other groups in which members waited for this rank. No rank makes them.

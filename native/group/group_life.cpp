@@ -161,16 +161,18 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
   if (options_.hosts.empty()) options_.hosts.assign(options_.members.size(), 0);
   GroupCreation operation(engine_, options_.id, options_.members, offset_, call);
   WaitReport report;
+  DeadlockDetector watch(engine_, seconds, engine_.suspicious_ns());
   drive(operation, seconds, engine_.policy(), engine_, language, [&](const Operation&) {
     const WaitReport::Due due = report.look(engine_.wait_report_ns());
     if (due != WaitReport::Due::kNothing)
       engine_.report_wait(due, {engine_.rank(), call, operation.missing(), report.waited_ns()}, options_.id);
-    return operation.examine();
+    std::optional<Failure> failure = operation.examine();
+    return failure ? failure : find_deadlock(watch, operation, [&] { return operation.awaited(); }, language);
   });
   recording.end(operation.failure());
   refused_ = operation.refused();
   if (operation.failure() != nullptr) {
-    Failure failure = *operation.failure();
+    Failure failure = watch.announced().value_or(*operation.failure());
     language.unlock();
     explain(failure, true);
     language.lock();

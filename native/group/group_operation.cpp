@@ -32,7 +32,9 @@ void GroupOperation::watch() {
 }
 
 QueuedCall::QueuedCall(Group& group, Request request, double seconds)
-    : GroupOperation(group, seconds), request_(std::move(request)), is_polling_(request_.ready != nullptr) {}
+    : GroupOperation(group, request.descriptor.bytes(), seconds),
+      request_(std::move(request)),
+      is_polling_(request_.ready != nullptr) {}
 
 void QueuedCall::record() {
   Descriptor call = request_.descriptor;
@@ -96,7 +98,7 @@ void QueuedCall::give_up(Failure failure) {
 }
 
 MessageOperation::MessageOperation(Group& group, const MessageRequest& request, double seconds)
-    : GroupOperation(group, seconds),
+    : GroupOperation(group, request.count * dtype_size(request.dtype), seconds),
       request_(request),
       call_(group.describe(request)),
       header_{request.count, static_cast<uint64_t>(request.dtype), call_.sequence} {

@@ -104,7 +104,7 @@ class DeviceOperation final : public GroupOperation {
  public:
   DeviceOperation(Group& group, const Descriptor& call, std::function<bool()> is_done,
                   std::shared_ptr<GroupOperation> before, double seconds, bool is_blocking)
-      : GroupOperation(group, seconds),
+      : GroupOperation(group, call.bytes(), seconds),
         call_(call),
         is_blocking_(is_blocking),
         before_(std::move(before)),

@@ -121,7 +121,7 @@ Group::Outcome Group::await(GroupOperation& operation, Deadline deadline, Langua
             find_deadlock(watch, operation, [&] { return operation.awaited(); }, language))
       give_up(operation, *std::move(deadlock));
   };
-  const WaitPolicy policy = engine_.policy().for_bytes(operation.call().bytes());
+  const WaitPolicy policy = engine_.policy().for_bytes(operation.bytes());
   if (!await_completion(operation, deadline, policy, engine_, language, interrupted, std::cref(look))) return {};
   if (operation.failure() == nullptr) return {.has_completed = true};
   std::optional<Failure> deadlock = watch.announced();

@@ -1,8 +1,9 @@
 // Detect cycles of ranks that wait for each other, without false alarms: one would end a correct program.
 //
 // A rank shows its wait (see WaitEdgeBoard) only when nothing but the awaited rank can end it:
-//   - it is a blocking receive from one rank that nothing has matched, a blocking send of a large message that nothing
-//     has matched, or a collective for which the awaited member has not come, or has not relayed those of its host;
+//   - it is a receive from one rank that nothing has matched, a send of a large message that nothing has matched, a
+//     collective for which the awaited member has not come, or has not relayed those of its host, or a new group that
+//     the awaited member does not make yet;
 //   - it lasts a second already (100 ms where ranks are threads), and its own limit is above kShortSeconds: a caller
 //   that sets a short one may intend to continue;
 //   - no other thread runs Python in this process (ranks that are threads: none but theirs and those that await them);

@@ -6,6 +6,7 @@ namespace procgroup {
 
 std::string WaitEdge::describe() const {
   const std::string name = op_name(op);
+  if (op == kMakesGroup) return name + " without " + std::to_string(next);
   if (!is_message()) return name + " #" + std::to_string(number) + " without " + std::to_string(next);
   const std::string tag = number == 0 ? "" : " with tag " + std::to_string(number);
   return name + (op == OpKind::kSend ? " to " : " from ") + std::to_string(next) + tag;
@@ -57,7 +58,7 @@ std::optional<WaitEdge> WaitEdgeBoard::wait(int rank) const {
   const uint64_t before = epoch();
   if (before % 2 != 0 || shown_.load(std::memory_order_acquire) == 0) return std::nullopt;
   WaitEdge wait = read(wait_);
-  if (epoch() != before || !is_operation(wait.op)) return std::nullopt;
+  if (epoch() != before || !can_wait(wait.op)) return std::nullopt;
   wait.rank = rank;
   wait.epoch = before;
   return wait;
@@ -79,7 +80,7 @@ std::vector<WaitEdge> WaitEdgeBoard::verdict() const {
   std::vector<WaitEdge> cycle;
   for (size_t index = 0; index < members; ++index) {
     cycle.push_back(read(cycle_[index]));
-    if (!is_operation(cycle.back().op)) return {};  // a peer wrote it
+    if (!can_wait(cycle.back().op)) return {};  // a peer wrote it
   }
   if (version_.load(std::memory_order_acquire) != before) return {};
   return cycle;

@@ -24,11 +24,11 @@ struct WaitEdge {
   int rank = -1;
   int next = -1;  // the awaited rank
   OpKind op = OpKind::kBarrier;
-  uint64_t number = 0;  // of a message its tag, of a collective its sequence number
+  uint64_t number = 0;  // of a message its tag, of a collective its sequence number, of a new group nothing
   uint64_t epoch = 0;
 
   bool is_message() const { return procgroup::is_message(op); }
-  // A text for error messages: "recv from 1", "all_reduce #3 without 1".
+  // A text for error messages: "recv from 1", "all_reduce #3 without 1", "new_group without 1".
   std::string describe() const;
 };
 

@@ -44,7 +44,7 @@ struct WaitEdgeExchange::Wait {
   }
   bool is_possible(int world_size) const {
     const auto is_rank = [=](int one) { return one >= 0 && one < world_size; };
-    return is_rank(rank) && is_rank(next) && rank != next && op < kOperations && epoch % 2 == 0;
+    return is_rank(rank) && is_rank(next) && rank != next && op <= static_cast<uint64_t>(kMakesGroup) && epoch % 2 == 0;
   }
   WaitEdge shown() const {
     return {.rank = rank, .next = next, .op = static_cast<OpKind>(op), .number = number, .epoch = epoch};

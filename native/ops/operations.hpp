@@ -29,7 +29,7 @@ enum class OpKind : uint8_t {
   kRecv,
 };
 inline constexpr size_t kOperations = 14;
-// In the records of a rank's calls alone: the rank makes a group together with its members.
+// In the records of a rank's calls, and in its waits: the rank makes a group together with its members.
 inline constexpr auto kMakesGroup = static_cast<OpKind>(kOperations);
 
 // Which ranks give elements, or get them.
@@ -83,6 +83,8 @@ inline constexpr std::array<OperationRow, kOperations> kOperationTable = {{
 
 // Also of what another rank wrote: false for what is none.
 constexpr bool is_operation(OpKind op) { return static_cast<size_t>(op) < kOperations; }
+// What a rank may be shown to wait in: an operation, or the making of a group. Also of what another rank wrote.
+constexpr bool can_wait(OpKind op) { return is_operation(op) || op == kMakesGroup; }
 constexpr const OperationRow& row_of(OpKind op) { return kOperationTable[static_cast<size_t>(op)]; }
 
 constexpr const char* op_name(OpKind op) {

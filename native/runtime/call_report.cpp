@@ -67,9 +67,15 @@ std::string find_line(const FlightRecordView& record, const Descriptor& call) {
 
 std::string find_line_of_wait(const FlightRecordView& record, OpKind op) {
   uint32_t source = 0;
+  uint64_t group = 0;
   for (const Record& one : record.calls())
-    if (one.call.op == op && (one.state == CallState::kStarted || one.state == CallState::kFailed)) source = one.source;
-  return record.source_line(source);
+    if (one.call.op == op && (one.state == CallState::kStarted || one.state == CallState::kFailed))
+      source = one.source, group = one.call.group;
+  std::string line = record.source_line(source);
+  if (op != kMakesGroup || line.empty()) return line;
+  for (const RecordedGroup& one : record.groups())
+    if (one.identity == group) return line + " (a group of " + one.members + ")";
+  return line;
 }
 
 bool is_in_call(const std::vector<Record>& records) {

@@ -21,6 +21,9 @@ SILENT_SECONDS = 2.0
 FAILED_SECONDS = 2.0
 """How long such a wait lasts at most when a group has failed on this process."""
 
+LATE_SECONDS = 1.0
+"""How long a process that hosts the store of a start which has failed stays for ranks that have not come yet."""
+
 _functions: dict[Callable[[], None], int] = {}
 # What sys.last_value was before: an exception of the process that forked this one, or of a prompt.
 _earlier: list[BaseException | None] = [None]
@@ -35,6 +38,8 @@ _registered_in = 0
 
 _has_failed = False
 _has_failed_to_start = False
+# What tells the ranks that come late that the start has failed, in the store that this process hosts.
+_tell_late_ranks: list[Callable[[], None]] = []
 
 
 def at_process_end(function: Callable[[], None], priority: int) -> None:
@@ -69,6 +74,7 @@ def forget_failure() -> None:
     """Forget it: the ranks have come together again."""
     global _has_failed, _has_failed_to_start
     _has_failed = _has_failed_to_start = False
+    _tell_late_ranks.clear()
 
 
 def has_failed() -> bool:
@@ -79,6 +85,18 @@ def has_failed() -> bool:
 def has_failed_to_start() -> bool:
     """Return whether the last start of a group failed on this process."""
     return _has_failed_to_start
+
+
+def stay_for_late_ranks(tell: Callable[[], None]) -> None:
+    """Keep in mind that ranks may yet come to the start that has failed; ``tell`` tells them, at this process's end."""
+    _tell_late_ranks[:] = [tell]
+
+
+def tell_late_ranks() -> bool:
+    """Tell the ranks that come to the last start that it has failed; return whether there may be such ranks."""
+    for tell in _tell_late_ranks:
+        tell()
+    return bool(_tell_late_ranks)
 
 
 def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> None:

@@ -57,9 +57,14 @@ def join(seconds: float = TIMEOUT) -> None:
 
 
 def start_and_die(number: int, how: int = signal.SIGKILL) -> None:
-    """Start at a store of the program's own; rank 1 gets a signal before its request ``number`` to the store."""
+    """Start at a store of the program's own; rank 1 gets a signal before its request ``number`` to the store.
+
+    On procgroup under torch that is the store of procgroup's at which the ranks meet.
+    """
     store = dist.TCPStore(*STORE, SIZE, RANK == 0, timeout=limit())
-    if RANK == 1:
+    if RANK == 1 and BACKEND == "procgroup":
+        _die_at_request_to_meeting(number, how)
+    elif RANK == 1:
         store = _dying_at_request(number, how, store)
     start(store=store, rank=RANK, world_size=SIZE)
     if RANK == 1:
@@ -81,12 +86,35 @@ def _dying_at_request(number: int, how: int, store: Any) -> Any:
 
         return request
 
-    names = [name for name in dir(dist.Store) if not name.startswith("_") and callable(getattr(dist.Store, name))]
-    requests = {name: passing(name) for name in names if name not in ("clone", "with_timeout")}
+    requests = {name: passing(name) for name in _request_names(dist.Store)}
     if IS_TORCH:  # whose C++ calls the methods of a store from Python if that is no TCPStore
         return type("DyingAtRequest", (dist.Store,), requests | {"clone": lambda self: self})()
     store.__class__ = type("DyingAtRequest", (type(store),), requests)
     return store
+
+
+def _die_at_request_to_meeting(number: int, how: int) -> None:
+    """Let this process get a signal before that request to a store of procgroup's."""
+    numbers = itertools.count(1)
+    tcp = importlib.import_module("procgroup.stores.tcp")
+    kind = tcp.TCPStore
+
+    def passing(name: str) -> Callable[..., Any]:
+        def request(self: Any, *arguments: Any, **named: Any) -> Any:
+            if next(numbers) == number:
+                os.kill(os.getpid(), how)
+            return getattr(kind, name)(self, *arguments, **named)
+
+        return request
+
+    store = importlib.import_module("procgroup.stores.store").Store
+    tcp.TCPStore = type("DyingAtRequest", (kind,), {name: passing(name) for name in _request_names(store)})
+
+
+def _request_names(store: Any) -> list[str]:
+    """Return the names of a store's methods that count as requests."""
+    names = [name for name in dir(store) if not name.startswith("_") and callable(getattr(store, name))]
+    return [name for name in names if name not in ("clone", "with_timeout")]
 
 
 def limit_memory(room: int) -> None:

@@ -166,15 +166,25 @@ def get_new_ranks(group: ProcessGroup | None = None) -> tuple[int, ...]:
     return resolve(group).new_ranks
 
 
-def make_group(store: Store, rank: int, members: Sequence[int], *, group_name: str, timeout: Timeout) -> ProcessGroup:
-    """Meet the other ranks at ``store`` and make a group of them, which is not the default group.
+def make_group(
+    store: Store,
+    rank: int,
+    members: Sequence[int],
+    *,
+    group_name: str,
+    timeout: Timeout,
+    meeting: Store,
+    started: float,
+) -> ProcessGroup:
+    """Meet the other ranks at ``meeting`` and make a group of them with ``store``, which is not the default group.
 
-    ``members`` are their global ranks, of which this process is number ``rank``. The store stays the caller's; the
-    group leaves in order at the process's end. Raises what init_process_group raises.
+    ``members`` are their global ranks, of which this process is number ``rank``. ``timeout`` counts from the
+    time.monotonic() ``started``. The stores stay the caller's; the group leaves in order at the process's end. Raises
+    what init_process_group raises.
     """
     timeouts = read_timeouts(timeout, None)
     size = len(members)
-    world = _join(store, rank, size, timeouts, time.monotonic(), group_name)
+    world = _join(meeting, rank, size, timeouts, started, group_name)
     made = _make_group(registry.parse("procgroup"), store, rank, members, timeouts, world, group_name)
     exit_hooks.watch(made, None)
     return made

@@ -63,18 +63,23 @@ class KeyValueSpace:
         DistNetworkError when the launcher's answer is not one of PMI-1.
         """
         deadline = time.monotonic() + seconds
-        if not self._name:
-            self._open(value, deadline)
+        name = self.open(value, deadline)
         self._barrier(deadline)
-        return self._request(f"cmd=get kvsname={self._name} key={_KEY}", "get_result", deadline)["value"]
+        return self._request(f"cmd=get kvsname={name} key={_KEY}", "get_result", deadline)["value"]
 
-    def _open(self, value: str | None, deadline: float) -> None:
+    def open(self, value: str | None, deadline: float) -> str:
+        """Put this task's text; return the space's name, which is the same for all tasks of the job. Idempotent."""
+        if not self._name:
+            self._name = self._put(value, deadline)
+        return self._name
+
+    def _put(self, value: str | None, deadline: float) -> str:
         self._request("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init", deadline)
         at_process_end(self._finalize, priority=_LAST)
         name = self._request("cmd=get_my_kvsname", "my_kvsname", deadline)["kvsname"]
         if value is not None:
             self._request(f"cmd=put kvsname={name} key={_KEY} value={value}", "put_result", deadline)
-        self._name = name
+        return name
 
     def _finalize(self) -> None:
         if self._pid != os.getpid() or _has_mpi_library():

@@ -66,7 +66,7 @@ class _Meeting:
         return self._host(agents) if self.rank == 0 else self._join(agents)
 
     def _host(self, agents: Any) -> Store:
-        host = _host_of_this_process(self.agent)
+        host = host_of_this_process(self.agent)
         store, job_key = hosting.host_announced_store(host, self.limit)
         record = {"host": host, "port": store.port, "job_key": job_key}
         with self._in_words():
@@ -138,7 +138,7 @@ def _torchs_store_class(rank: int) -> Any:
     return TorchsStore
 
 
-def _host_of_this_process(agent: Endpoint) -> str:
+def host_of_this_process(agent: Endpoint) -> str:
     """Return where rank 0 listens: MASTER_ADDR, or, on another host than that, the address that faces it.
 
     torchrun keeps MASTER_ADDR when nodes come and go, also when rank 0 is then elsewhere.

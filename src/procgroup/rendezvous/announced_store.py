@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from procgroup import environ, types
 from procgroup.cluster import mpi, pmi, pmix, task_launcher
 from procgroup.cluster.task_launcher import Task
-from procgroup.errors import DistNetworkError, RendezvousError
+from procgroup.errors import DistNetworkError, RendezvousError, RendezvousTimeout
 from procgroup.rendezvous import hosting
+from procgroup.rendezvous.arrivals import Arrivals
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
 
@@ -53,6 +54,7 @@ _known: dict[int, _Announcement] = {}
 """What was announced in this process, by its id: a forked child starts without."""
 
 _spaces: dict[int, pmi.KeyValueSpace] = {}
+_arrivals: dict[int, Arrivals] = {}
 
 
 def can_announce(task: Task) -> bool:
@@ -65,8 +67,9 @@ def can_announce(task: Task) -> bool:
 def open_store(task: Task, *, rank: int, timeout: Timeout) -> Store:
     """Return rank 0's store, connected. All tasks of the launcher call it.
 
-    Raises RendezvousError when not all tasks have called it in ``timeout``, DistNetworkError when the store is not
-    reached, or the launcher announces nothing.
+    Raises RendezvousError when not all tasks have called it in ``timeout``: RendezvousTimeout, which names the others,
+    where all tasks are on one host. Raises DistNetworkError when the store is not reached, or the launcher announces
+    nothing.
     """
     limit = types.seconds(timeout)
     deadline = time.monotonic() + limit
@@ -98,23 +101,66 @@ def _hosts(task: Task) -> tuple[str, ...]:
 
 
 def _broadcast(task: Task, mine: str | None, rank: int, limit: float) -> str:
+    space = _space(task)
     try:
-        if task.launcher is task_launcher.OPEN_MPI and mpi.is_loaded():
-            # A second client of PMIx, beside MPI's own in this process, disturbs MPI between hosts.
-            return mpi.broadcast(mine, limit)
-        library = pmix.library() if task.launcher is task_launcher.OPEN_MPI else None
-        if library is not None:
-            return pmix.broadcast(library, mine, limit)
-        descriptor = pmi.descriptor()
-        if descriptor is None:
-            raise DistNetworkError("PMI_FD names no open socket of this process, by which mpiexec joins its tasks")
-        return _spaces.setdefault(os.getpid(), pmi.KeyValueSpace(descriptor)).broadcast(mine, limit)
+        _show_arrival(task, space.open(mine, time.monotonic() + limit) if space else os.environ.get("PMIX_NAMESPACE"))
+        found = _by_launcher(task, space, mine, limit)
     except TimeoutError as error:
-        raise RendezvousError(
+        text = (
             f"rank {rank} of {task.world_size}: not all tasks of {task.launcher.name} have come to their "
             f"init_process_group after {limit:g} s ({error}). Each task has to call it, once; look at the output of "
             "those that did not."
-        ) from None
+        )
+        raise _with_names(task, rank, limit, text) from None
+    if arrivals := _arrivals.pop(os.getpid(), None):
+        arrivals.close()
+    return found
+
+
+def _by_launcher(task: Task, space: pmi.KeyValueSpace | None, mine: str | None, limit: float) -> str:
+    if space is not None:
+        return space.broadcast(mine, limit)
+    if mpi.is_loaded():
+        # A second client of PMIx, beside MPI's own in this process, disturbs MPI between hosts.
+        return mpi.broadcast(mine, limit)
+    library = pmix.library()
+    assert library is not None, "can_announce has found it"
+    return pmix.broadcast(library, mine, limit)
+
+
+def _space(task: Task) -> pmi.KeyValueSpace | None:
+    """Return the launcher's key-value space; None under Open MPI, which has another way."""
+    if task.launcher is task_launcher.OPEN_MPI:
+        return None
+    descriptor = pmi.descriptor()
+    if descriptor is None:
+        raise DistNetworkError("PMI_FD names no open socket of this process, by which mpiexec joins its tasks")
+    return _spaces.setdefault(os.getpid(), pmi.KeyValueSpace(descriptor))
+
+
+def _show_arrival(task: Task, job: str | None) -> None:
+    """Show the other ranks that this one has come, where all are on this host; again after a start that has failed."""
+    if not job or not task.is_on_one_host or os.getpid() in _arrivals:
+        return
+    assert task.rank is not None
+    assert task.world_size is not None
+    _arrivals[os.getpid()] = Arrivals(job, task.rank, task.world_size)
+
+
+def _with_names(task: Task, rank: int, limit: float, text: str) -> RendezvousError:
+    """Return the error for a start to which not all tasks have come, which names the missing ranks if they are known.
+
+    This rank goes on to show that it has come: the others, whose time passes later, ask for it.
+    """
+    arrivals = _arrivals.get(os.getpid())
+    missing = arrivals.missing() if arrivals is not None else []
+    if not missing or task.world_size is None:
+        return RendezvousError(text)
+    host = socket.gethostname()
+    joined = {other: host for other in range(task.world_size) if other not in missing}
+    error = RendezvousTimeout(missing=missing, joined=joined, size=task.world_size, seconds=limit)
+    error.args = (f"{text} {error}",)
+    return error
 
 
 def _join(announced: _Announcement, rank: int, limit: float, deadline: float) -> Store:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from procgroup import environ, log, types
-from procgroup.errors import DistError
+from procgroup.errors import DistError, DistNetworkError
 from procgroup.stores.members import Member, read_member
 from procgroup.stores.store import Store
 from procgroup.types import Timeout
@@ -39,6 +39,10 @@ _made_keys: set[str] = set()
 _HOST_KEY = "rendezvous/host"
 _HOST_SECONDS = 5.0
 _REPEAT_SECONDS = 60.0
+
+LOOK_AT_RANK_0 = (
+    "Look at the output of rank 0; or the start has failed before this rank came, which the output of the others says."
+)
 
 
 def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
@@ -59,15 +63,20 @@ def open_store(host: str, port: int, *, rank: int, timeout: Timeout) -> Store:
         return host_store(host, port, limit)
     host_name = "rank 0" if launcher_s is None else "the launcher"
     line = f"rank {rank} has not reached the store at {host}:{port}, which {host_name} hosts; it tries for {limit:g} s"
-    with _reporting(line, report_after):
-        store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+    try:
+        with reporting(line, report_after):
+            store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+    except DistNetworkError as error:
+        if launcher_s is None:
+            error.args = (f"{error} Rank 0 hosts this store, and has not come or has ended. {LOOK_AT_RANK_0}",)
+        raise
     if launcher_s is None:
         note_rank_0_hosts(store)
     return store
 
 
 @contextmanager
-def _reporting(line: str, first: float) -> Iterator[None]:
+def reporting(line: str, first: float) -> Iterator[None]:
     """Warn with ``line`` while this goes on: after ``first`` seconds (0: never), and once a minute from then on."""
     has_ended = threading.Event()
 
@@ -87,6 +96,12 @@ def _reporting(line: str, first: float) -> Iterator[None]:
         has_ended.set()
         if reporter.is_alive():
             reporter.join()
+
+
+def use_job_key(job_key: str) -> None:
+    """Prove this secret from now on, which rank 0 has made and announced; announce it where this process is rank 0."""
+    os.environ[environ.PROCGROUP_JOB_KEY.name] = job_key
+    _made_keys.add(job_key)
 
 
 def note_rank_0_hosts(store: Store) -> None:

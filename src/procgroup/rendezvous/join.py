@@ -20,7 +20,8 @@ That is seven requests for each rank, however many there are, and two more where
 errors quote. A second process with rank r loses step 3, a rank with another world size loses step 4, a rank that gives
 up (timeout, Ctrl-C) leaves, a rank is lost: in each case a verdict is written, so that all ranks raise the same error
 at once. Every 5 s the lowest rank that has come says who is missing.
-A claim that an ended round holds is no conflict: its rank goes on to the next round.
+A claim that an ended round holds is no conflict: its rank goes on to the next round. When a start has failed and the
+process that hosts the store ends, it writes why at "over", and stays a second for the ranks that have not come yet.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from procgroup import log, types
+from procgroup import log, process_end, types
 from procgroup.errors import (
     DistError,
     PeerFailed,
@@ -54,6 +55,7 @@ from procgroup.types import Timeout
 REPORT_SECONDS = 5.0
 """How often the lowest rank that has come says who is missing."""
 
+_OVER = "rendezvous/over"
 _LEAVE_SECONDS = 0.2
 _READ_SECONDS = 5.0
 
@@ -130,11 +132,14 @@ class _Joining:
             if not isinstance(error, (RendezvousError, PeerLost, PeerFailed)):
                 self._leave(error)
             self.start_up.drop()
+            self._stay_for_late_ranks(error)
             raise
 
     def _claim(self) -> None:
         """Find the round to be in and claim this rank's place there."""
         self.round = self.store.add("rendezvous/round", 0)
+        if self.round > 0 and self.store.check([_OVER]):
+            self._read(self.store.get(_OVER))
         while True:
             mine = self.me.line()
             self.start_up.enter(f"rendezvous/{self.round}")
@@ -239,6 +244,26 @@ class _Joining:
         if data["kind"] == "lost":
             self.start_up.raise_if_lost()
         raise (RendezvousConflict if data["kind"] == "conflict" else RendezvousError)(data["text"])
+
+    def _stay_for_late_ranks(self, error: BaseException) -> None:
+        """Let the end of this process, if it hosts the store, tell the ranks that have not come why it has failed."""
+        if self.round < 0 or not self.store.is_hosted_here() or not isinstance(error, Exception):
+            return
+        with contextlib.suppress(DistError):
+            has_any = self.store.check([self._key("members")])
+            if has_any and len({member.rank for member in self._members()}) >= self.me.size:
+                return
+            kind = "conflict" if isinstance(error, RendezvousConflict) else "left"
+            ended = f"the start has failed at {time.strftime('%H:%M:%S')}, before this rank came: {error}"
+            text = json.dumps({"kind": kind, "text": ended, "by": self.me.nonce})
+            process_end.stay_for_late_ranks(lambda: self._tell_late_ranks(text))
+
+    def _tell_late_ranks(self, text: str) -> None:
+        with contextlib.suppress(DistError):
+            self.store.set(_OVER, text)
+            # Ranks that have come since the start failed wait in the next round.
+            last = self.store.add("rendezvous/round", 0)
+            self.store.compare_set(f"rendezvous/{last}/verdict", "", text)
 
     def _read_round_before(self) -> None:
         """Keep why the round before failed, while the store is there: its host may be one of those that leave."""

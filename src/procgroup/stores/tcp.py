@@ -17,7 +17,14 @@ from copy import copy
 
 from procgroup import _native, environ, log
 from procgroup.errors import DistNetworkError, DistStoreError
-from procgroup.process_end import at_process_end, ends_with_an_exception, has_failed_to_start, wait_for_others
+from procgroup.process_end import (
+    LATE_SECONDS,
+    at_process_end,
+    ends_with_an_exception,
+    has_failed_to_start,
+    tell_late_ranks,
+    wait_for_others,
+)
 from procgroup.stores.addresses import listen, resolve_until
 from procgroup.stores.request_store import RequestStore
 from procgroup.stores.store import OnDisconnect
@@ -162,8 +169,11 @@ def _linger() -> None:
     waiting = [server for server in _servers if server._pid == os.getpid()]
     if not waiting:
         return
+    until = time.monotonic() + LATE_SECONDS if tell_late_ranks() else 0.0
     wait_for_others(
-        lambda: not any(server.running and server.has_clients_elsewhere for server in waiting),
+        lambda: (
+            time.monotonic() >= until and not any(server.running and server.has_clients_elsewhere for server in waiting)
+        ),
         LINGER_SECONDS,
         lambda: f"this process hosts the store and waits for {_names(waiting)} to end",
         pause=0.005,

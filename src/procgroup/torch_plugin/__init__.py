@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import wraps
 from typing import Any
 
 NAME = "procgroup"
@@ -40,10 +41,27 @@ def _register() -> None:
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     from procgroup.environ import PROCGROUP_REPLACE_GLOO
 
+    _name_ranks(sys.modules.get("torch.distributed.rendezvous"))
+
     if PROCGROUP_REPLACE_GLOO.get():
         from procgroup.torch_plugin import gloo
 
         gloo.replace()
+
+
+def _name_ranks(rendezvous: Any) -> None:
+    """Let the errors of torch's env:// and tcp:// name the missing ranks from now on. Idempotent."""
+    make = getattr(rendezvous, "_create_c10d_store", None)
+    if make is None or hasattr(make, "__wrapped__"):
+        return
+
+    @wraps(make)
+    def create_store(*arguments: Any, **named: Any) -> Any:
+        from procgroup.torch_plugin import torchs_start
+
+        return torchs_start.create_store(make, *arguments, **named)
+
+    rendezvous._create_c10d_store = create_store
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

@@ -1,12 +1,13 @@
 """Makes a group of the plug-in from the data that torch has of a new group.
 
-The default group meets at torch's store, as procgroup's own default group meets at its store: the ranks
-exchange their addresses, share a random key that authenticates their connections, and connect. A group of some ranks of
-a default group of procgroup shares that group's connections, and uses no store.
+The ranks of the default group find a store of procgroup's in torch's store, and meet there as those of procgroup's own
+default group do: they exchange their addresses, share a random key that authenticates their connections, and connect. A
+group of some ranks of a default group of procgroup shares that group's connections, and uses no store.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,9 @@ import torch
 from torch.distributed import distributed_c10d
 
 from procgroup.api import exit_hooks, lifecycle
+from procgroup.backends import registry
 from procgroup.groups.group import ProcessGroup
+from procgroup.rendezvous import hosting
 from procgroup.torch_plugin.calls import TorchCalls
 from procgroup.torch_plugin.process_group import TorchProcessGroup
 from procgroup.torch_plugin.store import TorchStore
@@ -46,7 +49,17 @@ def make(store: Any, rank: int, members: Sequence[int], group_name: str, timeout
         )
         exit_hooks.adopt(made, world)
         return made
-    group = lifecycle.make_group(TorchStore(store), rank, members, group_name=group_name, timeout=timeout)
+    registry.check_engine(len(members))
+    from procgroup.torch_plugin import meeting  # which needs the engine
+
+    started = time.monotonic()
+    met = meeting.open_store(store, rank, len(members), timeout)
+    try:
+        group = lifecycle.make_group(
+            TorchStore(store), rank, members, group_name=group_name, timeout=timeout, meeting=met, started=started
+        )
+    finally:
+        hosting.let_go(met)
     if rank == 0:
         _last_store[:] = [store]
     return group

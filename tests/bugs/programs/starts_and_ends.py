@@ -51,7 +51,7 @@ def sleeps_before_the_start() -> None:
     start()
 
 
-@absence(*NEVER_COME, "DistNetworkError", guilty=(0,), is_stuck=False, has_line=False)
+@absence(*NEVER_COME, "DistNetworkError", "HostMissing", guilty=(0,), is_stuck=False, has_line=False)
 def host_of_the_store_never_starts() -> None:
     """Rank 0, at which the others are to meet, exits before it has called `init_process_group`."""
     if RANK == 0:
