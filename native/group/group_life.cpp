@@ -8,6 +8,7 @@
 #include "group/group.hpp"
 #include "group/group_creation.hpp"
 #include "group/group_operation.hpp"
+#include "runtime/call_report.hpp"
 #include "runtime/recording.hpp"
 
 namespace procgroup {
@@ -159,13 +160,15 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
   Recording recording(engine_.recorder(), making, source);
   announced_ = true;
   if (options_.hosts.empty()) options_.hosts.assign(options_.members.size(), 0);
-  GroupCreation operation(engine_, options_.id, options_.members, offset_, call);
+  const std::string line = short_line(engine_.record().view().source_line(source));
+  const std::string stated = line.empty() ? call : call + " at " + line;
+  GroupCreation operation(engine_, options_.id, options_.members, offset_, stated);
   WaitReport report;
   DeadlockDetector watch(engine_, seconds, engine_.suspicious_ns());
   drive(operation, seconds, engine_.policy(), engine_, language, [&](const Operation&) {
     const WaitReport::Due due = report.look(engine_.wait_report_ns());
     if (due != WaitReport::Due::kNothing)
-      engine_.report_wait(due, {engine_.rank(), call, operation.missing(), report.waited_ns()}, options_.id);
+      engine_.report_wait(due, {engine_.rank(), stated, operation.missing(), report.waited_ns()}, options_.id);
     std::optional<Failure> failure = operation.examine();
     return failure ? failure : find_deadlock(watch, operation, [&] { return operation.awaited(); }, language);
   });

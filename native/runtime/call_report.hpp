@@ -30,7 +30,8 @@ std::string short_line(const std::string& line);
 // message of this kind. Empty when it is not known.
 std::string find_line(const FlightRecordView& record, const Descriptor& call);
 
-// The same of the last call of this kind that has started and not completed; it may have failed.
+// The same of the last call of this kind that has started and not completed; it may have failed. Of a new group with
+// its members.
 std::string find_line_of_wait(const FlightRecordView& record, OpKind op);
 
 // Whether one of these calls has started, and not ended.

@@ -149,6 +149,15 @@ def lists_of_new_group_differ() -> None:
     dist.barrier()
 
 
+@deadlock(guilty=(0, 1, 2))
+def groups_are_made_in_a_cycle() -> None:
+    """Each rank makes a group with the next one first, and then one with the rank before it."""
+    join(LONG_TIMEOUT)
+    lists = [[0, 1], [1, 2], [0, 2]]
+    for ranks in (lists[RANK], lists[RANK - 1]):
+        dist.new_group(ranks, timeout=limit(LONG_TIMEOUT), use_local_synchronization=True)  # BUG
+
+
 @absence(is_stuck=False)
 def new_group_is_left_out() -> None:
     """Rank 1 does not make a group of all ranks, and is at the next barrier."""
