@@ -244,7 +244,7 @@ void malformed_messages_change_nothing() {
   changed([](WireMessage& message) { message.wait[0].next = 1; });
   changed([](WireMessage& message) { message.wait[0].next = 2; });
   changed([](WireMessage& message) { message.wait[0].next = -1; });
-  changed([](WireMessage& message) { message.wait[0].op = kOperations; });
+  changed([](WireMessage& message) { message.wait[0].op = static_cast<uint64_t>(kMakesGroup) + 1; });
   changed([](WireMessage& message) { message.wait[0].op = uint64_t{1} << 40; });
   changed([](WireMessage& message) { message.wait[0].epoch = 7; });
   CHECK(!board->wait(1) && board->verdict().empty());

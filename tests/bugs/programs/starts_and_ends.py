@@ -25,6 +25,8 @@ from bugs.library import RANK, SIZE, dist, expect, full, join, limit, start, sta
 FOREVER = 20 * TIMEOUT
 NEVER_COME = ("RendezvousTimeout", "RendezvousError")
 """Errors of ranks that wait for others which never start. Under mpiexec a launcher says how many have come."""
+LATE = "RendezvousError"
+"""What a rank raises that comes when the start of the others has failed."""
 
 
 @absence(*NEVER_COME, is_stuck=False, has_line=False)
@@ -67,13 +69,13 @@ def port_is_wrong_on_one_rank() -> None:
     start()
 
 
-@death("RendezvousTimeout", "PeerLost", within=AT_THE_DEADLINE)
+@death("RendezvousTimeout", "PeerLost", LATE, within=AT_THE_DEADLINE)
 def killed_when_it_has_reached_the_store() -> None:
     """Rank 1 is killed when it is connected to the store and has not said yet that it is there."""
     start_and_die(1)  # BUG
 
 
-@death("RendezvousTimeout", "PeerLost", "CollectiveTimeout", within=AT_THE_DEADLINE)
+@death("RendezvousTimeout", "PeerLost", "CollectiveTimeout", LATE, within=AT_THE_DEADLINE)
 def killed_while_it_joins() -> None:
     """Rank 1 is killed when it has begun to say at the store that it is there."""
     start_and_die(5)  # BUG
