@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qs, urlsplit
@@ -78,6 +79,11 @@ class _Listener(ThreadingHTTPServer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._free = threading.Semaphore(MOST_CONNECTIONS)
+
+    def server_bind(self) -> None:
+        # HTTPServer's own looks up the host's name, which may take long.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = LOOPBACK, self.socket.getsockname()[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
