@@ -77,6 +77,7 @@ void bind_engine(nb::module_& module) {
       .def("run_completions", &PythonEngine::run_completions, "seconds"_a)
       .def("records", &PythonEngine::records, nb::sig("def records(self) -> list[dict[str, typing.Any]]"))
       .def("flush", &PythonEngine::flush, "seconds"_a)
+      .def_prop_ro("unsent_to", [](const PythonEngine& self) { return self.engine()->unsent_to(); })
       .def(
           "set_global_ranks",
           [](PythonEngine& self, std::vector<int> ranks) { self.engine()->set_global_ranks(std::move(ranks)); },

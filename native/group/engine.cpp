@@ -387,6 +387,11 @@ bool Engine::flush(double seconds) {
   }
 }
 
+std::vector<int> Engine::unsent_to() {
+  const std::lock_guard lock(messages_mutex_);
+  return messages_.unsent_to();
+}
+
 void Engine::shutdown() {
   if (shut_down_ || forked()) return;
   shut_down_ = true;

@@ -153,6 +153,8 @@ class Engine final : public Waiter, public WaitForGraph {
 
   // Flush sent data for at most so many seconds; return whether all of it has left this process.
   bool flush(double seconds);
+  // The ranks that have not taken all that was sent to them.
+  std::vector<int> unsent_to();
   // Leave in order: notify the peers and free everything. Idempotent.
   void shutdown();
   // Record that this rank ends early, and why; ranks that wait for it report the reason. With `at_once`, every call in

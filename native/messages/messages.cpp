@@ -213,6 +213,13 @@ bool Messages::is_quiet() const {
                      [](const auto& connection) { return connection->is_quiet(); });
 }
 
+std::vector<int> Messages::unsent_to() const {
+  std::vector<int> peers;
+  for (int peer = 0; peer < static_cast<int>(state_->connections.size()); ++peer)
+    if (!state_->connections[static_cast<size_t>(peer)]->flushed()) peers.push_back(peer);
+  return peers;
+}
+
 bool Messages::flushed() const {
   return std::all_of(state_->connections.begin(), state_->connections.end(),
                      [](const auto& connection) { return connection->flushed(); });

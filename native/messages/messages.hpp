@@ -120,6 +120,8 @@ class Messages {
   bool is_quiet() const;
   // Whether everything that was sent has left this process.
   bool flushed() const;
+  // The peers to which something has not been sent yet.
+  std::vector<int> unsent_to() const;
 
  private:
   struct State;

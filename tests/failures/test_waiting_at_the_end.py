@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import procgroup as dist
+import two_hosts
 from procgroup import process_end
 from procgroup.errors import CollectiveTimeout
 from world import start
@@ -103,3 +105,31 @@ def test_a_wait_is_short_after_a_failure_and_silent() -> None:
     finally:
         process_end.forget_failure()
     assert not process_end.has_failed()
+
+
+def send_through_a_cut_cable(rank: int, size: int) -> None:
+    dist.init_process_group()
+    dist.barrier()
+    print("joined", flush=True)
+    while not os.path.exists(os.environ["GO_ON"]):
+        time.sleep(0.01)
+    if rank == 0:
+        dist.send(np.ones(1000), 1)
+
+
+@pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
+def test_a_rank_that_leaves_names_those_who_have_not_taken_what_it_sent(tmp_path: Any) -> None:
+    go_on = tmp_path / "go on"
+    with two_hosts.joined() as hosts:
+        environments = two_hosts.environments(hosts, [0, 1])
+        variables = {"GO_ON": str(go_on)}
+        with start(send_through_a_cut_cable, 2, environment=variables, environments=environments) as world:
+            for rank in range(2):
+                world.wait_for_output(rank, "joined")
+            cable = hosts[1].command(["ip", "link", "set", "cable"])
+            subprocess.run([*cable, "down"], check=True)
+            go_on.touch()
+            line = "rank 0 leaves its groups and waits for rank 1 to take what was sent, for at most "
+            world.wait_for_output(0, line)
+            subprocess.run([*cable, "up"], check=True)
+            assert world.wait()[0].ok

@@ -34,6 +34,9 @@ HARMLESS = ("none", "hiccup")
 SIGNALLED = ("kill", "stop", "pause", "hiccup", "interrupt", *CUTS)
 """What happens from outside, at an instant that no rank chooses."""
 
+BY_THEMSELVES = ("raise", "exit", "os_exit", "leave", "abort", "sleep", "compute")
+"""What a program does before one of its calls."""
+
 FAULTS_AT = {
     "before": ("os_exit", "raise", "sleep"),
     "join": ("kill", "raise", "exit", "stop"),

@@ -7,6 +7,7 @@ import ctypes
 import faulthandler
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -22,7 +23,7 @@ from soak.plan import CUTS, SIGNALLED, Plan
 from two_hosts import Host
 from world import free_port, rank_environment
 
-HANG_SECONDS = 25.0
+HANG_SECONDS = 45.0
 """How long a scenario may take before its ranks count as hanging."""
 LEFTOVER_SECONDS = 1.0
 TICK = 0.1
@@ -70,7 +71,7 @@ class Scene:
 
     def fault(self, plan: Plan) -> float | None:
         told = self.ranks[plan.victim].all("fault")
-        return told[-1]["moment"] if told else self.struck
+        return told[0]["moment"] if told else self.struck
 
 
 def start(plan: Plan, place: Path, hosts: Sequence[Host]) -> tuple[int, int] | list[tuple[int, int]]:
@@ -153,7 +154,7 @@ class Watch:
             self._mend_the_cable()
         self.scene.left = _leftovers(self.place / "files")
         for seen in self.scene.ranks:
-            seen.output = (self.place / f"{seen.rank}.output").read_text(errors="replace")
+            seen.output = self._output(seen.rank)
         for pipe in self._pipes:
             os.close(pipe)
         self._selector.close()
@@ -173,12 +174,12 @@ class Watch:
 
     def _note(self, rank: int, event: dict[str, Any]) -> None:
         self.scene.ranks[rank].events.append(event)
-        if (
-            rank == self.plan.victim
-            and self.plan.fault in SIGNALLED
-            and event["what"] == MARKS.get(self.plan.moment)
-            and self.scene.struck is None
-        ):
+        mark = MARKS.get(self.plan.moment)
+        if self.plan.fault not in SIGNALLED or event["what"] != mark:
+            return
+        # Before a rank has come to its calls, it waits with the longer timeout of a start.
+        awaited = self.scene.ranks if self.plan.moment == "calls" else [self.victim]
+        if self.scene.ranks[rank] in awaited and all(seen.first(mark) for seen in awaited):
             self._due.append((time.monotonic() + self.plan.seconds, self._strike))
 
     def _collect(self, rank: int) -> None:
@@ -222,7 +223,11 @@ class Watch:
         if self.plan.victim not in self._running or self.scene.fault(self.plan) is None:
             return False
         others = [self.scene.ranks[rank] for rank in self._running if rank != self.plan.victim]
-        return all(says_for_whom_it_waits((self.place / f"{seen.rank}.output").read_text()) for seen in others)
+        return all(says_for_whom_it_waits(self._output(seen.rank)) for seen in others)
+
+    def _output(self, rank: int) -> str:
+        output = self.place / f"{rank}.output"
+        return output.read_text(errors="replace") if output.exists() else ""
 
     def _cut_the_cable(self) -> None:
         self._is_cut = True
@@ -253,7 +258,7 @@ class Watch:
 
 def says_for_whom_it_waits(output: str) -> bool:
     """Return whether a rank has said that it waits for others at its end."""
-    return "waits for" in output
+    return re.search(r"waits for .*\branks? \d", output) is not None
 
 
 def own_delay(pid: int | str = "self") -> float:

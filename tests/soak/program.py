@@ -27,7 +27,7 @@ import procgroup as dist
 from cases import CasePart
 from procgroup.api.default_group import current
 from soak.named import named_by
-from soak.plan import HARMLESS, LONG, SIGNALLED, Call, Plan
+from soak.plan import BY_THEMSELVES, HARMLESS, LONG, SIGNALLED, Call, Plan
 
 OUTSTANDING = 4
 """How many asynchronous calls may be outstanding at once."""
@@ -182,7 +182,7 @@ class Calls:
         if self.rank != self.plan.victim:
             yield from ((call, False) for call in self.plan.calls())
             return
-        chooses = self.plan.moment == "calls" and self.plan.fault not in SIGNALLED
+        chooses = self.plan.moment == "calls" and self.plan.fault in BY_THEMSELVES
         for call, is_wrong in self.plan.calls_of_the_victim():
             if call.case.operation == "barrier":
                 self.events.tell("barrier", number=call.number)

@@ -16,6 +16,8 @@ SOON = 1.0
 GRACE = 0.5
 """How much later than its deadline a call may raise."""
 EXIT = 2.0
+AT_MOST = 30.0
+"""How long a process that says for whom it waits at its end may wait."""
 MARGIN = 0.25
 """For what a moment does not show of this machine: on top of the time that processes have waited for a core."""
 
@@ -175,7 +177,9 @@ class Judge:
             return ""
         since = max(last[-1]["moment"], self.scene.resumed or 0.0 if seen.rank == self.plan.victim else 0.0)
         if says_for_whom_it_waits(seen.output):
-            since = max(since, *(other.ended for other in self.scene.ranks if other is not seen))
+            # It has named no more than a limit, which those on a host that cannot be reached make it wait for.
+            limit = since + AT_MOST if self.plan.fault in CUTS else 0.0
+            since = max(since, limit, *(other.ended for other in self.scene.ranks if other is not seen))
         slow = MARGIN + GRACE + self.scene.delay + max(0.0, seen.delay - last[-1]["own_delay"])
         took = seen.ended - since
         return f"{took:.2f} s after {last[-1]['what']}" if took > EXIT + slow else ""

@@ -40,9 +40,10 @@ def transport_between(hosts: Sequence[int]) -> str:
 
 
 def calls_in_progress(engine: _native.Engine) -> str:
-    """Return the calls of this rank that have not completed, for a message."""
+    """Return the calls of this rank that have not completed, or who has yet to receive what it sent, for a message."""
     calls = [f"{call['call']} (#{call['sequence']})" for call in engine.records() if call["state"] == "started"]
-    return ", ".join(calls[-_MAX_CALLS:]) or "receivers of what it sent"
+    receivers = [f"rank {rank}" for rank in engine.unsent_to]
+    return ", ".join(calls[-_MAX_CALLS:]) or f"{', '.join(receivers) or 'the receivers'} to take what was sent"
 
 
 class Subgroups:
