@@ -23,7 +23,7 @@ namespaces, and "toy" is a backend that is written against the interface of back
 DEATHS = ("kill", "os_exit", "exit", "leave")
 EXCEPTIONS = ("raise", "interrupt", "abort")
 ABSENCES = ("stop", "pause", "sleep", "compute")
-"""Faults that only a deadline ends. A pause ends after the deadline, by SIGCONT."""
+"""Faults that only a deadline ends. A pause ends, by SIGCONT, when all others have raised."""
 WRONG_CALLS = ("dtype", "size", "op", "root", "other")
 WRONG_ORDERS = ("skip", "swap", "twice")
 CUTS = ("unplug", "silence")

@@ -174,6 +174,9 @@ class Watch:
 
     def _note(self, rank: int, event: dict[str, Any]) -> None:
         self.scene.ranks[rank].events.append(event)
+        others = [seen for seen in self.scene.ranks if seen is not self.victim]
+        if self.plan.fault == "pause" and event["what"] == "error" and all(seen.first("error") for seen in others):
+            self._due.append((time.monotonic() + 10 * self.plan.seconds, self._resume))
         mark = MARKS.get(self.plan.moment)
         if self.plan.fault not in SIGNALLED or event["what"] != mark:
             return
@@ -204,9 +207,8 @@ class Watch:
             self._send(signal.SIGKILL)
         else:
             self._send(signal.SIGSTOP)
-        if plan.fault in ("hiccup", "pause"):
-            length = 0.05 + 5 * plan.seconds if plan.fault == "hiccup" else plan.timeout + 0.3 + 10 * plan.seconds
-            self._due.append((self.scene.struck + length, self._resume))
+        if plan.fault == "hiccup":
+            self._due.append((self.scene.struck + 0.05 + 5 * plan.seconds, self._resume))
 
     def _resume(self) -> None:
         self.scene.resumed = time.monotonic()
