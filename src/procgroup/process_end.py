@@ -99,11 +99,11 @@ def tell_late_ranks() -> bool:
     return bool(_tell_late_ranks)
 
 
-def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> None:
+def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> bool:
     """Wait until ``ended()``, for at most ``limit`` seconds, or 2 s when a group has failed on this process.
 
-    After 2 s a warning shows what is waited for, which ``awaited()`` returns. ``pause`` is slept between
-    two looks.
+    Returns whether it has. After 2 s a warning shows what is waited for, which ``awaited()`` returns. ``pause`` is
+    slept between two looks.
     """
     started = time.monotonic()
     if has_failed():
@@ -112,11 +112,12 @@ def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[
     while not ended():
         waited = time.monotonic() - started
         if waited >= limit:
-            return
+            return False
         if is_silent and waited >= SILENT_SECONDS:
             is_silent = False
             log.warning(f"{awaited()}, for at most {limit - waited:.0f} s more")
         time.sleep(pause)
+    return True
 
 
 def note_exception(error: BaseException) -> None:

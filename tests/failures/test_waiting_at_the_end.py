@@ -107,7 +107,7 @@ def test_a_wait_is_short_after_a_failure_and_silent() -> None:
     assert not process_end.has_failed()
 
 
-def send_through_a_cut_cable(rank: int, size: int) -> None:
+def send_through_a_cut_cable(rank: int, size: int, destroy: bool) -> None:
     dist.init_process_group()
     dist.barrier()
     print("joined", flush=True)
@@ -115,6 +115,10 @@ def send_through_a_cut_cable(rank: int, size: int) -> None:
         time.sleep(0.01)
     if rank == 0:
         dist.send(np.ones(1000), 1)
+        if destroy:
+            dist.destroy_process_group(timeout=0.5)
+    elif destroy:
+        time.sleep(60)
 
 
 @pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
@@ -123,7 +127,9 @@ def test_a_rank_that_leaves_names_those_who_have_not_taken_what_it_sent(tmp_path
     with two_hosts.joined() as hosts:
         environments = two_hosts.environments(hosts, [0, 1])
         variables = {"GO_ON": str(go_on)}
-        with start(send_through_a_cut_cable, 2, environment=variables, environments=environments) as world:
+        with start(
+            send_through_a_cut_cable, 2, args=(False,), environment=variables, environments=environments
+        ) as world:
             for rank in range(2):
                 world.wait_for_output(rank, "joined")
             cable = hosts[1].command(["ip", "link", "set", "cable"])
@@ -133,3 +139,23 @@ def test_a_rank_that_leaves_names_those_who_have_not_taken_what_it_sent(tmp_path
             world.wait_for_output(0, line)
             subprocess.run([*cable, "up"], check=True)
             assert world.wait()[0].ok
+
+
+@pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
+def test_the_host_of_the_store_does_not_wait_for_those_for_whom_it_has_waited_in_vain(tmp_path: Any) -> None:
+    go_on = tmp_path / "go on"
+    with two_hosts.joined() as hosts:
+        environments = two_hosts.environments(hosts, [0, 1])
+        variables = {"GO_ON": str(go_on)}
+        with start(
+            send_through_a_cut_cable, 2, args=(True,), environment=variables, environments=environments
+        ) as world:
+            for rank in range(2):
+                world.wait_for_output(rank, "joined")
+            subprocess.run(hosts[1].command(["ip", "link", "set", "cable", "down"]), check=True)
+            go_on.touch()
+            deadline = time.monotonic() + 25
+            while world.is_alive(0) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not world.is_alive(0)
+            assert "hosts the store" not in world.output(0)

@@ -127,13 +127,19 @@ class NativeBackend(EngineGroup):
         self.calls.abort()  # later calls
 
     def _flush(self, seconds: float) -> None:
-        """Wait for issued calls and flush sent data, in short slices, so that Ctrl-C is handled."""
-        wait_for_others(
+        """Wait for issued calls and flush sent data, in short slices, so that Ctrl-C is handled.
+
+        Ranks that have not taken what was sent are stopped or cannot be reached: the end of the process, which may host
+        the store, does not wait as long for them again.
+        """
+        is_done = wait_for_others(
             lambda: self.calls.is_broken or (self._engine.flush(_FLUSH_SLICE_SECONDS) and self.calls.is_idle),
             seconds,
             lambda: f"rank {self._engine.rank} leaves its groups and waits for {calls_in_progress(self._engine)}",
             pause=_FLUSH_SLICE_SECONDS,
         )
+        if not is_done and self._engine.unsent_to:
+            note_failure()
 
     def _start_completions(self) -> None:
         """Start the thread that runs the callbacks of ``Operation.on_completion``."""
