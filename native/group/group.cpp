@@ -309,6 +309,7 @@ void Group::examine_pending() {
       failure->missing = missing;
       explain(*failure);
     }
+    add_own_wait(*failure, missing);
     operation->give_up(std::move(*failure));
   }
 }
