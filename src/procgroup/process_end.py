@@ -19,7 +19,7 @@ SILENT_SECONDS = 2.0
 """How long a wait for other ranks at the end may last before it says for whom."""
 
 FAILED_SECONDS = 2.0
-"""How long such a wait lasts at most when a group has failed on this process."""
+"""How long such waits last at most, all together, when a group has failed on this process."""
 
 LATE_SECONDS = 1.0
 """How long a process that hosts the store of a start which has failed stays for ranks that have not come yet."""
@@ -40,6 +40,7 @@ _has_failed = False
 _has_failed_to_start = False
 # What tells the ranks that come late that the start has failed, in the store that this process hosts.
 _tell_late_ranks: list[Callable[[], None]] = []
+_waited_since_failure = 0.0
 
 
 def at_process_end(function: Callable[[], None], priority: int) -> None:
@@ -72,9 +73,10 @@ def note_failure(*, starting: bool = False) -> None:
 
 def forget_failure() -> None:
     """Forget it: the ranks have come together again."""
-    global _has_failed, _has_failed_to_start
+    global _has_failed, _has_failed_to_start, _waited_since_failure
     _has_failed = _has_failed_to_start = False
     _tell_late_ranks.clear()
+    _waited_since_failure = 0.0
 
 
 def has_failed() -> bool:
@@ -100,24 +102,27 @@ def tell_late_ranks() -> bool:
 
 
 def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> bool:
-    """Wait until ``ended()``, for at most ``limit`` seconds, or 2 s when a group has failed on this process.
+    """Wait until ``ended()``, for at most ``limit`` seconds, or 2 s, of all such waits, once a group has failed here.
 
     Returns whether it has. After 2 s a warning shows what is waited for, which ``awaited()`` returns. ``pause`` is
     slept between two looks.
     """
+    global _waited_since_failure
     started = time.monotonic()
-    if has_failed():
-        limit = min(limit, FAILED_SECONDS)
+    if is_failed := has_failed():
+        limit = min(limit, FAILED_SECONDS - _waited_since_failure)
     is_silent = limit > FAILED_SECONDS
-    while not ended():
+    while not (is_done := ended()):
         waited = time.monotonic() - started
         if waited >= limit:
-            return False
+            break
         if is_silent and waited >= SILENT_SECONDS:
             is_silent = False
             log.warning(f"{awaited()}, for at most {limit - waited:.0f} s more")
         time.sleep(pause)
-    return True
+    if is_failed:
+        _waited_since_failure += time.monotonic() - started
+    return is_done
 
 
 def note_exception(error: BaseException) -> None:

@@ -96,11 +96,12 @@ def test_a_rank_that_leaves_a_group_says_what_it_waits_for(subgroup: bool, tmp_p
         assert all(outcome.ok for outcome in world.wait())
 
 
-def test_a_wait_is_short_after_a_failure_and_silent() -> None:
+def test_all_waits_are_short_together_after_a_failure_and_silent() -> None:
     process_end.note_failure()
     try:
         started = time.monotonic()
-        process_end.wait_for_others(lambda: False, 30, lambda: pytest.fail("it has said something"), 0.01)
+        for _ in range(3):
+            process_end.wait_for_others(lambda: False, 30, lambda: pytest.fail("it has said something"), 0.01)
         assert 1.9 < time.monotonic() - started < 5
     finally:
         process_end.forget_failure()
