@@ -46,7 +46,7 @@ IN_THE_TABLE = {
     "leaving a group: callbacks": "backends.native._CALLBACK_SECONDS",
     "the end of a process that hosts the store: its clients": "stores.tcp.LINGER_SECONDS",
     "the end of a process that hosts the store, after a start": "process_end.LATE_SECONDS",
-    "a wait at the end of a process, when a group": "process_end.FAILED_SECONDS",
+    "all waits at the end of a process together, when a group": "process_end.FAILED_SECONDS",
     "a wait at the end of a process, before a line": "process_end.SILENT_SECONDS",
     "launcher, after a rank failed": "launch.nodes.agent.REPORT_SECONDS",
     "launcher, nodes that are to come together: static": "launch.nodes.job_plan.STATIC_TIMEOUT_SECONDS",
