@@ -58,6 +58,7 @@ REPORT_SECONDS = 5.0
 _OVER = "rendezvous/over"
 _LEAVE_SECONDS = 0.2
 _READ_SECONDS = 5.0
+_LAST_READ_SECONDS = 0.3
 
 
 class World(NamedTuple):
@@ -278,7 +279,9 @@ class _Joining:
             error.add_note(f"The ranks that had come before this one did not go on: {self.why_round_before_ended}")
 
     def _members(self) -> list[Member]:
-        return read_members(self.store.get(self._key("members"), timeout=_READ_SECONDS).decode(errors="replace"))
+        # The store may not answer any more: rank 0, which hosts it, may be stopped.
+        seconds = min(max(self.deadline - time.monotonic(), _LAST_READ_SECONDS), _READ_SECONDS)
+        return read_members(self.store.get(self._key("members"), timeout=seconds).decode(errors="replace"))
 
     def _key(self, name: str) -> str:
         return f"rendezvous/{self.round}/{name}"
