@@ -132,7 +132,6 @@ NO_DEADLINES_OF_USERS = {
     "rendezvous.hosting._HOST_SECONDS": "a record that is there is read",
     "rendezvous.hosting._REPEAT_SECONDS": "how often a line is repeated",
     "rendezvous.join._READ_SECONDS": "a verdict that is there is read",
-    "rendezvous.join._LAST_READ_SECONDS": "the same after the deadline",
     "stores.shared_file._OPEN_SECONDS": "a file system that is slow to show a file",
     "stores.shared_file._OTHER_JOB_SECONDS": "a file of another job, which may be about to go away",
     "stores.start_up._GRACE_SECONDS": "ranks whose deadline has passed say how it went",
