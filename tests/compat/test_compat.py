@@ -57,7 +57,7 @@ def parameters_of(name: str) -> list[list[str]]:
 
 
 def is_compatible(ours: list[list[str]], theirs: list[list[str]]) -> bool:
-    """Torch's parameters come first, with its defaults; the only others are ``timeout`` and ``safe``."""
+    """Torch's parameters come first, with its defaults; the only others are ours alone."""
     same = all(
         our[0] == their[0] and (our[0] in OTHER_DEFAULT or our[1] == their[1])
         for our, their in zip(ours, theirs, strict=False)
@@ -65,7 +65,7 @@ def is_compatible(ours: list[list[str]], theirs: list[list[str]]) -> bool:
     return (
         same
         and len(ours) >= len(theirs)
-        and {name for name, _ in ours[len(theirs) :]} <= {"timeout", "safe", "deterministic"}
+        and {name for name, _ in ours[len(theirs) :]} <= {"timeout", "safe", "deterministic", "retain"}
     )
 
 

@@ -120,8 +120,9 @@ def test_no_module_of_the_package_needs_what_a_plain_installation_lacks() -> Non
             elif isinstance(statement, ast.ImportFrom):
                 needed.add(str(statement.module).partition(".")[0])
     others = needed - sys.stdlib_module_names - {"procgroup"}
-    # Modules that are imported for users of the others only: plug-ins, jax.jit's part, and the benchmark's peers.
-    assert others <= {"numpy", "torch", "pytest", "jax", "mpi4py"}
+    # Modules that are imported for users of the others only: plug-ins, jax.jit's part, the benchmark's peers, and the
+    # live view, metrics and spans of those who have their libraries.
+    assert others <= {"numpy", "torch", "pytest", "jax", "mpi4py", "rich", "prometheus_client", "opentelemetry"}
 
 
 def test_the_licence_of_nanobind_is_that_of_the_installed_one() -> None:

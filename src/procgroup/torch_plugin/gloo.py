@@ -19,11 +19,15 @@ from torch.distributed import distributed_c10d
 
 from procgroup.errors import CollectiveTimeout
 from procgroup.groups.group import ProcessGroup
+from procgroup.stores import tcp
+from procgroup.torch_plugin import meeting, torchs_start
 from procgroup.torch_plugin.backend import takes_backends
 from procgroup.torch_plugin.creation import create, make
 from procgroup.torch_plugin.process_group import TorchProcessGroup
 from procgroup.types import DEFAULT_TIMEOUT
 
+# What starting a group loads: ranks that are forked find it loaded.
+_OF_A_START = (meeting, tcp, torchs_start)
 _Gloo = distributed_c10d.ProcessGroupGloo
 
 

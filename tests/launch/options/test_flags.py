@@ -340,7 +340,7 @@ def test_help_and_version_end_well(arguments: list[str]) -> None:
 def test_an_unknown_command_is_named_with_those_that_exist() -> None:
     done = run_command([sys.executable, "-m", "procgroup", "walk"])
     assert done.returncode == 2
-    assert "no command 'walk'; the commands are: run, bench, explain, doctor, capabilities" in done.stderr
+    assert "no command 'walk'; the commands are: run, bench, explain, top, metrics, doctor, capabilities" in done.stderr
 
 
 def test_help_of_run_is_quick_and_loads_no_array_library() -> None:

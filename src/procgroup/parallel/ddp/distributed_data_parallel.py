@@ -244,10 +244,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):  # type: ignore[misc]
     def share_state(self, *states: Any) -> None:
         """Give new processes the state of these objects, too: of optimizers, schedulers, and what counts the steps.
 
-        Each has ``state_dict()`` and ``load_state_dict(state)``. Every rank calls it with the same objects, before its
-        first forward; a new process, with ``on_lost_rank="replace"``, gets the state of a rank that has stayed. What
-        ``state_dict`` returns is pickled, as an object operation does. Raises TypeError for other objects, and
-        ArgumentError in a new process when the other ranks share another number of them.
+        Each has ``state_dict()``, which returns numbers, texts, tensors and containers of these, and
+        ``load_state_dict(state)``. Every rank calls it with the same objects, before its first forward; a new process,
+        with ``on_lost_rank="replace"``, gets the state of a rank that has stayed. Raises TypeError for other objects,
+        and ArgumentError in a new process when the other ranks share another number of them.
         """
         if self._lost_ranks is not None:
             self._lost_ranks.share(states)

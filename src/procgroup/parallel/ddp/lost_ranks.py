@@ -112,7 +112,7 @@ class LostRanks:
     def _send_states(self, group: ProcessGroup, states: Sequence[Any]) -> None:
         sender = _sender(group)
         own = [state.state_dict() if group.rank() == sender else None for state in states]
-        received = objects.broadcast(group, own, sender, group.seconds_of(None), safe=False)
+        received = objects.broadcast(group, own, sender, group.seconds_of(None), safe=True)
         if group.rank() in get_new_ranks(group):
             for state, values in zip(states, received, strict=True):
                 state.load_state_dict(values)
