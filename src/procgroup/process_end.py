@@ -40,7 +40,9 @@ _has_failed = False
 _has_failed_to_start = False
 # What tells the ranks that come late that the start has failed, in the store that this process hosts.
 _tell_late_ranks: list[Callable[[], None]] = []
-_waited_since_failure = 0.0
+_PAUSE_SECONDS = 1.0
+# When the last wait, and those right before it, began and ended.
+_waits = (0.0, 0.0)
 
 
 def at_process_end(function: Callable[[], None], priority: int) -> None:
@@ -73,10 +75,9 @@ def note_failure(*, starting: bool = False) -> None:
 
 def forget_failure() -> None:
     """Forget it: the ranks have come together again."""
-    global _has_failed, _has_failed_to_start, _waited_since_failure
+    global _has_failed, _has_failed_to_start
     _has_failed = _has_failed_to_start = False
     _tell_late_ranks.clear()
-    _waited_since_failure = 0.0
 
 
 def has_failed() -> bool:
@@ -102,15 +103,16 @@ def tell_late_ranks() -> bool:
 
 
 def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> bool:
-    """Wait until ``ended()``, for at most ``limit`` seconds, or 2 s, of all such waits, once a group has failed here.
+    """Wait until ``ended()``, for at most ``limit`` seconds, or 2 s once a group has failed on this process.
 
+    Waits that follow one another within a second share that time: nobody waits twice for a host that is cut off.
     Returns whether it has. After 2 s a warning shows what is waited for, which ``awaited()`` returns. ``pause`` is
     slept between two looks.
     """
-    global _waited_since_failure
+    global _waits
     started = time.monotonic()
-    if is_failed := has_failed():
-        limit = min(limit, FAILED_SECONDS - _waited_since_failure)
+    began = _waits[0] if started - _waits[1] < _PAUSE_SECONDS else started
+    limit = (min(limit, FAILED_SECONDS) if has_failed() else limit) - (started - began)
     is_silent = limit > FAILED_SECONDS
     while not (is_done := ended()):
         waited = time.monotonic() - started
@@ -120,8 +122,7 @@ def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[
             is_silent = False
             log.warning(f"{awaited()}, for at most {limit - waited:.0f} s more")
         time.sleep(pause)
-    if is_failed:
-        _waited_since_failure += time.monotonic() - started
+    _waits = began, time.monotonic()
     return is_done
 
 
