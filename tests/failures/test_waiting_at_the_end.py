@@ -7,6 +7,9 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ import procgroup as dist
 import two_hosts
 from procgroup import process_end
 from procgroup.errors import CollectiveTimeout
-from world import start
+from world import World, start
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -122,41 +125,35 @@ def send_through_a_cut_cable(rank: int, size: int, destroy: bool) -> None:
         time.sleep(60)
 
 
-@pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
-def test_a_rank_that_leaves_names_those_who_have_not_taken_what_it_sent(tmp_path: Any) -> None:
+@contextmanager
+def cut_before_the_send(tmp_path: Path, *, destroy: bool) -> Iterator[tuple[World, list[str]]]:
+    """Give two ranks on two hosts, the cable between which is cut, and the command that sets the cable."""
     go_on = tmp_path / "go on"
     with two_hosts.joined() as hosts:
-        environments = two_hosts.environments(hosts, [0, 1])
-        variables = {"GO_ON": str(go_on)}
-        with start(
-            send_through_a_cut_cable, 2, args=(False,), environment=variables, environments=environments
-        ) as world:
+        places = two_hosts.environments(hosts, [0, 1])
+        environment = {"GO_ON": str(go_on)}
+        with start(send_through_a_cut_cable, 2, args=(destroy,), environment=environment, environments=places) as world:
             for rank in range(2):
                 world.wait_for_output(rank, "joined")
             cable = hosts[1].command(["ip", "link", "set", "cable"])
             subprocess.run([*cable, "down"], check=True)
             go_on.touch()
-            line = "rank 0 leaves its groups and waits for rank 1 to take what was sent, for at most "
-            world.wait_for_output(0, line)
-            subprocess.run([*cable, "up"], check=True)
-            assert world.wait()[0].ok
+            yield world, cable
 
 
 @pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
-def test_the_host_of_the_store_does_not_wait_for_those_for_whom_it_has_waited_in_vain(tmp_path: Any) -> None:
-    go_on = tmp_path / "go on"
-    with two_hosts.joined() as hosts:
-        environments = two_hosts.environments(hosts, [0, 1])
-        variables = {"GO_ON": str(go_on)}
-        with start(
-            send_through_a_cut_cable, 2, args=(True,), environment=variables, environments=environments
-        ) as world:
-            for rank in range(2):
-                world.wait_for_output(rank, "joined")
-            subprocess.run(hosts[1].command(["ip", "link", "set", "cable", "down"]), check=True)
-            go_on.touch()
-            deadline = time.monotonic() + 25
-            while world.is_alive(0) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert not world.is_alive(0)
-            assert "hosts the store" not in world.output(0)
+def test_a_rank_that_leaves_names_those_who_have_not_taken_what_it_sent(tmp_path: Path) -> None:
+    with cut_before_the_send(tmp_path, destroy=False) as (world, cable):
+        world.wait_for_output(0, "rank 0 leaves its groups and waits for rank 1 to take what was sent, for at most ")
+        subprocess.run([*cable, "up"], check=True)
+        assert world.wait()[0].ok
+
+
+@pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
+def test_the_host_of_the_store_does_not_wait_for_those_for_whom_it_has_waited_in_vain(tmp_path: Path) -> None:
+    with cut_before_the_send(tmp_path, destroy=True) as (world, _):
+        deadline = time.monotonic() + 25
+        while world.is_alive(0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not world.is_alive(0)
+        assert "hosts the store" not in world.output(0)

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -44,6 +43,41 @@ def open_store(host: str, port: int, *, rank: int, world_size: int, timeout: Tim
     return _Meeting(Endpoint(host, port), rank, world_size, types.seconds(timeout)).store()
 
 
+def host_recorded_store(host: str, limit: float) -> tuple[TCPStore, str]:
+    """Host procgroup's store at a free port of this host, on rank 0; return it, and the record for the other ranks."""
+    store, job_key = hosting.host_announced_store(host, limit)
+    return store, json.dumps({"host": host, "port": store.port, "job_key": job_key})
+
+
+def join_recorded_store(
+    read: Callable[[], dict[str, Any]], rank: str, where: str, limit: float, deadline: float
+) -> Store | None:
+    """Return the store of rank 0's record, which ``read`` waits for and returns; None where that is empty.
+
+    The record may be that of a rank 0 that is no more: torchrun does not count an attempt that it makes because nodes
+    came or went. So it is read again when nothing answers. Raises DistNetworkError at the deadline; ``rank`` and
+    ``where`` say in it who has read where.
+    """
+    while record := read():
+        if job_key := str(record["job_key"]):
+            hosting.use_job_key(job_key)
+        found = Endpoint(str(record["host"]), int(record["port"]))
+        until = min(time.monotonic() + STALE_SECONDS, deadline)
+        seconds = max(until - time.monotonic(), _PAUSE_SECONDS)
+        try:
+            store = TCPStore(found.host, found.port, is_master=False, timeout=seconds, wait_for_workers=False)
+        except DistNetworkError as error:
+            if until < deadline and time.monotonic() >= until:
+                continue
+            raise DistNetworkError(
+                f"{rank} did not get to rank 0's store at {found}, which it read in {where}: {error}"
+            ) from error
+        store.set_timeout(limit)
+        hosting.note_rank_0_hosts(store)
+        return store
+    return None
+
+
 class _Meeting:
     def __init__(self, agent: Endpoint, rank: int, world_size: int, limit: float) -> None:
         self.agent = agent
@@ -66,37 +100,21 @@ class _Meeting:
         return self._host(agents) if self.rank == 0 else self._join(agents)
 
     def _host(self, agents: Any) -> Store:
-        host = host_of_this_process(self.agent)
-        store, job_key = hosting.host_announced_store(host, self.limit)
-        record = {"host": host, "port": store.port, "job_key": job_key}
+        store, record = host_recorded_store(host_of_this_process(self.agent), self.limit)
         with self._in_words():
-            agents.set(self.key, json.dumps(record))
+            agents.set(self.key, record)
         return store
 
     def _join(self, agents: Any) -> Store:
-        while True:
-            found, job_key = self._read(agents)
-            if job_key:
-                os.environ[environ.PROCGROUP_JOB_KEY.name] = job_key
-            # torchrun does not count an attempt that it makes because nodes came or went, so the record may be that of
-            # a rank 0 that is no more.
-            until = min(time.monotonic() + STALE_SECONDS, self.deadline)
-            seconds = max(until - time.monotonic(), 0.001)
-            try:
-                store = TCPStore(found.host, found.port, is_master=False, timeout=seconds, wait_for_workers=False)
-            except DistNetworkError as error:
-                if until < self.deadline and time.monotonic() >= until:
-                    continue
-                raise DistNetworkError(
-                    f"rank {self.rank} of {self.world_size} did not get to rank 0's store at {found}, which it read "
-                    f"in the store of torchrun's agent at {self.agent}: {error}"
-                ) from error
-            store.set_timeout(self.limit)
-            hosting.note_rank_0_hosts(store)
-            return store
+        where = f"the store of torchrun's agent at {self.agent}"
+        store = join_recorded_store(
+            lambda: self._read(agents), f"rank {self.rank} of {self.world_size}", where, self.limit, self.deadline
+        )
+        assert store is not None, "the record is never empty"
+        return store
 
-    def _read(self, agents: Any) -> tuple[Endpoint, str]:
-        """Wait for rank 0's record; return where its store is, and the secret that it wrote."""
+    def _read(self, agents: Any) -> dict[str, Any]:
+        """Wait for rank 0's record, and return it."""
         with self._in_words():
             while not agents.check([self.key]):
                 if time.monotonic() >= self.deadline:
@@ -106,8 +124,8 @@ class _Meeting:
                     missing.add_note(f"Rank {self.rank} waited for it at the store of torchrun's agent, {self.agent}.")
                     raise missing
                 time.sleep(_PAUSE_SECONDS)  # torch's own wait is not ended by Ctrl-C
-            record = json.loads(agents.get(self.key))
-        return Endpoint(str(record["host"]), int(record["port"])), str(record["job_key"])
+            record: dict[str, Any] = json.loads(agents.get(self.key))
+        return record
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:

@@ -23,8 +23,7 @@ import torch.distributed as distributed
 
 from procgroup import types
 from procgroup.errors import DistError, DistNetworkError, RendezvousTimeout
-from procgroup.rendezvous import hosting
-from procgroup.rendezvous.agent_store import STALE_SECONDS, host_of_this_process
+from procgroup.rendezvous.agent_store import host_of_this_process, host_recorded_store, join_recorded_store
 from procgroup.stores.store import Store
 from procgroup.torch_plugin.store import TorchStore
 from procgroup.torch_plugin.torchs_start import FAILED, HERE, PREFIX, read_failure
@@ -80,37 +79,15 @@ class _Meeting:
         if tcp_store is not None:
             with suppress(DistNetworkError):  # no address of this host is known: meet in torch's store
                 host = host_of_this_process(Endpoint(tcp_store.host, tcp_store.port))
-                store, job_key = hosting.host_announced_store(host, self.limit)
-                self.torchs.set(_STORE, json.dumps({"host": host, "port": store.port, "job_key": job_key}))
+                store, record = host_recorded_store(host, self.limit)
+                self.torchs.set(_STORE, record)
                 return store
         self.torchs.set(_STORE, "")
         return self.torchs
 
     def _join(self) -> Store:
-        from procgroup.stores.tcp import TCPStore
-
-        while True:
-            record = self._read()
-            if not record:
-                return self.torchs
-            if job_key := str(record["job_key"]):
-                hosting.use_job_key(job_key)
-            found = Endpoint(str(record["host"]), int(record["port"]))
-            # The record may be that of a rank 0 that is no more.
-            until = min(time.monotonic() + STALE_SECONDS, self.deadline)
-            seconds = max(until - time.monotonic(), _PAUSE_SECONDS)
-            try:
-                store = TCPStore(found.host, found.port, is_master=False, timeout=seconds, wait_for_workers=False)
-            except DistNetworkError as error:
-                if until < self.deadline and time.monotonic() >= until:
-                    continue
-                raise DistNetworkError(
-                    f"rank {self.rank} of {self.size} did not get to rank 0's store at {found}, which it read in "
-                    f"torch's store: {error}"
-                ) from error
-            store.set_timeout(self.limit)
-            hosting.note_rank_0_hosts(store)
-            return store
+        rank = f"rank {self.rank} of {self.size}"
+        return join_recorded_store(self._read, rank, "torch's store", self.limit, self.deadline) or self.torchs
 
     def _read(self) -> dict[str, Any]:
         """Wait for rank 0's record, and return it; empty where the ranks meet in torch's store."""
