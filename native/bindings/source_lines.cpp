@@ -60,7 +60,7 @@ bool SourceLines::is_library(nb::handle object) {
   Code& code = code_of(object.ptr());
   if (code.object == object.ptr()) return code.is_library;
   const std::string file = file_of(object);
-  const bool is_library = file.starts_with(own_directory_) || file.find("/torch/") != std::string::npos;
+  const bool is_library = file.starts_with(own_directory_) || file.find("-packages/torch/") != std::string::npos;
   if (kept_.size() < kMostCodes) {
     kept_.try_emplace(object.ptr(), nb::borrow(object));
     code = {object.ptr(), is_library};

@@ -25,10 +25,13 @@ std::string describe_call(const Record& record, uint64_t asking, const FindGroup
   return text + ")" + at;
 }
 
-// Whether a frame is the program's own, and neither Python's, nor a library's, nor procgroup's.
+// Whether a frame is the program's own, and neither Python's, nor a library's, nor procgroup's, of which these packages
+// make calls. The program may be in a folder that is named procgroup, too.
 bool is_program(const std::string& line) {
-  for (const char* part : {"/lib/python3", "/procgroup/", "<frozen "})
-    if (line.find(part) != std::string::npos) return false;
+  if (line.find("/lib/python3") != std::string::npos || line.find("<frozen ") != std::string::npos) return false;
+  for (const char* package : {"api/", "backends/", "functional/", "groups/", "parallel/", "process_end.py",
+                              "rendezvous/", "stores/", "testing/", "torch_plugin/"})
+    if (line.find(std::string("/procgroup/") + package) != std::string::npos) return false;
   return true;
 }
 

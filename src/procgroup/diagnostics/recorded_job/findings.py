@@ -22,8 +22,21 @@ _CONSEQUENCES = tuple(
 )
 
 
-# Where frames are that are not the program's own.
-_LIBRARIES = ("/lib/python3", "/site-packages/", "/procgroup/", "<frozen ")
+# Where frames are that are not the program's own: of Python, of libraries, and of procgroup's packages that make calls.
+# The program may be in a folder that is named procgroup, too.
+_OWN = [
+    "api/",
+    "backends/",
+    "functional/",
+    "groups/",
+    "parallel/",
+    "process_end.py",
+    "rendezvous/",
+    "stores/",
+    "testing/",
+    "torch_plugin/",
+]
+_LIBRARIES = ("/lib/python3", "/site-packages/", "<frozen ", *(f"/procgroup/{name}" for name in _OWN))
 
 
 class Finding(NamedTuple):
