@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -40,9 +41,18 @@ _has_failed = False
 _has_failed_to_start = False
 # What tells the ranks that come late that the start has failed, in the store that this process hosts.
 _tell_late_ranks: list[Callable[[], None]] = []
+_is_ending = False
 _PAUSE_SECONDS = 1.0
-# When the last wait, and those right before it, began and ended.
-_waits = (0.0, 0.0)
+
+
+class _Waits(threading.local):
+    """The seconds that this thread's last waits took, one right after another, and when they ended."""
+
+    seconds = 0.0
+    ended = 0.0
+
+
+_waits = _Waits()
 
 
 def at_process_end(function: Callable[[], None], priority: int) -> None:
@@ -105,14 +115,15 @@ def tell_late_ranks() -> bool:
 def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[], str], pause: float = 0.0) -> bool:
     """Wait until ``ended()``, for at most ``limit`` seconds, or 2 s once a group has failed on this process.
 
-    Waits that follow one another within a second share that time: nobody waits twice for a host that is cut off.
-    Returns whether it has. After 2 s a warning shows what is waited for, which ``awaited()`` returns. ``pause`` is
-    slept between two looks.
+    Then, and when the process ends, waits that follow one another within a second share that time, with those before
+    them that were in vain: nobody waits twice for a host that is cut off. Returns whether it has ended. After 2 s a
+    warning shows what is waited for, which ``awaited()`` returns. ``pause`` is slept between two looks.
     """
-    global _waits
     started = time.monotonic()
-    began = _waits[0] if started - _waits[1] < _PAUSE_SECONDS else started
-    limit = (min(limit, FAILED_SECONDS) if has_failed() else limit) - (started - began)
+    spent = _waits.seconds if started - _waits.ended < _PAUSE_SECONDS else 0.0
+    is_shared = _is_ending or has_failed()
+    if is_shared:
+        limit = (min(limit, FAILED_SECONDS) if has_failed() else limit) - spent
     is_silent = limit > FAILED_SECONDS
     while not (is_done := ended()):
         waited = time.monotonic() - started
@@ -122,7 +133,9 @@ def wait_for_others(ended: Callable[[], bool], limit: float, awaited: Callable[[
             is_silent = False
             log.warning(f"{awaited()}, for at most {limit - waited:.0f} s more")
         time.sleep(pause)
-    _waits = began, time.monotonic()
+    _waits.ended = time.monotonic()
+    # One that ended well says nothing of the next: a program may destroy one group after another.
+    _waits.seconds = spent + _waits.ended - started if is_shared or not is_done else 0.0
     return is_done
 
 
@@ -164,6 +177,8 @@ def ends_with_an_exception() -> bool:
 
 
 def _run() -> None:
+    global _is_ending
+    _is_ending = True
     with ExitStack() as stack:  # all of them, also when one raises
         for function in sorted(_functions, key=lambda function: _functions[function]):
             stack.callback(_call, function)

@@ -111,6 +111,14 @@ def test_all_waits_are_short_together_after_a_failure_and_silent() -> None:
     assert not process_end.has_failed()
 
 
+def test_groups_that_are_destroyed_one_after_another_have_their_whole_time_each() -> None:
+    started = time.monotonic()
+    for _ in range(3):
+        assert not process_end.wait_for_others(lambda: False, 0.2, str, 0.01)
+        assert process_end.wait_for_others(lambda: True, 0.2, str, 0.01)
+    assert time.monotonic() - started >= 3 * 0.2
+
+
 def send_through_a_cut_cable(rank: int, size: int, destroy: bool) -> None:
     dist.init_process_group()
     dist.barrier()
