@@ -32,10 +32,13 @@ CONNECTING = (
 How = str | Callable[[], None]
 
 
-def end_at(request: str, key: str, how: How) -> None:
-    """Let this process end ("kill", "raise", "exit"), stop ("stop") or make a call before its first such request."""
+def end_at(request: str, key: str, how: How, starts_before: int = 0) -> None:
+    """Let this process end ("kill", "raise", "exit"), stop ("stop") or make a call before its first such request.
+
+    ``starts_before`` is how often the job has made its default group before.
+    """
     for name in _REQUESTS:
-        _watch(name, request, f"rendezvous/0/{key}", how)
+        _watch(name, request, f"rendezvous/{starts_before}/{key}", how)
 
 
 def _watch(name: str, request: str, key: str, how: How) -> None:

@@ -108,11 +108,15 @@ def wait_for_the_end(world: World, ranks: list[int]) -> None:
 
 
 def test_a_rank_that_is_stopped_or_killed_unseen_is_named_at_the_deadline(tmp_path: Path) -> None:
+    """The timeout is that of all of the start, whatever part of it the others are in."""
     limit = 5.0
     worlds_to_start = [
+        (2, JOINING[1], "stop", limit),  # it has come, but cannot say that it was the last one
         (2, CONNECTING[0], "stop", limit),
+        (2, CONNECTING[1], "stop", limit),
         (2, CONNECTING[4], "stop", limit),
-        (0, CONNECTING[1], "stop", limit),  # with the store
+        (0, JOINING[0], "stop", limit),  # with the store
+        (0, CONNECTING[1], "stop", limit),
         (1, CONNECTING[2], "kill", limit, str(tmp_path / "first")),
         (0, CONNECTING[5], "kill", limit, str(tmp_path / "second")),
     ]
@@ -130,7 +134,7 @@ def test_a_rank_that_is_stopped_or_killed_unseen_is_named_at_the_deadline(tmp_pa
                     error: Any = outcome.error
                     assert isinstance(error, CollectiveTimeout), outcome
                     assert error.missing == (victim,), outcome
-                    assert error.when - moment(outcomes[victim].output) < limit + 2.5, outcome
+                    assert error.when - moment(outcomes[victim].output) < limit + allowance(0.5), outcome
 
 
 def test_a_killed_rank_is_named_under_the_launcher(tmp_path: Path) -> None:
@@ -176,6 +180,29 @@ def start_a_group_twice(rank: int, size: int, victim: int) -> str:
 
 def test_the_same_ranks_can_start_again_after_a_failure() -> None:
     assert run(start_a_group_twice, 3, args=(1,)) == ["PeerFailed", "ValueError", "PeerFailed"]
+
+
+def make_the_group_anew(rank: int, size: int, victim: int, timeout: float) -> None:
+    dist.init_process_group()
+    if rank == victim:
+        instants.end_at(*CONNECTING[4], "stop", starts_before=1)
+    try:
+        dist.reconfigure(timeout=timeout)
+    except Exception as error:
+        error.when = time.monotonic()  # type: ignore[attr-defined]
+        raise
+
+
+def test_a_rank_that_stops_while_a_group_is_made_anew_is_named_at_the_deadline_of_reconfigure() -> None:
+    with start(make_the_group_anew, 3, args=(1, 3.0)) as world:
+        world.wait_for_output(1, "moment")
+        wait_for_the_end(world, [0, 2])
+        world.kill(1)
+        outcomes = world.wait()
+    for outcome in (outcomes[0], outcomes[2]):
+        error: Any = outcome.error
+        assert isinstance(error, CollectiveTimeout) and error.missing == (1,), outcome
+        assert error.when - moment(outcomes[1].output) < 3.0 + allowance(0.5), outcome
 
 
 def wait_for_a_subgroup(rank: int, size: int, victim: int, how: str) -> None:

@@ -35,6 +35,9 @@ from procgroup.types import DEFAULT_TIMEOUT, Timeout
 GROUP_NAME = "0"
 """The default group's name, as in torch.distributed: groups are numbered as they are made."""
 
+# A group is not made again in less time than this: that try would not say who is missing, as the one before does.
+_LEAST_SECONDS = 0.5
+
 
 def init_process_group(
     backend: str | None = None,
@@ -148,13 +151,13 @@ def _make_again(start: _Start, deadline: float) -> ProcessGroup:
     """Make the group; begin again when a rank is lost meanwhile, until the deadline."""
     while True:
         left = timedelta(seconds=max(deadline - time.monotonic(), 0.0))
-        attempt = start._replace(timeouts=start.timeouts._replace(rendezvous=left))
+        attempt = start._replace(timeouts=start.timeouts._replace(rendezvous=left, start=left))
         try:
             return attempt.make(time.monotonic(), goes_on=True)
         except (RendezvousConflict, RendezvousTimeout):
             raise
         except (PeerLost, PeerFailed, CollectiveTimeout, RendezvousError):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline - _LEAST_SECONDS:
                 raise
 
 

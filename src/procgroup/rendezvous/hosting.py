@@ -109,13 +109,16 @@ def note_rank_0_hosts(store: Store) -> None:
     _of_rank_0.add(store)
 
 
-def host_of(store: Store) -> Member | None:
-    """Return the rank whose process hosts a store that open_store returned; None where no rank does."""
+def host_of(store: Store, seconds: float) -> Member | None:
+    """Return the rank whose process hosts a store that open_store returned; None where no rank does.
+
+    Where the store does not say within ``seconds``, as when the process has just ended, its number (pid) is 0.
+    """
     if store not in _of_rank_0:
         return None
     with suppress(DistError):
-        return read_member(store.get(_HOST_KEY, _HOST_SECONDS).decode(errors="replace"))
-    return None
+        return read_member(store.get(_HOST_KEY, min(seconds, _HOST_SECONDS)).decode(errors="replace"))
+    return Member(0, 0, getattr(store, "host", "?"), 0, "", True)
 
 
 def let_go(store: Store) -> None:

@@ -58,7 +58,8 @@ REPORT_SECONDS = 5.0
 _OVER = "rendezvous/over"
 _LEAVE_SECONDS = 0.2
 _READ_SECONDS = 5.0
-_LAST_READ_SECONDS = 0.3
+# What is kept of the timeout, if it is short, for ranks to connect whose last one has come but has not said so.
+_CONNECT_SECONDS = 1.0
 
 
 class World(NamedTuple):
@@ -103,7 +104,7 @@ def join(
     me = Member(rank, world_size, socket.gethostname(), os.getpid(), nonce, store.is_hosted_here(), goes_on)
     limit = types.seconds(timeout)
     deadline = (time.monotonic() if started is None else started) + limit
-    host = hosting.host_of(store)
+    host = hosting.host_of(store, max(deadline - time.monotonic(), 0.0))
     start_up = StartUp(store, me, group=group, timeout=limit, deadline=deadline, host=host)
     return _Joining(store, start_up, say).run()
 
@@ -124,8 +125,8 @@ class _Joining:
             with self.start_up.naming_ranks():
                 self._claim()
                 self._agree_on_world_size()
-                self.store.append(self._key("members"), self.me.line())
-                if self.store.add(self._key("count"), 1) == self.me.size:
+                self._bounded_store.append(self._key("members"), self.me.line())
+                if self._bounded_store.add(self._key("count"), 1) == self.me.size:
                     self._complete()
                 return self._read(self._await_verdict())
         except BaseException as error:
@@ -136,20 +137,26 @@ class _Joining:
             self._stay_for_late_ranks(error)
             raise
 
+    @property
+    def _bounded_store(self) -> Store:
+        """The store, whose requests end at the deadline: it may stop answering before any of them."""
+        return self.store.with_timeout(self.start_up.answer_seconds())
+
     def _claim(self) -> None:
         """Find the round to be in and claim this rank's place there."""
-        self.round = self.store.add("rendezvous/round", 0)
-        if self.round > 0 and self.store.check([_OVER]):
-            self._read(self.store.get(_OVER))
+        self.round = self._bounded_store.add("rendezvous/round", 0)
+        if self.round > 0 and self._bounded_store.check([_OVER]):
+            self._read(self._bounded_store.get(_OVER))
         while True:
             mine = self.me.line()
             self.start_up.enter(f"rendezvous/{self.round}")
-            holder = self.store.compare_set(self._key(f"rank/{self.me.rank}"), "", mine).decode(errors="replace")
+            claimed = self._bounded_store.compare_set(self._key(f"rank/{self.me.rank}"), "", mine)
+            holder = claimed.decode(errors="replace")
             if holder == mine:
                 if self.round > 0:
                     self._read_round_before()
                 return
-            if not self.store.check([self._key("verdict")]):
+            if not self._bounded_store.check([self._key("verdict")]):
                 self._refuse_claim(holder)
             self.round += 1
 
@@ -162,7 +169,7 @@ class _Joining:
 
     def _agree_on_world_size(self) -> None:
         mine = f"{self.me.size} {self.me.rank}"
-        first = self.store.compare_set(self._key("world_size"), "", mine).decode(errors="replace")
+        first = self._bounded_store.compare_set(self._key("world_size"), "", mine).decode(errors="replace")
         size, _, rank = first.partition(" ")
         if size != str(self.me.size):
             text = f"world_size disagreement: rank {self.me.rank} says {self.me.size}, rank {rank} says {size}"
@@ -172,36 +179,39 @@ class _Joining:
     def _complete(self) -> None:
         self._decide(_complete_verdict(self._members()))
 
-    def _decide(self, verdict: dict[str, Any]) -> bytes:
-        """Write the verdict unless there is one; return the one that counts."""
+    def _decide(self, verdict: dict[str, Any], seconds: float | None = None) -> bytes:
+        """Write the verdict unless there is one; return the one that counts. ``seconds``: at most, for each request."""
+        limit = self.start_up.answer_seconds() if seconds is None else seconds
         # With the writer's nonce: two ranks that say the same would both count the round, and the next ranks to come
         # would be in different ones.
         text = json.dumps({**verdict, "by": self.me.nonce})
-        written = self.store.compare_set(self._key("verdict"), "", text)
+        written = self.store.with_timeout(limit).compare_set(self._key("verdict"), "", text)
         if written == text.encode():
-            self.store.add("rendezvous/round", 1)
+            self.store.with_timeout(limit).add("rendezvous/round", 1)
         return written
 
     def _await_verdict(self) -> bytes:
+        pause = min(REPORT_SECONDS, max(self.limit - _CONNECT_SECONDS, self.limit / 2))
         while True:
             left = self.deadline - time.monotonic()
             try:
-                return self.start_up.await_key("verdict", min(left, REPORT_SECONDS))
+                return self.start_up.await_key("verdict", min(left, pause))
             except StoreTimeout:
                 if time.monotonic() >= self.deadline:
                     return self._time_out()
             except (PeerLost, PeerFailed) as error:
                 return self._decide({"kind": "lost", "text": str(error)})
-            self._report()
+            members = self._members()
+            if len({member.rank for member in members}) == self.me.size:
+                self._decide(_complete_verdict(members))  # the rank that was to do that is stopped
+            elif pause == REPORT_SECONDS:
+                self._report(members)
+            pause = REPORT_SECONDS
 
-    def _report(self) -> None:
-        joined = {member.rank: member.host for member in self._members()}
-        if self.me.rank != min(joined, default=-1):
-            return  # one report is enough: that of rank 0, unless it is among the missing
-        if len(joined) == self.me.size:
-            self._complete()  # the rank that was to do that has ended or is stopped
-        missing = [str(rank) for rank in range(self.me.size) if rank not in joined]
-        if missing:
+    def _report(self, members: list[Member]) -> None:
+        joined = {member.rank: member.host for member in members}
+        if self.me.rank == min(joined, default=-1):  # one report is enough: that of rank 0, unless it is missing
+            missing = [str(rank) for rank in range(self.me.size) if rank not in joined]
             ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {' '.join(missing)}"
             where = " ".join(f"{rank}@{host}" for rank, host in sorted(joined.items()))
             self.say(f"waiting for {ranks} of {self.me.size} (joined: {where})")
@@ -224,12 +234,12 @@ class _Joining:
 
     def _leave(self, error: BaseException) -> None:
         """Tell the others, as far as the store still can, that this rank does not wait any longer."""
-        if self.round < 0:
+        if self.round < 0 or self.start_up.is_store_silent:
             return
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         with contextlib.suppress(DistError, OSError):
-            self.store = self.store.with_timeout(_LEAVE_SECONDS)
-            self._decide({"kind": "left", "text": f"rank {self.me.rank} ({self.me.process()}) left: {reason}"})
+            text = f"rank {self.me.rank} ({self.me.process()}) left: {reason}"
+            self._decide({"kind": "left", "text": text}, _LEAVE_SECONDS)
 
     def _read(self, verdict: bytes) -> World:
         data = json.loads(verdict)
@@ -280,7 +290,7 @@ class _Joining:
 
     def _members(self) -> list[Member]:
         # The store may not answer any more: rank 0, which hosts it, may be stopped.
-        seconds = min(max(self.deadline - time.monotonic(), _LAST_READ_SECONDS), _READ_SECONDS)
+        seconds = min(self.start_up.answer_seconds(), _READ_SECONDS)
         return read_members(self.store.get(self._key("members"), timeout=seconds).decode(errors="replace"))
 
     def _key(self, name: str) -> str:

@@ -25,6 +25,7 @@ from procgroup import process_end
 from procgroup.errors import (
     CollectiveTimeout,
     DistError,
+    DistNetworkError,
     DistStoreError,
     OperationError,
     PeerFailed,
@@ -38,10 +39,14 @@ from procgroup.stores.store import OnDisconnect, Store
 
 _LOST = "lost"
 _OP = "init_process_group"
-# How much longer than the deadline a rank waits for the records of a stage that ended at the deadline.
-_GRACE_SECONDS = 1.0
-# How long the store may take to answer once the deadline has passed, or when this rank reports its failure.
-_ANSWER_SECONDS = 0.5
+# A rank raises within half a second after the deadline. Of this, a store that is silent takes 0.3 s to be given up.
+# How long a rank waits for the records of a stage that the others ended at the deadline.
+_GRACE_SECONDS = 0.3
+# How long after the deadline the store may answer, and how long each request may take then.
+_ANSWER_SECONDS = 0.4
+_LATE_REQUEST_SECONDS = 0.1
+# How long the store may take to answer when this rank reports its failure.
+_REPORT_SECONDS = 0.5
 _MAX_REASON = 2000
 _MAX_SHOWN = 8
 
@@ -65,22 +70,31 @@ class StartUp:
         self._host = host
         self._members: dict[int, Member] = {}
         self._on_disconnect: OnDisconnect | None = None
-        self._is_store_silent = False
+        self._began = deadline - timeout
+        self.is_store_silent: bool = False
 
     @property
     def store(self) -> Store:
-        """The store below the prefix; its requests end at most ``_ANSWER_SECONDS`` after the deadline."""
-        return PrefixStore(self._prefix, self._whole_store.with_timeout(max(self.left(), _ANSWER_SECONDS)))
+        """The store below the prefix; its requests end at the deadline, and take little time after it."""
+        return PrefixStore(self._prefix, self._whole_store.with_timeout(max(self.left(), _LATE_REQUEST_SECONDS)))
 
     def left(self) -> float:
         """Return the seconds until the deadline."""
         return self.deadline - time.monotonic()
 
+    def answer_seconds(self) -> float:
+        """Return how long the store may take to answer: until a little after the deadline. Then it counts as silent."""
+        return max(self.left() + _ANSWER_SECONDS, _LATE_REQUEST_SECONDS)
+
     def enter(self, prefix: str) -> None:
         """Begin, or begin again below another prefix; from now on the other ranks detect the end of this process."""
         self.leave()
         self._prefix = prefix
-        self._on_disconnect = self._whole_store.set_on_disconnect(f"{prefix}/{_LOST}", self._record(""))
+        store = self._whole_store.with_timeout(self.answer_seconds())
+        try:
+            self._on_disconnect = store.set_on_disconnect(f"{prefix}/{_LOST}", self._record(""))
+        except DistNetworkError as error:  # the store has answered before: its process is stopped, or has ended
+            raise self._silence() from error
 
     def set_members(self, members: Sequence[Member]) -> None:
         """Set the members of the group, one for each rank."""
@@ -88,10 +102,16 @@ class StartUp:
         self._host = next((member for member in members if member.hosts_store), self._host)
         self._whole_store.name_users({member.pid: f"rank {member.rank} ({member.process()})" for member in members})
 
-    def restart_timeout(self, timeout: float) -> None:
-        """Set another timeout, in seconds from now."""
-        self.timeout = timeout
-        self.deadline = time.monotonic() + timeout
+    def limit_connecting(self, timeout: float, seconds: float) -> None:
+        """Let the start of the ranks that have met end ``seconds`` from now, or ``timeout`` seconds after it began.
+
+        What comes first counts. If the ranks had longer than ``timeout`` to meet, they have as long to connect.
+        """
+        self.timeout = max(self.timeout, timeout)
+        self.deadline = self._began + self.timeout
+        if seconds < self.left():
+            self.timeout = seconds
+            self.deadline = time.monotonic() + seconds
 
     def leave(self) -> None:
         """End this rank's part: the end of its process no longer fails the start. Idempotent."""
@@ -104,9 +124,9 @@ class StartUp:
         """End the waits of all ranks with this rank's error, if the store still answers; then leave."""
         reason = f"{type(error).__name__}: {error}".rstrip(": ")[:_MAX_REASON]
         missing = list(error.missing) if isinstance(error, CollectiveTimeout) else []
-        if not self._is_store_silent:
+        if not self.is_store_silent:
             with suppress(DistError, OSError):
-                store = self._whole_store.with_timeout(_ANSWER_SECONDS)
+                store = self._whole_store.with_timeout(_REPORT_SECONDS)
                 store.compare_set(f"{self._prefix}/{_LOST}", "", self._record(reason, missing))
         self.drop()
 
@@ -137,7 +157,7 @@ class StartUp:
                 missing = self._missing(keys)
                 if missing:
                     raise self._timeout(missing) from None
-                found = self.store.multi_get(keys, _ANSWER_SECONDS)
+                found = self.store.multi_get(keys, self.answer_seconds())
         if isinstance(found, bytes):
             raise self._error_of(found)
         return found
@@ -162,12 +182,12 @@ class StartUp:
             raise self._silence() from error
 
     def _missing(self, keys: Sequence[str]) -> list[int]:
-        store = self.store.with_timeout(_ANSWER_SECONDS)
+        store = self.store.with_timeout(self.answer_seconds())
         return [rank for rank, key in enumerate(keys) if not store.check([key])]
 
     def _silence(self) -> DistError:
         """Return the error for a store that does not answer although its connections have not ended."""
-        self._is_store_silent = True
+        self.is_store_silent = True
         if self._host is None:
             return DistStoreError(
                 f"{_OP} (rank {self.me.rank} of {self.me.size}): the store has not answered within "
