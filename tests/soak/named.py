@@ -22,7 +22,8 @@ def _named_by_call(error: dist.OperationError) -> set[int]:
     if isinstance(error, dist.PeerFailed):
         return {error.global_peer, *(error.members[rank] for rank in error.missing), *ranks_in(error.reason)}
     if isinstance(error, dist.CollectiveTimeout):
-        return {error.members[rank] for rank in (*error.missing, *error.calls)}
+        beyond = re.findall(r"waiting for ranks? [\d, ]+", " ".join(error.calls.values()))
+        return {error.members[rank] for rank in (*error.missing, *error.calls)} | ranks_in("; ".join(beyond))
     if isinstance(error, dist.CollectiveMismatch):
         mine = error.calls[error.rank]
         return {error.members[rank] for rank, call in error.calls.items() if call != mine}

@@ -20,36 +20,51 @@ LAYOUTS = {"shm": 4, "tcp": 3, "spanning": 2, "hosts": 3, "toy": 1}
 """How the ranks are connected, and how often: "spanning" makes two hosts of one by name, "hosts" are two network
 namespaces, and "toy" is a backend that is written against the interface of backends."""
 
-DEATHS = ("kill", "os_exit", "exit", "leave")
+DEATHS = ("kill", "term", "crash", "os_exit", "exit", "leave")
+""""crash": by an access to no memory, or by abort()."""
 EXCEPTIONS = ("raise", "interrupt", "abort")
-ABSENCES = ("stop", "pause", "sleep", "compute")
-"""Faults that only a deadline ends. A pause ends, by SIGCONT, when all others have raised."""
+ABSENCES = ("stop", "pause", "sleep", "compute", "hold")
+"""Faults that only a deadline ends. A pause ends, by SIGCONT, when all others have raised; "hold" waits in C code that
+keeps the interpreter's lock, so that no other thread of the program runs Python."""
 WRONG_CALLS = ("dtype", "size", "op", "root", "other")
 WRONG_ORDERS = ("skip", "swap", "twice")
+WRONG_GROUPS = ("omit", "members")
+"""The victim does not make a group that the others make, or makes one with a member more or less."""
 CUTS = ("unplug", "silence")
 """Of the cable between two hosts. When it is unplugged the hosts notice; when it is silent, packets vanish."""
-HARMLESS = ("none", "hiccup")
+SHORT_CUTS = ("replug", "speak_again")
+"""The same cuts, healed long before the deadline: TCP sends again what was lost."""
+HARMLESS = ("none", "hiccup", *SHORT_CUTS)
 """A hiccup is a pause that ends long before the deadline."""
 
-SIGNALLED = ("kill", "stop", "pause", "hiccup", "interrupt", *CUTS)
+SIGNALLED = ("kill", "term", "stop", "pause", "hiccup", "interrupt", *CUTS, *SHORT_CUTS)
 """What happens from outside, at an instant that no rank chooses."""
 
-BY_THEMSELVES = ("raise", "exit", "os_exit", "leave", "abort", "sleep", "compute")
+ENDLESS = ("stop", "sleep", "compute", "hold", "abort")
+"""After these a victim does not end by itself."""
+
+BY_THEMSELVES = ("raise", "exit", "os_exit", "crash", "leave", "abort", "sleep", "compute", "hold")
 """What a program does before one of its calls."""
+
+_ANYWHERE = ("kill", "term", "crash", "os_exit", "raise", "exit", "stop", "sleep", "hold")
 
 FAULTS_AT = {
     "before": ("os_exit", "raise", "sleep"),
-    "join": ("kill", "raise", "exit", "stop"),
-    "groups": ("kill", "os_exit", "raise", "exit", "stop", "sleep", "hiccup"),
-    "calls": (*DEATHS, *EXCEPTIONS, *ABSENCES, *WRONG_CALLS, *WRONG_ORDERS, *CUTS, "hiccup"),
-    "leave": ("none", "kill", "os_exit", "raise", "exit", "stop", "sleep", "hiccup"),
-    "shutdown": ("kill", "os_exit", "raise", "stop", "sleep"),
+    "join": ("kill", "crash", "raise", "exit", "stop", "hold"),
+    "meet": ("kill", "term", "stop", "pause", "hiccup", "speak_again"),
+    "groups": (*_ANYWHERE, *WRONG_GROUPS, "hiccup", *SHORT_CUTS),
+    "calls": (*DEATHS, *EXCEPTIONS, *ABSENCES, *WRONG_CALLS, *WRONG_ORDERS, *CUTS, "hiccup", *SHORT_CUTS),
+    "leave": (*_ANYWHERE, *HARMLESS),
+    "shutdown": ("kill", "crash", "os_exit", "raise", "stop", "sleep", "hold"),
 }
-MOMENTS = {"before": 1, "join": 2, "groups": 2, "calls": 12, "leave": 3, "shutdown": 2}
-"""When the fault comes, and how often: before the rank joins, in init_process_group, while groups are made, during
-calls, while the ranks leave (with destroy_process_group or by the end of the program), and in an exit function."""
+MOMENTS = {"before": 1, "join": 2, "meet": 2, "groups": 2, "calls": 12, "leave": 3, "shutdown": 2}
+"""When the fault comes, and how often: before the rank joins, in init_process_group ("join": before a certain request
+to the store, "meet": at any time from its start on), while groups are made, during calls, while the ranks leave (with
+destroy_process_group or by the end of the program), and in an exit function."""
 
 LONG = 60.0
+OPERATIONS_PLAYED = (*EVERY_RANK, "send", "send")
+"""A "send" is a message from one rank to another; the rest of the group has no part in it."""
 DTYPES = ("int32", "float32", "float64")
 """Of these the toy backend reduces as NumPy does."""
 OPS = ("SUM", "MIN", "MAX")
@@ -62,13 +77,27 @@ class Call:
     group: int
     """The index of the group in the plan."""
     case: Case
+    """Of a message from one rank to another, the case of the sender."""
+    as_objects: bool = False
+    """Whether the blocks of an all_gather are gathered as objects."""
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks make the call, and it is compared with those of the others: messages are counted apart."""
+        return self.case.operation not in ("ring", "send") and not self.as_objects
+
+    def case_of(self, rank: int, size: int) -> Case | None:
+        """Return the case of a group rank; None where the rank has no part in the call."""
+        if self.case.operation != "send":
+            return self.case
+        sender = (self.case.root + 1) % size
+        if rank == self.case.root:
+            return replace(self.case, operation="recv", root=sender)
+        return self.case if rank == sender else None
 
     def is_unlike(self, other: Call) -> bool:
-        """Return whether a rank that makes the other call in the place of this one makes a mistake that shows.
-
-        Messages are counted apart from collectives.
-        """
-        return "ring" not in (self.case.operation, other.case.operation) and _shown(self.case) != _shown(other.case)
+        """Return whether a rank that makes the other call in the place of this one makes a mistake that shows."""
+        return self.is_collective and other.is_collective and _shown(self.case) != _shown(other.case)
 
 
 @dataclass(frozen=True)
@@ -97,16 +126,16 @@ class Plan:
         moment = chosen(random, MOMENTS)
         layout = chosen(random, LAYOUTS)
         fault = chosen(random, dict.fromkeys(FAULTS_AT[moment], 1))
-        if fault in CUTS:
+        if fault in (*CUTS, *SHORT_CUTS):
             layout = "hosts"
-        if layout == "toy" and moment in ("before", "join"):
+        if layout == "toy" and moment in ("before", "join", "meet"):
             layout = "shm"  # the same start
         size = int(random.choice([2, 3, 4, 5, 6], p=[0.2, 0.3, 0.3, 0.1, 0.1]))
         hosts = tuple(_hosts(random, layout, size))
-        # Rank 0 hosts the store: by it the toy backend moves everything, and without it nobody learns who is missing.
-        victim = int(random.integers(1 if layout == "toy" or moment == "before" else 0, size))
+        # Rank 0 hosts the store, by which the toy backend moves everything.
+        victim = int(random.integers(1 if layout == "toy" else 0, size))
         some = [_members(random, size) for _ in range(int(random.integers(3)))] if size > 2 else []
-        if moment == "groups" and not some:
+        if moment == "groups" and not any(fault not in WRONG_GROUPS or victim in members for members in some):
             some = [tuple(range(size))]
         return cls(
             seed=seed,
@@ -119,7 +148,7 @@ class Plan:
             number=int(random.integers(25)),
             seconds=float(random.random() * random.choice([0.003, 0.03])),
             instant=(*JOINING, *CONNECTING)[random.integers(len(JOINING) + len(CONNECTING))],
-            timeout=_timeout(moment, fault),
+            timeout=float(random.choice(_timeouts(moment, fault))),
         )
 
     @property
@@ -139,9 +168,25 @@ class Plan:
         """Whether the others may have nothing more to do with the victim when it goes wrong."""
         return self.moment in ("leave", "shutdown") or self.fault in HARMLESS
 
+    @property
+    def place(self) -> int:
+        """Return which group after the world the victim goes wrong before, where that is the moment."""
+        places = range(1, len(self.groups))
+        own = [place for place in places if self.fault not in WRONG_GROUPS or self.victim in self.groups[place]]
+        return own[self.number % len(own)]
+
+    def groups_of_the_victim(self) -> Iterator[tuple[tuple[int, ...], bool]]:
+        """Yield the groups after the world that the victim makes, () for one that it leaves out, and where it errs."""
+        for place, members in enumerate(self.groups[1:], 1):
+            is_wrong = self.moment == "groups" and self.fault not in SIGNALLED and place == self.place
+            if is_wrong and self.fault in WRONG_GROUPS:
+                other = [rank for rank in range(self.size) if rank != self.victim][self.number % (self.size - 1)]
+                members = tuple(sorted({*members} ^ {other})) if self.fault == "members" else ()
+            yield members, is_wrong
+
     def on_one_host(self) -> Plan:
         """Return the plan for a machine that cannot have two hosts: a cable that is cut is a rank that is stopped."""
-        fault = "stop" if self.fault in CUTS else self.fault
+        fault = "stop" if self.fault in CUTS else "hiccup" if self.fault in SHORT_CUTS else self.fault
         return replace(self, layout="spanning", fault=fault)
 
     def calls(self) -> Iterator[Call]:
@@ -152,8 +197,9 @@ class Plan:
             count = int(random.choice([random.integers(40), random.integers(3000), random.integers(60_000)]))
             root = int(random.integers(len(self.groups[group])))
             # Not random.choice: of texts, it loses the exception of a signal's handler that runs inside.
-            name, dtype, op = (texts[random.integers(len(texts))] for texts in (EVERY_RANK, DTYPES, OPS))
-            yield Call(number, group, Case(name, dtype, count, op, root, seed=number % 100))
+            name, dtype, op = (texts[random.integers(len(texts))] for texts in (OPERATIONS_PLAYED, DTYPES, OPS))
+            as_objects = name == "all_gather" and bool(random.random() < 0.5)
+            yield Call(number, group, Case(name, dtype, count, op, root, seed=number % 100), as_objects)
             number += 1
 
     def calls_of_the_victim(self) -> Iterator[tuple[Call, bool]]:
@@ -164,7 +210,7 @@ class Plan:
             call, ahead = ahead, next(calls, None)
             if not is_due or call.number < self.number or self.victim not in self.groups[call.group]:
                 yield call, False
-            elif self.fault in WRONG_CALLS and (wrong := _wrong(call.case, self.fault, len(self.groups[call.group]))):
+            elif self.fault in WRONG_CALLS and (wrong := _wrong(call, self.fault, len(self.groups[call.group]))):
                 is_due = False
                 yield replace(call, case=wrong), True
             elif self.fault in WRONG_ORDERS and ahead and ahead.group == call.group and call.is_unlike(ahead):
@@ -209,19 +255,23 @@ def _members(random: Generator, size: int) -> tuple[int, ...]:
     return tuple(sorted(random.permutation(size)[: random.integers(2, size + 1)].tolist()))
 
 
-def _timeout(moment: str, fault: str) -> float:
+def _timeouts(moment: str, fault: str) -> tuple[float, ...]:
+    """Return the timeouts of which a plan has one."""
     if moment == "before":
-        return 1.5
-    if moment in ("join", "groups") and fault in ABSENCES:
-        return 3.0
-    return 1.0 if fault in (*ABSENCES, *WRONG_ORDERS, *CUTS) else LONG
+        return (1.5,)
+    if fault in WRONG_GROUPS:
+        return (3.0, LONG)
+    if (moment in ("join", "groups") and fault in ABSENCES) or (moment == "meet" and fault not in HARMLESS):
+        return (3.0,)
+    return (1.0 if fault in (*ABSENCES, *WRONG_ORDERS, *CUTS) else LONG,)
 
 
-def _wrong(case: Case, fault: str, size: int) -> Case | None:
-    """Return the call that a mistake makes of a case; None where it cannot be made of this one."""
+def _wrong(call: Call, fault: str, size: int) -> Case | None:
+    """Return the case that a mistake makes of that of a call; None where it cannot be made of this one."""
     changes: dict[str, Any] = {}
-    if case.operation == "ring":
+    if not call.is_collective:
         return None
+    case = call.case
     if fault == "other":
         changes["operation"] = "broadcast" if "all_gather" in case.operation else "all_gather"
     elif fault == "root" and OPERATIONS[case.operation].root:

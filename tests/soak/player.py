@@ -14,12 +14,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import two_hosts
-from soak.plan import CUTS, SIGNALLED, Plan
+from soak.plan import CUTS, ENDLESS, SHORT_CUTS, SIGNALLED, Plan
 from two_hosts import Host
 from world import free_port, rank_environment
 
@@ -27,8 +28,10 @@ HANG_SECONDS = 45.0
 """How long a scenario may take before its ranks count as hanging."""
 LEFTOVER_SECONDS = 1.0
 TICK = 0.1
-MARKS = {"groups": "joined", "calls": "calling", "leave": "leaving"}
+MARKS = {"meet": "start", "groups": "joined", "calls": "calling", "leave": "leaving"}
 """What the victim says when it has come to the moment of a strike."""
+STRIKES = {"interrupt": signal.SIGINT, "kill": signal.SIGKILL, "term": signal.SIGTERM}
+"""The signals that end the victim; others stop it."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -65,7 +68,7 @@ class Scene:
     released: float | None = None
     """When the victim was killed because all others had ended, or had said that they wait for it."""
     left: list[str] = field(default_factory=list)
-    """Processes and files that were there when all ranks had ended."""
+    """Processes, sockets and files that were there when all ranks had ended."""
     delay: float = 0.0
     """How long the watcher itself has waited for a core, in seconds."""
 
@@ -98,7 +101,8 @@ def _settle(plan: Plan, rank: int, place: Path, port: int, hosts: Sequence[Host]
     variables = rank_environment(rank, plan.size, port, {"PROCGROUP_TRANSPORT": transport, "TMPDIR": f"{place}/files"})
     if plan.layout == "hosts":
         variables |= two_hosts.environments(hosts, plan.hosts)[rank]
-        two_hosts.enter(variables["WORLD_NAMESPACE"])
+    if hosts:
+        two_hosts.enter(variables.get("WORLD_NAMESPACE", hosts[0].namespace))  # all sockets there are this scenario's
     os.environ.clear()
     os.environ.update(variables)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -109,6 +113,7 @@ def _settle(plan: Plan, rank: int, place: Path, port: int, hosts: Sequence[Host]
     os.dup2(output, 2)
     os.close(output)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have let its background ignore it
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
 
 
@@ -152,7 +157,7 @@ class Watch:
         self._end_what_hangs()
         if self._is_cut:
             self._mend_the_cable()
-        self.scene.left = _leftovers(self.place / "files")
+        self.scene.left = _leftovers(self.place / "files", self.hosts)
         for seen in self.scene.ranks:
             seen.output = self._output(seen.rank)
         for pipe in self._pipes:
@@ -199,16 +204,14 @@ class Watch:
         if plan.victim not in self._running:
             return
         self.scene.struck = time.monotonic()
-        if plan.fault in CUTS:
+        if plan.fault in (*CUTS, *SHORT_CUTS):
             self._cut_the_cable()
-        elif plan.fault == "interrupt":
-            self._send(signal.SIGINT)
-        elif plan.fault == "kill":
-            self._send(signal.SIGKILL)
         else:
-            self._send(signal.SIGSTOP)
+            self._send(STRIKES.get(plan.fault, signal.SIGSTOP))
         if plan.fault == "hiccup":
             self._due.append((self.scene.struck + 0.05 + 5 * plan.seconds, self._resume))
+        if plan.fault in SHORT_CUTS:
+            self._due.append((self.scene.struck + 0.05 + 15 * plan.seconds, self._mend_the_cable))
 
     def _resume(self) -> None:
         self.scene.resumed = time.monotonic()
@@ -220,7 +223,7 @@ class Watch:
 
     def _is_awaited(self) -> bool:
         """Return whether only the victim's end is left to wait for, and does not come by itself."""
-        if self.plan.fault not in ("stop", "sleep", "compute", "abort") or self.scene.released is not None:
+        if self.plan.fault not in ENDLESS or self.scene.released is not None:
             return False
         if self.plan.victim not in self._running or self.scene.fault(self.plan) is None:
             return False
@@ -233,16 +236,18 @@ class Watch:
 
     def _cut_the_cable(self) -> None:
         self._is_cut = True
-        if self.plan.fault == "unplug":
+        if self.plan.fault in ("unplug", "replug"):
             _ip(self.hosts[self.plan.number % 2], "link set cable down")
-        for number, host in enumerate(self.hosts if self.plan.fault == "silence" else ()):
+            return
+        for number, host in enumerate(self.hosts):
             other = self.hosts[1 - number].address
             _ip(host, f"neigh replace {other} lladdr 02:00:00:00:00:01 nud permanent dev cable")
 
     def _mend_the_cable(self) -> None:
+        self._is_cut = False
         for number, host in enumerate(self.hosts):
             _ip(host, "link set cable up")
-            if self.plan.fault == "silence":
+            if self.plan.fault in ("silence", "speak_again"):
                 _ip(host, f"neigh del {self.hosts[1 - number].address} dev cable")
 
     def _end_what_hangs(self) -> None:
@@ -275,16 +280,30 @@ def _ip(host: Host, command: str) -> None:
     subprocess.run(["ip", "-n", host.namespace, *command.split()], check=True, capture_output=True)
 
 
-def _leftovers(files: Path) -> list[str]:
-    """Return the files that are left, and the processes that still run after a second, which are killed."""
+def _leftovers(files: Path, hosts: Sequence[Host]) -> list[str]:
+    """Return the files and sockets that are left, and the processes that run after a second, which are killed."""
     deadline = time.monotonic() + LEFTOVER_SECONDS
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < deadline:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 time.sleep(0.02)
     left = [f"file {file.relative_to(files)}" for file in files.rglob("*")]
+    for host in hosts:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(two_hosts.enter, host.namespace).result()
+            left += thread.submit(_sockets).result()
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         left.append("process " + (Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") or pid))
         os.kill(int(pid), signal.SIGKILL)
         os.waitpid(int(pid), 0)
     return left
+
+
+def _sockets() -> list[str]:
+    """Return the sockets of processes in this thread's namespace; the kernel's own, of ended ones, have no inode."""
+    found = []
+    for kind, place in (("tcp", 9), ("tcp6", 9), ("unix", 6)):
+        with contextlib.suppress(FileNotFoundError):  # without IPv6
+            _, *lines = Path(f"/proc/thread-self/net/{kind}").read_text().splitlines()
+            found += [f"socket {kind} {line}" for line in lines if line.split()[place] != "0"]
+    return found

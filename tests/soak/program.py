@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,11 +25,12 @@ from failures import instants
 from groups.toy_backend import StoreBackend
 from numpy.random import Generator, default_rng
 
+import oracle
 import procgroup as dist
-from cases import CasePart
+from cases import CasePart, values
 from procgroup.api.default_group import current
 from soak.named import named_by
-from soak.plan import BY_THEMSELVES, HARMLESS, LONG, SIGNALLED, Call, Plan
+from soak.plan import BY_THEMSELVES, HARMLESS, LONG, SIGNALLED, WRONG_GROUPS, Call, Plan
 
 OUTSTANDING = 4
 """How many asynchronous calls may be outstanding at once."""
@@ -66,8 +69,29 @@ class OnGroup:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.group, name)
 
-    def isend(self, array: Any, destination: int, tag: int) -> Any:
+    def all_gather_object(self, gathered: list[Any], own: Any) -> None:
+        dist.all_gather_object(gathered, own, group=self.group)
+
+    def isend(self, array: Any, destination: int, tag: int = 0) -> Any:
         return self.group.send(array, destination, tag, True)
+
+
+class ObjectsPart(CasePart):
+    """One rank's part in an all_gather of objects, which grow with the rank."""
+
+    def start(self, dist: Any, async_op: bool = False, **how: Any) -> None:
+        self.gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(self.gathered, self._object(self.rank))
+
+    def wrong(self) -> str:
+        return "; ".join(
+            f"object of {source}: {got}"
+            for source, got in enumerate(self.gathered)
+            if got.keys() != {source} or oracle.difference(got[source], self._object(source)[source], to_the_bit=True)
+        )
+
+    def _object(self, source: int) -> dict[int, Any]:
+        return {source: values(self.case, source, 0, self.case.count + source)}
 
 
 class Issued:
@@ -78,7 +102,8 @@ class Issued:
         self.moment = time.monotonic()
 
     def __str__(self) -> str:
-        return f"call {self.call.number} on group {self.group.members}: {self.part.case}"
+        objects = " as objects" if self.call.as_objects else ""
+        return f"call {self.call.number} on group {self.group.members}: {self.part.case}{objects}"
 
 
 def play(plan: Plan, rank: int, pipe: int) -> None:
@@ -134,18 +159,18 @@ def _start(plan: Plan, events: Events, is_victim: bool) -> list[Any]:
     if plan.layout == "toy":
         dist.Backend.register_backend("toy", StoreBackend)
     backend = "toy" if plan.layout == "toy" else None
-    dist.init_process_group(backend, timeout=plan.timeout if plan.moment in ("before", "join", "groups") else LONG)
+    dist.init_process_group(
+        backend, timeout=plan.timeout if plan.moment in ("before", "join", "meet", "groups") else LONG
+    )
     events.tell("joined")
     groups = [current()]
-    for number, members in enumerate(plan.groups[1:]):
-        if (
-            is_victim
-            and plan.moment == "groups"
-            and plan.fault not in SIGNALLED
-            and number == plan.number % (len(plan.groups) - 1)
-        ):
+    for members, is_wrong in plan.groups_of_the_victim() if is_victim else ((one, False) for one in plan.groups[1:]):
+        if is_wrong and plan.fault in WRONG_GROUPS:
+            events.tell("fault")
+        elif is_wrong:
             go_wrong(plan, events)
-        groups.append(dist.new_group(list(members)))
+        if members:
+            groups.append(dist.new_group(list(members)))
     dist.barrier()
     for group in groups:
         if dist.get_rank(group) >= 0:
@@ -167,10 +192,14 @@ class Calls:
             members = self.plan.groups[call.group]
             if self.rank not in members:
                 continue
+            rank, size = members.index(self.rank), len(members)
+            if (case := call.case_of(rank, size)) is None:
+                continue
             if is_wrong:
-                self.events.tell("fault", call=str(call.case))
-            issued = Issued(call, self.groups[call.group], CasePart(call.case, members.index(self.rank), len(members)))
-            async_op = bool(self.random.random() < 0.4) or call.case.operation == "ring"
+                self.events.tell("fault", call=str(case))
+            part = (ObjectsPart if call.as_objects else CasePart)(case, rank, size)
+            issued = Issued(call, self.groups[call.group], part)
+            async_op = bool(self.random.random() < 0.4) or case.operation == "ring"
             self._with_errors(issued, partial(issued.part.start, OnGroup(issued.group), async_op))
             self.outstanding.append(issued)
             while len(self.outstanding) > OUTSTANDING or (self.outstanding and self.random.random() < 0.5):
@@ -187,7 +216,10 @@ class Calls:
             if call.case.operation == "barrier":
                 self.events.tell("barrier", number=call.number)
             if chooses and call.number == self.plan.number:
-                go_wrong(self.plan, self.events)
+                if self.plan.fault == "crash":  # of another thread, so that it comes in the middle of a call
+                    threading.Timer(self.plan.seconds, go_wrong, (self.plan, self.events)).start()
+                else:
+                    go_wrong(self.plan, self.events)
             yield call, is_wrong
 
     def _complete(self, issued: Issued) -> None:
@@ -222,7 +254,8 @@ def go_wrong(plan: Plan, events: Events) -> None:
     """Do on the victim what the plan says, if it is anything that a program does by itself."""
     if plan.fault not in HARMLESS:
         events.tell("fault")
-        WAYS_TO_GO_WRONG[plan.fault]()
+        fault = "abort()" if plan.fault == "crash" and plan.number % 2 else plan.fault
+        WAYS_TO_GO_WRONG[fault]()
 
 
 def _raise() -> None:
@@ -244,10 +277,18 @@ def _compute() -> None:
         pass
 
 
-WAYS_TO_GO_WRONG: dict[str, Callable[[], None]] = {
+def _hold() -> None:
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # zeros are a mutex that is not locked
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)  # the second time for ever: no signal ends this wait
+
+
+WAYS_TO_GO_WRONG: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "pause": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "crash": lambda: ctypes.string_at(0),
+    "abort()": os.abort,
     "os_exit": lambda: os._exit(3),
     "exit": lambda: sys.exit(3),
     "raise": _raise,
@@ -255,6 +296,7 @@ WAYS_TO_GO_WRONG: dict[str, Callable[[], None]] = {
     "abort": _abort,
     "sleep": lambda: time.sleep(LONG),
     "compute": _compute,
+    "hold": _hold,
 }
 
 

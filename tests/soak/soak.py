@@ -4,6 +4,7 @@
 
     python tests/soak/soak.py --count 10000 --first-seed 0 --jobs 4
     python tests/soak/soak.py --first-seed 4711 --show       # one again, with all that its ranks saw and printed
+    python tests/soak/soak.py --count 200 --faults kill,term --moments calls
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import gc
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # in its own folder this file is "soak", not the package
 
 import two_hosts
-from soak.plan import Plan
+from soak.plan import FAULTS_AT, Plan
 from soak.player import Watch, keep_the_family_together, start
 from soak.program import play
 from soak.verdict import Judge
@@ -45,11 +47,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1, help="how many scenarios to play (default: 1)")
     parser.add_argument("--first-seed", type=int, default=0, metavar="SEED", help="the seed of the first (default: 0)")
+    faults = sorted({fault for faults in FAULTS_AT.values() for fault in faults})
+    for name, all_of_it in (("faults", faults), ("moments", list(FAULTS_AT))):
+        parser.add_argument(
+            f"--{name}",
+            type=lambda text: text.split(","),
+            default=all_of_it,
+            metavar=f"{name[:-1].upper()},...",
+            help=f"play only scenarios with these: {', '.join(all_of_it)}",
+        )
     parser.add_argument("--jobs", type=int, default=4, help="how many to play at a time (default: 4)")
     parser.add_argument("--show", action="store_true", help="print of each scenario all that was seen")
     arguments = parser.parse_args()
     jobs = min(arguments.jobs, arguments.count)
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.count)
+    if not any(set(FAULTS_AT.get(moment, ())) & {*arguments.faults} for moment in arguments.moments):
+        parser.error("there is no such fault at such a moment")
     summary = Summary()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that no process and no host is left
@@ -59,7 +71,10 @@ def main() -> int:
         for number in range(jobs):
             hosts = stack.enter_context(two_hosts.joined(number)) if not two_hosts.lacks() else ()
             task = {
-                "seeds": [seeds.start + number, seeds.stop, jobs],
+                "first_seed": arguments.first_seed,
+                "faults": arguments.faults,
+                "moments": arguments.moments,
+                "numbers": [number, arguments.count, jobs],
                 "place": str(directory / str(number)),
                 "hosts": [(host.namespace, host.address) for host in hosts],
                 "show": arguments.show,
@@ -76,6 +91,12 @@ def main() -> int:
     if crashed:
         print(f"processes of the soak itself ended with {crashed}")
     return int(bool(crashed or summary.failed or summary.played < arguments.count))
+
+
+def plans_of(first_seed: int, faults: Sequence[str], moments: Sequence[str]) -> Iterator[Plan]:
+    """Return the plans of the seeds from the first on that have one of the faults, at one of the moments."""
+    plans = map(Plan.of, itertools.count(first_seed))
+    return (plan for plan in plans if plan.fault in faults and plan.moment in moments)
 
 
 def results_of(workers: list[subprocess.Popen[bytes]]) -> Iterator[dict[str, Any]]:
@@ -151,8 +172,8 @@ def work(task: dict[str, Any]) -> tuple[Plan, int, int]:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     keep_the_family_together()
     place, hosts = Path(task["place"]), [Host(*host) for host in task["hosts"]]
-    for seed in range(*task["seeds"]):
-        plan = Plan.of(seed)
+    plans = plans_of(task["first_seed"], task["faults"], task["moments"])
+    for plan in itertools.islice(plans, *task["numbers"]):
         if plan.layout == "hosts" and not hosts:
             plan = plan.on_one_host()
         tries, defects = 0, []
@@ -165,7 +186,7 @@ def work(task: dict[str, Any]) -> tuple[Plan, int, int]:
             judge = Judge(plan, scene)
             defects = judge.defects()
         result = {
-            "seed": seed,
+            "seed": plan.seed,
             "plan": str(plan),
             "fault": plan.fault,
             "moment": plan.moment,

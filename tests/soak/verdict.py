@@ -8,13 +8,27 @@ from typing import Any
 
 from failures.instants import JOINING
 
-from soak.plan import ABSENCES, CUTS, DEATHS, EXCEPTIONS, HARMLESS, WRONG_CALLS, WRONG_ORDERS, Plan
+from soak.plan import (
+    ABSENCES,
+    CUTS,
+    DEATHS,
+    ENDLESS,
+    EXCEPTIONS,
+    HARMLESS,
+    LONG,
+    WRONG_CALLS,
+    WRONG_GROUPS,
+    WRONG_ORDERS,
+    Plan,
+)
 from soak.player import Scene, Seen, says_for_whom_it_waits
 
 SOON = 1.0
 """In seconds: the error after a death, an exception, a wrong call."""
 GRACE = 0.5
 """How much later than its deadline a call may raise."""
+CYCLE = 2.0
+"""After how long ranks that wait for each other, or make groups that differ, raise an error before their deadline."""
 EXIT = 2.0
 AT_MOST = 30.0
 """How long a process that says for whom it waits at its end may wait."""
@@ -29,6 +43,7 @@ DIRECT = {
         (ABSENCES, {"CollectiveTimeout"}),
         (WRONG_CALLS, {"CollectiveMismatch"}),
         (WRONG_ORDERS, {"CollectiveMismatch", "CollectiveTimeout"}),
+        (WRONG_GROUPS, {"CollectiveMismatch", "CollectiveTimeout", "Deadlock"}),
         (CUTS, {"CollectiveTimeout", "PeerLost"}),
     )
     for fault in faults
@@ -87,10 +102,8 @@ class Judge:
             yield Defect("hang", f"{who} hangs: {seen.events[-1:]}\n{seen.output[-6000:]}")
         elif late := self._lateness_of_end(seen):
             yield Defect("slow exit", f"{who} ends {late}: {seen.events[-1:]}\n{seen.output[-2000:]}")
-        noise = [
-            word for word in ("Exception ignored", "Fatal Python error", "terminate called") if word in seen.output
-        ]
-        if noise and not (seen.rank == self.plan.victim and self.plan.moment == "shutdown"):
+        may_be_noisy = seen.rank == self.plan.victim and (self.plan.moment == "shutdown" or self.plan.fault == "crash")
+        if any(word in seen.output for word in NOISE) and not may_be_noisy:
             yield Defect("noise", f"{who} writes: {seen.output[-3000:]}")
 
     def _of_survivor(self, seen: Seen) -> Iterator[Defect]:
@@ -142,10 +155,10 @@ class Judge:
 
     def _is_right_kind(self, rank: int, error: dict[str, Any]) -> bool:
         direct = DIRECT[self.plan.fault]
-        if self.plan.moment == "before" or (self.plan.moment == "join" and self.plan.instant in JOINING):
-            direct = direct | {"RendezvousTimeout", "RendezvousError"}  # the ranks have not met
-        if self.plan.moment == "before":  # a rank that never came may as well not exist
-            direct = direct | DIRECT["sleep"]
+        if self._may_not_have_met:
+            direct = direct | {"RendezvousTimeout", "RendezvousError"}
+        if self._may_never_have_come:
+            direct = direct | DIRECT["sleep"] | ({"DistNetworkError"} if self.plan.victim == 0 else set())
         if set(error["named"]) & self._guilty(rank):
             # A victim that has raised an error of its own may have left after it.
             return error["kind"] in direct | (
@@ -154,16 +167,27 @@ class Judge:
         return error["kind"] in PASSED_ON or (self._ends_by_deadline and error["kind"] == "CollectiveTimeout")
 
     @property
+    def _may_not_have_met(self) -> bool:
+        return self._may_never_have_come or (self.plan.moment == "join" and self.plan.instant in JOINING)
+
+    @property
+    def _may_never_have_come(self) -> bool:
+        """Whether the victim may not have reached the store, or, where it hosts the store, not have started it."""
+        has_joined = self.scene.ranks[self.plan.victim].first("joined") is not None
+        return self.plan.moment == "before" or (self.plan.moment == "meet" and not has_joined)
+
+    @property
     def _ends_by_deadline(self) -> bool:
-        return self.plan.fault in (*ABSENCES, *WRONG_ORDERS, *CUTS) or self.plan.moment == "before"
+        return self.plan.fault in (*ABSENCES, *WRONG_ORDERS, *WRONG_GROUPS, *CUTS) or self._may_never_have_come
 
     def _deadline(self, seen: Seen, error: dict[str, Any]) -> float:
         assert self.fault is not None
         slow = MARGIN + self.scene.delay + sum(self._delay(other, other.first("error")) for other in self.survivors)
         if not self._ends_by_deadline:
             return self.fault + SOON + slow
+        seconds = CYCLE if self.plan.fault in WRONG_GROUPS and self.plan.timeout == LONG else self.plan.timeout
         started = (seen.first("joined") or seen.first("start") or error)["moment"]
-        return max(self.fault, error["issued"] or started) + self.plan.timeout + GRACE + slow
+        return max(self.fault, error["issued"] or started) + seconds + GRACE + slow
 
     def _delay(self, seen: Seen, until: dict[str, Any] | None) -> float:
         """Return how long a rank's threads have waited for a core from when the calls began until an event."""
@@ -173,7 +197,7 @@ class Judge:
     def _lateness_of_end(self, seen: Seen) -> str:
         """Return how late a process has ended; "" where it has in time, or has said for whom it waits."""
         last = [event for event in seen.events if event["what"] in ("error", "done", "fault")]
-        if not last or (seen.rank == self.plan.victim and self.plan.fault in ("stop", "sleep", "compute", "abort")):
+        if not last or (seen.rank == self.plan.victim and self.plan.fault in ENDLESS):
             return ""
         since = max(last[-1]["moment"], self.scene.resumed or 0.0 if seen.rank == self.plan.victim else 0.0)
         if says_for_whom_it_waits(seen.output):
