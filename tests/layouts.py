@@ -87,7 +87,7 @@ def arranged(elements: Array, kind: str) -> Array:
 
 
 def _frozen(elements: Array) -> Array:
-    bits = elements.view(np.uint8).reshape(elements.size, -1)
+    bits = elements.view(np.uint8).reshape(elements.size, elements.itemsize)
     if elements.size and (bits == bits[0]).all():
         return np.broadcast_to(elements[0].copy().reshape(()), _matrix(elements.size))
     array = elements.reshape(_matrix(elements.size)).copy()

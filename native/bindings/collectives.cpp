@@ -113,12 +113,11 @@ nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool re
 
 namespace {
 
-// The failure of a later call of the list, when an earlier one has ended the group: the failure of that earlier call.
+// Where an earlier call of the list has ended the group, raise its failure. All calls of an ended group complete soon,
+// but the one that ended it may still be about to.
 void raise_first_failure(const nb::list& works) {
-  for (const nb::handle work : works) {
-    const nb::object error = work.is_none() ? nb::none() : nb::cast<const Work&>(work).exception();
-    if (!error.is_none()) raise(error);
-  }
+  for (const nb::handle work : works)
+    if (!work.is_none()) nb::cast<Work&>(work).wait(nb::none());
 }
 
 }  // namespace
@@ -161,7 +160,7 @@ nb::object PythonGroup::all_reduce_coalesced(nb::handle arrays, nb::handle ops, 
       works.append(issue(on_device ? all_reduce_in_place(packed) : all_reduce_of(std::move(packed)),
                          {"all_reduce", results, async_op, seconds, retain}, std::move(issued)));
     } catch (nb::python_error&) {
-      raise_first_failure(works);
+      if (group_->is_completed()) raise_first_failure(works);
       throw;
     }
   }

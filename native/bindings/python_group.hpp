@@ -165,6 +165,7 @@ nb::object PythonGroup::adopt(const Options& options, std::shared_ptr<Issued> is
   try {
     issued->operation = start();
   } catch (const OperationFailed& failed) {
+    raise_what_a_transfer_raised();
     raise(build_exception(failed.failure, failed.call, *group_));
   }
   if (!issued->is_completed()) engine_->keep(issued);

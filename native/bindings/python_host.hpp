@@ -7,6 +7,7 @@
 
 #include <exception>
 #include <unordered_set>
+#include <utility>
 
 #include "runtime/language_runtime.hpp"
 
@@ -69,6 +70,18 @@ inline void check_signals() {
   if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
 }
 
+// What a signal's handler has raised on this thread inside of a backend's transfer, which may be that of another call
+// than the one that the thread waits for. Null, or owned.
+inline constinit thread_local PyObject* raised_in_transfer = nullptr;
+
+// Raise it, if there is one, and forget it.
+inline void raise_what_a_transfer_raised() {
+  const nanobind::object raised = nanobind::steal(std::exchange(raised_in_transfer, nullptr));
+  if (!raised.is_valid()) return;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
+  throw nanobind::python_error();
+}
+
 // The threads of a world whose ranks are threads: its ranks, and threads that await them. Under the interpreter's lock.
 class RankThreads {
  public:
@@ -89,7 +102,7 @@ class PythonRuntime final : public LanguageRuntime {
     lock();
     if (PyErr_CheckSignals() != 0) raised_ = std::make_exception_ptr(nanobind::python_error());
     unlock();
-    return raised_ != nullptr;
+    return raised_ != nullptr || raised_in_transfer != nullptr;
   }
   bool alone() override {
     // A signal's handler runs in the main thread, which is none of the ranks where those are threads.
@@ -102,6 +115,7 @@ class PythonRuntime final : public LanguageRuntime {
   // Raise what a signal handler raised, if one did. Also for a call that went well: it may complete after the signal.
   void rethrow() const {
     if (raised_) std::rethrow_exception(raised_);
+    raise_what_a_transfer_raised();
   }
 
  private:

@@ -24,6 +24,9 @@ constexpr int64_t kMismatchWaitNs = 1'000'000'000;
 // Where a transfer is polled without a pause, a look at it takes less time than one at the connections.
 constexpr uint32_t kLooksBetweenMessages = 16;
 
+// MPI libraries copy what is smaller through shared memory, which outlives its writer.
+constexpr size_t kReadBytes = 4096;
+
 }  // namespace
 
 CollectiveCall::CollectiveCall(CollectiveState& state, const Request& request)
@@ -87,9 +90,18 @@ Progress CollectiveCall::transfer() {
     const std::lock_guard lock(state_.messages->mutex);
     state_.messages->pump();
   }
-  if (!request_.transfer(request_.descriptor.root, request_.descriptor.sequence, awaited_)) return Progress::kWaiting;
+  if (!has_moved_) has_moved_ = request_.transfer(request_.descriptor.root, request_.descriptor.sequence, awaited_);
+  // MPICH reports success where it could not read the memory of a process that was killed. The engine finds the loss
+  // within moments, and that ends the call.
+  if (!has_moved_ || has_dead_member()) return Progress::kWaiting;
   conclude();
   return Progress::kDone;
+}
+
+bool CollectiveCall::has_dead_member() const {
+  const bool may_have_read = request_.descriptor.splits != 0 || request_.descriptor.bytes() >= kReadBytes;
+  return std::ranges::any_of(state_.peers,
+                             [=](const PeerMemory* peer) { return peer && peer->has_died(may_have_read); });
 }
 
 // Nothing wakes a rank when another backend has moved something.
@@ -108,8 +120,10 @@ Failure CollectiveCall::translated(Failure failure) const {
 
 void CollectiveCall::give_up(Failure failure) {
   if (is_completed()) return;
-  if (failure.kind == Failure::Kind::kTimeout && is_transferring() && awaited_.empty())
-    failure.reason = "its backend, which does not name the ranks that it waits for";
+  if (failure.kind == Failure::Kind::kTimeout && is_transferring() && awaited_.empty()) {
+    if (failure.missing.empty() && state_.stopped_members) failure.missing = state_.stopped_members();
+    if (failure.missing.empty()) failure.reason = "its backend, which does not name the ranks that it waits for";
+  }
   if (state_.on_failure) state_.on_failure(failure, request_.descriptor);
   end_exposure(state_, request_.descriptor.sequence);
   executor_.cancel_transfers();
@@ -169,7 +183,7 @@ void CollectiveCall::announce() {
   state_.wake_peers();
   if (!state_.relay) return;
   const std::lock_guard lock(state_.messages->mutex);
-  state_.relay->start(state_);
+  state_.relay->start(state_, call.sequence);
 }
 
 bool CollectiveCall::relay() {

@@ -53,6 +53,7 @@ class CollectiveCall final : public Operation {
   bool is_transferring() const { return phase_ == Phase::kExecute && request_.descriptor.external; }
   Progress execute();
   Progress transfer();
+  bool has_dead_member() const;
   void conclude();
   void cancel_relay();
   Failure translated(Failure failure) const;
@@ -65,6 +66,7 @@ class CollectiveCall final : public Operation {
   bool mismatch_ = false;
   int next_ = 0;              // the rank whose arrival is awaited
   std::vector<int> awaited_;  // the ranks that another backend waits for, where it names them
+  bool has_moved_ = false;    // another backend says that it has moved all bytes
   uint64_t fingerprint_;
   int64_t mismatch_since_ns_ = 0;
   uint32_t looks_ = 0;  // at another backend's transfer

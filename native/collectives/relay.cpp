@@ -145,7 +145,8 @@ Relay::Relay(const CollectiveState& state)
 
 Relay::~Relay() = default;
 
-void Relay::start(CollectiveState& state) {
+void Relay::start(CollectiveState& state, uint64_t sequence) {
+  sequence_ = sequence;
   failure_.reset();
   without_elements_ = -1;
   since_ns_ = now_ns();
@@ -171,6 +172,16 @@ bool Relay::advance(CollectiveState& state, const Request& request) {
   const bool forwarded = unsent_ > 0 && forward(state, request);
   const bool collected = unannounced_ > 0 && collect(state, request);
   return forwarded || collected;
+}
+
+bool Relay::has_work(const CollectiveState& state, uint64_t sequence) const {
+  if (sequence_ != sequence) return true;
+  const std::vector<int>& ranks = state.topology.local_ranks();
+  for (size_t index = 0; unsent_ > 0 && index < ranks.size(); ++index)
+    if (!sent_[index] && state.has_announced(ranks[index], sequence)) return true;
+  return unannounced_ > 0 && std::ranges::any_of(hosts_, [](const Host& host) {
+           return host.unannounced > 0 && host.receive->is_completed();
+         });
 }
 
 bool Relay::forward(CollectiveState& state, const Request& request) {

@@ -63,13 +63,16 @@ class Relay {
   ~Relay();
 
   // Begin the exchange for a call that this rank has announced.
-  void start(CollectiveState& state);
+  void start(CollectiveState& state, uint64_t sequence);
   // Send and receive as far as possible; return whether anything moved. The request outlives the exchange.
   bool advance(CollectiveState& state, const Request& request);
   // The failure that ended the exchange, with group ranks.
   const std::optional<Failure>& failure() const { return failure_; }
   // Whether everything of this call has been sent and received.
   bool is_completed() const { return unsent_ == 0 && unannounced_ == 0; }
+  // Whether this rank itself can go on with this call now: begin its exchange, send what ranks of its host have
+  // announced, or take what has arrived. Another thread may be about to.
+  bool has_work(const CollectiveState& state, uint64_t sequence) const;
   // Cancel transfers that still run.
   void cancel(CollectiveState& state);
 
@@ -92,6 +95,7 @@ class Relay {
   const size_t capacity_;  // of a message, in bytes
   std::vector<Host> hosts_;
   std::vector<uint64_t> small_;  // by group rank: distance of a proxy's small areas from this rank's own
+  uint64_t sequence_ = 0;        // of the call that was begun last
   std::vector<bool> sent_;       // by place on this host
   size_t unsent_ = 0;
   size_t unannounced_ = 0;

@@ -164,6 +164,8 @@ struct CollectiveState {
   // Called with the cause before a call that fails gives its messages up, so that the other hosts learn the cause
   // first. It adds to a timeout the leaders that may not have relayed announcements.
   std::function<void(Failure&, const Descriptor&)> on_failure{};
+  // The members that a timeout names when another backend does not say for whom it waits; see Group.
+  std::function<std::vector<int>()> stopped_members{};
 
   int size() const { return static_cast<int>(members.size()); }
   GroupMemoryView& mine() { return members[static_cast<size_t>(rank)]; }

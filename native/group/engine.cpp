@@ -261,15 +261,13 @@ void Engine::subscribe(int peer) {
 void Engine::publish() {
   if (!uses_sockets_) return;
   const std::lock_guard lock(messages_mutex_);
-  waits_.publish(*board_, [this](const WaitEdge& wait) { return find_line_of_wait(record_->view(), wait.op); });
+  waits_.publish(*board_);
 }
 
 void Engine::announce(const std::vector<WaitEdge>& cycle) {
   if (!uses_sockets_) return;
-  std::vector<std::string> lines;
-  for (const WaitEdge& wait : cycle) lines.push_back(line_of(wait));
   const std::lock_guard lock(messages_mutex_);
-  waits_.announce(cycle, lines);
+  waits_.announce(cycle);
 }
 
 bool Engine::pump() {

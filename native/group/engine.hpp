@@ -105,6 +105,8 @@ class Engine final : public Waiter, public WaitForGraph {
   std::vector<std::string> known_calls(const std::vector<int>& peers, uint64_t group);
   // Whether a rank of this host is in a call now.
   bool is_in_call(int peer) const;
+  // Whether it is a rank of this host whose process is stopped.
+  bool is_stopped(int peer) const;
   // Request the state of those of these world ranks whose memory this rank cannot read. Not under that mutex.
   void query_calls(const std::vector<int>& peers, uint64_t group);
   // The source line of a rank's collective: read in shared memory, else as that rank has posted it. Empty when it is
@@ -122,6 +124,8 @@ class Engine final : public Waiter, public WaitForGraph {
   int64_t wait_report_ns() const { return wait_report_ns_; }
   // Run the periodic work of a waiting call in this group. Not under that mutex, and never for long.
   void report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group);
+  // Others that wait for this rank read for which peers a collective waits.
+  void record_awaited(const Descriptor& call, std::vector<int> peers);
   bool uses_sockets() const { return uses_sockets_; }
   ProgressThread& progress() { return *progress_; }
   Recorder& recorder() { return record_->recorder(); }
@@ -140,7 +144,7 @@ class Engine final : public Waiter, public WaitForGraph {
   void subscribe(int peer) override;
   void publish() override;
   void announce(const std::vector<WaitEdge>& cycle) override;
-  std::string line_of(const WaitEdge& wait) override;
+  std::string line_of_wait(OpKind op) override;
 
   // Wake this process's own waiters.
   void kick();

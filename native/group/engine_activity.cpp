@@ -60,7 +60,10 @@ std::vector<std::string> Engine::known_calls(const std::vector<int>& peers, uint
   for (const int peer : peers) {
     const FlightRecord* record = record_of(peer);
     calls.push_back(record != nullptr ? activity(record->view(), group) : waits_.calls(peer));
-    if (calls.back().empty()) calls.back() = "not answering: it is stopped, or its host cannot be reached";
+    if (!calls.back().empty()) continue;
+    calls.back() = peer_status(peer) == PeerStatus::kPresent
+                       ? "not answering: it is stopped, or its host cannot be reached"
+                       : "gone: it left, or ended, before it could answer";
   }
   return calls;
 }
@@ -75,7 +78,8 @@ std::string Engine::activity(const FlightRecordView& record, uint64_t group) con
           if (one.identity == identity) named.members = one.members;
         return named;
       },
-      [&](uint32_t number) { return record.source_line(number); });
+      [&](uint32_t number) { return record.source_line(number); },
+      [&](const Descriptor& call) { return record.awaited(call); });
   if (const std::string stopped = describe_stopped(record); !stopped.empty()) return stopped + ", and was " + text;
   const auto stack = record.stack();
   if (procgroup::is_in_call(calls) || !stack || now_ns() - stack->ns > kFreshNs) return text;
@@ -88,10 +92,16 @@ bool Engine::is_in_call(int peer) const {
   return record != nullptr && procgroup::is_in_call(record->view().calls());
 }
 
+bool Engine::is_stopped(int peer) const {
+  const FlightRecord* record = peers_[index(peer)]->record.get();
+  return record != nullptr && !describe_stopped(record->view()).empty();
+}
+
 // A rank that is in a call is known by that. One that is stopped takes no stack.
 bool Engine::has_answered(int peer, int64_t asked_ns) const {
   const FlightRecord* record = peers_[index(peer)]->record.get();
-  if (record == nullptr) return peer == rank() || !waits_.calls(peer).empty();
+  if (record == nullptr)
+    return peer == rank() || waits_.has_answered(peer) || peer_status(peer) != PeerStatus::kPresent;
   const FlightRecordView view = record->view();
   const auto stack = view.stack();
   return (stack && stack->ns >= asked_ns) || procgroup::is_in_call(view.calls()) || !describe_stopped(view).empty();
@@ -130,11 +140,11 @@ void Engine::query_calls(const std::vector<int>& peers, uint64_t group) {
   }
 }
 
-std::string Engine::line_of(const WaitEdge& wait) {
-  const FlightRecord* record = record_of(wait.rank);
-  if (record != nullptr) return short_line(find_line_of_wait(record->view(), wait.op));
-  const std::lock_guard lock(messages_mutex_);
-  return short_line(waits_.source_line(wait));
+std::string Engine::line_of_wait(OpKind op) { return short_line(find_line_of_wait(record_->view(), op)); }
+
+void Engine::record_awaited(const Descriptor& call, std::vector<int> peers) {
+  for (int& peer : peers) peer = global_rank(peer);
+  record_->set_awaited(call, peers);
 }
 
 void Engine::report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group) {

@@ -300,7 +300,7 @@ void Group::examine_pending() {
       operation->give_up(std::move(*failure));
     // Receives may be posted long before they are needed: they count once a thread waits for them.
     if (!operation->is_completed() && (!is_message(operation->call().op) || operation->is_awaited()))
-      report_wait(operation->wait_report(), *operation, operation->call());
+      report_wait(operation->wait_report(), *operation, operation->call(), operation->seconds());
   }
   for (const std::shared_ptr<GroupOperation>& operation : waiting) {
     std::optional<Failure> failure = operation->is_completed() ? std::nullopt : what_ends(*operation);
@@ -318,6 +318,7 @@ std::optional<Failure> Group::what_ends(const GroupOperation& operation) {
   if (std::optional<Failure> failure = examine(operation, operation.call())) return failure;
   if (!operation.deadline().passed()) return std::nullopt;
   Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};
+  if (timeout.missing.empty() && operation.call().external) timeout.missing = stopped_members();
   name_relays(timeout, operation.call());
   explain(timeout);
   return timeout;

@@ -41,6 +41,10 @@ struct GroupOptions {
   ReadingRanges reading = ReadingRanges::for_this_processor();
 };
 
+// Whether a failure in the call `failed` is one of the running call, too: it ends the group, and with it all later
+// calls. An earlier call was made well by the member that posted the failure, and may still complete.
+bool concerns_call(const Descriptor& failed, const Descriptor& running);
+
 // A failed call: thrown by the blocking forms, and made from a completed Operation.
 struct OperationFailed {
   Failure failure;
@@ -202,13 +206,16 @@ class Group final : public Source {
   std::optional<Failure> drive_watched(Operation& operation, const Descriptor& call,
                                        const std::function<std::optional<Awaited>()>& awaited, double seconds,
                                        LanguageRuntime& language);
-  void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const;
+  void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call, double seconds) const;
   std::optional<Awaited> awaited(const Descriptor& call) const;
   void name_relays(Failure& failure, const Descriptor& call) const;
   std::optional<Failure> examine(const Operation& operation, const Descriptor& call) const;
   std::optional<Failure> examine_member(int member, const std::vector<int>& missing, const Descriptor& call) const;
   std::optional<Failure> posted(int member) const;
   std::optional<Failure> examine_connection(int member) const;
+  std::optional<Failure> examine_relays(const std::vector<int>& missing, const Descriptor& call) const;
+  bool has_left(int member, const Descriptor& call) const;
+  bool can_relay(const Descriptor& call) const;
   std::optional<Failure> examine_handshake(int member, bool awaited, const Descriptor& call) const;
   void end_pending();
   bool is_local(int member) const { return state_ && state_->topology.is_local(member); }
@@ -217,9 +224,12 @@ class Group final : public Source {
   GroupView view() const { return {options_.id, options_.rank, options_.members, global_ranks_}; }
   Failure left_before(int member) const;
   std::vector<int> explained_peers(const Failure& failure, bool has_world_ranks) const;
+  // The members of this host whose processes are stopped, for a transfer that does not say for whom it waits.
+  std::vector<int> stopped_members() const;
   void look_at_calls(const std::vector<int>& peers);
   void explain(Failure& failure, bool has_world_ranks = false);
   void break_with(Failure failure, const Descriptor& call);
+  Descriptor first_without_this_rank(const Descriptor& call) const;
   void end_with(const GroupOperation& call, const Failure& failure);
   void give_up(GroupOperation& operation, Failure failure);
   std::optional<Failure> find_deadlock(DeadlockDetector& watch, const Operation& operation,

@@ -13,14 +13,12 @@ constexpr const char* kLeftBefore = "it left the group before this call";
 // The number of missing ranks whose calls an error describes.
 constexpr size_t kExplained = 8;
 
-// Whether a failure in the call `failed` is one of the running call, too: it ends the group, and with it all later
-// calls. An earlier call was made well by the member that posted the failure, and may still complete.
+}  // namespace
+
 bool concerns_call(const Descriptor& failed, const Descriptor& running) {
   const bool has_order = failed.sequence != 0 && !is_message(failed.op) && !is_message(running.op);
   return !has_order || failed.sequence <= running.sequence;
 }
-
-}  // namespace
 
 std::optional<Failure> Group::broken() const {
   const std::lock_guard lock(reason_mutex_);
@@ -60,7 +58,36 @@ std::optional<Failure> Group::examine(const Operation& operation, const Descript
         add_own_wait(*failure, missing);
         return failure;
       }
+  if (std::optional<Failure> failure = examine_relays(missing, call)) return failure;
   return broken();
+}
+
+// A leader that has left before it had relayed what a missing member of another host announces never will.
+std::optional<Failure> Group::examine_relays(const std::vector<int>& missing, const Descriptor& call) const {
+  if (!spans_hosts() || is_message(call.op)) return std::nullopt;
+  const Topology& topology = state_->topology;
+  for (const int member : missing) {
+    const int leader = topology.leader_of(topology.is_leader() ? topology.host_of(member) : topology.own_host());
+    if (topology.is_local(member) || leader == member || !has_left(leader, call)) continue;
+    // It may have relayed before it left.
+    if (state_->has_announced(member, call.sequence) || can_relay(call)) continue;
+    std::optional<Failure> lost = examine_connection(member);
+    return lost ? std::move(lost) : std::optional(left_before(leader));
+  }
+  return std::nullopt;
+}
+
+bool Group::has_left(int member, const Descriptor& call) const {
+  if (engine_.peer_status(options_.members[index(member)]) == PeerStatus::kLeft) return true;
+  if (!is_local(member)) return examine_handshake(member, true, call).has_value();
+  return state_->member(member).memory().state.load(std::memory_order_acquire) == MemberState::kLeft;
+}
+
+// Whether this rank is a leader that has yet to relay, or to take what has arrived: see Relay::has_work.
+bool Group::can_relay(const Descriptor& call) const {
+  if (!state_->relay) return false;
+  const std::lock_guard lock(engine_.messages_mutex());
+  return state_->relay->has_work(*state_, call.sequence);
 }
 
 std::optional<Failure> Group::examine_member(int member, const std::vector<int>& missing,
@@ -176,6 +203,14 @@ std::vector<int> Group::explained_peers(const Failure& failure, bool has_world_r
   }
   for (const int relay : failure.relays) peers.push_back(options_.members[index(relay)]);
   return peers;
+}
+
+std::vector<int> Group::stopped_members() const {
+  std::vector<int> stopped;
+  for (int member = 0; member < size(); ++member)
+    if (is_local(member) && member != rank() && engine_.is_stopped(options_.members[index(member)]))
+      stopped.push_back(member);
+  return stopped;
 }
 
 // Before a failure is posted, which ends the calls of the ranks that receive it.

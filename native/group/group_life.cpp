@@ -125,6 +125,7 @@ void Group::attach(const std::vector<uint64_t>& offsets, const std::vector<int>&
                                  .reading = options_.reading,
                                  .global_ranks = &global_ranks_,
                                  .topology = std::move(topology)});
+  state_->stopped_members = [this] { return stopped_members(); };
   for (int member = 0; member < size(); ++member) {
     const PeerMemory* peer =
         member == rank() || !is_local(member) ? nullptr : engine_.peer_memory(options_.members[index(member)]);
@@ -166,7 +167,7 @@ void Group::handshake(const std::string& call, double seconds, LanguageRuntime& 
   WaitReport report;
   DeadlockDetector watch(engine_, seconds, engine_.suspicious_ns());
   drive(operation, seconds, engine_.policy(), engine_, language, [&](const Operation&) {
-    const WaitReport::Due due = report.look(engine_.wait_report_ns());
+    const WaitReport::Due due = report.look(engine_.wait_report_ns(), seconds);
     if (due != WaitReport::Due::kNothing)
       engine_.report_wait(due, {engine_.rank(), stated, operation.missing(), report.waited_ns()}, options_.id);
     std::optional<Failure> failure = operation.examine();
@@ -208,6 +209,16 @@ std::optional<Failure> Group::misplaced(const std::vector<uint64_t>& offsets) co
   return std::nullopt;
 }
 
+// The first collective in which this rank has no part, or not all of it, when it fails in `call`.
+Descriptor Group::first_without_this_rank(const Descriptor& call) const {
+  if (call.sequence != 0 && !is_message(call.op)) return call;
+  Descriptor first;
+  first.group = options_.id;
+  first.sequence = sequence_.load(std::memory_order_acquire);
+  if (!busy_.load(std::memory_order_acquire)) ++first.sequence;
+  return first;
+}
+
 void Group::break_with(Failure failure, const Descriptor& call) {
   {
     const std::lock_guard lock(reason_mutex_);
@@ -219,6 +230,12 @@ void Group::break_with(Failure failure, const Descriptor& call) {
     log_line(LogLevel::kInfo, "group " + name() + " has ended: " + failure.summary(&global_ranks_),
              engine_.global_rank(engine_.rank()));
   if (failure.call.sequence == 0) failure.call = call;
+  // What another member has posted of a later call does not tell those that wait for this rank in an earlier one.
+  const Descriptor first = first_without_this_rank(call);
+  if (!concerns_call(failure.call, first)) {
+    failure.call = first;
+    failure.relayed = false;
+  }
   {
     const std::lock_guard lock(engine_.messages_mutex());
     board_->post(failure);

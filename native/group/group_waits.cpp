@@ -78,7 +78,7 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
   WaitReport report;
   const auto look = [&](const Operation& running) -> std::optional<Failure> {
     if constexpr (!kDiagnoses) return std::nullopt;
-    report_wait(report, running, call);
+    report_wait(report, running, call, seconds);
     std::optional<Failure> failure = examine(running, call);
     if (failure && failure->kind == Failure::Kind::kLost) return failure;
     std::optional<Failure> deadlock = find_deadlock(watch, running, awaited, language);
@@ -136,11 +136,12 @@ void Group::give_up(GroupOperation& operation, Failure failure) {
   if (!is_message(operation.call().op)) end_with(operation, *operation.failure());
 }
 
-void Group::report_wait(WaitReport& report, const Operation& operation, const Descriptor& call) const {
-  const WaitReport::Due due = report.look(engine_.wait_report_ns());
-  if (due == WaitReport::Due::kNothing) return;
+void Group::report_wait(WaitReport& report, const Operation& operation, const Descriptor& call, double seconds) const {
   std::vector<int> awaited;
   for (const int member : operation.missing()) awaited.push_back(options_.members[static_cast<size_t>(member)]);
+  if (!is_message(call.op)) engine_.record_awaited(call, awaited);
+  const WaitReport::Due due = report.look(engine_.wait_report_ns(), seconds);
+  if (due == WaitReport::Due::kNothing) return;
   std::string name =
       std::string(op_name(call.op)) + " #" + std::to_string(call.sequence) + " on group " + options_.name;
   if (const std::string line = short_line(source_line(call)); !line.empty()) name += ", at " + line;
@@ -150,8 +151,10 @@ void Group::report_wait(WaitReport& report, const Operation& operation, const De
 // The ranks that this collective waits for: those whose announcements this rank reads in shared memory and has not
 // found, and those who relay what it has not found of other hosts, since a member there may have come, or even
 // completed the call, before its announcement is here. While the leader of this host has not come, nothing is known of
-// other hosts.
+// other hosts. A leader that can itself go on waits for nobody: the thread that advances the call may not have had a
+// core since.
 std::optional<Awaited> Group::awaited(const Descriptor& call) const {
+  if (can_relay(call)) return std::nullopt;
   Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
   const Topology& topology = state_->topology;
   const int own_leader = topology.leader_of(topology.own_host());

@@ -83,9 +83,10 @@ WaitEdge DeadlockDetector::choose(const Awaited& awaited) const {
 void DeadlockDetector::show(const WaitEdge& wait, size_t open_receives) {
   if (shown_ && shown_->next == wait.next && shown_open_receives_ == open_receives) return;
   shown_ = wait;
+  shown_->line = graph_.line_of_wait(wait.op);
   shown_open_receives_ = open_receives;
   seen_.clear();
-  graph_.own_board()->show(wait);
+  graph_.own_board()->show(*shown_);
   if (first_epoch_ == 0) first_epoch_ = graph_.own_board()->epoch();
 }
 
@@ -130,9 +131,8 @@ Failure DeadlockDetector::failure_of(std::vector<WaitEdge> cycle) const {
   std::ranges::rotate(cycle, std::ranges::min_element(cycle, {}, &WaitEdge::rank));
   Failure failure{.kind = Failure::Kind::kDeadlock};
   for (const WaitEdge& wait : cycle) {
-    const std::string line = graph_.line_of(wait);
     failure.missing.push_back(wait.rank);
-    failure.calls.push_back(wait.describe() + (line.empty() ? "" : " at " + line));
+    failure.calls.push_back(wait.describe());
   }
   return failure;
 }

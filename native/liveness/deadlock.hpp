@@ -62,8 +62,8 @@ class WaitForGraph {
   virtual void subscribe(int) {}
   virtual void publish() {}
   virtual void announce(const std::vector<WaitEdge>&) {}
-  // The line of the program in which that wait is, as in "train.py:12"; empty when it is not known.
-  virtual std::string line_of(const WaitEdge&) { return ""; }
+  // The line of the program in which this rank is in such a call, as in WaitEdge.
+  virtual std::string line_of_wait(OpKind) { return ""; }
 };
 
 // Watches one wait of a thread. Costs nothing before the wait is examined for the first time.

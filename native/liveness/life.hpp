@@ -46,6 +46,8 @@ struct LifeWord {
     const uint32_t value = word.load(std::memory_order_seq_cst);
     return value != 0 && (value & FUTEX_OWNER_DIED) == 0;
   }
+  bool is_left() const { return word.load(std::memory_order_seq_cst) == 0; }
+  bool is_lost() const { return (word.load(std::memory_order_seq_cst) & FUTEX_OWNER_DIED) != 0; }
 };
 
 // Holds a life word for this process, from construction to release(), on a thread of its own: threads of

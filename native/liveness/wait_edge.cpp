@@ -1,15 +1,19 @@
 #include "liveness/wait_edge.hpp"
 
 #include <algorithm>
+#include <cstring>
+
+#include "runtime/failure.hpp"
 
 namespace procgroup {
 
 std::string WaitEdge::describe() const {
   const std::string name = op_name(op);
-  if (op == kMakesGroup) return name + " without " + std::to_string(next);
-  if (!is_message()) return name + " #" + std::to_string(number) + " without " + std::to_string(next);
+  const std::string at = line.empty() ? "" : " at " + line;
+  if (op == kMakesGroup) return name + " without " + std::to_string(next) + at;
+  if (!is_message()) return name + " #" + std::to_string(number) + " without " + std::to_string(next) + at;
   const std::string tag = number == 0 ? "" : " with tag " + std::to_string(number);
-  return name + (op == OpKind::kSend ? " to " : " from ") + std::to_string(next) + tag;
+  return name + (op == OpKind::kSend ? " to " : " from ") + std::to_string(next) + tag + at;
 }
 
 void WaitEdgeBoard::write(Entry& entry, const WaitEdge& wait) {
@@ -18,15 +22,21 @@ void WaitEdgeBoard::write(Entry& entry, const WaitEdge& wait) {
   entry.op.store(static_cast<uint64_t>(wait.op), std::memory_order_release);
   entry.number.store(wait.number, std::memory_order_release);
   entry.epoch.store(wait.epoch, std::memory_order_release);
+  uint64_t words[kLineWords] = {};
+  std::memcpy(words, wait.line.data(), std::min(wait.line.size(), sizeof words));
+  for (size_t at = 0; at < kLineWords; ++at) entry.line[at].store(words[at], std::memory_order_release);
 }
 
 WaitEdge WaitEdgeBoard::read(const Entry& entry) {
   const uint64_t ranks = entry.ranks.load(std::memory_order_acquire);
+  uint64_t words[kLineWords];
+  for (size_t at = 0; at < kLineWords; ++at) words[at] = entry.line[at].load(std::memory_order_acquire);
   return {.rank = static_cast<int>(ranks >> 32),
           .next = static_cast<int>(static_cast<uint32_t>(ranks)),
           .op = static_cast<OpKind>(entry.op.load(std::memory_order_acquire) & 0xff),
           .number = entry.number.load(std::memory_order_acquire),
-          .epoch = entry.epoch.load(std::memory_order_acquire)};
+          .epoch = entry.epoch.load(std::memory_order_acquire),
+          .line = readable(reinterpret_cast<const char*>(words), sizeof words)};
 }
 
 void WaitEdgeBoard::show(const WaitEdge& wait) {

@@ -26,15 +26,17 @@ struct WaitEdge {
   OpKind op = OpKind::kBarrier;
   uint64_t number = 0;  // of a message its tag, of a collective its sequence number, of a new group nothing
   uint64_t epoch = 0;
+  std::string line{};  // of the program in which that rank waits, as in "train.py:12"; empty when it is not known
 
   bool is_message() const { return procgroup::is_message(op); }
-  // A text for error messages: "recv from 1", "all_reduce #3 without 1", "new_group without 1".
+  // A text for error messages: "recv from 1 at train.py:12", "all_reduce #3 without 1", "new_group without 1".
   std::string describe() const;
 };
 
 class WaitEdgeBoard {
  public:
-  static constexpr size_t kMembers = 64;  // in the longest cycle that is found
+  static constexpr size_t kMembers = 64;    // in the longest cycle that is found
+  static constexpr size_t kLineBytes = 96;  // of a line; what is longer is cut off
 
   // For the owner of the board; one thread at a time.
   void show(const WaitEdge& wait);
@@ -54,11 +56,13 @@ class WaitEdgeBoard {
 
  private:
   using Field = std::atomic<uint64_t>;
+  static constexpr size_t kLineWords = kLineBytes / sizeof(uint64_t);
   struct Entry {
     Field ranks;  // rank, next: 32 bits each
     Field op;
     Field number;
     Field epoch;
+    Field line[kLineWords];  // zeros after its last character
   };
   void write(const WaitEdge& wait, uint64_t confirmed, uint64_t meanwhile, uint64_t epoch);
   static void write(Entry& entry, const WaitEdge& wait);

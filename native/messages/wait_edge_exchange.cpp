@@ -23,14 +23,12 @@ bool is_cycle(const std::vector<WaitEdge>& waits) {
 }  // namespace
 
 // A message is a header, and then `waits` waits; in a kCalls and a kSourceLine, `waits` is the size of the text that
-// follows. A kCallsQuery and a kSourceLine have their group in `confirmed`; that of a wait has 0, and the rank and the
-// epoch of the wait.
+// follows. A kCallsQuery and a kSourceLine have their group in `confirmed`.
 struct WaitEdgeExchange::Header {
   Kind kind;
   uint32_t waits;
   uint64_t confirmed;
-  uint64_t sequence = 0;  // in a kSourceLine: of the collective, or the epoch
-  uint64_t rank = 0;      // in a kSourceLine of a wait
+  uint64_t sequence = 0;  // in a kSourceLine: of the collective
 };
 struct WaitEdgeExchange::Wait {
   int32_t rank;
@@ -38,16 +36,24 @@ struct WaitEdgeExchange::Wait {
   uint64_t op;
   uint64_t number;
   uint64_t epoch;
+  char line[WaitEdgeBoard::kLineBytes];  // zeros after its last character
 
   static Wait of(const WaitEdge& wait) {
-    return {wait.rank, wait.next, static_cast<uint64_t>(wait.op), wait.number, wait.epoch};
+    Wait sent{wait.rank, wait.next, static_cast<uint64_t>(wait.op), wait.number, wait.epoch, {}};
+    std::memcpy(sent.line, wait.line.data(), std::min(wait.line.size(), sizeof sent.line));
+    return sent;
   }
   bool is_possible(int world_size) const {
     const auto is_rank = [=](int one) { return one >= 0 && one < world_size; };
     return is_rank(rank) && is_rank(next) && rank != next && op <= static_cast<uint64_t>(kMakesGroup) && epoch % 2 == 0;
   }
   WaitEdge shown() const {
-    return {.rank = rank, .next = next, .op = static_cast<OpKind>(op), .number = number, .epoch = epoch};
+    return {.rank = rank,
+            .next = next,
+            .op = static_cast<OpKind>(op),
+            .number = number,
+            .epoch = epoch,
+            .line = readable(line, sizeof line)};
   }
 };
 
@@ -71,7 +77,7 @@ void WaitEdgeExchange::subscribe(int peer) {
   post(peer, {.kind = Kind::kSubscribe, .waits = 0, .confirmed = 0}, {});
 }
 
-void WaitEdgeExchange::publish(const WaitEdgeBoard& own, const FindLine& find_line) {
+void WaitEdgeExchange::publish(const WaitEdgeBoard& own) {
   const std::optional<WaitEdge> wait = own.wait(rank_);
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
     Copy* copy = copies_[static_cast<size_t>(peer)].get();
@@ -84,7 +90,6 @@ void WaitEdgeExchange::publish(const WaitEdgeBoard& own, const FindLine& find_li
       copy->sent_epoch = 0;
       post(peer, {.kind = Kind::kWaitEnded, .waits = 0, .confirmed = 0}, {});
     } else if (copy->sent_epoch != wait->epoch || copy->sent_confirmed != own.confirmed()) {
-      if (find_line && copy->sent_epoch != wait->epoch) post_line_of_wait(peer, rank_, wait->epoch, find_line(*wait));
       copy->sent_epoch = wait->epoch;
       copy->sent_confirmed = own.confirmed();
       post(peer, {.kind = Kind::kWait, .waits = 1, .confirmed = copy->sent_confirmed}, {Wait::of(*wait)});
@@ -92,10 +97,7 @@ void WaitEdgeExchange::publish(const WaitEdgeBoard& own, const FindLine& find_li
   }
 }
 
-void WaitEdgeExchange::announce(const std::vector<WaitEdge>& cycle, const std::vector<std::string>& lines) {
-  for (const WaitEdge& reader : cycle)
-    for (size_t index = 0; index < lines.size(); ++index)
-      post_line_of_wait(reader.rank, cycle[index].rank, cycle[index].epoch, lines[index]);
+void WaitEdgeExchange::announce(const std::vector<WaitEdge>& cycle) {
   std::vector<Wait> waits;
   for (const WaitEdge& wait : cycle) waits.push_back(Wait::of(wait));
   const Header header{.kind = Kind::kVerdict, .waits = static_cast<uint32_t>(waits.size()), .confirmed = 0};
@@ -107,17 +109,22 @@ void WaitEdgeExchange::query_calls(int peer, uint64_t group) {
   Copy* copy = copies_[static_cast<size_t>(peer)].get();
   if (copy == nullptr) return;
   const int64_t now = now_ns();
-  if (copy->queried_ns != 0 && copy->queried_group == group && now - copy->queried_ns < kFreshNs) return;
+  if (copy->queried_ns != 0 && copy->queried_group == group && now - copy->queried_ns < kAgainNs) return;
   copy->queried_ns = now;
   copy->queried_group = group;
-  copy->calls.clear();
+  copy->answered = false;
   post(peer, {.kind = Kind::kCallsQuery, .waits = 0, .confirmed = group}, {});
 }
 
-const std::string& WaitEdgeExchange::calls(int peer) const {
-  static const std::string kNone;
+bool WaitEdgeExchange::has_answered(int peer) const {
   const Copy* copy = copies_[static_cast<size_t>(peer)].get();
-  return copy == nullptr ? kNone : copy->calls;
+  return copy != nullptr && copy->answered;
+}
+
+std::string WaitEdgeExchange::calls(int peer) const {
+  const Copy* copy = copies_[static_cast<size_t>(peer)].get();
+  if (copy == nullptr || copy->calls_group != copy->queried_group) return "";
+  return copy->answered || now_ns() - copy->calls_ns < kFreshNs ? copy->calls : "";
 }
 
 void WaitEdgeExchange::answer(const std::function<std::string(uint64_t group)>& describe) {
@@ -140,18 +147,6 @@ void WaitEdgeExchange::post_source_line(int peer, uint64_t group, uint64_t seque
 std::string WaitEdgeExchange::source_line(int peer, uint64_t group, uint64_t sequence) const {
   const Copy* copy = copies_[static_cast<size_t>(peer)].get();
   return copy != nullptr && copy->line_group == group && copy->line_sequence == sequence ? copy->line : "";
-}
-
-std::string WaitEdgeExchange::source_line(const WaitEdge& wait) const {
-  const Copy* copy = copies_[static_cast<size_t>(wait.rank)].get();
-  return copy != nullptr && copy->wait_epoch == wait.epoch ? copy->wait_line : "";
-}
-
-void WaitEdgeExchange::post_line_of_wait(int peer, int rank, uint64_t epoch, const std::string& line) {
-  if (line.empty() || !copies_[static_cast<size_t>(peer)]) return;
-  const Header header{
-      .kind = Kind::kSourceLine, .waits = 0, .confirmed = 0, .sequence = epoch, .rank = static_cast<uint64_t>(rank)};
-  post_text(peer, header, line);
 }
 
 void WaitEdgeExchange::post_text(int peer, Header header, const std::string& text) {
@@ -214,14 +209,10 @@ void WaitEdgeExchange::take_text(Copy& copy, const Header& header, const std::ve
   if (header.waits > kTextBytes || message.size() != sizeof header + header.waits) return;
   std::string text = readable(reinterpret_cast<const char*>(message.data() + sizeof header), header.waits);
   if (header.kind == Kind::kCalls) {
+    copy.answered = true;
     copy.calls = std::move(text);
-    return;
-  }
-  if (header.confirmed == 0) {
-    Copy* other = header.rank < copies_.size() ? copies_[header.rank].get() : nullptr;
-    if (other == nullptr) return;
-    other->wait_epoch = header.sequence;
-    other->wait_line = std::move(text);
+    copy.calls_group = copy.queried_group;
+    copy.calls_ns = now_ns();
     return;
   }
   copy.line_group = header.confirmed;

@@ -6,11 +6,11 @@
 //                    rank has confirmed
 //     wait ended     none                                a rank whose wait has ended             its subscribers
 //     verdict        a cycle of waits                    the rank that has found it              its other members
-//     calls query    a group                             a rank whose call has reached its       a rank that has not
-//                                                        deadline                                joined that call
+//     calls query    a group                             a rank that has waited for long, or     a rank that has not
+//                                                        whose deadline is near or has come      joined that call
 //     calls          a text that names the calls         that rank                               the querying rank
-//     source line    a collective or a wait, and the     a rank whose call is not that of the    all others
-//                    line of the program that made it    other ranks; a rank that waits          its subscribers
+//     source line    a collective, and the line of the   a rank whose call is not that of the    all others
+//                    program that made it                other ranks
 //
 // Messages between two ranks arrive in order. So a rank that sees a peer's wait has received all messages that the peer
 // sent before it, and a confirmation stays true: a peer acts again only after the rank that it awaits has acted. Take a
@@ -45,26 +45,26 @@ class WaitEdgeExchange {
   const WaitEdgeBoard* add(int peer);
   // Subscribe to that rank's wait; without effect for a rank that was not added.
   void subscribe(int peer);
-  // Send the subscribers the changes of this rank's board; with a new wait, its source line, found by `find_line`.
-  using FindLine = std::function<std::string(const WaitEdge& wait)>;
-  void publish(const WaitEdgeBoard& own, const FindLine& find_line = nullptr);
-  // Send the others of a cycle that it is one; `lines` are the source lines of its waits, where they are known.
-  void announce(const std::vector<WaitEdge>& cycle, const std::vector<std::string>& lines = {});
+  // Send the subscribers the changes of this rank's board.
+  void publish(const WaitEdgeBoard& own);
+  // Send the others of a cycle that it is one.
+  void announce(const std::vector<WaitEdge>& cycle);
 
-  // Query the pending calls of a rank, for an error message about this group. Without effect within kFreshNs of the
-  // same query. calls() returns the answer, or an empty text.
+  // Query the pending calls of a rank, for an error message about this group. Without effect within kAgainNs of the
+  // same query.
   void query_calls(int peer, uint64_t group);
-  const std::string& calls(int peer) const;
+  // The answer to that query; until it comes, the one to the query before it if that is less than kFreshNs old.
+  std::string calls(int peer) const;
+  bool has_answered(int peer) const;
   // Send a rank the source line of this rank's collective, and read what that rank has sent: the last one.
   void post_source_line(int peer, uint64_t group, uint64_t sequence, const std::string& line);
   std::string source_line(int peer, uint64_t group, uint64_t sequence) const;
-  // The same of a wait.
-  std::string source_line(const WaitEdge& wait) const;
   // Answer the pending queries, each rank's at most every kAnswerNs: a peer that reads nothing could query without end.
   bool has_queries() const { return queries_ != 0; }
   void answer(const std::function<std::string(uint64_t group)>& describe);
 
  private:
+  static constexpr int64_t kAgainNs = 200'000'000;
   static constexpr int64_t kFreshNs = 1'000'000'000;
   static constexpr int64_t kAnswerNs = 50'000'000;
   static constexpr size_t kTextBytes = 480;
@@ -77,21 +77,21 @@ class WaitEdgeExchange {
     uint64_t sent_confirmed = 0;
     int64_t queried_ns = 0;  // when this rank queried the peer's calls
     uint64_t queried_group = 0;
-    std::string calls;              // the peer's answer
+    bool answered = false;          // by the peer, since then
+    std::string calls;              // the peer's last answer,
+    uint64_t calls_group = 0;       // for which group that was,
+    int64_t calls_ns = 0;           // and when it came
     std::optional<uint64_t> query;  // the group of the peer's query, until it is answered
     int64_t answered_ns = 0;
     uint64_t line_group = 0;  // of the peer's source line
     uint64_t line_sequence = 0;
     std::string line;
-    uint64_t wait_epoch = 0;  // of the peer's wait with this source line
-    std::string wait_line;
   };
   struct Header;
   struct Wait;
 
   void post(int peer, const Header& header, const std::vector<Wait>& waits);
   void take(int peer, const std::vector<std::byte>& message);
-  void post_line_of_wait(int peer, int rank, uint64_t epoch, const std::string& line);
   void post_text(int peer, Header header, const std::string& text);
   void take_text(Copy& copy, const Header& header, const std::vector<std::byte>& message);
 

@@ -14,14 +14,21 @@ namespace {
 // Of a rank with many asynchronous calls, so many are named.
 constexpr size_t kNamedCalls = 2;
 
+std::string describe_awaited(const AwaitedRanks& awaited) {
+  if (awaited.count == 0) return "";
+  return ", waiting for " +
+         (awaited.ranks.empty() ? std::to_string(awaited.count) + " ranks" : name_ranks(awaited.ranks));
+}
+
 std::string describe_call(const Record& record, uint64_t asking, const FindGroup& find_group,
-                          const FindSourceLine& find_source_line) {
+                          const FindSourceLine& find_source_line, const FindAwaited& find_awaited) {
   const NamedGroup group = find_group(record.call.group);
   const std::string line = short_line(find_source_line(record.source));
   const std::string at = line.empty() ? "" : " at " + line;
   if (record.call.op == kMakesGroup) return record.call.describe() + " of " + group.members + at;
   std::string text = record.call.describe(&group.global_ranks) + " (call #" + std::to_string(record.call.sequence);
   if (record.call.group != asking) text += group.name.empty() ? " on another group" : " on group " + group.name;
+  if (record.state == CallState::kStarted) text += describe_awaited(find_awaited(record.call));
   return text + ")" + at;
 }
 
@@ -72,8 +79,7 @@ std::string find_line_of_wait(const FlightRecordView& record, OpKind op) {
   uint32_t source = 0;
   uint64_t group = 0;
   for (const Record& one : record.calls())
-    if (one.call.op == op && (one.state == CallState::kStarted || one.state == CallState::kFailed))
-      source = one.source, group = one.call.group;
+    if (one.call.op == op && one.state == CallState::kStarted) source = one.source, group = one.call.group;
   std::string line = record.source_line(source);
   if (op != kMakesGroup || line.empty()) return line;
   for (const RecordedGroup& one : record.groups())
@@ -86,9 +92,9 @@ bool is_in_call(const std::vector<Record>& records) {
 }
 
 std::string describe_calls(const std::vector<Record>& records, uint64_t asking, const FindGroup& find_group,
-                           const FindSourceLine& find_source_line) {
+                           const FindSourceLine& find_source_line, const FindAwaited& find_awaited) {
   const auto describe = [&](const Record& record) {
-    return describe_call(record, asking, find_group, find_source_line);
+    return describe_call(record, asking, find_group, find_source_line, find_awaited);
   };
   std::string text;
   size_t running = 0;

@@ -23,6 +23,9 @@ using FindGroup = std::function<NamedGroup(uint64_t identity)>;
 // The source line of this number, as in "train.py:12"; empty when it is not known.
 using FindSourceLine = std::function<std::string(uint32_t number)>;
 
+// For whom a running collective waits.
+using FindAwaited = std::function<AwaitedRanks(const Descriptor& call)>;
+
 // The end of a path and the line, "train.py:12" for "/home/me/train.py:12".
 std::string short_line(const std::string& line);
 
@@ -30,8 +33,7 @@ std::string short_line(const std::string& line);
 // message of this kind. Empty when it is not known.
 std::string find_line(const FlightRecordView& record, const Descriptor& call);
 
-// The same of the last call of this kind that has started and not completed; it may have failed. Of a new group with
-// its members.
+// The same of the last call of this kind that has started and not ended. Of a new group with its members.
 std::string find_line_of_wait(const FlightRecordView& record, OpKind op);
 
 // Whether one of these calls has started, and not ended.
@@ -39,9 +41,10 @@ bool is_in_call(const std::vector<Record>& records);
 
 // Describes a rank by its records, for a reader who waits for it in the group `asking`; follows "rank 1 is":
 // "in recv of 4 float64 from rank 0 (call #3) at train.py:12",
+// "in barrier (call #2 on group 1, waiting for rank 3) at train.py:11",
 // "in no call for 12 s; its last was barrier (call #2) at train.py:11".
 std::string describe_calls(const std::vector<Record>& records, uint64_t asking, const FindGroup& find_group,
-                           const FindSourceLine& find_source_line);
+                           const FindSourceLine& find_source_line, const FindAwaited& find_awaited);
 
 // Two frames of a stack as Python's faulthandler writes it: the innermost one, and the one that says most of the
 // others: the innermost of the program's own, or its caller. "in load (data.py:88), called by main (train.py:20)";

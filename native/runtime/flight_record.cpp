@@ -24,9 +24,10 @@ namespace procgroup {
 namespace {
 
 constexpr char kMagic[8] = {'p', 'g', 'f', 'l', 'i', 'g', 'h', 't'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kGroups = 128;
 constexpr size_t kLineBytes = 128;
+constexpr size_t kAwaited = 16;
 
 using Word = std::atomic<uint64_t>;
 
@@ -41,6 +42,14 @@ static_assert(sizeof(GroupEntry) == 128);
 
 struct Line {
   char text[kLineBytes];
+};
+
+// Of the groups with the same place, that of the one whose wait was looked at last.
+struct AwaitedEntry {
+  Word group;  // stored last; 0 while the entry is written
+  Word sequence;
+  std::atomic<uint32_t> count;
+  std::atomic<int32_t> ranks[AwaitedRanks::kMostAwaited];
 };
 
 void copy_text(char* to, size_t room, std::string_view text) {
@@ -108,6 +117,7 @@ struct FlightRecordLayout {
   SharedText<256> report;
   SharedText<8192> stack;
   GroupEntry group_entries[kGroups];
+  AwaitedEntry awaited[kAwaited];
   Line lines[FlightRecord::kSourceLines];
   alignas(64) std::byte recorder[1];  // Recorder::bytes() of them
 };
@@ -209,6 +219,19 @@ std::vector<RecordedGroup> FlightRecordView::groups() const {
   return groups;
 }
 
+AwaitedRanks FlightRecordView::awaited(const Descriptor& call) const {
+  const AwaitedEntry& entry = layout_.awaited[call.group % kAwaited];
+  const auto is_of_call = [&] {
+    return entry.group.load(std::memory_order_acquire) == call.group &&
+           entry.sequence.load(std::memory_order_acquire) == call.sequence;
+  };
+  if (call.group == 0 || is_message(call.op) || !is_of_call()) return {};
+  AwaitedRanks awaited{.count = entry.count.load(std::memory_order_acquire)};
+  for (size_t at = 0; at < awaited.count && awaited.count <= AwaitedRanks::kMostAwaited; ++at)
+    awaited.ranks.push_back(entry.ranks[at].load(std::memory_order_acquire));
+  return is_of_call() ? awaited : AwaitedRanks{};
+}
+
 std::optional<SharedText<8192>::Value> FlightRecordView::stack() const { return layout_.stack.read(); }
 std::optional<SharedText<256>::Value> FlightRecordView::report() const { return layout_.report.read(); }
 
@@ -292,6 +315,17 @@ uint32_t FlightRecord::add_source_line(std::string_view line) {
   copy_text(record.lines[number].text, line.substr(line.size() - std::min(line.size(), kLineBytes - 1)));
   record.source_lines.store(number + 1, std::memory_order_release);
   return number + 1;
+}
+
+void FlightRecord::set_awaited(const Descriptor& call, const std::vector<int>& global_ranks) {
+  const std::lock_guard writing(writing_);
+  AwaitedEntry& entry = layout().awaited[call.group % kAwaited];
+  entry.group.store(0, std::memory_order_release);
+  entry.sequence.store(call.sequence, std::memory_order_release);
+  entry.count.store(static_cast<uint32_t>(global_ranks.size()), std::memory_order_release);
+  for (size_t at = 0; at < std::min(global_ranks.size(), AwaitedRanks::kMostAwaited); ++at)
+    entry.ranks[at].store(global_ranks[at], std::memory_order_release);
+  entry.group.store(call.group, std::memory_order_release);
 }
 
 void FlightRecord::beat() {

@@ -49,6 +49,13 @@ struct RecordedGroup {
   std::string members;  // global ranks, as in "0-3, 6"; shortened if there are many
 };
 
+// For whom a collective waits: global ranks, or, of more than kMostAwaited, how many they are.
+struct AwaitedRanks {
+  static constexpr size_t kMostAwaited = 4;
+  std::vector<int> ranks{};
+  size_t count = 0;
+};
+
 struct FlightRecordLayout;
 
 // What a reader can tell from the memory of a record, which its writer may be changing.
@@ -76,6 +83,8 @@ class FlightRecordView {
   // "train.py:12"; empty when it is not known.
   std::string source_line(uint32_t number) const;
   std::vector<RecordedGroup> groups() const;
+  // For whom this collective waited when the rank last looked; for nobody where that is not known.
+  AwaitedRanks awaited(const Descriptor& call) const;
   // The Python stack of the thread that makes calls, innermost frame first, when it was last asked for, with its moment
   // on the monotonic clock.
   std::optional<SharedText<8192>::Value> stack() const;
@@ -111,6 +120,8 @@ class FlightRecord {
   void add_group(const RecordedGroup& group);
   // The number of a line, for Recorder; 0 when there is no room for it.
   uint32_t add_source_line(std::string_view line);
+  // For whom a collective waits, of which each group has one at a time.
+  void set_awaited(const Descriptor& call, const std::vector<int>& global_ranks);
   void beat();
   void set_stack(std::string_view text);
   // Counts the requests for the stack; a futex.

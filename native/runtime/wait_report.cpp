@@ -1,15 +1,16 @@
 #include "runtime/wait_report.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 
-#include "base/clock.hpp"
 #include "runtime/failure.hpp"
 
 namespace procgroup {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
+constexpr double kLongestSeconds = 1e9;  // a longer limit is none
 
 std::string time_of_day(int64_t nanoseconds_ago) {
   const time_t then = time(nullptr) - static_cast<time_t>(nanoseconds_ago / kSecond);
@@ -27,22 +28,21 @@ std::string in_seconds(int64_t nanoseconds) {
 
 }  // namespace
 
-WaitReport::Due WaitReport::look(int64_t first_ns) { return first_ns == 0 ? Due::kNothing : look(first_ns, now_ns()); }
-
-WaitReport::Due WaitReport::look(int64_t first_ns, int64_t now) {
-  if (first_ns == 0) return Due::kNothing;
+WaitReport::Due WaitReport::look(int64_t first_ns, double seconds, int64_t now) {
   looked_ns_ = now;
   if (since_ns_ == 0) {
     since_ns_ = now;
-    next_ns_ = now + first_ns;
+    if (first_ns != 0) expect_line(now + first_ns);
+    const int64_t limit_ns = seconds < kLongestSeconds ? static_cast<int64_t>(seconds * 1e9) : 0;
+    if (limit_ns > 0) last_question_ns_ = now + limit_ns - std::min(kQuestionNs, limit_ns / 2);
   }
-  if (now >= next_ns_) {
-    next_ns_ = now + kRepeatNs;
-    asked_ = false;
+  if (now >= line_ns_) {
+    expect_line(now + kRepeatNs);
     return Due::kLine;
   }
-  if (asked_ || now < next_ns_ - kQuestionNs) return Due::kNothing;
-  asked_ = true;
+  int64_t& question_ns = now >= question_ns_ ? question_ns_ : last_question_ns_;
+  if (now < question_ns) return Due::kNothing;
+  question_ns = kNever;
   return Due::kQuestion;
 }
 

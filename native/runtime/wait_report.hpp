@@ -6,28 +6,39 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
+
 namespace procgroup {
 
-// When the lines of one wait are due: the first after `first_ns`, the others a minute apart.
+// When the lines of one wait are due: the first after `first_ns` (never where that is 0), the others a minute apart.
 class WaitReport {
  public:
   static constexpr int64_t kFirstNs = 5'000'000'000;  // unless the user says otherwise
   static constexpr int64_t kRepeatNs = 60'000'000'000;
-  // So long before a line the awaited ranks are asked what they are doing, where that cannot be read in their memory.
+  // So long before a line, and before the wait's own end, the awaited ranks are asked what they are doing, where that
+  // cannot be read in their memory: a rank whose call reaches its deadline first ends, and answers no more.
   static constexpr int64_t kQuestionNs = 500'000'000;
 
   enum class Due : uint8_t { kNothing, kQuestion, kLine };
 
-  // What is due at this look; the wait began at the first one. Nothing is, ever, where `first_ns` is 0.
-  Due look(int64_t first_ns);
-  Due look(int64_t first_ns, int64_t now);
+  // What is due at this look; the wait began at the first one, and lasts `seconds` at most.
+  Due look(int64_t first_ns, double seconds) { return look(first_ns, seconds, now_ns()); }
+  Due look(int64_t first_ns, double seconds, int64_t now);
   int64_t waited_ns() const { return looked_ns_ - since_ns_; }
 
  private:
+  static constexpr int64_t kNever = INT64_MAX;
+
+  void expect_line(int64_t at_ns) {
+    line_ns_ = at_ns;
+    question_ns_ = at_ns - kQuestionNs;
+  }
+
   int64_t since_ns_ = 0;
   int64_t looked_ns_ = 0;
-  int64_t next_ns_ = 0;
-  bool asked_ = false;
+  int64_t line_ns_ = kNever;           // when the next line is due,
+  int64_t question_ns_ = kNever;       // the question before it,
+  int64_t last_question_ns_ = kNever;  // and the one before the wait's end
 };
 
 // A call that waits, as the line names it.

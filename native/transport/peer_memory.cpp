@@ -88,6 +88,15 @@ bool PeerMemory::read_exposed(void* to, RemotePlace place, size_t offset, size_t
   return way_ != Way::kArenaOnly && read_by_kernel(to, place.position() + offset, bytes);
 }
 
+bool PeerMemory::has_died(bool tries_to_read) const {
+  const LifeWord& life = arena_.header().life;
+  if (life.is_lost()) return true;
+  char byte;
+  if (!tries_to_read || way_ != Way::kKernel || kernel_read(pid_, &byte, arena_.header().nonce_address, 1) == 1)
+    return false;
+  return errno == ESRCH && !life.is_left();
+}
+
 // A process that ended may have left its id to another one: the bytes count only if it lives after they were read.
 bool PeerMemory::read_by_kernel(void* to, uint64_t address, size_t bytes) const {
   auto* next = static_cast<std::byte*>(to);

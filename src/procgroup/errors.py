@@ -134,8 +134,9 @@ class CollectiveMismatch(OperationError):
 class CollectiveTimeout(OperationError):
     """The deadline (``seconds``) passed before every rank arrived.
 
-    ``missing`` lists the ranks, ``global_missing`` their global ranks, ``calls`` what the first of them were doing. A
-    queued call lists those that the call before it waits for. ``awaited`` says what is awaited if not ``missing``.
+    ``missing`` lists the ranks, ``global_missing`` their global ranks, ``calls`` what the first of them were doing, and
+    for which ranks they waited in their collectives. A queued call lists those that the call before it waits for.
+    ``awaited`` says what is awaited if not ``missing``.
     """
 
     def __init__(

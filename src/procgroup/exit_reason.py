@@ -18,10 +18,14 @@ _PLACE_CHARACTERS = 80
 _LIBRARIES = (str(Path(__file__).parent), str(Path(os.__file__).parent))
 
 
-def describe(error: BaseException) -> str:
-    """Return "ValueError: no such file (train.py:12)"; the line is that of the innermost frame of the user's code."""
+def describe(error: BaseException, most: int = _TEXT_CHARACTERS) -> str:
+    """Return "ValueError: no such file (train.py:12)", with at most so many characters of the exception's text.
+
+    The line is that of the innermost frame of the user's code, which may be handling the exception in a call of
+    procgroup.
+    """
     name = _printable(type(error).__name__, _TYPE_CHARACTERS)
-    text = _printable(text_of(error), _TEXT_CHARACTERS)
+    text = _printable(text_of(error), most)
     place = _place(error)
     return name + (f": {text}" if text else "") + (f" ({place})" if place else "")
 
@@ -39,6 +43,9 @@ def _place(error: BaseException) -> str:
     if not frames:
         return ""
     users = [entry for entry in frames if _is_users(entry[0])]
+    if not users:
+        stack = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+        users = [entry for entry in stack if _is_users(entry[0])][:1]
     file, line = (users or frames)[-1]
     return f"{_printable(Path(file).name, _PLACE_CHARACTERS)}:{line}"
 

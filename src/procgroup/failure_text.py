@@ -109,9 +109,10 @@ def deadlock(waits: Mapping[int, str]) -> tuple[str, str]:
 
 
 def lost(peer: int, pid: int, how: str, host: str, call: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the text and the advice of a PeerLost."""
+    """Return the text and the advice of a PeerLost; ``pid`` 0 is a process of which only the rank is known."""
+    process = f" (pid {pid}{host and f' on {host}'})" if pid else ""
     return (
-        f"lost {name_rank(peer, call)} (pid {pid}{host and f' on {host}'}): {how}",
+        f"lost {name_rank(peer, call)}{process}: {how}",
         f"{state_of_array(call)}Look at that rank's own output for the cause.",
     )
 

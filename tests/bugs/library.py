@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bugs.bug import TIMEOUT
+from bugs.bug import LONG_TIMEOUT, TIMEOUT
 
 IS_TORCH = os.environ.get("BUG_LIBRARY") == "torch"
 BACKEND = os.environ.get("BUG_BACKEND") or None
@@ -51,8 +51,11 @@ def start(seconds: float = TIMEOUT, **options: Any) -> None:
 
 
 def join(seconds: float = TIMEOUT) -> None:
-    """Start, and then wait for the other ranks, so that times are counted from one moment."""
-    start(seconds)
+    """Start, and then wait for the other ranks, so that times are counted from one moment.
+
+    The timeout is for the calls: to start may take longer on a busy machine.
+    """
+    start(seconds, **({} if IS_TORCH else {"pg_options": {"init_method_timeout": limit(LONG_TIMEOUT)}}))
     dist.barrier()
 
 

@@ -56,7 +56,7 @@ def version_of(client: str, package: str) -> str:
 def installed_procgroup() -> Path:
     """Return a folder for PYTHONPATH that holds procgroup, and nothing else, as it is installed for the tests.
 
-    It is one of links, because the native module of an installation in place is apart from its Python sources.
+    It is one of links, because what is compiled is apart from the Python sources in an installation in place.
     """
     import procgroup
     from procgroup import _native
@@ -64,8 +64,8 @@ def installed_procgroup() -> Path:
     assert procgroup.__file__ is not None and _native.__file__ is not None
     metadata = Path(str(importlib.metadata.distribution("procgroup").locate_file(".")))
     folder = BUILD / "installed"
-    links = {"procgroup" / Path(_native.__file__.rsplit("/", 1)[-1]): Path(_native.__file__)}
-    links |= {"procgroup" / Path(one.name): one for one in Path(procgroup.__file__).parent.iterdir()}
+    parts = [*Path(_native.__file__).parent.iterdir(), *Path(procgroup.__file__).parent.iterdir()]
+    links = {"procgroup" / Path(one.name): one for one in parts}
     links |= {Path(one.name): one for one in metadata.glob("procgroup-*.dist-info")}
     (folder / "procgroup").mkdir(parents=True, exist_ok=True)
     for link, target in links.items():

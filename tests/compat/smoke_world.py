@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from datetime import timedelta
 from unittest import mock
@@ -150,11 +151,15 @@ def backend_names() -> None:
         assert getattr(dist.Backend, name) == name.lower()
 
 
+_numbers = itertools.count(1)
+
+
 @shows("Backend.register_backend", ranks=0)
 def register_backend() -> None:
-    dist.Backend.register_backend("another", lambda store, rank, size, timeout: None)  # type: ignore[arg-type, return-value]
-    assert dist.is_backend_available("another")
-    assert dist.BackendConfig("another").get_device_backend_map() == {"cpu": "another"}
+    name = f"another{next(_numbers)}"  # a name is registered once in a process
+    dist.Backend.register_backend(name, lambda store, rank, size, timeout: None)  # type: ignore[arg-type, return-value]
+    assert dist.is_backend_available(name)
+    assert dist.BackendConfig(name).get_device_backend_map() == {"cpu": name}
 
 
 @shows("BackendConfig", "BackendConfig.get_device_backend_map", ranks=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from failures.operations import TRANSPORTS, on
 
 import procgroup as dist
+from procgroup.groups.calls import GroupCalls
+from procgroup.groups.issue import QueuedCall
 from world import run
 
 pytestmark = pytest.mark.timeout(60)
@@ -42,3 +45,32 @@ def test_a_mismatch_of_the_first_call_is_raised_on_every_rank(transport: str, ki
     for _ in range(3):
         results = run(issue_several, 2, args=(kind,), environment=on(transport))
         assert [name for name, _ in results] == ["CollectiveMismatch"] * 2, results
+
+
+class GroupWhoseSecondCallIsTooLate(GroupCalls):
+    """The group ends before its first call has completed, and the second call finds it ended."""
+
+    def __init__(self) -> None:
+        self.works: list[Any] = []
+        self.calls: Any = SimpleNamespace(barrier=self._start)
+
+    def _start(self, async_op: bool, seconds: float) -> Any:
+        if self.works:
+            raise dist.GroupBroken(reason="the ranks made different calls", **WHERE)
+        self.works.append(SimpleNamespace(wait=self._wait, exception=lambda: None))
+        return self.works[-1]
+
+    def _wait(self) -> None:
+        raise dist.CollectiveMismatch(calls={0: "barrier", 1: "all_reduce"}, **WHERE)
+
+    def _check(self, op: str, *arguments: Any) -> None:
+        pass
+
+
+WHERE: dict[str, Any] = {"op": "barrier", "sequence": 1, "group": "0", "rank": 0, "size": 2}
+
+
+def test_a_call_that_finds_the_group_ended_waits_for_the_failure_of_the_first_call() -> None:
+    calls = [QueuedCall("barrier", (), 1.0)] * 2
+    with pytest.raises(dist.CollectiveMismatch):
+        GroupWhoseSecondCallIsTooLate()._issue_all(calls, [], True)

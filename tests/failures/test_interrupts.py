@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from failures.operations import ABSENT, COLLECTIVES, FORMS, TRANSPORTS, allowance, on, perform
+from groups.toy_backend import StoreBackend
 
 import procgroup as dist
+from procgroup.groups.backend import Call
 from world import start
 
 pytestmark = pytest.mark.timeout(60)
@@ -162,3 +167,44 @@ def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(transport
         world.kill(1, signal.SIGUSR1)
         outcomes = world.wait(20)
     assert all(outcome.ok for outcome in outcomes), [outcome.traceback for outcome in outcomes]
+
+
+class InterruptedInFloat32(StoreBackend):
+    """Ctrl-C is pressed while rank 0 moves float32, in its main thread if that comes to it within half a second."""
+
+    def move(self, call: Call) -> Iterator[int]:
+        if self.rank == 0 and call.dtype == "float32":
+            began = time.monotonic()
+            while threading.current_thread() is not threading.main_thread() and time.monotonic() < began + 0.5:
+                yield 1
+            # To the process, as a terminal sends it: the library's own threads take no signals.
+            os.kill(os.getpid(), signal.SIGINT)
+            while time.monotonic() < began + 1:
+                yield 1
+            raise RuntimeError("the main thread was interrupted outside of this transfer")
+        yield from super().move(call)
+
+
+def wait_for_one_call_of_two(rank: int, size: int, waits_for: str) -> Any:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    dist.Backend.register_backend("interrupted", InterruptedInFloat32)
+    dist.init_process_group("interrupted", timeout=30)
+    raised = ""
+    works: dict[str, Any] = {}
+    while not raised:
+        try:
+            for name in ("float32", "float64"):
+                works[name] = works.get(name) or dist.all_reduce(np.ones(1, name), async_op=True)
+            works[waits_for if rank == 0 else "float32"].wait()
+        except (KeyboardInterrupt, dist.DistError) as error:
+            raised = type(error).__name__
+    dist.destroy_process_group()
+    return raised
+
+
+@pytest.mark.parametrize("waits_for", ["float32", "float64"])
+def test_an_interrupt_inside_a_backend_is_raised_by_the_call_that_is_awaited(waits_for: str) -> None:
+    with start(wait_for_one_call_of_two, 2, args=(waits_for,)) as world:
+        outcomes = world.wait(20)
+    assert outcomes[0].value == "KeyboardInterrupt", outcomes[0]
+    assert outcomes[1].value == "PeerFailed", outcomes[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextvars import Context, copy_context
@@ -16,6 +18,7 @@ from procgroup.backends import registry
 from procgroup.errors import CollectiveTimeout, DistBackendError, GroupBroken, PeerFailed
 from procgroup.groups.backend import Call
 from procgroup.testing import run_ranks
+from world import start
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -75,6 +78,15 @@ class Waiting(StoreBackend):
         return super().move(call)
 
 
+class StopsRank1(Yielding):
+    """Rank 1 is stopped in its transfer."""
+
+    def move(self, call: Call) -> Iterator[Any]:
+        if self.rank == 1 and call.op == "all_reduce":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        yield from super().move(call)
+
+
 def wait_for_a_call() -> None:
     work = dist.all_reduce(np.ones(1), async_op=True)
     assert work is not None
@@ -89,7 +101,7 @@ WAITS: dict[str, Callable[[], object]] = {
     "wait": wait_for_a_call,
 }
 
-for made in (Yielding, YieldsOne, YieldsTwo, YieldsNoRank, YieldsNext, YieldsPrevious, Waiting):
+for made in (Yielding, YieldsOne, YieldsTwo, YieldsNoRank, YieldsNext, YieldsPrevious, Waiting, StopsRank1):
     if not registry.is_backend_available(made.__name__.lower()):
         dist.Backend.register_backend(made.__name__.lower(), made)
 
@@ -121,6 +133,24 @@ def test_a_timeout_names_the_ranks_that_the_transfer_waits_for(
         said = "still waiting for" if kind is CollectiveTimeout else "while it waited for"
         assert f"{said} {names[missing]}" in text
     assert not missing or "rank 1 is in all_reduce(SUM) of 4 float32 by another backend" in ends[0][2]
+
+
+def reduce_beside_a_stopped_rank(rank: int, size: int, is_async: bool) -> None:
+    dist.init_process_group("stopsrank1", timeout=60)
+    reduce(4, is_async, 1.0 if rank == 0 else 20)
+
+
+@is_async
+def test_a_stopped_rank_is_named_although_the_transfer_names_none(is_async: bool) -> None:
+    with start(reduce_beside_a_stopped_rank, 3, args=(is_async,)) as world:
+        while world.is_alive(0) or world.is_alive(2):
+            time.sleep(0.02)
+        world.kill(1)
+        outcomes = world.wait(20)
+    timeout, passed_on = outcomes[0].error, outcomes[2].error
+    assert isinstance(timeout, CollectiveTimeout) and timeout.missing == (1,), outcomes[0]
+    assert "still waiting for rank 1: rank 1 is stopped (SIGSTOP), and was in all_reduce" in str(timeout)
+    assert isinstance(passed_on, PeerFailed) and passed_on.missing == (1,), outcomes[2]
 
 
 @HOSTS

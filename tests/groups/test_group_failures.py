@@ -342,3 +342,30 @@ def test_a_timeout_names_the_leaders_that_may_hold_back_what_a_missing_rank_anno
         assert (kind, missed[0]) == ("CollectiveTimeout" if rank == first else "PeerFailed", missing), text
         assert (f"waiting for {awaited}: " if rank == first else f"waited for {awaited}") in text, text
     assert "; rank 1 is " in ends[first][2]
+
+
+def leave_as_leader(rank: int, size: int) -> Any:
+    """Rank 0, which relays for its host, leaves before a call is complete; return when, and the others' errors."""
+    dist.init_process_group(timeout=30)
+    dist.barrier()
+    if rank == 1:
+        time.sleep(5)
+        return None
+    work = dist.all_reduce(np.ones(4), async_op=True)
+    assert work is not None
+    if rank == 0:
+        time.sleep(0.2)
+        dist.destroy_process_group(timeout=0.2)
+        return time.monotonic()
+    with pytest.raises(dist.PeerLost) as raised:
+        work.wait()
+    return time.monotonic(), raised.value.peer, str(raised.value)
+
+
+def test_a_rank_is_told_that_the_leader_of_its_host_has_left_and_relays_no_more() -> None:
+    with start(leave_as_leader, 3, environment={"PROCGROUP_TRANSPORT": "spanning"}) as world:
+        outcomes = world.wait(20)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    moment, peer, text = outcomes[2].value
+    assert peer == 0 and "it left the group before this call" in text
+    assert moment - outcomes[0].value < 2.0

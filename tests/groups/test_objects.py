@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -178,6 +179,7 @@ def test_a_rank_that_cannot_pickle_is_named_on_all_others_and_raises_its_own_err
                 with pytest.raises(dist.PicklingFailed, match=text) as caught:
                     call(mine)
                 assert (caught.value.source, caught.value.rank) == (1, dist.get_rank())
+                assert re.search(r"this cannot be pickled \(test_objects\.py:\d+\)\. ", str(caught.value))
         play_all_calls()
 
     run_ranks(fail, 3)

@@ -171,7 +171,11 @@ def start_ranks(
 ) -> list[str]:
     """Start the program on four ranks; return the host name of each. Skips where srun has no PMIx."""
     (directory / "train.py").write_text(PROGRAM)
-    done = cluster.run([*launcher, sys.executable, "train.py", *arguments], mpi, directory)
+    command = [*launcher, sys.executable, "train.py", *arguments]
+    done = cluster.run(command, mpi, directory)
+    if "mpi/pmi2: invalid client request" in done.stderr:
+        # MPICH and slurmstepd have misunderstood each other inside of MPI_Init: once in some hundred starts.
+        done = cluster.run(command, mpi, directory)
     if "Invalid MPI type 'pmix'" in done.stderr:
         pytest.skip("srun cannot load PMIx: Debian's packages libpmix2 and libpmix-dev are not installed")
     assert done.returncode == 0, done.stderr + done.stdout

@@ -23,7 +23,7 @@ from failures.operations import allowance
 from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, new_stream
 from nccl.gpu_parts import case_of
-from nccl.test_nccl_collectives import GPUS, expect, full, of, play_one
+from nccl.test_nccl_collectives import GPUS, IN_FULL, expect, full, of, play_one
 from nccl.test_nccl_start import WITHOUT
 
 import procgroup as dist
@@ -240,20 +240,20 @@ def played(size: int, sampled: bool) -> list[Played]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(7200 if IN_FULL else 120)
 def test_every_operation_gives_what_numpy_gives(size: int, sampled: bool) -> None:
     all_right(every_kind(size, sampled), [reports for reports, _, _ in played(size, sampled)])
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(7200 if IN_FULL else 120)
 def test_what_nccl_has_not_goes_by_host_memory_in_its_groups(size: int, sampled: bool) -> None:
     all_right(MISSED, [others for _, others, _ in played(size, sampled)])
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(7200 if IN_FULL else 120)
 def test_on_several_ranks(size: int, name: str, sampled: bool) -> None:
     nothing_went_wrong(name, [became for _, _, became in played(size, sampled)])
 

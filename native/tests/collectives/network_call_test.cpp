@@ -136,6 +136,33 @@ void a_group_may_list_its_members_in_any_order() {
   });
 }
 
+// By which a leader knows that its call waits for others alone: see Group::awaited.
+void a_leader_has_work_until_it_has_taken_what_has_arrived() {
+  const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kInt64, ReduceOp::kSum, 5);
+  run_ranks(2, LinkKind::kTcp, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
+    NetworkGroup group(messages, everybody(rank, 2));
+    const auto made = TestCall::in_place(call, rank);
+    CollectiveCall operation(group.state(), made->request);
+    const Relay& relay = *group.state().relay;
+    if (rank == 0) {
+      CHECK(relay.has_work(group.state(), 1));
+      while (operation.advance() == Progress::kMoved) {
+      }
+      CHECK(!relay.has_work(group.state(), 1));
+      CHECK(!operation.is_completed() && operation.missing() == std::vector<int>{1});
+      messages.post(1, {kGroup, 5}, Bytes(1));
+      pump_until(messages, doorbell, [&] { return relay.has_work(group.state(), 1); });
+      CHECK(operation.missing() == std::vector<int>{1});
+    } else {
+      std::byte go{};
+      const auto told = messages.receive_up_to(0, {kGroup, 5}, &go, 1);
+      pump_until(messages, doorbell, [&] { return told->is_completed(); });
+    }
+    finish(operation, messages, doorbell);
+    CHECK(operation.failure() == nullptr && !relay.has_work(group.state(), 1));
+  });
+}
+
 }  // namespace
 }  // namespace procgroup::testing
 
@@ -146,4 +173,5 @@ int main() {
   RUN_TEST(default_limits_carry_a_large_array);
   RUN_TEST(results_are_those_of_the_kernel_to_the_bit);
   RUN_TEST(a_group_may_list_its_members_in_any_order);
+  RUN_TEST(a_leader_has_work_until_it_has_taken_what_has_arrived);
 }

@@ -208,10 +208,10 @@ struct WireMessage {  // as WaitEdgeExchange sends it
   uint32_t waits;
   uint64_t confirmed;
   uint64_t sequence;
-  uint64_t rank;
   struct {
     int32_t rank, next;
     uint64_t op, number, epoch;
+    char line[WaitEdgeBoard::kLineBytes];
   } wait[2];
 };
 
@@ -221,8 +221,8 @@ void malformed_messages_change_nothing() {
   WaitEdgeExchange exchange(pair.first, 0, 2);
   const WaitEdgeBoard* board = exchange.add(1);
   constexpr auto kRecv = static_cast<uint64_t>(OpKind::kRecv);
-  const WireMessage good{1, 1, 4, 0, 0, {{1, 0, kRecv, 0, 6}, {}}};
-  const WireMessage cycle{3, 2, 0, 0, 0, {{1, 0, kRecv, 0, 6}, {0, 1, kRecv, 0, 2}}};
+  const WireMessage good{1, 1, 4, 0, {{1, 0, kRecv, 0, 6, {}}, {}}};
+  const WireMessage cycle{3, 2, 0, 0, {{1, 0, kRecv, 0, 6, "one.py:3"}, {0, 1, kRecv, 0, 2, "two.py:\n4"}}};
   const auto post = [&](const WireMessage& sent, size_t bytes) {
     Bytes message(sizeof sent);
     std::memcpy(message.data(), &sent, sizeof sent);
@@ -256,11 +256,12 @@ void malformed_messages_change_nothing() {
   post(open, sizeof open);
   CHECK(board->verdict().empty());
   post(cycle, sizeof cycle);
-  CHECK(board->verdict().size() == 2 && board->verdict()[0].describe() == "recv from 0");
+  CHECK(board->verdict().size() == 2 && board->verdict()[0].describe() == "recv from 0 at one.py:3");
+  CHECK(board->verdict()[1].describe().find('\n') == std::string::npos);
   // A large message is dropped, and later messages still arrive.
   const Bytes large(kEagerBytes + 1);
   const TransferPtr announced = pair.second.send(0, key, large.data(), large.size());
-  post({2, 0, 0, {}}, sizeof good - sizeof good.wait);
+  post({2, 0, 0, 0, {}}, sizeof good - sizeof good.wait);
   CHECK(!board->wait(1));
   pair.second.cancel(*announced, kCancelled);
   pair.settle();
@@ -273,7 +274,7 @@ void a_subscriber_receives_the_wait_until_it_ends() {
   WaitEdgeBoard own;
   here.add(1);
   const WaitEdgeBoard* copy = there.add(0);
-  own.show({.rank = 0, .next = 1, .op = OpKind::kSend, .number = 3, .epoch = 0});
+  own.show({.rank = 0, .next = 1, .op = OpKind::kSend, .number = 3, .epoch = 0, .line = "train.py:12"});
   here.publish(own);
   pair.settle();
   CHECK(!copy->wait(0));  // there was no subscriber
@@ -281,7 +282,7 @@ void a_subscriber_receives_the_wait_until_it_ends() {
   pair.settle();
   here.publish(own);
   pair.settle();
-  CHECK(copy->wait(0) && copy->wait(0)->describe() == "send to 1 with tag 3" && copy->confirmed() == 0);
+  CHECK(copy->wait(0) && copy->wait(0)->describe() == "send to 1 with tag 3 at train.py:12" && copy->confirmed() == 0);
   own.confirm(8);
   here.publish(own);
   pair.settle();
@@ -292,6 +293,34 @@ void a_subscriber_receives_the_wait_until_it_ends() {
   CHECK(!copy->wait(0));
 }
 
+void the_last_answer_counts_until_the_next_one_comes() {
+  Pair pair;
+  WaitEdgeExchange here(pair.first, 0, 2);
+  WaitEdgeExchange there(pair.second, 1, 2);
+  here.add(1);
+  there.add(0);
+  here.query_calls(1, 7);
+  pair.settle();
+  CHECK(!here.has_answered(1) && here.calls(1).empty());
+  there.answer([](uint64_t group) { return "in barrier of group " + std::to_string(group); });
+  pair.settle();
+  CHECK(here.has_answered(1) && here.calls(1) == "in barrier of group 7");
+  poll(nullptr, 0, 250);  // the same query again so soon would have no effect
+  here.query_calls(1, 7);
+  pair.settle();
+  CHECK(!here.has_answered(1) && here.calls(1) == "in barrier of group 7");
+  poll(nullptr, 0, 900);
+  CHECK(here.calls(1).empty());  // it is too old
+  here.query_calls(1, 8);
+  pair.settle();
+  poll(nullptr, 0, 60);  // a peer answers no faster
+  there.answer([](uint64_t) { return "in no call"; });
+  pair.settle();
+  CHECK(here.has_answered(1) && here.calls(1) == "in no call");
+  here.query_calls(1, 7);
+  CHECK(!here.has_answered(1) && here.calls(1).empty());  // the answer was about another group
+}
+
 }  // namespace
 }  // namespace procgroup::testing
 
@@ -300,6 +329,7 @@ int main() {
   limit_seconds(110);
   RUN_TEST(malformed_messages_change_nothing);
   RUN_TEST(a_subscriber_receives_the_wait_until_it_ends);
+  RUN_TEST(the_last_answer_counts_until_the_next_one_comes);
   RUN_TEST(tokens_go_round_and_are_lost);
   RUN_TEST(engines_find_cycles_of_receives_and_collectives);
   RUN_TEST(the_failure_of_a_rank_that_makes_no_other_call_arrives);

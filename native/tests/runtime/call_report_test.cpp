@@ -27,7 +27,11 @@ Record record(OpKind op, uint64_t sequence, CallState state, uint64_t group = kG
 std::string report(const std::vector<Record>& records) {
   return describe_calls(
       records, kGroup, [](uint64_t group) { return group == kNamed ? NamedGroup{"pair", {3, 4}} : NamedGroup{}; },
-      [](uint32_t number) { return number == 7 ? "/home/me/train.py:12" : ""; });
+      [](uint32_t number) { return number == 7 ? "/home/me/train.py:12" : ""; },
+      [](const Descriptor& call) {
+        if (call.sequence == 21) return AwaitedRanks{{2, 5}, 2};
+        return call.sequence == 22 ? AwaitedRanks{{}, 12} : AwaitedRanks{};
+      });
 }
 
 void a_running_call_is_named_with_its_group_where_that_is_another() {
@@ -37,6 +41,14 @@ void a_running_call_is_named_with_its_group_where_that_is_another() {
   CHECK(report({record(OpKind::kRecv, 1, CallState::kStarted, kNamed)}) ==
         "in recv of 4 float64 from rank 4 (rank 1 of the group) (call #1 on group pair)");
   CHECK(report({record(OpKind::kBarrier, 1, CallState::kStarted, 7)}) == "in barrier (call #1 on another group)");
+}
+
+void a_running_collective_is_described_with_the_ranks_that_it_waits_for() {
+  CHECK(report({record(OpKind::kBarrier, 21, CallState::kStarted)}) == "in barrier (call #21, waiting for ranks 2, 5)");
+  CHECK(report({record(OpKind::kBarrier, 22, CallState::kStarted, kNamed)}) ==
+        "in barrier (call #22 on group pair, waiting for 12 ranks)");
+  const Record over = record(OpKind::kBarrier, 21, CallState::kCompleted, kGroup, now_ns());
+  CHECK(report({over}) == "in no call for 0.0 s; its last was barrier (call #21)");
 }
 
 void of_many_running_calls_the_oldest_are_named() {
@@ -90,6 +102,7 @@ void a_stack_is_described_by_its_innermost_frames() {
 
 int main() {
   a_running_call_is_named_with_its_group_where_that_is_another();
+  a_running_collective_is_described_with_the_ranks_that_it_waits_for();
   of_many_running_calls_the_oldest_are_named();
   a_rank_in_no_call_is_said_to_be_in_none();
   a_call_is_named_with_the_line_of_the_program_that_made_it();

@@ -89,6 +89,18 @@ void a_record_outlives_its_process() {
   remove(path);
 }
 
+void the_ranks_that_a_collective_waits_for_are_known_until_another_one_of_the_group_waits() {
+  const auto record = FlightRecord::create("", kRank);
+  const FlightRecordView view = record->view();
+  CHECK(view.awaited(barrier(1)).count == 0);
+  record->set_awaited(barrier(1), {2, 7});
+  CHECK(view.awaited(barrier(1)).ranks == std::vector<int>({2, 7}) && view.awaited(barrier(1)).count == 2);
+  CHECK(view.awaited(barrier(2)).count == 0);
+  record->set_awaited(barrier(2), {0, 1, 2, 4, 5});
+  CHECK(view.awaited(barrier(1)).count == 0);
+  CHECK(view.awaited(barrier(2)).ranks.empty() && view.awaited(barrier(2)).count == 5);
+}
+
 void only_the_first_end_is_kept() {
   const auto record = FlightRecord::create("", kRank);
   record->end(RankState::kFailed, "ValueError: no such file");
@@ -220,6 +232,7 @@ void a_program_that_takes_the_signal_for_itself_is_not_disturbed() {
 int main() {
   testing::limit_seconds(60);
   RUN_TEST(a_record_outlives_its_process);
+  RUN_TEST(the_ranks_that_a_collective_waits_for_are_known_until_another_one_of_the_group_waits);
   RUN_TEST(only_the_first_end_is_kept);
   RUN_TEST(a_rank_holds_a_lock_on_its_record_while_it_lives);
   RUN_TEST(where_no_file_can_be_made_the_record_is_in_memory);

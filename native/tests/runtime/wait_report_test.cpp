@@ -10,35 +10,52 @@ namespace {
 using Due = WaitReport::Due;
 
 constexpr int64_t kSecond = 1'000'000'000;
+constexpr double kUnlimited = 1e12;
 
 void a_line_is_due_after_the_first_interval_and_then_once_a_minute() {
   constexpr int64_t kFirst = 10 * kSecond;
   WaitReport report;
   int64_t start = 5;
-  CHECK(report.look(kFirst, start) == Due::kNothing);
-  CHECK(report.look(kFirst, start + 9 * kSecond) == Due::kNothing);
-  CHECK(report.look(kFirst, start + kFirst - WaitReport::kQuestionNs) == Due::kQuestion);
-  CHECK(report.look(kFirst, start + kFirst - 1) == Due::kNothing);
-  CHECK(report.look(kFirst, start + kFirst) == Due::kLine);
+  const auto look = [&](int64_t now) { return report.look(kFirst, kUnlimited, now); };
+  CHECK(look(start) == Due::kNothing);
+  CHECK(look(start + 9 * kSecond) == Due::kNothing);
+  CHECK(look(start + kFirst - WaitReport::kQuestionNs) == Due::kQuestion);
+  CHECK(look(start + kFirst - 1) == Due::kNothing);
+  CHECK(look(start + kFirst) == Due::kLine);
   CHECK(report.waited_ns() == kFirst);
   start += kFirst;
-  CHECK(report.look(kFirst, start + 59 * kSecond) == Due::kNothing);
-  CHECK(report.look(kFirst, start + WaitReport::kRepeatNs - 1) == Due::kQuestion);
-  CHECK(report.look(kFirst, start + WaitReport::kRepeatNs) == Due::kLine);
-  CHECK(report.look(kFirst, start + WaitReport::kRepeatNs + 1) == Due::kNothing);
+  CHECK(look(start + 59 * kSecond) == Due::kNothing);
+  CHECK(look(start + WaitReport::kRepeatNs - 1) == Due::kQuestion);
+  CHECK(look(start + WaitReport::kRepeatNs) == Due::kLine);
+  CHECK(look(start + WaitReport::kRepeatNs + 1) == Due::kNothing);
 }
 
 void a_short_interval_asks_at_once() {
   WaitReport report;
-  CHECK(report.look(kSecond / 10, 1) == Due::kQuestion);
-  CHECK(report.look(kSecond / 10, 1 + kSecond / 10) == Due::kLine);
+  CHECK(report.look(kSecond / 10, kUnlimited, 1) == Due::kQuestion);
+  CHECK(report.look(kSecond / 10, kUnlimited, 1 + kSecond / 10) == Due::kLine);
+}
+
+void a_question_comes_before_the_end_of_the_wait_too() {
+  WaitReport both;
+  const auto look = [&](int64_t now) { return both.look(5 * kSecond, 8, 1 + now); };
+  CHECK(look(0) == Due::kNothing);
+  CHECK(look(5 * kSecond - WaitReport::kQuestionNs) == Due::kQuestion);
+  CHECK(look(5 * kSecond) == Due::kLine);
+  CHECK(look(8 * kSecond - WaitReport::kQuestionNs - 1) == Due::kNothing);
+  CHECK(look(8 * kSecond - WaitReport::kQuestionNs) == Due::kQuestion);
+  CHECK(look(8 * kSecond) == Due::kNothing);
+  WaitReport brief;
+  CHECK(brief.look(0, 0.4, 1) == Due::kNothing);
+  CHECK(brief.look(0, 0.4, 1 + kSecond / 5) == Due::kQuestion);
+  CHECK(brief.look(0, 0.4, 1 + 2 * kSecond / 5) == Due::kNothing);
 }
 
 void zero_is_never() {
   WaitReport report;
-  CHECK(report.look(0, 1) == Due::kNothing);
-  CHECK(report.look(0, 1000 * kSecond) == Due::kNothing);
-  CHECK(report.look(0) == Due::kNothing);
+  CHECK(report.look(0, kUnlimited, 1) == Due::kNothing);
+  CHECK(report.look(0, kUnlimited, 1000 * kSecond) == Due::kNothing);
+  CHECK(report.look(0, kUnlimited) == Due::kNothing);
 }
 
 bool ends_with(const std::string& text, const std::string& end) {
@@ -63,6 +80,7 @@ void the_line_names_ranks_call_and_what_the_ranks_are_doing() {
 int main() {
   a_line_is_due_after_the_first_interval_and_then_once_a_minute();
   a_short_interval_asks_at_once();
+  a_question_comes_before_the_end_of_the_wait_too();
   zero_is_never();
   the_line_names_ranks_call_and_what_the_ranks_are_doing();
 }

@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ from procgroup.stores.store import Store
 
 # A full queue of connections only delays a rank, which then connects again.
 _BACKLOG = 128
+# Ranks stop connecting so long before the deadline that they can still tell each other what has become of it.
+_EXCHANGE_SECONDS = 0.5
 
 
 class Links(NamedTuple):
@@ -133,6 +136,7 @@ class Mesh:
     ) -> list[Connection] | str:
         connections: list[Connection] = []
         problem: str | None = None
+        left = self.start_up.left()
         try:
             for peer, candidates in enumerate(addresses):
                 if peer != self.rank and not candidates:
@@ -144,7 +148,7 @@ class Mesh:
                 addresses,
                 key=self.key,
                 details=details,
-                deadline=self.start_up.deadline,
+                deadline=time.monotonic() + max(left - _EXCHANGE_SECONDS, 0.9 * left),
                 look=lambda: self._raise_reported("links"),
             )
         except (OSError, DistNetworkError) as error:

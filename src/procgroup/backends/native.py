@@ -47,9 +47,10 @@ def connect(
     """Connect all ranks of a group through a store; return this rank's backend when every rank has connected.
 
     Raises PeerLost or PeerFailed when another rank is lost meanwhile, CollectiveTimeout that names the ranks that are
-    missing after ``timeout`` or 120 seconds, DistNetworkError when the ranks cannot connect.
+    missing ``timeout`` seconds after the start began, or 120 seconds from now, and DistNetworkError when the ranks
+    cannot connect.
     """
-    start_up.restart_timeout(min(timeout, _CONNECT_SECONDS))
+    start_up.limit_connecting(timeout, _CONNECT_SECONDS)
     mesh = Mesh(start_up, hashlib.sha256(b"procgroup data key\0" + data_key).digest())
     job = hashlib.sha256(b"procgroup job\0" + data_key).hexdigest()[:10]
     engine, group, hosts = _connect(mesh, group_name, environ.PROCGROUP_TRANSPORT.get(), global_ranks, job)

@@ -26,6 +26,16 @@ class Iovecs(NamedTuple):
     nbytes: int
 
 
+def _first_failure(works: Sequence[Work]) -> Exception | None:
+    """Return the failure that ended the group of ``works``: those that have not completed are about to."""
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:
+            return error
+    return None
+
+
 class GroupCalls(Collectives):
     """All calls of a group. Messages between two ranks with one tag arrive in the order in which they were sent."""
 
@@ -246,11 +256,10 @@ class GroupCalls(Collectives):
             try:
                 works.append(getattr(self.calls, call.op)(*call.arguments, async_op, call.timeout))
             except GroupBroken:
-                errors = (work.exception() for work in works if async_op)
-                first = next((error for error in errors if error is not None), None)
+                first = _first_failure(works) if async_op else None
                 if first is None:
                     raise
-                raise first from None  # the error that ended the group
+                raise first from None
         return self.calls.join(works, calls[0].op, results) if async_op and works else None
 
     def _check(self, op: str, *arguments: Any) -> None:

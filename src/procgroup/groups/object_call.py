@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from procgroup import exit_reason
 from procgroup.errors import CollectiveMismatch, DistBackendError, MalformedObjects, PicklingFailed, UnpicklingFailed
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.object_format import HEADER_BYTES, Bytes, Header, IncomingObjects, OutgoingObjects, make_header
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 # How long a rank that was interrupted while pickling tries to send the error; most other ranks have arrived by then.
 _INTERRUPT_SECONDS = 0.2
+# Of the text of an exception, so much fits into a header, with the exception's type and line.
+_TEXT_CHARACTERS = 700
 # From this size on the ranks agree that every rank has allocated its memory.
 _AGREED_BYTES = 64 << 20
 
@@ -167,7 +170,7 @@ class ObjectCall:
         )
 
     def _error_header(self, error: BaseException) -> Header:
-        return Header(self.kind, self.root, 0, f"{type(error).__name__}: {error}")
+        return Header(self.kind, self.root, 0, exit_reason.describe(error, _TEXT_CHARACTERS))
 
     def _agree_on_memory(self, problem: MemoryError | None) -> None:
         mine = np.array([problem is not None], np.uint8)

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,24 +191,17 @@ def object_cannot_be_pickled() -> None:
     dist.all_gather_object([None] * 3, mine)  # BUG
 
 
-class MissingOnRank1:
-    """An object of a class that rank 1 has in another version."""
-
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return make_missing, ()
-
-
-def make_missing() -> object:
-    if dist.get_rank() == 1:
-        raise AttributeError("no such class in this version")
-    return None
+class AddedLately:
+    """A class that rank 1 has not yet."""
 
 
 @failure("PeerFailed", guilty_errors=("UnpicklingFailed", "AttributeError"))
 def object_cannot_be_unpickled() -> None:
-    """Rank 1 has another version of a class than rank 0, which broadcasts an object of it."""
+    """Rank 1 has an older version of a module than rank 0, which broadcasts an object of a new class."""
     join(LONG_TIMEOUT)
-    objects = [MissingOnRank1() if dist.get_rank() == 0 else None]
+    objects = [AddedLately() if dist.get_rank() == 0 else None]
+    if dist.get_rank() == 1:
+        del globals()["AddedLately"]
     dist.broadcast_object_list(objects, src=0)  # BUG
     add_up()
 

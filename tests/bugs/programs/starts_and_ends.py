@@ -81,7 +81,7 @@ def killed_while_it_joins() -> None:
     start_and_die(5)  # BUG
 
 
-@death("PeerLost", "CollectiveTimeout")
+@death("PeerLost", "CollectiveTimeout", LATE)
 def killed_while_addresses_are_exchanged() -> None:
     """Rank 1 is killed when all have met, between the requests by which the ranks learn each other's addresses."""
     start_and_die(14)  # BUG
