@@ -36,7 +36,7 @@ void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   if (!ends_soon(call))
     failure = supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, language);
   recording.end(call.failure());
-  if (failure) throw OperationFailed{*std::move(failure), request.descriptor};
+  if (failure) throw OperationFailed{reported(*std::move(failure)), request.descriptor};
   run_unlocked(request.after, language);
 }
 
@@ -66,7 +66,7 @@ void Group::run_queued(const Request& request, double seconds, LanguageRuntime& 
   if (failure) {
     Descriptor call = operation->call();
     if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
-    throw OperationFailed{failure->kind == Failure::Kind::kBroken ? take_reason().value_or(*failure) : *failure, call};
+    throw OperationFailed{reported(*failure), call};
   }
 }
 
@@ -348,6 +348,14 @@ void Group::require_usable(Descriptor call) {
   if (!completed_.load(std::memory_order_acquire)) return;
   if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
   throw OperationFailed{*take_reason(), call};
+}
+
+// What a call raises whose failure this is: the failure of the work on a device that has ended the group, where no call
+// has raised it. Where the call has a reason of its own, that is the report.
+Failure Group::reported(Failure failure) {
+  const std::lock_guard lock(reason_mutex_);
+  std::optional<Failure> unreported = std::exchange(unreported_, std::nullopt);
+  return unreported && failure.kind == Failure::Kind::kBroken ? *std::move(unreported) : std::move(failure);
 }
 
 // Why the group has ended. The first call that asks gets the failure itself, where no call has reported it.

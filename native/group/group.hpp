@@ -240,6 +240,7 @@ class Group final : public Source {
   void add_own_wait(Failure& failure, std::vector<int> awaited) const;
   std::optional<Failure> broken() const;
   std::optional<Failure> take_reason();
+  Failure reported(Failure failure);
   std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);
   Progress advance_queue();

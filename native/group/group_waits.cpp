@@ -57,7 +57,7 @@ int Group::run_message(const MessageRequest& request, double seconds, LanguageRu
   require_usable(operation.call());
   const auto failure =
       drive_watched(operation, operation.call(), [&] { return operation.awaited(); }, seconds, language);
-  if (failure) throw OperationFailed{*failure, operation.call()};
+  if (failure) throw OperationFailed{reported(*failure), operation.call()};
   return operation.source();
 }
 

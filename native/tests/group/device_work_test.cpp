@@ -122,6 +122,24 @@ void the_next_call_reports_the_failure_of_a_blocking_one() {
   check(kinds == std::vector{Failure::Kind::kTimeout, Failure::Kind::kBroken}, "expected one report", 0);
 }
 
+// Also where the next call was waiting for another rank when the work failed.
+void a_call_that_waits_reports_the_failure_of_a_blocking_one() {
+  std::vector<Rank> world = world_of(2, {0, 0});
+  Group& group = *world[0].group;
+  const auto work = group.follow(collective(1), [] { return false; }, 0.2, true);
+  NoRuntime language;
+  std::vector<Failure::Kind> kinds;
+  for (int call = 0; call < 2; ++call) {
+    Request barrier;
+    try {
+      group.run(barrier, 60, language);
+    } catch (const OperationFailed& failed) {
+      kinds.push_back(failed.failure.kind);
+    }
+  }
+  check(kinds == std::vector{Failure::Kind::kTimeout, Failure::Kind::kBroken}, "expected one report", 0);
+}
+
 void a_barrier_waits_for_the_work_of_collectives() {
   std::vector<Rank> world = world_of(2, {0, 0});
   std::atomic<bool> ends{false};
@@ -310,6 +328,7 @@ int main() {
     messages_have_the_same_places_on_both_sides(hosts);
   work_ends_when_the_device_has_finished_and_in_order();
   the_next_call_reports_the_failure_of_a_blocking_one();
+  a_call_that_waits_reports_the_failure_of_a_blocking_one();
   a_barrier_waits_for_the_work_of_collectives();
   for (const char* how : {"throws", "deadline", "abort"}) work_that_fails_ends_the_group(how);
   work_that_an_abort_has_ended_fails();
