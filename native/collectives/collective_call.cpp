@@ -36,7 +36,7 @@ CollectiveCall::CollectiveCall(CollectiveState& state, const Request& request)
       fingerprint_(kDiagnoses ? request.descriptor.fingerprint() : 0) {}
 
 CollectiveCall::~CollectiveCall() {
-  if (!is_completed()) cancel_relay();
+  if (!is_completed()) cancel_messages();
 }
 
 // Memory may be refused, and what a peer wrote may lead out of its arena: both end the call, on whatever thread.
@@ -85,6 +85,7 @@ Progress CollectiveCall::execute() {
 
 // The connections are still advanced: other ranks' failures come by them.
 Progress CollectiveCall::transfer() {
+  if (confirmation_) return confirm();
   const bool is_polled = request_.transfer_sleep_ns == 0;
   if (state_.messages && (!is_polled || ++looks_ % kLooksBetweenMessages == 0)) {
     const std::lock_guard lock(state_.messages->mutex);
@@ -94,7 +95,35 @@ Progress CollectiveCall::transfer() {
   // MPICH reports success where it could not read the memory of a process that was killed. The engine finds the loss
   // within moments, and that ends the call.
   if (!has_moved_ || has_dead_member()) return Progress::kWaiting;
+  if (is_to_be_confirmed()) {
+    confirmation_.emplace(request_.descriptor.sequence);
+    return confirm();
+  }
   conclude();
+  return Progress::kDone;
+}
+
+// What a call has no bytes for cannot be wrong. Work on a device has been queued only.
+bool CollectiveCall::is_to_be_confirmed() const {
+  const Descriptor& call = request_.descriptor;
+  return state_.messages && !call.on_device && (call.splits != 0 || call.bytes() != 0);
+}
+
+// A backend that is polled may have more to do for other ranks, which this rank waits for now.
+Progress CollectiveCall::confirm() {
+  if (request_.transfer_sleep_ns == 0)
+    request_.transfer(request_.descriptor.root, request_.descriptor.sequence, awaited_);
+  Progress progress;
+  {
+    const std::lock_guard lock(state_.messages->mutex);
+    state_.messages->pump();
+    progress = confirmation_->advance(*state_.messages);
+  }
+  if (progress != Progress::kDone) return progress;
+  if (const Failure* failure = confirmation_->failure())
+    give_up(translated(*failure));
+  else
+    conclude();
   return Progress::kDone;
 }
 
@@ -106,7 +135,8 @@ bool CollectiveCall::has_dead_member() const {
 
 // Nothing wakes a rank when another backend has moved something.
 int64_t CollectiveCall::longest_sleep_ns() const {
-  return is_transferring() ? request_.transfer_sleep_ns : kAnySleepNs;
+  const bool is_polled = request_.transfer_sleep_ns == 0;
+  return is_transferring() && (is_polled || !confirmation_) ? request_.transfer_sleep_ns : kAnySleepNs;
 }
 
 // A message that its receive refused is none that a correct peer sends.
@@ -120,22 +150,24 @@ Failure CollectiveCall::translated(Failure failure) const {
 
 void CollectiveCall::give_up(Failure failure) {
   if (is_completed()) return;
-  if (failure.kind == Failure::Kind::kTimeout && is_transferring() && awaited_.empty()) {
+  if (failure.kind == Failure::Kind::kTimeout && outlives_peer() && awaited_.empty()) {
     if (failure.missing.empty() && state_.stopped_members) failure.missing = state_.stopped_members();
     if (failure.missing.empty()) failure.reason = "its backend, which does not name the ranks that it waits for";
   }
   if (state_.on_failure) state_.on_failure(failure, request_.descriptor);
   end_exposure(state_, request_.descriptor.sequence);
   executor_.cancel_transfers();
-  cancel_relay();
+  cancel_messages();
   failure.wrote = phase_ == Phase::kExecute && !request_.after;
   fail(std::move(failure));
 }
 
-void CollectiveCall::cancel_relay() {
-  if (!state_.relay || phase_ != Phase::kAgree) return;
+void CollectiveCall::cancel_messages() {
+  const bool is_relaying = state_.relay && phase_ == Phase::kAgree;
+  if (!is_relaying && !confirmation_) return;
   const std::lock_guard lock(state_.messages->mutex);
-  state_.relay->cancel(state_);
+  if (is_relaying) state_.relay->cancel(state_);
+  if (confirmation_) confirmation_->cancel(*state_.messages);
 }
 
 // Which calls are small must be known from what all ranks agree upon.
@@ -281,6 +313,7 @@ void CollectiveCall::conclude() {
 
 // Without its leader a rank does not know who has come on the other hosts.
 std::vector<int> CollectiveCall::missing() const {
+  if (confirmation_) return {confirmation_->awaited()};
   if (is_transferring()) return awaited_;
   std::vector<int> ranks;
   const uint64_t sequence = request_.descriptor.sequence;

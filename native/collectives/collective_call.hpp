@@ -7,15 +7,17 @@
 //                every block is as long as its receiver expects, for all pairs of ranks, so that all ranks find the
 //                same result
 //     finish     small: combine the data beside the announcements; large: run a schedule; external: advance the
-//                transfer of another backend
+//                transfer of another backend; between hosts, then confirm its success (collectives/confirmation.hpp)
 //
 // In a group that spans hosts the leader of each host relays announcements (collectives/relay.hpp); all else is the
 // same. Nothing is written into an output before all ranks are known to agree.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "collectives/confirmation.hpp"
 #include "collectives/executor.hpp"
 #include "collectives/state.hpp"
 #include "ops/request.hpp"
@@ -36,7 +38,7 @@ class CollectiveCall final : public Operation {
   std::vector<int> missing() const override;
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override;
-  bool outlives_peer() const override { return is_transferring(); }
+  bool outlives_peer() const override { return is_transferring() && !confirmation_; }
 
  private:
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
@@ -54,8 +56,10 @@ class CollectiveCall final : public Operation {
   Progress execute();
   Progress transfer();
   bool has_dead_member() const;
+  bool is_to_be_confirmed() const;
+  Progress confirm();
   void conclude();
-  void cancel_relay();
+  void cancel_messages();
   Failure translated(Failure failure) const;
 
   CollectiveState& state_;
@@ -67,6 +71,7 @@ class CollectiveCall final : public Operation {
   int next_ = 0;              // the rank whose arrival is awaited
   std::vector<int> awaited_;  // the ranks that another backend waits for, where it names them
   bool has_moved_ = false;    // another backend says that it has moved all bytes
+  std::optional<Confirmation> confirmation_;
   uint64_t fingerprint_;
   int64_t mismatch_since_ns_ = 0;
   uint32_t looks_ = 0;  // at another backend's transfer

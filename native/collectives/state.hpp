@@ -107,10 +107,14 @@ struct GroupMessages {
   // Announcements have one key for all calls of the group, so that ranks whose calls are out of step compare them
   // instead of waiting for each other.
   MessageKey announcement_key() const { return {group.id, kEngineTag}; }
-  // The data of different calls never meet.
-  MessageKey data_key(uint64_t sequence) const { return {group.id, kEngineTag | (sequence << 2 & ~kEngineTag) | 1}; }
+  // Messages of different calls never meet.
+  MessageKey data_key(uint64_t sequence) const { return key_of(sequence, 1); }
+  MessageKey confirmation_key(uint64_t sequence) const { return key_of(sequence, 2); }
 
  private:
+  MessageKey key_of(uint64_t sequence, uint64_t kind) const {
+    return {group.id, kEngineTag | (sequence << 2 & ~kEngineTag) | kind};
+  }
   static constexpr uint64_t kEngineTag = uint64_t{1} << 63;  // users' tags do not have this bit
 };
 

@@ -63,7 +63,7 @@ Progress QueuedCall::advance() {
     running_ = group_.make_call(request_);
   }
   const Progress progress = running_->advance();
-  is_polling_ = request_.transfer && running_->outlives_peer();
+  is_polling_ = request_.transfer && running_->longest_sleep_ns() != kAnySleepNs;
   if (progress != Progress::kDone) return progress;
   if (running_->failure() != nullptr || !request_.after) {
     end(running_->failure());

@@ -112,6 +112,7 @@ MpiLibrary::MpiLibrary(const std::string& path, MpiHandles handles) : handles_(s
     functions_[index] = found<void*>(library, (kNames[index] + std::string(large_ ? "_c" : "")).c_str());
   finalize_ = found<decltype(finalize_)>(library, "MPI_Finalize");
   test_ = found<decltype(test_)>(library, "MPI_Test");
+  probe_ = found<decltype(probe_)>(library, "MPI_Iprobe");
   error_class_ = found<decltype(error_class_)>(library, "MPI_Error_class");
   error_string_ = found<decltype(error_string_)>(library, "MPI_Error_string");
   reduce_local_ = found<decltype(reduce_local_)>(library, "MPI_Reduce_local");
@@ -153,6 +154,13 @@ MpiLibrary::State MpiLibrary::test(Word& request) const {
   int flag = 0;
   if (!succeeded(test_(&request, &flag, status))) return State::kLost;
   return flag != 0 ? State::kCompleted : State::kPending;
+}
+
+// The source and the tag are any valid ones: what is found does not matter.
+void MpiLibrary::progress(Word communicator) const {
+  alignas(std::max_align_t) std::byte status[kLargestStatus];
+  int flag = 0;
+  succeeded(probe_(0, 0, communicator, &flag, status));
 }
 
 // The thread is not waited for by any destructor: it may never end.

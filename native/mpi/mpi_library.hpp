@@ -70,6 +70,8 @@ class MpiLibrary {
   }
   enum class State { kPending, kCompleted, kLost };
   State test(Word& request) const;
+  // Let MPI go on with all that is under way on this rank, by a look for a message in the communicator.
+  void progress(Word communicator) const;
   // The operation that combines elements as dtype/dtype.hpp says: MPI's, or our own where MPI's gives something else. 0
   // where there is none.
   Word operation(ReduceOp op, Dtype dtype) const;
@@ -92,6 +94,7 @@ class MpiLibrary {
   int (*finalize_)() = nullptr;
   mutable std::future<void> finalized_;
   int (*test_)(Word* request, int* flag, void* status) = nullptr;
+  int (*probe_)(Word source, Word tag, Word communicator, int* flag, void* status) = nullptr;
   int (*reduce_local_)(const void* lower, void* both, int count, Word datatype, Word operation) = nullptr;
   int (*error_class_)(int code, int* error_class) = nullptr;
   int (*error_string_)(int code, char* text, int* length) = nullptr;

@@ -80,6 +80,10 @@ bool MpiTransfer::advance(int root, uint64_t number) {
 bool MpiTransfer::move(int root, uint64_t number) {
   if (state_ == State::kNew) start(root, number);
   if (is_lost_) return false;
+  if (state_ == State::kCompleted) {
+    mpi_.library->progress(mpi_.handle);
+    return true;
+  }
   const MpiLibrary::State now = mpi_.library->test(handle_);
   is_lost_ = now == MpiLibrary::State::kLost;
   if (now != MpiLibrary::State::kCompleted) return false;

@@ -183,6 +183,118 @@ void the_ranks_that_a_backend_waits_for_are_named_at_the_deadline(const std::vec
   check(failed != 0, "expected a deadline", 0);
 }
 
+// Rank 1's bytes have not moved, those of the others have. What moves only while it is advanced is advanced meanwhile.
+void ranks_of_several_hosts_wait_until_all_bytes_have_moved(const std::vector<int>& hosts, bool is_async,
+                                                            bool is_polled) {
+  std::vector<Rank> world = world_of(3, hosts);
+  std::atomic<int> completed{0};
+  std::atomic<int> later_looks{0};
+  std::atomic<bool> may_move{false};
+  in_all_ranks(world, [&](Group& group) {
+    std::vector<int64_t> data = values(group.rank(), 5);
+    const bool is_last = group.rank() == 1;
+    Request request = external_request(
+        data, [&, is_last, has_moved = std::make_shared<bool>(false)](int, uint64_t, std::vector<int>&) {
+          if (std::exchange(*has_moved, !is_last || may_move)) ++later_looks;
+          return *has_moved;
+        });
+    if (is_polled) request.transfer_sleep_ns = 0;
+    std::thread later;
+    if (is_last)
+      later = std::thread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        check(completed == 0, "expected all ranks to wait for rank 1", 1);
+        check((later_looks > 0) == is_polled, "expected only a polled transfer to be advanced further", 1);
+        may_move = true;
+      });
+    NoRuntime language;
+    if (is_async) {
+      const auto operation = group.start(std::move(request), 60);
+      while (!operation->is_completed()) std::this_thread::yield();
+      check(operation->failure() == nullptr, "expected to end well", group.rank());
+    } else {
+      group.run(request, 60, language);
+    }
+    ++completed;
+    if (is_last) later.join();
+  });
+}
+
+void a_call_without_bytes_is_not_confirmed() {
+  std::vector<Rank> world = world_of(2, {0, 1});
+  std::atomic<bool> has_ended{false};
+  in_all_ranks(world, [&](Group& group) {
+    std::vector<int64_t> data;
+    const bool is_first = group.rank() == 0;
+    NoRuntime language;
+    Request request = external_request(
+        data, [&, is_first](int, uint64_t, std::vector<int>&) { return is_first || has_ended.load(); });
+    group.run(request, 60, language);
+    if (is_first) has_ended = true;
+  });
+}
+
+// Rank 1's backend throws when the others have moved their bytes.
+void what_a_backend_throws_at_last_ends_the_call_everywhere(const std::vector<int>& hosts, bool is_async) {
+  std::vector<Rank> world = world_of(3, hosts);
+  std::atomic<int> moved{0};
+  in_all_ranks(world, [&](Group& group) {
+    std::vector<int64_t> data = values(group.rank(), 5);
+    const bool throws = group.rank() == 1;
+    Request request = external_request(data, [&, throws](int, uint64_t, std::vector<int>&) {
+      if (!throws) ++moved;
+      if (throws && moved == 2) throw std::runtime_error("out of ink");
+      return !throws;
+    });
+    Failure failure;
+    if (is_async) {
+      const auto operation = group.start(std::move(request), 60);
+      while (!operation->is_completed()) std::this_thread::yield();
+      check(operation->failure() != nullptr, "expected a failure", group.rank());
+      failure = *operation->failure();
+    } else {
+      failure = failure_of(group, std::move(request));
+    }
+    const Failure::Kind expected = throws ? Failure::Kind::kBroken : Failure::Kind::kFailed;
+    check(failure.kind == expected, failure.summary().c_str(), group.rank());
+    check(failure.summary().find("out of ink") != std::string::npos, failure.summary().c_str(), group.rank());
+  });
+}
+
+// Rank 1's backend does not move its bytes, and those of the others do not say so.
+void a_rank_that_does_not_confirm_is_named_at_the_deadline() {
+  std::vector<Rank> world = world_of(2, {0, 1});
+  in_all_ranks(world, [&](Group& group) {
+    std::vector<int64_t> data = values(group.rank(), 5);
+    const bool is_first = group.rank() == 0;
+    const Failure failure =
+        failure_of(group, external_request(data, [is_first](int, uint64_t, std::vector<int>&) { return is_first; }),
+                   is_first ? 0.2 : 60);
+    if (!is_first) return;
+    check(failure.kind == Failure::Kind::kTimeout, failure.summary().c_str(), 0);
+    check(failure.missing == std::vector{1}, failure.summary().c_str(), 0);
+  });
+}
+
+// Members leave as soon as they have completed the call; the others still wait for one another.
+void ranks_that_leave_after_the_call_fail_none() {
+  for (int turn = 0; turn < 100; ++turn)
+    for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 2}}) {
+      std::vector<Rank> world = world_of(3, hosts);
+      std::vector<std::thread> threads;
+      for (Rank& rank : world)
+        threads.emplace_back([&rank] {
+          NoRuntime language;
+          std::vector<int64_t> data = values(rank.group->rank(), 5);
+          Request request = external_request(data, [](int, uint64_t, std::vector<int>&) { return true; });
+          rank.group->run(request, 60, language);
+          rank.group->leave();
+          rank.engine->shutdown();
+        });
+      for (std::thread& thread : threads) thread.join();
+    }
+}
+
 // Each message has a tag of its own; nothing is left of it when it has been moved.
 void messages_that_were_moved_take_no_memory(const std::vector<int>& hosts) {
   std::vector<Rank> world = world_of(2, hosts);
@@ -222,7 +334,6 @@ void a_message_is_moved_by_the_backend(const std::vector<int>& hosts, int source
     request.op = OpKind::kRecv;
     request.count = count;
     request.peer = source;
-    Failure failure;
     try {
       if (is_async) {
         const auto operation = group.start_message(request, 60);
@@ -254,6 +365,15 @@ int main() {
     }
     ranks_that_differ_reach_no_backend(hosts);
   }
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 2}})
+    for (const bool is_async : {false, true}) {
+      for (const bool is_polled : {false, true})
+        ranks_of_several_hosts_wait_until_all_bytes_have_moved(hosts, is_async, is_polled);
+      what_a_backend_throws_at_last_ends_the_call_everywhere(hosts, is_async);
+    }
+  a_call_without_bytes_is_not_confirmed();
+  a_rank_that_does_not_confirm_is_named_at_the_deadline();
+  ranks_that_leave_after_the_call_fail_none();
   a_transfer_that_does_not_end_is_ended_at_the_deadline();
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
     messages_that_were_moved_take_no_memory(hosts);

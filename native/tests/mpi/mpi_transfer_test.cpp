@@ -152,6 +152,22 @@ void all_ranks_get_the_same_nans() {
     }
 }
 
+void mpi_goes_on_while_other_ranks_are_waited_for() {
+  in_all_ranks(2, library(), [](const MpiCommunicator& communicator) {
+    int64_t data = 5;
+    Request request;
+    request.descriptor.op = OpKind::kAllReduce;
+    request.descriptor.dtype = Dtype::kInt64;
+    request.descriptor.count = 1;
+    request.input = request.output = &data;
+    MpiTransfer transfer(communicator, request, false);
+    while (!transfer.advance(-1, 1)) std::this_thread::yield();
+    const int before = ThreadsAsMpi::instance().probes();
+    CHECK(transfer.advance(-1, 1) && !transfer.is_pending() && data == 10);
+    CHECK(ThreadsAsMpi::instance().probes() > before);
+  });
+}
+
 void what_a_library_lacks_is_gathered() {
   MpiHandles lacking = mpi_handles();
   lacking.datatypes = {};
@@ -335,6 +351,7 @@ int main() {
   RUN_TEST(every_movement_arrives);
   RUN_TEST(every_reduction_gives_what_reduce_gives);
   RUN_TEST(all_ranks_get_the_same_nans);
+  RUN_TEST(mpi_goes_on_while_other_ranks_are_waited_for);
   RUN_TEST(what_a_library_lacks_is_gathered);
   RUN_TEST(messages_find_each_other_by_number);
   RUN_TEST(an_error_of_mpi_is_thrown_a_second_later_with_its_text);

@@ -6,6 +6,7 @@
 //                      the n-th message of one sender, receiver and tag
 //     MPI_Test         some tests, as many as chance says, find nothing; then, once all ranks have come, the first one
 //                      moves everything
+//     MPI_Iprobe       finds nothing, and is counted
 //
 // Handles and counts have 32 bits; with PROCGROUP_LARGE_COUNTS both have 64, and the functions are those of MPI 4.
 #pragma once
@@ -133,6 +134,20 @@ class ThreadsAsMpi {
     *request = kNoRequest;
     return 0;
   }
+  void probe(Handle communicator, int source, int tag, int* flag) {
+    const std::lock_guard lock(mutex_);
+    const Communicator& own = communicator_of(communicator);
+    if (source < 0 || source >= own.size || tag < 0 || tag > kLargestTag) {
+      std::fputs("MPI_Iprobe: expected a rank and a tag\n", stderr);
+      std::abort();
+    }
+    *flag = 0;
+    ++probes_;
+  }
+  int probes() {
+    const std::lock_guard lock(mutex_);
+    return probes_;
+  }
   // Waits until all processes would have called it.
   void finalize() {
     std::unique_lock lock(mutex_);
@@ -193,6 +208,7 @@ class ThreadsAsMpi {
   std::condition_variable ended_;
   bool others_have_ended_ = false;
   int finalized_ = 0;  // times
+  int probes_ = 0;
   int worlds_ = 0;
   int64_t calls_begun_ = 1;
   int64_t requests_begun_ = 0;
@@ -303,6 +319,11 @@ int COUNTING(MPI_Irecv)(void* buffer, Count count, Handle type, int source, int 
 int MPI_Test(Handle* request, int* flag, void* status) {
   std::memset(status, 0xff, procgroup::testing::kStatusBytes);
   return ThreadsAsMpi::instance().test(request, flag);
+}
+int MPI_Iprobe(int source, int tag, Handle communicator, int* flag, void* status) {
+  std::memset(status, 0xff, procgroup::testing::kStatusBytes);
+  ThreadsAsMpi::instance().probe(communicator, source, tag, flag);
+  return 0;
 }
 int MPI_Finalize() {
   ThreadsAsMpi::instance().finalize();
