@@ -29,6 +29,7 @@ struct Deadline {
     const int64_t left = at_ns == std::numeric_limits<int64_t>::max() ? most : at_ns - now_ns();
     return left < 0 ? 0 : (left < most ? left : most);
   }
+  double remaining_seconds() const { return static_cast<double>(remaining_ns(INT64_MAX)) / 1e9; }
 };
 
 }  // namespace procgroup

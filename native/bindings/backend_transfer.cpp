@@ -113,9 +113,11 @@ bool BackendTransfer::advance(int root, uint64_t number, std::vector<int>& await
 void BackendTransfer::fail(nb::python_error& raised) {
   error_ = nb::borrow(raised.value());
   advance_.reset();
-  // The call fails, and the thread that waits, for this call or another one, raises what the handler raised.
-  const bool is_of_handler = PyObject_IsInstance(error_.ptr(), PyExc_Exception) == 0;
-  if (is_of_handler && raised_in_transfer == nullptr) raised_in_transfer = nb::object(error_).release().ptr();
+  // The call fails, and the thread that waits, for this call or another one, raises what the handler raised. A thread
+  // without a frame of Python's waits for no call.
+  const bool is_exit_or_interrupt = PyObject_IsInstance(error_.ptr(), PyExc_Exception) == 0;
+  if (is_exit_or_interrupt && raised_in_transfer == nullptr && PyEval_GetFrame() != nullptr)
+    raised_in_transfer = nb::object(error_).release().ptr();
   const nb::object name = error_.type().attr("__name__");
   throw std::runtime_error("its backend raised " + nb::cast<std::string>(name) + ": " +
                            nb::cast<std::string>(nb::str(error_)));

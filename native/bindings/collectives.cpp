@@ -113,8 +113,7 @@ nb::object PythonGroup::reduce_in_place(nb::handle array, nb::handle op, bool re
 
 namespace {
 
-// Where an earlier call of the list has ended the group, raise its failure. All calls of an ended group complete soon,
-// but the one that ended it may still be about to.
+// Raise the error of the first of the calls that failed. The group has ended, so all of them complete soon.
 void raise_first_failure(const nb::list& works) {
   for (const nb::handle work : works)
     if (!work.is_none()) nb::cast<Work&>(work).wait(nb::none());

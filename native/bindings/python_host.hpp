@@ -70,8 +70,8 @@ inline void check_signals() {
   if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
 }
 
-// What a signal's handler has raised on this thread inside of a backend's transfer, which may be that of another call
-// than the one that the thread waits for. Null, or owned.
+// An exception that a signal's handler raised on this thread while it advanced a backend's transfer, perhaps for
+// another call than the one that the thread waits for. An owned reference, or null.
 inline constinit thread_local PyObject* raised_in_transfer = nullptr;
 
 // Raise it, if there is one, and forget it.

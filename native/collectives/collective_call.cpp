@@ -95,7 +95,7 @@ Progress CollectiveCall::transfer() {
   // MPICH reports success where it could not read the memory of a process that was killed. The engine finds the loss
   // within moments, and that ends the call.
   if (!has_moved_ || has_dead_member()) return Progress::kWaiting;
-  if (is_to_be_confirmed()) {
+  if (needs_confirmation()) {
     confirmation_.emplace(request_.descriptor.sequence);
     return confirm();
   }
@@ -103,10 +103,11 @@ Progress CollectiveCall::transfer() {
   return Progress::kDone;
 }
 
-// What a call has no bytes for cannot be wrong. Work on a device has been queued only.
-bool CollectiveCall::is_to_be_confirmed() const {
+// A call without bytes has no result that could be wrong. Of a call on a device only the start is known here.
+bool CollectiveCall::needs_confirmation() const {
   const Descriptor& call = request_.descriptor;
-  return state_.messages && !call.on_device && (call.splits != 0 || call.bytes() != 0);
+  const bool has_bytes = call.op == OpKind::kAllToAll || call.splits != 0 || call.bytes() != 0;
+  return state_.messages && !call.on_device && has_bytes;
 }
 
 // A backend that is polled may have more to do for other ranks, which this rank waits for now.
@@ -128,7 +129,11 @@ Progress CollectiveCall::confirm() {
 }
 
 bool CollectiveCall::has_dead_member() const {
-  const bool may_have_read = request_.descriptor.splits != 0 || request_.descriptor.bytes() >= kReadBytes;
+  const Descriptor& call = request_.descriptor;
+  // MPI may send the blocks of several ranks at once. The blocks of an all_to_all are not in its descriptor.
+  const bool has_blocks = has_input_blocks(call.op) || has_output_blocks(call.op);
+  const size_t most = call.bytes() * (has_blocks ? static_cast<size_t>(state_.size()) : 1);
+  const bool may_have_read = call.op == OpKind::kAllToAll || call.splits != 0 || most >= kReadBytes;
   return std::ranges::any_of(state_.peers,
                              [=](const PeerMemory* peer) { return peer && peer->has_died(may_have_read); });
 }

@@ -56,7 +56,7 @@ class CollectiveCall final : public Operation {
   Progress execute();
   Progress transfer();
   bool has_dead_member() const;
-  bool is_to_be_confirmed() const;
+  bool needs_confirmation() const;
   Progress confirm();
   void conclude();
   void cancel_messages();

@@ -50,6 +50,9 @@ enum class PeerStatus : uint32_t { kPresent, kLeft, kLost };
 
 class Engine final : public Waiter, public WaitForGraph {
  public:
+  // The number of missing ranks whose calls an error describes.
+  static constexpr size_t kExplainedRanks = 8;
+
   // `shared` asks for an arena that others can map; without one (or when the system refuses it) only sockets can be
   // attached.
   Engine(const EngineOptions& options, bool shared);

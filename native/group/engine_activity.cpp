@@ -148,10 +148,13 @@ void Engine::record_awaited(const Descriptor& call, std::vector<int> peers) {
 }
 
 void Engine::report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group) {
-  std::vector<int> described = call.awaited;
-  if (described.size() > kDescribedRanks) described.resize(kDescribedRanks);
-  if (due == WaitReport::Due::kQuestion) query_calls(described, group);
+  const auto first = [&](size_t most) {
+    return std::vector<int>(call.awaited.begin(),
+                            call.awaited.begin() + static_cast<ptrdiff_t>(std::min(most, call.awaited.size())));
+  };
+  if (due == WaitReport::Due::kQuestion) query_calls(first(kExplainedRanks), group);
   if (due != WaitReport::Due::kLine) return;
+  const std::vector<int> described = first(kDescribedRanks);
   WaitingCall global = call;
   global.rank = global_rank(call.rank);
   for (int& awaited : global.awaited) awaited = global_rank(awaited);

@@ -8,7 +8,8 @@
 namespace procgroup {
 namespace {
 
-// Users' tags do not have the highest bit; collectives use the tags that end in 0 and 1.
+// Users' tags do not have the highest bit. Those of announcements have no other one; all other tags of collectives
+// contain a sequence number, which is never 0.
 constexpr uint64_t kTag = uint64_t{1} << 63 | 2;
 
 // Texts are sent only of failures that the other ranks cannot describe themselves.

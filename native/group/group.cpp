@@ -71,6 +71,7 @@ void Group::run_queued(const Request& request, double seconds, LanguageRuntime& 
 }
 
 void Group::finish_turn() {
+  ended_.store(sequence_.load(std::memory_order_relaxed), std::memory_order_release);
   busy_.store(false, std::memory_order_release);
   if (queued_.load(std::memory_order_seq_cst) != 0) engine_.kick();
 }
@@ -300,7 +301,7 @@ void Group::examine_pending() {
       operation->give_up(std::move(*failure));
     // Receives may be posted long before they are needed: they count once a thread waits for them.
     if (!operation->is_completed() && (!is_message(operation->call().op) || operation->is_awaited()))
-      report_wait(operation->wait_report(), *operation, operation->call(), operation->seconds());
+      report_wait(operation->wait_report(), *operation, operation->call(), operation->deadline().remaining_seconds());
   }
   for (const std::shared_ptr<GroupOperation>& operation : waiting) {
     std::optional<Failure> failure = operation->is_completed() ? std::nullopt : what_ends(*operation);
@@ -318,7 +319,7 @@ std::optional<Failure> Group::what_ends(const GroupOperation& operation) {
   if (std::optional<Failure> failure = examine(operation, operation.call())) return failure;
   if (!operation.deadline().passed()) return std::nullopt;
   Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};
-  if (timeout.missing.empty() && operation.call().external) timeout.missing = stopped_members();
+  if (timeout.missing.empty() && operation.outlives_peer()) timeout.missing = stopped_members();
   name_relays(timeout, operation.call());
   explain(timeout);
   return timeout;
@@ -350,8 +351,8 @@ void Group::require_usable(Descriptor call) {
   throw OperationFailed{*take_reason(), call};
 }
 
-// What a call raises whose failure this is: the failure of the work on a device that has ended the group, where no call
-// has raised it. Where the call has a reason of its own, that is the report.
+// The failure that a call raises in place of `failure`. A failure of work on a device that ended the group, and that no
+// call has raised, replaces kBroken. Any other failure is raised as it is.
 Failure Group::reported(Failure failure) {
   const std::lock_guard lock(reason_mutex_);
   std::optional<Failure> unreported = std::exchange(unreported_, std::nullopt);

@@ -261,6 +261,7 @@ class Group final : public Source {
   bool ordered_ = false;
   std::atomic<uint64_t> sequence_{0};          // of the last collective that has started; written in its turn
   std::atomic<uint64_t> message_sequence_{0};  // of the last message that was issued
+  std::atomic<uint64_t> ended_{0};             // of the last collective whose turn has ended
   std::atomic<bool> busy_{false};              // a call is running
   std::atomic<int> queued_{0};                 // calls in queue_
   // The messages that another backend is to move and has not moved, in the order in which they started; and how many

@@ -10,9 +10,6 @@ size_t index(int rank) { return static_cast<size_t>(rank); }
 
 constexpr const char* kLeftBefore = "it left the group before this call";
 
-// The number of missing ranks whose calls an error describes.
-constexpr size_t kExplained = 8;
-
 }  // namespace
 
 bool concerns_call(const Descriptor& failed, const Descriptor& running) {
@@ -62,7 +59,7 @@ std::optional<Failure> Group::examine(const Operation& operation, const Descript
   return broken();
 }
 
-// A leader that has left before it had relayed what a missing member of another host announces never will.
+// If a leader has left before it relayed a missing member's announcement, that announcement never comes.
 std::optional<Failure> Group::examine_relays(const std::vector<int>& missing, const Descriptor& call) const {
   if (!spans_hosts() || is_message(call.op)) return std::nullopt;
   const Topology& topology = state_->topology;
@@ -83,7 +80,7 @@ bool Group::has_left(int member, const Descriptor& call) const {
   return state_->member(member).memory().state.load(std::memory_order_acquire) == MemberState::kLeft;
 }
 
-// Whether this rank is a leader that has yet to relay, or to take what has arrived: see Relay::has_work.
+// Whether this rank is a leader with announcements to send or to take: see Relay::has_work.
 bool Group::can_relay(const Descriptor& call) const {
   if (!state_->relay) return false;
   const std::lock_guard lock(engine_.messages_mutex());
@@ -198,7 +195,7 @@ Failure Group::cause_of(Failure failure) const {
 std::vector<int> Group::explained_peers(const Failure& failure, bool has_world_ranks) const {
   std::vector<int> peers;
   for (const int missing : failure.missing) {
-    if (peers.size() == kExplained) break;
+    if (peers.size() == Engine::kExplainedRanks) break;
     peers.push_back(has_world_ranks ? missing : options_.members[index(missing)]);
   }
   for (const int relay : failure.relays) peers.push_back(options_.members[index(relay)]);

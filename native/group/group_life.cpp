@@ -209,13 +209,12 @@ std::optional<Failure> Group::misplaced(const std::vector<uint64_t>& offsets) co
   return std::nullopt;
 }
 
-// The first collective in which this rank has no part, or not all of it, when it fails in `call`.
+// The first collective that this rank will not complete once it fails in `call`.
 Descriptor Group::first_without_this_rank(const Descriptor& call) const {
   if (call.sequence != 0 && !is_message(call.op)) return call;
   Descriptor first;
   first.group = options_.id;
-  first.sequence = sequence_.load(std::memory_order_acquire);
-  if (!busy_.load(std::memory_order_acquire)) ++first.sequence;
+  first.sequence = ended_.load(std::memory_order_acquire) + 1;
   return first;
 }
 
@@ -230,7 +229,8 @@ void Group::break_with(Failure failure, const Descriptor& call) {
     log_line(LogLevel::kInfo, "group " + name() + " has ended: " + failure.summary(&global_ranks_),
              engine_.global_rank(engine_.rank()));
   if (failure.call.sequence == 0) failure.call = call;
-  // What another member has posted of a later call does not tell those that wait for this rank in an earlier one.
+  // Another member's failure in a later call does not end an earlier one. Members that wait there for this rank read
+  // its own.
   const Descriptor first = first_without_this_rank(call);
   if (!concerns_call(failure.call, first)) {
     failure.call = first;
@@ -265,10 +265,8 @@ void Group::fail_call(Descriptor call, std::string reason) {
 // Members of other hosts learn by a message that this rank has left.
 void Group::announce_leaving() {
   if (!created_) return;
-  uint64_t last = sequence_.load(std::memory_order_acquire);  // first: a call may start meanwhile
-  if (busy_.load(std::memory_order_acquire) && last != 0) --last;
   const std::lock_guard lock(engine_.messages_mutex());
-  engine_.handshakes().close(options_.id, nullptr, spans_hosts(), last);
+  engine_.handshakes().close(options_.id, nullptr, spans_hosts(), ended_.load(std::memory_order_acquire));
 }
 
 void Group::leave() {

@@ -76,6 +76,8 @@ Progress QueuedCall::advance() {
 
 void QueuedCall::end(const Failure* failure) {
   recording_->end(failure);
+  // First: whoever waits for the call may leave the group when it has completed.
+  if (request_.descriptor.sequence != 0) group_.ended_.store(request_.descriptor.sequence, std::memory_order_release);
   failure == nullptr ? finish() : fail(group_.own_view(group_.cause_of(*failure)));
 }
 

@@ -114,8 +114,7 @@ std::optional<Failure> Group::find_deadlock(DeadlockDetector& watch, const Opera
 // waits can be part of one.
 Group::Outcome Group::await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language,
                             bool& interrupted) {
-  const double left = static_cast<double>(deadline.remaining_ns(INT64_MAX)) / 1e9;
-  DeadlockDetector watch(engine_, std::min(operation.seconds(), left), engine_.suspicious_ns());
+  DeadlockDetector watch(engine_, std::min(operation.seconds(), deadline.remaining_seconds()), engine_.suspicious_ns());
   const auto look = [&] {
     if (std::optional<Failure> deadlock =
             find_deadlock(watch, operation, [&] { return operation.awaited(); }, language))

@@ -23,7 +23,7 @@ bool is_cycle(const std::vector<WaitEdge>& waits) {
 }  // namespace
 
 // A message is a header, and then `waits` waits; in a kCalls and a kSourceLine, `waits` is the size of the text that
-// follows. A kCallsQuery and a kSourceLine have their group in `confirmed`.
+// follows. A kCallsQuery, a kCalls and a kSourceLine have their group in `confirmed`.
 struct WaitEdgeExchange::Header {
   Kind kind;
   uint32_t waits;
@@ -132,10 +132,10 @@ void WaitEdgeExchange::answer(const std::function<std::string(uint64_t group)>& 
   for (int peer = 0; peer < static_cast<int>(copies_.size()); ++peer) {
     Copy* copy = copies_[static_cast<size_t>(peer)].get();
     if (copy == nullptr || !copy->query || now - copy->answered_ns < kAnswerNs) continue;
-    const std::string text = describe(*std::exchange(copy->query, std::nullopt));
+    const uint64_t group = *std::exchange(copy->query, std::nullopt);
     --queries_;
     copy->answered_ns = now;
-    post_text(peer, {.kind = Kind::kCalls, .waits = 0, .confirmed = 0}, text);
+    post_text(peer, {.kind = Kind::kCalls, .waits = 0, .confirmed = group}, describe(group));
   }
 }
 
@@ -209,9 +209,9 @@ void WaitEdgeExchange::take_text(Copy& copy, const Header& header, const std::ve
   if (header.waits > kTextBytes || message.size() != sizeof header + header.waits) return;
   std::string text = readable(reinterpret_cast<const char*>(message.data() + sizeof header), header.waits);
   if (header.kind == Kind::kCalls) {
-    copy.answered = true;
+    copy.answered = header.confirmed == copy.queried_group;  // else it is the answer to the query before
     copy.calls = std::move(text);
-    copy.calls_group = copy.queried_group;
+    copy.calls_group = header.confirmed;
     copy.calls_ns = now_ns();
     return;
   }

@@ -72,7 +72,7 @@ struct Request {
   bool after_device_work = false;
   ExternalTransfer transfer;  // where another backend moves the bytes (`descriptor.external`)
   // At most between two polls of the transfer, or at `ready`; 0 for a transfer that moves only while it is advanced.
-  // Such a one may be advanced also after it has completed, for what other ranks need of this one.
+  // Such a transfer may be advanced also after it has completed, because other ranks may still need it.
   int64_t transfer_sleep_ns = kTransferSleepNs;
 };
 

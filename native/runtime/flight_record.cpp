@@ -44,9 +44,10 @@ struct Line {
   char text[kLineBytes];
 };
 
-// Of the groups with the same place, that of the one whose wait was looked at last.
+// One entry for all groups with the same identity modulo kAwaited; the last write counts.
 struct AwaitedEntry {
-  Word group;  // stored last; 0 while the entry is written
+  Word version;  // odd while the entry is written
+  Word group;
   Word sequence;
   std::atomic<uint32_t> count;
   std::atomic<int32_t> ranks[AwaitedRanks::kMostAwaited];
@@ -221,15 +222,14 @@ std::vector<RecordedGroup> FlightRecordView::groups() const {
 
 AwaitedRanks FlightRecordView::awaited(const Descriptor& call) const {
   const AwaitedEntry& entry = layout_.awaited[call.group % kAwaited];
-  const auto is_of_call = [&] {
-    return entry.group.load(std::memory_order_acquire) == call.group &&
-           entry.sequence.load(std::memory_order_acquire) == call.sequence;
-  };
-  if (call.group == 0 || is_message(call.op) || !is_of_call()) return {};
+  const uint64_t version = entry.version.load(std::memory_order_acquire);
+  const bool is_of_call = entry.group.load(std::memory_order_acquire) == call.group &&
+                          entry.sequence.load(std::memory_order_acquire) == call.sequence;
+  if (version % 2 != 0 || is_message(call.op) || !is_of_call) return {};
   AwaitedRanks awaited{.count = entry.count.load(std::memory_order_acquire)};
   for (size_t at = 0; at < awaited.count && awaited.count <= AwaitedRanks::kMostAwaited; ++at)
     awaited.ranks.push_back(entry.ranks[at].load(std::memory_order_acquire));
-  return is_of_call() ? awaited : AwaitedRanks{};
+  return entry.version.load(std::memory_order_acquire) == version ? awaited : AwaitedRanks{};
 }
 
 std::optional<SharedText<8192>::Value> FlightRecordView::stack() const { return layout_.stack.read(); }
@@ -320,12 +320,14 @@ uint32_t FlightRecord::add_source_line(std::string_view line) {
 void FlightRecord::set_awaited(const Descriptor& call, const std::vector<int>& global_ranks) {
   const std::lock_guard writing(writing_);
   AwaitedEntry& entry = layout().awaited[call.group % kAwaited];
-  entry.group.store(0, std::memory_order_release);
+  const uint64_t version = entry.version.load(std::memory_order_relaxed);
+  entry.version.store(version + 1, std::memory_order_release);
+  entry.group.store(call.group, std::memory_order_release);
   entry.sequence.store(call.sequence, std::memory_order_release);
   entry.count.store(static_cast<uint32_t>(global_ranks.size()), std::memory_order_release);
   for (size_t at = 0; at < std::min(global_ranks.size(), AwaitedRanks::kMostAwaited); ++at)
     entry.ranks[at].store(global_ranks[at], std::memory_order_release);
-  entry.group.store(call.group, std::memory_order_release);
+  entry.version.store(version + 2, std::memory_order_release);
 }
 
 void FlightRecord::beat() {

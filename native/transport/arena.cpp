@@ -18,7 +18,7 @@ namespace procgroup {
 namespace {
 
 constexpr uint64_t kMagic = 0x3150554f52474350;  // "PCGROUP1"
-constexpr uint32_t kVersion = 7;
+constexpr uint32_t kVersion = 8;
 // Address space, not memory: pages exist once allocate() has reserved them.
 constexpr uint64_t kReach = uint64_t{8} << 30;
 

@@ -59,8 +59,8 @@ class PeerMemory {
   bool reads_everything() const { return way_ != Way::kArenaOnly; }
   // Whether the peer's process lives, as far as its life word tells.
   bool is_alive() const { return arena_.header().life.is_held(); }
-  // Whether the peer's process has died, or is dying: not where it left in order. The kernel may refuse reads of its
-  // memory, to other libraries too, some moments before it marks the life word; to try one takes some 2 us.
+  // Whether the peer's process has died or is dying; false where it left in order. With `tries_to_read`, one byte of
+  // its memory is read, too, in some 2 us: the kernel refuses that some moments before it marks the life word.
   bool has_died(bool tries_to_read) const;
   // The address of the array here, when it can be reached without a copy; else null.
   const std::byte* mapped(RemotePlace place, size_t offset, size_t bytes) const;

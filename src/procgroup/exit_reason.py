@@ -21,8 +21,8 @@ _LIBRARIES = (str(Path(__file__).parent), str(Path(os.__file__).parent))
 def describe(error: BaseException, most: int = _TEXT_CHARACTERS) -> str:
     """Return "ValueError: no such file (train.py:12)", with at most so many characters of the exception's text.
 
-    The line is that of the innermost frame of the user's code, which may be handling the exception in a call of
-    procgroup.
+    The line is the innermost one of the user's code in the traceback; where there is none, as in a call that handles
+    the exception, the line of the user's code that calls procgroup now.
     """
     name = _printable(type(error).__name__, _TYPE_CHARACTERS)
     text = _printable(text_of(error), most)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
-from procgroup.errors import CollectiveTimeout, DistError, DistStoreError, PeerFailed, PeerLost, StoreLost, StoreTimeout
+from procgroup.errors import (
+    CollectiveTimeout,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    PeerFailed,
+    PeerLost,
+    StoreLost,
+    StoreTimeout,
+)
 from procgroup.stores import HashStore, Store
 from procgroup.stores.members import Member
 from procgroup.stores.start_up import StartUp
@@ -99,6 +109,22 @@ def test_a_store_that_does_not_answer_is_named_by_the_rank_that_hosts_it(from_th
     alone = StartUp(silent, member(1), group="0", timeout=0.1, deadline=time.monotonic())
     with pytest.raises(DistStoreError, match="the store has not answered within"):
         alone.gather("stage")
+
+
+class WithoutConnections(HashStore):
+    """A store to which no further connection can be made."""
+
+    def set_on_disconnect(self, key: str, value: str | bytes) -> Any:
+        raise DistNetworkError("too many open files")
+
+
+def test_a_connection_that_cannot_be_made_is_not_blamed_on_a_store_that_answers() -> None:
+    with pytest.raises(DistNetworkError, match="too many open files"):
+        start_up(WithoutConnections(), 1)
+    silent = WithoutConnections()
+    silent.check = Failing(StoreTimeout(keys=["a"], seconds=1)).check  # type: ignore[method-assign]
+    with pytest.raises(DistStoreError, match="the store has not answered within"):
+        start_up(silent, 1)
 
 
 @pytest.mark.parametrize(

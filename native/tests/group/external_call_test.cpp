@@ -183,26 +183,43 @@ void the_ranks_that_a_backend_waits_for_are_named_at_the_deadline(const std::vec
   check(failed != 0, "expected a deadline", 0);
 }
 
+// An all_to_all of one element to each rank: its descriptor says nothing of its size.
+Request exchange_of(std::vector<int64_t>& given, std::vector<int64_t>& taken) {
+  Request request;
+  request.descriptor.op = OpKind::kAllToAll;
+  request.descriptor.dtype = Dtype::kInt64;
+  request.descriptor.external = true;
+  for (int64_t& one : given) request.inputs.push_back({&one, 1});
+  for (int64_t& one : taken) request.outputs.push_back({&one, 1});
+  return request;
+}
+
 // Rank 1's bytes have not moved, those of the others have. What moves only while it is advanced is advanced meanwhile.
-void ranks_of_several_hosts_wait_until_all_bytes_have_moved(const std::vector<int>& hosts, bool is_async,
+void ranks_of_several_hosts_wait_until_all_bytes_have_moved(OpKind op, const std::vector<int>& hosts, bool is_async,
                                                             bool is_polled) {
   std::vector<Rank> world = world_of(3, hosts);
+  std::atomic<int> moved{0};
   std::atomic<int> completed{0};
   std::atomic<int> later_looks{0};
   std::atomic<bool> may_move{false};
   in_all_ranks(world, [&](Group& group) {
-    std::vector<int64_t> data = values(group.rank(), 5);
+    std::vector<int64_t> data = values(group.rank(), 3);
+    std::vector<int64_t> taken(3);
     const bool is_last = group.rank() == 1;
-    Request request = external_request(
-        data, [&, is_last, has_moved = std::make_shared<bool>(false)](int, uint64_t, std::vector<int>&) {
-          if (std::exchange(*has_moved, !is_last || may_move)) ++later_looks;
-          return *has_moved;
-        });
+    Request request = op == OpKind::kAllToAll ? exchange_of(data, taken) : external_request(data, {});
+    request.transfer = [&, is_last, has_moved = std::make_shared<bool>(false)](int, uint64_t, std::vector<int>&) {
+      if (*has_moved)
+        ++later_looks;
+      else if ((*has_moved = !is_last || may_move))
+        ++moved;
+      return *has_moved;
+    };
     if (is_polled) request.transfer_sleep_ns = 0;
     std::thread later;
     if (is_last)
       later = std::thread([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        while (moved < 2 || (is_polled && later_looks == 0)) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
         check(completed == 0, "expected all ranks to wait for rank 1", 1);
         check((later_looks > 0) == is_polled, "expected only a polled transfer to be advanced further", 1);
         may_move = true;
@@ -368,7 +385,8 @@ int main() {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 2}})
     for (const bool is_async : {false, true}) {
       for (const bool is_polled : {false, true})
-        ranks_of_several_hosts_wait_until_all_bytes_have_moved(hosts, is_async, is_polled);
+        for (const OpKind op : {OpKind::kAllReduce, OpKind::kAllToAll})
+          ranks_of_several_hosts_wait_until_all_bytes_have_moved(op, hosts, is_async, is_polled);
       what_a_backend_throws_at_last_ends_the_call_everywhere(hosts, is_async);
     }
   a_call_without_bytes_is_not_confirmed();

@@ -321,6 +321,25 @@ void the_last_answer_counts_until_the_next_one_comes() {
   CHECK(!here.has_answered(1) && here.calls(1).empty());  // the answer was about another group
 }
 
+void an_answer_counts_for_its_own_query_only() {
+  Pair pair;
+  WaitEdgeExchange here(pair.first, 0, 2);
+  WaitEdgeExchange there(pair.second, 1, 2);
+  here.add(1);
+  there.add(0);
+  const auto describe = [](uint64_t group) { return "in barrier of group " + std::to_string(group); };
+  here.query_calls(1, 7);
+  pair.settle();
+  there.answer(describe);
+  here.query_calls(1, 8);  // before the answer to the first query has come
+  pair.settle();
+  CHECK(!here.has_answered(1) && here.calls(1).empty());
+  poll(nullptr, 0, 60);  // a peer answers no faster
+  there.answer(describe);
+  pair.settle();
+  CHECK(here.has_answered(1) && here.calls(1) == "in barrier of group 8");
+}
+
 }  // namespace
 }  // namespace procgroup::testing
 
@@ -330,6 +349,7 @@ int main() {
   RUN_TEST(malformed_messages_change_nothing);
   RUN_TEST(a_subscriber_receives_the_wait_until_it_ends);
   RUN_TEST(the_last_answer_counts_until_the_next_one_comes);
+  RUN_TEST(an_answer_counts_for_its_own_query_only);
   RUN_TEST(tokens_go_round_and_are_lost);
   RUN_TEST(engines_find_cycles_of_receives_and_collectives);
   RUN_TEST(the_failure_of_a_rank_that_makes_no_other_call_arrives);

@@ -33,7 +33,7 @@ Steps = Generator[int, None, T]
 """A part of a handshake that yields what its socket must be ready for next."""
 
 _HELLO = struct.Struct("!8sI32s")
-_MAGIC = b"procgrp2"
+_MAGIC = b"procgrp3"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 

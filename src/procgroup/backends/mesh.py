@@ -32,7 +32,7 @@ from procgroup.stores.store import Store
 
 # A full queue of connections only delays a rank, which then connects again.
 _BACKLOG = 128
-# Ranks stop connecting so long before the deadline that they can still tell each other what has become of it.
+# Connecting ends this long before the deadline, so that the ranks can exchange its outcome.
 _EXCHANGE_SECONDS = 0.5
 
 

@@ -27,7 +27,7 @@ class Iovecs(NamedTuple):
 
 
 def _first_failure(works: Sequence[Work]) -> Exception | None:
-    """Return the failure that ended the group of ``works``: those that have not completed are about to."""
+    """Return the error of the first of ``works`` that failed. Their group has ended, so all of them complete soon."""
     for work in works:
         try:
             work.wait()

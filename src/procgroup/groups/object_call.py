@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 # How long a rank that was interrupted while pickling tries to send the error; most other ranks have arrived by then.
 _INTERRUPT_SECONDS = 0.2
-# Of the text of an exception, so much fits into a header, with the exception's type and line.
+# The most characters of an exception's text that fit into a header, beside its type and line.
 _TEXT_CHARACTERS = 700
 # From this size on the ranks agree that every rank has allocated its memory.
 _AGREED_BYTES = 64 << 20

@@ -112,7 +112,7 @@ def note_rank_0_hosts(store: Store) -> None:
 def host_of(store: Store, seconds: float) -> Member | None:
     """Return the rank whose process hosts a store that open_store returned; None where no rank does.
 
-    Where the store does not say within ``seconds``, as when the process has just ended, its number (pid) is 0.
+    If the store does not answer within ``seconds``, as when that process has just ended, the record's pid is 0.
     """
     if store not in _of_rank_0:
         return None

@@ -58,7 +58,8 @@ REPORT_SECONDS = 5.0
 _OVER = "rendezvous/over"
 _LEAVE_SECONDS = 0.2
 _READ_SECONDS = 5.0
-# What is kept of the timeout, if it is short, for ranks to connect whose last one has come but has not said so.
+# With a short timeout, the ranks look this long before the deadline whether all have joined although the last one has
+# not written the verdict, so that time is left to connect.
 _CONNECT_SECONDS = 1.0
 
 
@@ -139,7 +140,7 @@ class _Joining:
 
     @property
     def _bounded_store(self) -> Store:
-        """The store, whose requests end at the deadline: it may stop answering before any of them."""
+        """The store, with requests that end soon after the deadline: its host may stop at any time."""
         return self.store.with_timeout(self.start_up.answer_seconds())
 
     def _claim(self) -> None:
@@ -191,7 +192,8 @@ class _Joining:
         return written
 
     def _await_verdict(self) -> bytes:
-        pause = min(REPORT_SECONDS, max(self.limit - _CONNECT_SECONDS, self.limit / 2))
+        left = self.deadline - time.monotonic()
+        pause = min(REPORT_SECONDS, max(left - _CONNECT_SECONDS, left / 2))
         while True:
             left = self.deadline - time.monotonic()
             try:
@@ -201,11 +203,12 @@ class _Joining:
                     return self._time_out()
             except (PeerLost, PeerFailed) as error:
                 return self._decide({"kind": "lost", "text": str(error)})
-            members = self._members()
-            if len({member.rank for member in members}) == self.me.size:
-                self._decide(_complete_verdict(members))  # the rank that was to do that is stopped
-            elif pause == REPORT_SECONDS:
-                self._report(members)
+            with contextlib.suppress(StoreTimeout):  # a store that is silent may answer again before the deadline
+                members = self._members()
+                if len({member.rank for member in members}) == self.me.size:
+                    self._decide(_complete_verdict(members))  # the rank that was to do that is stopped
+                elif pause == REPORT_SECONDS:
+                    self._report(members)
             pause = REPORT_SECONDS
 
     def _report(self, members: list[Member]) -> None:
@@ -279,9 +282,9 @@ class _Joining:
     def _read_round_before(self) -> None:
         """Keep why the round before failed, while the store is there: its host may be one of those that leave."""
         key = f"rendezvous/{self.round - 1}/verdict"
-        if self.store.check([key]):
+        if self._bounded_store.check([key]):
             with contextlib.suppress(ValueError):
-                self.why_round_before_ended = json.loads(self.store.get(key)).get("text", "")
+                self.why_round_before_ended = json.loads(self._bounded_store.get(key)).get("text", "")
 
     def _note_round_before(self, error: BaseException) -> None:
         """Say how the round before ended: a rank that comes when it has failed waits here for ranks that are gone."""

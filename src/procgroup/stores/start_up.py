@@ -39,7 +39,8 @@ from procgroup.stores.store import OnDisconnect, Store
 
 _LOST = "lost"
 _OP = "init_process_group"
-# A rank raises within half a second after the deadline. Of this, a store that is silent takes 0.3 s to be given up.
+# A rank raises within half a second after the deadline. Of this, TCPStore's client takes 0.3 s to give up a request
+# that a silent server does not answer; where the server stopped during a request that does not wait, it takes 0.7 s.
 # How long a rank waits for the records of a stage that the others ended at the deadline.
 _GRACE_SECONDS = 0.3
 # How long after the deadline the store may answer, and how long each request may take then.
@@ -93,7 +94,9 @@ class StartUp:
         store = self._whole_store.with_timeout(self.answer_seconds())
         try:
             self._on_disconnect = store.set_on_disconnect(f"{prefix}/{_LOST}", self._record(""))
-        except DistNetworkError as error:  # the store has answered before: its process is stopped, or has ended
+        except DistNetworkError as error:
+            if self._store_answers():
+                raise  # it is this process, or the number of connections, that allows no other one
             raise self._silence() from error
 
     def set_members(self, members: Sequence[Member]) -> None:
@@ -180,6 +183,12 @@ class StartUp:
             raise self._peer_lost(self._host, "which hosts the store") from error
         except StoreTimeout as error:
             raise self._silence() from error
+
+    def _store_answers(self) -> bool:
+        with suppress(DistError):
+            self._whole_store.with_timeout(_LATE_REQUEST_SECONDS).check([f"{self._prefix}/{_LOST}"])
+            return True
+        return False
 
     def _missing(self, keys: Sequence[str]) -> list[int]:
         store = self.store.with_timeout(self.answer_seconds())
