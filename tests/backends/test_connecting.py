@@ -20,7 +20,7 @@ import pytest
 
 from procgroup.backends import connecting
 from procgroup.backends.connecting import Connection, Details, connect_all
-from procgroup.backends.handshake import _proof
+from procgroup.backends.handshake import _HELLO, _MAGIC, _proof
 from procgroup.backends.mesh import Mesh, hosts_of
 from procgroup.backends.route import Route
 from procgroup.errors import DistNetworkError, Refused
@@ -209,7 +209,7 @@ def test_nobody_listening_is_an_error_at_once() -> None:
 def say_hello(connection: socket.socket, rank: int) -> bytes:
     """Begin the handshake of a connector by hand; return the proof that it has to send."""
     ours = b"n" * 32
-    connection.sendall(struct.pack("!8sI32s", b"procgrp2", rank, ours))
+    connection.sendall(_HELLO.pack(_MAGIC, rank, ours))
     theirs = connection.recv(64, socket.MSG_WAITALL)[:32]
     return _proof(KEY, b"connect", ours, theirs, rank, 0)
 
