@@ -24,9 +24,6 @@ constexpr int64_t kMismatchWaitNs = 1'000'000'000;
 // Where a transfer is polled without a pause, a look at it takes less time than one at the connections.
 constexpr uint32_t kLooksBetweenMessages = 16;
 
-// MPI libraries copy what is smaller through shared memory, which outlives its writer.
-constexpr size_t kReadBytes = 4096;
-
 }  // namespace
 
 CollectiveCall::CollectiveCall(CollectiveState& state, const Request& request)
@@ -132,10 +129,9 @@ bool CollectiveCall::has_dead_member() const {
   const Descriptor& call = request_.descriptor;
   // MPI may send the blocks of several ranks at once. The blocks of an all_to_all are not in its descriptor.
   const bool has_blocks = has_input_blocks(call.op) || has_output_blocks(call.op);
-  const size_t most = call.bytes() * (has_blocks ? static_cast<size_t>(state_.size()) : 1);
-  const bool may_have_read = call.op == OpKind::kAllToAll || call.splits != 0 || most >= kReadBytes;
-  return std::ranges::any_of(state_.peers,
-                             [=](const PeerMemory* peer) { return peer && peer->has_died(may_have_read); });
+  const bool is_open = call.op == OpKind::kAllToAll || call.splits != 0;
+  const size_t most = is_open ? SIZE_MAX : call.bytes() * (has_blocks ? static_cast<size_t>(state_.size()) : 1);
+  return std::ranges::any_of(state_.peers, [=](const PeerMemory* peer) { return peer && peer->has_died(most); });
 }
 
 // Nothing wakes a rank when another backend has moved something.

@@ -152,13 +152,15 @@ Progress MessageOperation::advance_external() {
     // Devices have the order of accept().
     if (is_external() && !request_.on_device && !has_turn()) return Progress::kWaiting;
   }
-  bool has_moved = false;
+  bool is_done = false;
   std::optional<Failure> failure = failure_of([&] {
     std::vector<int> awaited;  // the other rank, whatever the backend says
-    has_moved = !is_external() || request_.transfer(peer(), header_.number, awaited);
-    if (has_moved && request_.after) request_.after();
+    if (!has_moved_) has_moved_ = !is_external() || request_.transfer(peer(), header_.number, awaited);
+    // The engine finds the loss within moments, and that ends the message.
+    is_done = has_moved_ && !has_dead_sender();
+    if (is_done && request_.after) request_.after();
   });
-  if (!has_moved && !failure) return Progress::kWaiting;
+  if (!is_done && !failure) return Progress::kWaiting;
   recording_->end(failure ? &*failure : nullptr);
   if (failure) {
     group_.break_with(*failure, call_);
@@ -171,6 +173,13 @@ Progress MessageOperation::advance_external() {
   }
   finish();
   return Progress::kDone;
+}
+
+// MPICH reports success where it could not read the memory of a process that was killed, as in collectives.
+bool MessageOperation::has_dead_sender() const {
+  if (!is_external() || request_.on_device || request_.op != OpKind::kRecv) return false;
+  const PeerMemory* sender = group_.engine_.peer_memory(group_.options_.members[static_cast<size_t>(peer())]);
+  return sender != nullptr && sender->has_died(call_.bytes());
 }
 
 // Messages of one sender, receiver and tag move in the order in which they started. Headers arrive in this order, and

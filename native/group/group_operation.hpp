@@ -77,6 +77,7 @@ class MessageOperation final : public GroupOperation {
   void compare_header();
   void accept();
   void await_acceptance();
+  bool has_dead_sender() const;
   // With the mutex of messages, as the next three.
   int peer() const { return request_.op == OpKind::kSend ? request_.peer : source(); }
   bool has_turn() const;
@@ -95,6 +96,7 @@ class MessageOperation final : public GroupOperation {
   Header header_;
   bool awaits_acceptance_ = false;
   std::atomic<bool> header_moved_{false};  // or the message itself, where only `after` is left to be run
+  bool has_moved_ = false;                 // the backend says that it has moved the message; guarded by external_
   std::mutex external_;                    // held to advance the backend's transfer; taken before the mutex of messages
 };
 

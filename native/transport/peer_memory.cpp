@@ -11,6 +11,9 @@
 namespace procgroup {
 namespace {
 
+// MPI libraries copy what is smaller through shared memory, which outlives its writer.
+constexpr size_t kReadBytes = 4096;
+
 // One transfer by the kernel; the number of bytes copied, or -1.
 ssize_t kernel_read(int pid, void* to, uint64_t address, size_t bytes) {
   const iovec here{to, bytes};
@@ -88,11 +91,12 @@ bool PeerMemory::read_exposed(void* to, RemotePlace place, size_t offset, size_t
   return way_ != Way::kArenaOnly && read_by_kernel(to, place.position() + offset, bytes);
 }
 
-bool PeerMemory::has_died(bool tries_to_read) const {
+bool PeerMemory::has_died(size_t moved_bytes) const {
   const LifeWord& life = arena_.header().life;
   if (life.is_lost()) return true;
   char byte;
-  if (!tries_to_read || way_ != Way::kKernel || kernel_read(pid_, &byte, arena_.header().nonce_address, 1) == 1)
+  if (moved_bytes < kReadBytes || way_ != Way::kKernel ||
+      kernel_read(pid_, &byte, arena_.header().nonce_address, 1) == 1)
     return false;
   return errno == ESRCH && !life.is_left();
 }

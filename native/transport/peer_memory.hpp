@@ -59,9 +59,10 @@ class PeerMemory {
   bool reads_everything() const { return way_ != Way::kArenaOnly; }
   // Whether the peer's process lives, as far as its life word tells.
   bool is_alive() const { return arena_.header().life.is_held(); }
-  // Whether the peer's process has died or is dying; false where it left in order. With `tries_to_read`, one byte of
-  // its memory is read, too, in some 2 us: the kernel refuses that some moments before it marks the life word.
-  bool has_died(bool tries_to_read) const;
+  // Whether the peer's process has died or is dying; false where it left in order. Where another library has moved so
+  // many bytes that it may have read the peer's memory, one byte of that is read, too, in some 2 us: the kernel refuses
+  // it some moments before it marks the life word.
+  bool has_died(size_t moved_bytes) const;
   // The address of the array here, when it can be reached without a copy; else null.
   const std::byte* mapped(RemotePlace place, size_t offset, size_t bytes) const;
   // Copy from the peer's array; false when it cannot be read. What was copied counts only if the owner still exposes

@@ -267,6 +267,33 @@ def test_a_rank_that_is_killed_amid_transfers_is_named_on_the_others(mpi: str, t
         expect_error(outcomes[rank], "PeerLost", ABSENT, killed, 2.0)
 
 
+def send_large_arrays(rank: int, size: int, timeout: float) -> SimpleNamespace:
+    """Send arrays from the absent rank to the others without end, each with other numbers."""
+    dist.init_process_group(BACKEND, timeout=30)
+    array = np.zeros(LARGE)
+
+    def pass_on() -> None:
+        for number in range(1_000_000):
+            if rank == ABSENT:
+                array[:] = number
+                for to in SURVIVORS:
+                    dist.send(array, to, timeout=timeout)
+            else:
+                dist.recv(array, ABSENT, timeout=timeout)
+                assert (array == number).all()
+                print(".", end="", flush=True)
+
+    return error_of(pass_on)
+
+
+@mpis
+def test_a_rank_that_is_killed_amid_messages_is_named_on_the_others(mpi: str) -> None:
+    with start(send_large_arrays, SIZE, mpi=mpi, args=(30,)) as world:
+        killed, outcomes = kill_in_a_call(world, "...")
+    for rank in SURVIVORS:
+        expect_error(outcomes[rank], "PeerLost", ABSENT, killed, 2.0)
+
+
 def keep_many_calls_outstanding(rank: int, size: int) -> SimpleNamespace:
     dist.init_process_group(BACKEND, timeout=30)
     dist.barrier()

@@ -127,9 +127,9 @@ void another_process() {
   check(memory.read(data.data(), owner.ordinary, 80, bytes) && is_expected(data, 10), "an ordinary array", 0);
   RemotePlace nowhere = RemotePlace::of(reinterpret_cast<const void*>(8), 8, owner.arena());
   check(!memory.read(data.data(), nowhere, 0, 8) && memory.is_alive(), "an address that is not mapped", 0);
-  check(!memory.has_died(true), "a process that lives", 0);
+  check(!memory.has_died(4096), "a process that lives", 0);
   owner.end();
-  check(!memory.read(data.data(), owner.ordinary, 0, bytes) && !memory.is_alive() && memory.has_died(true),
+  check(!memory.read(data.data(), owner.ordinary, 0, bytes) && !memory.is_alive() && memory.has_died(4096),
         "a process that ended", 0);
 }
 
