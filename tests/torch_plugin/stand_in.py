@@ -98,6 +98,18 @@ unrecorded: set[tuple[int, Stream]] = set()
 """Memory that was used on a stream other than the default one, which was not told so."""
 
 
+def require_recorded() -> None:
+    """Raise AssertionError where memory stays unrecorded.
+
+    The thread that completes a call copies its result first and records the memory then. Where nobody waits for the
+    call, it may be between the two still.
+    """
+    deadline = time.monotonic() + 10
+    while unrecorded and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not unrecorded
+
+
 class DeviceTensor(torch.Tensor):
     index = 0
 

@@ -44,7 +44,7 @@ def make_the_calls(rank: int, size: int, kind: str, chunk_bytes: int) -> dict[st
         became = calls.make(rank, size, ON_HOST, lambda: torch.device("cuda", 0))
     else:
         became = calls.make(rank, size, ON_HOST | NOT_STANDING_IN, stand_in.NewTensorsOnDevice)
-    assert not stand_in.unrecorded
+    stand_in.require_recorded()
     dist.destroy_process_group()
     return became
 
@@ -129,7 +129,7 @@ def use_streams(rank: int, size: int) -> None:
     assert turned.tolist() == [[0.0, 12.0], [4.0, 16.0], [8.0, 20.0]]
     dist.all_reduce(tensor, async_op=True)  # nobody waits
     dist.barrier()
-    assert not stand_in.unrecorded
+    stand_in.require_recorded()
     dist.destroy_process_group()
 
 
@@ -179,7 +179,7 @@ def receive_before_anything_is_copied_in(rank: int, size: int) -> list[float]:
     turned = stand_in.on_device(torch.arange(6.0).reshape(2, 3) + 10 * rank).t()
     dist.broadcast(turned, 1)
     found: list[float] = turned.flatten().tolist()
-    assert not stand_in.unrecorded
+    stand_in.require_recorded()
     dist.destroy_process_group()
     return found
 
