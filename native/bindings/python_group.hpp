@@ -168,6 +168,7 @@ nb::object PythonGroup::adopt(const Options& options, std::shared_ptr<Issued> is
     raise_what_a_transfer_raised();
     raise(build_exception(failed.failure, failed.call, *group_));
   }
+  raise_what_a_transfer_raised();
   if (!issued->is_completed()) engine_->keep(issued);
   Work work(engine_, group_, options.op, options.results);
   work.add(std::move(issued));

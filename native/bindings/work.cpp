@@ -74,8 +74,12 @@ bool Work::wait_for(const Issued& issued, Deadline deadline) const {
   return true;
 }
 
+// To look advances a backend's transfer, too, and a signal handler may raise inside of it: here, not in a later call.
 bool Work::is_completed() const {
-  return std::ranges::all_of(issued_, [&](const std::shared_ptr<Issued>& issued) { return is_completed(*issued); });
+  const bool completed =
+      std::ranges::all_of(issued_, [&](const std::shared_ptr<Issued>& issued) { return is_completed(*issued); });
+  raise_what_a_transfer_raised();
+  return completed;
 }
 
 bool Work::is_completed(const Issued& issued) const {

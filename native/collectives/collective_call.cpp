@@ -14,6 +14,7 @@
 #include "collectives/exposure.hpp"
 #include "collectives/relay.hpp"
 #include "collectives/small_call.hpp"
+#include "dtype/partial.hpp"
 
 namespace procgroup {
 namespace {
@@ -107,7 +108,7 @@ bool CollectiveCall::needs_confirmation() const {
   return state_.messages && !call.on_device && has_bytes;
 }
 
-// A backend that is polled may have more to do for other ranks, which this rank waits for now.
+// Advance a polled backend: transfers of other ranks may still need this rank.
 Progress CollectiveCall::confirm() {
   if (request_.transfer_sleep_ns == 0)
     request_.transfer(request_.descriptor.root, request_.descriptor.sequence, awaited_);
@@ -127,10 +128,12 @@ Progress CollectiveCall::confirm() {
 
 bool CollectiveCall::has_dead_member() const {
   const Descriptor& call = request_.descriptor;
-  // MPI may send the blocks of several ranks at once. The blocks of an all_to_all are not in its descriptor.
-  const bool has_blocks = has_input_blocks(call.op) || has_output_blocks(call.op);
+  // MPI may send the elements of several ranks at once, those of halves as float32. The blocks of an all_to_all are not
+  // in its descriptor.
   const bool is_open = call.op == OpKind::kAllToAll || call.splits != 0;
-  const size_t most = is_open ? SIZE_MAX : call.bytes() * (has_blocks ? static_cast<size_t>(state_.size()) : 1);
+  const size_t element = reduces(call.op) ? std::max(dtype_size(call.dtype), partial_size(call.dtype, call.reduce_op))
+                                          : dtype_size(call.dtype);
+  const size_t most = is_open ? SIZE_MAX : call.count * element * static_cast<size_t>(state_.size());
   return std::ranges::any_of(state_.peers, [=](const PeerMemory* peer) { return peer && peer->has_died(most); });
 }
 
@@ -151,8 +154,9 @@ Failure CollectiveCall::translated(Failure failure) const {
 
 void CollectiveCall::give_up(Failure failure) {
   if (is_completed()) return;
-  if (failure.kind == Failure::Kind::kTimeout && outlives_peer() && awaited_.empty()) {
-    if (failure.missing.empty() && state_.stopped_members) failure.missing = state_.stopped_members();
+  if (failure.kind == Failure::Kind::kTimeout && is_transferring() && (confirmation_ || awaited_.empty())) {
+    std::vector<int> stopped = state_.stopped_members ? state_.stopped_members() : std::vector<int>{};
+    if (!stopped.empty()) failure.missing = std::move(stopped);
     if (failure.missing.empty()) failure.reason = "its backend, which does not name the ranks that it waits for";
   }
   if (state_.on_failure) state_.on_failure(failure, request_.descriptor);
@@ -314,7 +318,7 @@ void CollectiveCall::conclude() {
 
 // Without its leader a rank does not know who has come on the other hosts.
 std::vector<int> CollectiveCall::missing() const {
-  if (confirmation_) return {confirmation_->awaited()};
+  if (confirmation_) return confirmation_->awaited() < 0 ? std::vector<int>{} : std::vector{confirmation_->awaited()};
   if (is_transferring()) return awaited_;
   std::vector<int> ranks;
   const uint64_t sequence = request_.descriptor.sequence;

@@ -39,6 +39,7 @@ class CollectiveCall final : public Operation {
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override;
   bool outlives_peer() const override { return is_transferring() && !confirmation_; }
+  bool waits_in_chain() const override { return confirmation_.has_value(); }
 
  private:
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };

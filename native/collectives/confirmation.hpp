@@ -26,9 +26,9 @@ class Confirmation {
   // Send and receive as far as possible; kDone once all ranks have confirmed, or when one will not. Under the mutex
   // that guards Messages, as cancel().
   Progress advance(const GroupMessages& through);
-  // Why a rank will not confirm, with group ranks; null while all may.
+  // The failure that ended the exchange, with group ranks; null if there is none.
   const Failure* failure() const { return failure_ ? &*failure_ : nullptr; }
-  // Wait no longer.
+  // Cancel the pending receive.
   void cancel(const GroupMessages& through);
   // The group rank that is waited for; -1 before the first round and after the last one.
   int awaited() const { return awaited_; }

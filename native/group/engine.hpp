@@ -127,7 +127,7 @@ class Engine final : public Waiter, public WaitForGraph {
   int64_t wait_report_ns() const { return wait_report_ns_; }
   // Run the periodic work of a waiting call in this group. Not under that mutex, and never for long.
   void report_wait(WaitReport::Due due, const WaitingCall& call, uint64_t group);
-  // Others that wait for this rank read for which peers a collective waits.
+  // Record the peers for which a collective waits; ranks that wait for this one read it.
   void record_awaited(const Descriptor& call, std::vector<int> peers);
   bool uses_sockets() const { return uses_sockets_; }
   ProgressThread& progress() { return *progress_; }
@@ -217,6 +217,7 @@ class Engine final : public Waiter, public WaitForGraph {
   // What a rank of this host is doing, by its record; follows "rank 1 is".
   std::string activity(const FlightRecordView& record, uint64_t group) const;
   bool has_answered(int peer, int64_t asked_ns) const;
+  bool has_gone(int peer) const;
   bool can_answer();
   bool is_unreachable(int peer) const;
   void answer_while_idle();

@@ -61,9 +61,8 @@ std::vector<std::string> Engine::known_calls(const std::vector<int>& peers, uint
     const FlightRecord* record = record_of(peer);
     calls.push_back(record != nullptr ? activity(record->view(), group) : waits_.calls(peer));
     if (!calls.back().empty()) continue;
-    calls.back() = peer_status(peer) == PeerStatus::kPresent
-                       ? "not answering: it is stopped, or its host cannot be reached"
-                       : "gone: it left, or ended, before it could answer";
+    calls.back() = has_gone(peer) ? "gone: it left, or ended, before it could answer"
+                                  : "not answering: it is stopped, or its host cannot be reached";
   }
   return calls;
 }
@@ -97,11 +96,15 @@ bool Engine::is_stopped(int peer) const {
   return record != nullptr && !describe_stopped(record->view()).empty();
 }
 
+// Whether a rank's life or its connection has ended. Under the mutex of messages.
+bool Engine::has_gone(int peer) const {
+  return peer_status(peer) != PeerStatus::kPresent || messages_.peer_failure(peer) != nullptr;
+}
+
 // A rank that is in a call is known by that. One that is stopped takes no stack.
 bool Engine::has_answered(int peer, int64_t asked_ns) const {
   const FlightRecord* record = peers_[index(peer)]->record.get();
-  if (record == nullptr)
-    return peer == rank() || waits_.has_answered(peer) || peer_status(peer) != PeerStatus::kPresent;
+  if (record == nullptr) return peer == rank() || waits_.has_answered(peer) || has_gone(peer);
   const FlightRecordView view = record->view();
   const auto stack = view.stack();
   return (stack && stack->ns >= asked_ns) || procgroup::is_in_call(view.calls()) || !describe_stopped(view).empty();

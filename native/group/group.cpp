@@ -292,6 +292,7 @@ void Group::examine_pending() {
   std::vector<int> missing;  // to the first of them, so to those behind it too
   if (head_has_turn_ && !waiting.empty()) {
     missing = waiting.front()->missing();
+    if (!waiting.front()->is_completed()) record_awaited(waiting.front()->call(), missing);
     running.push_back(std::move(waiting.front()));
     waiting.erase(waiting.begin());
   }
@@ -319,7 +320,10 @@ std::optional<Failure> Group::what_ends(const GroupOperation& operation) {
   if (std::optional<Failure> failure = examine(operation, operation.call())) return failure;
   if (!operation.deadline().passed()) return std::nullopt;
   Failure timeout{.kind = Failure::Kind::kTimeout, .seconds = operation.seconds(), .missing = operation.missing()};
-  if (timeout.missing.empty() && operation.outlives_peer()) timeout.missing = stopped_members();
+  if (operation.waits_in_chain() || (timeout.missing.empty() && operation.outlives_peer())) {
+    std::vector<int> stopped = stopped_members();
+    if (!stopped.empty()) timeout.missing = std::move(stopped);
+  }
   name_relays(timeout, operation.call());
   explain(timeout);
   return timeout;

@@ -206,6 +206,8 @@ class Group final : public Source {
   std::optional<Failure> drive_watched(Operation& operation, const Descriptor& call,
                                        const std::function<std::optional<Awaited>()>& awaited, double seconds,
                                        LanguageRuntime& language);
+  std::vector<int> world_ranks(std::vector<int> members) const;
+  void record_awaited(const Descriptor& call, const std::vector<int>& missing) const;
   void report_wait(WaitReport& report, const Operation& operation, const Descriptor& call, double seconds) const;
   std::optional<Awaited> awaited(const Descriptor& call) const;
   void name_relays(Failure& failure, const Descriptor& call) const;

@@ -27,6 +27,7 @@ class QueuedCall final : public GroupOperation {
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return is_polling_ ? request_.transfer_sleep_ns : kAnySleepNs; }
   bool outlives_peer() const override { return running_ && running_->outlives_peer(); }
+  bool waits_in_chain() const override { return running_ && running_->waits_in_chain(); }
   std::optional<Awaited> awaited() override;
 
  private:

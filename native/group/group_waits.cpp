@@ -78,6 +78,7 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
   WaitReport report;
   const auto look = [&](const Operation& running) -> std::optional<Failure> {
     if constexpr (!kDiagnoses) return std::nullopt;
+    record_awaited(call, running.missing());
     report_wait(report, running, call, seconds);
     std::optional<Failure> failure = examine(running, call);
     if (failure && failure->kind == Failure::Kind::kLost) return failure;
@@ -135,23 +136,30 @@ void Group::give_up(GroupOperation& operation, Failure failure) {
   if (!is_message(operation.call().op)) end_with(operation, *operation.failure());
 }
 
+std::vector<int> Group::world_ranks(std::vector<int> members) const {
+  for (int& member : members) member = options_.members[static_cast<size_t>(member)];
+  return members;
+}
+
+void Group::record_awaited(const Descriptor& call, const std::vector<int>& missing) const {
+  if (!is_message(call.op)) engine_.record_awaited(call, world_ranks(missing));
+}
+
 void Group::report_wait(WaitReport& report, const Operation& operation, const Descriptor& call, double seconds) const {
-  std::vector<int> awaited;
-  for (const int member : operation.missing()) awaited.push_back(options_.members[static_cast<size_t>(member)]);
-  if (!is_message(call.op)) engine_.record_awaited(call, awaited);
   const WaitReport::Due due = report.look(engine_.wait_report_ns(), seconds);
   if (due == WaitReport::Due::kNothing) return;
   std::string name =
       std::string(op_name(call.op)) + " #" + std::to_string(call.sequence) + " on group " + options_.name;
   if (const std::string line = short_line(source_line(call)); !line.empty()) name += ", at " + line;
-  engine_.report_wait(due, {engine_.rank(), name, std::move(awaited), report.waited_ns()}, options_.id);
+  engine_.report_wait(due, {engine_.rank(), name, world_ranks(operation.missing()), report.waited_ns()}, options_.id);
 }
 
 // The ranks that this collective waits for: those whose announcements this rank reads in shared memory and has not
 // found, and those who relay what it has not found of other hosts, since a member there may have come, or even
 // completed the call, before its announcement is here. While the leader of this host has not come, nothing is known of
 // other hosts. A leader that can itself go on waits for nobody: the thread that advances the call may not have had a
-// core since.
+// core since. Nor does a leader wait for one of another host that has come, while it lacks members of its own host: in
+// the same way the other one waits for this leader, and both go on when those members come.
 std::optional<Awaited> Group::awaited(const Descriptor& call) const {
   if (can_relay(call)) return std::nullopt;
   Awaited awaited{.op = call.op, .number = call.sequence, .ranks = {}};
@@ -162,10 +170,14 @@ std::optional<Awaited> Group::awaited(const Descriptor& call) const {
     return theirs && theirs.announcement(call.sequence).sequence.load(std::memory_order_seq_cst) >= call.sequence;
   };
   const bool knows_all = has_come(own_leader);
+  bool lacks_local = false;
+  for (int member = 0; member < size(); ++member)
+    lacks_local = lacks_local || (topology.is_local(member) && member != rank() && !has_come(member));
   for (int member = 0; member < size(); ++member) {
     const bool is_local = topology.is_local(member);
     if (member == rank() || has_come(member) || !(knows_all || is_local)) continue;
     const int relay = topology.is_leader() ? topology.leader_of(topology.host_of(member)) : own_leader;
+    if (!is_local && lacks_local && topology.is_leader() && has_come(relay)) continue;
     const int world_rank = options_.members[static_cast<size_t>(is_local ? member : relay)];
     if (std::ranges::find(awaited.ranks, world_rank) == awaited.ranks.end()) awaited.ranks.push_back(world_rank);
   }

@@ -62,7 +62,7 @@ class WaitForGraph {
   virtual void subscribe(int) {}
   virtual void publish() {}
   virtual void announce(const std::vector<WaitEdge>&) {}
-  // The line of the program in which this rank is in such a call, as in WaitEdge.
+  // The source line of this rank's running call of this kind; empty where it is not known.
   virtual std::string line_of_wait(OpKind) { return ""; }
 };
 

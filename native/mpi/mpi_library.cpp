@@ -156,7 +156,7 @@ MpiLibrary::State MpiLibrary::test(Word& request) const {
   return flag != 0 ? State::kCompleted : State::kPending;
 }
 
-// The source and the tag are any valid ones: what is found does not matter.
+// The source and the tag are any valid ones: the result of the probe is not used.
 void MpiLibrary::progress(Word communicator) const {
   alignas(std::max_align_t) std::byte status[kLargestStatus];
   int flag = 0;

@@ -70,7 +70,7 @@ class MpiLibrary {
   }
   enum class State { kPending, kCompleted, kLost };
   State test(Word& request) const;
-  // Let MPI go on with all that is under way on this rank, by a look for a message in the communicator.
+  // Advance MPI's pending operations on this rank, by an MPI_Iprobe on the communicator.
   void progress(Word communicator) const;
   // The operation that combines elements as dtype/dtype.hpp says: MPI's, or our own where MPI's gives something else. 0
   // where there is none.

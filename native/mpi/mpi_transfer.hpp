@@ -42,9 +42,9 @@ class MpiTransfer {
         result_(static_cast<std::byte*>(request.output)) {}
 
   // Start, test or finish; true when the transfer has completed. After that, each call lets MPI go on with what other
-  // ranks may still need of this one. `root` is the root of a collective, or the other rank
-  // of a message, whose `number` is the same on both ranks. Throws std::runtime_error for an error of MPI, one second
-  // later: if a lost process is the reason, the engine has found it by then, and has ended the call.
+  // ranks may still need of this one. `root` is the root of a collective, or the other rank of a message, whose
+  // `number` is the same on both ranks. Throws std::runtime_error for an error of MPI, one second later: if a lost
+  // process is the reason, the engine has found it by then, and has ended the call.
   bool advance(int root, uint64_t number);
   // Whether MPI may still read or write the memory of the call.
   bool is_pending() const { return state_ == State::kPending; }

@@ -49,7 +49,7 @@ struct RecordedGroup {
   std::string members;  // global ranks, as in "0-3, 6"; shortened if there are many
 };
 
-// For whom a collective waits: global ranks, or, of more than kMostAwaited, how many they are.
+// The global ranks for which a collective waits; of more than kMostAwaited only their number.
 struct AwaitedRanks {
   static constexpr size_t kMostAwaited = 4;
   std::vector<int> ranks{};
@@ -83,7 +83,7 @@ class FlightRecordView {
   // "train.py:12"; empty when it is not known.
   std::string source_line(uint32_t number) const;
   std::vector<RecordedGroup> groups() const;
-  // For whom this collective waited when the rank last looked; for nobody where that is not known.
+  // For whom this collective waited when the rank last looked; empty where that is not known.
   AwaitedRanks awaited(const Descriptor& call) const;
   // The Python stack of the thread that makes calls, innermost frame first, when it was last asked for, with its moment
   // on the monotonic clock.

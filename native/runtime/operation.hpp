@@ -39,6 +39,8 @@ class Operation {
   virtual bool depends_on_all() const { return true; }
   // Whether a peer may leave in order before this operation ends: it has done its part.
   virtual bool outlives_peer() const { return false; }
+  // Whether the ranks of missing() may wait for others in turn, so that a stopped rank is more likely the cause.
+  virtual bool waits_in_chain() const { return false; }
 
   // A thread that waits for the end of this operation, until the end of the scope.
   class Awaiting {

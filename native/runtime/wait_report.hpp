@@ -15,8 +15,8 @@ class WaitReport {
  public:
   static constexpr int64_t kFirstNs = 5'000'000'000;  // unless the user says otherwise
   static constexpr int64_t kRepeatNs = 60'000'000'000;
-  // So long before a line, and before the wait's own end, the awaited ranks are asked what they are doing, where that
-  // cannot be read in their memory: a rank whose call reaches its deadline first ends, and answers no more.
+  // So long before a line, and before the wait's own end, the awaited ranks are queried for their calls, where those
+  // cannot be read in shared memory: a rank whose call reaches its deadline first ends, and sends no answer.
   static constexpr int64_t kQuestionNs = 500'000'000;
 
   enum class Due : uint8_t { kNothing, kQuestion, kLine };

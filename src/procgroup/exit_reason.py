@@ -19,7 +19,7 @@ _LIBRARIES = (str(Path(__file__).parent), str(Path(os.__file__).parent))
 
 
 def describe(error: BaseException, most: int = _TEXT_CHARACTERS) -> str:
-    """Return "ValueError: no such file (train.py:12)", with at most so many characters of the exception's text.
+    """Return "ValueError: no such file (train.py:12)", with at most ``most`` characters of the exception's text.
 
     The line is the innermost one of the user's code in the traceback; where there is none, as in a call that handles
     the exception, the line of the user's code that calls procgroup now.

@@ -64,13 +64,13 @@ def started(tmp_path: Path, fault: str, **variables: str) -> World:
     return start(train, 4, args=(fault,), environment=environment)
 
 
-def sentence(tmp_path: Path, fragment: str) -> str:
-    """Return the first line of what is explained, once it has this in it."""
+def sentence(tmp_path: Path, *fragments: str) -> str:
+    """Return the first line of what is explained, once it has these in it."""
     deadline = time.monotonic() + 20
     while True:
         status, text = explain(tmp_path)
         line = text.splitlines()[0]
-        if fragment in line:
+        if all(fragment in line for fragment in fragments):
             assert status == 1
             return line
         assert time.monotonic() < deadline, text
@@ -80,11 +80,11 @@ def sentence(tmp_path: Path, fragment: str) -> str:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("fault", ["sleeps", "computes", "holds the lock"])
 def test_a_late_rank_is_named_with_its_line_and_those_who_wait(tmp_path: Path, fault: str, transport: str) -> None:
-    with started(tmp_path, fault, PROCGROUP_TRANSPORT=transport):
-        line = sentence(tmp_path, "have waited")
-    place = rf"load_batch at {HERE}, called by train at {HERE}"
+    place, fragment = rf"load_batch at {HERE}, called by train at {HERE}", "it is in load_batch"
     if fault == "holds the lock":
-        place = rf"match at \S+, called by load_batch at {HERE}"
+        place, fragment = rf"match at \S+, called by load_batch at {HERE}", "it is in match"
+    with started(tmp_path, fault, PROCGROUP_TRANSPORT=transport):
+        line = sentence(tmp_path, fragment, "ranks 0, 1, 3 have waited")
     assert re.fullmatch(
         rf"rank 2 never entered all_reduce #4 of group 0 at {HERE}; it is in {place}; "
         r"ranks 0, 1, 3 have waited for \d+\.\d s",
@@ -94,7 +94,7 @@ def test_a_late_rank_is_named_with_its_line_and_those_who_wait(tmp_path: Path, f
 
 def test_a_stopped_rank_is_said_to_be_stopped_and_its_last_call_is_told(tmp_path: Path) -> None:
     with started(tmp_path, "stops"):
-        line = sentence(tmp_path, "have waited")
+        line = sentence(tmp_path, "ranks 0, 1, 3 have waited")
     assert re.fullmatch(
         r"rank 2 is stopped \(SIGSTOP; pid \d+ on \S+\); it was in no call( for \d+\.\d s)?; its last was "
         rf"all_reduce #3 of group 0 at {HERE}; ranks 0, 1, 3 have waited for it in all_reduce #4 of group 0 "

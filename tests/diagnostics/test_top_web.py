@@ -292,8 +292,11 @@ def test_the_state_has_the_table_and_the_calls_since_a_moment(top: Top, working:
     assert all(row["cells"][7].startswith("step ") for row in first["rows"])
     lanes = first["calls"]["lanes"]
     assert [lane["rank"] for lane in lanes] == [0, 1, 2] and all(len(lane["calls"]) > 1 for lane in lanes)
-    time.sleep(0.6)  # a look is taken twice a second at most
-    following = top.state(since=first["calls"]["now"])
+    following, deadline = first, time.monotonic() + 20
+    while following["calls"]["now"] == first["calls"]["now"]:  # a look is taken twice a second at most
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        following = top.state(since=first["calls"]["now"])
     for lane, after in zip(lanes, following["calls"]["lanes"], strict=True):
         held = {call[8] for call in lane["calls"]}
         assert len(after["calls"]) > 0 and max(call[8] for call in after["calls"]) > max(held)

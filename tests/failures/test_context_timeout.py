@@ -107,7 +107,7 @@ def test_every_form_of_a_call_has_the_timeout_of_the_block(name: str) -> None:
         with dist.timeout(SHORT):
             return seconds_of((MESSAGES | COLLECTIVES)[name])
 
-    assert on_rank_0(check) == pytest.approx(SHORT, abs=0.05)
+    assert SHORT / 4 < on_rank_0(check) <= SHORT  # a call on objects counts from its beginning
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

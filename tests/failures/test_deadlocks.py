@@ -5,6 +5,7 @@ The calls have time limits far beyond what the reports take.
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import threading
@@ -17,6 +18,7 @@ import pytest
 from failures.operations import TRANSPORTS, on
 
 import procgroup as dist
+from procgroup.testing import run_ranks
 from world import run
 
 pytestmark = pytest.mark.timeout(120)
@@ -163,6 +165,70 @@ def sound_programs(rank: int, size: int) -> None:
     """Waits that look like cycles, and are none: one program for each pair of ranks."""
     dist.init_process_group(timeout=60)
     SOUND[rank // 2](rank, rank ^ 1)
+
+
+def late_on_each_host(rank: int, size: int, is_asynchronous: bool) -> float:
+    """The leaders of two hosts, ranks 0 and 1, wait for the other ranks of their hosts."""
+    dist.init_process_group(timeout=60)
+    dist.barrier()
+    if rank >= 2:
+        time.sleep(LONG)
+    found = np.ones(1)
+    work: Any = dist.all_reduce(found, async_op=is_asynchronous)
+    if work is not None:
+        work.wait()
+    return float(found[0])
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_leaders_that_wait_for_late_ranks_of_their_hosts_are_not_called_deadlocked(
+    size: int, is_asynchronous: bool
+) -> None:
+    assert run(late_on_each_host, size, args=(is_asynchronous,), environment=on("spanning")) == [size] * size
+
+
+QUICK_SEEDS = (5, 9, 21)
+
+
+def call_at_random(seed: int, size: int) -> None:
+    """Make the same random calls on all ranks, on three groups; each rank is late in about a third of them."""
+    choices, lateness = random.Random(seed), random.Random(1000 * seed + dist.get_rank())
+    groups: list[Any] = [dist.group.WORLD]
+    groups += [dist.new_group(choices.sample(range(size), choices.randint(2, size))) for _ in range(2)]
+    operations: list[Callable[[Any, bool], Any]] = [
+        lambda group, is_async: dist.barrier(group, async_op=is_async),
+        lambda group, is_async: dist.all_reduce(np.ones(1), group=group, async_op=is_async),
+        lambda group, is_async: dist.all_reduce(np.ones(LARGE), group=group, async_op=is_async),
+        lambda group, is_async: dist.broadcast(np.ones(7), group=group, group_src=0, async_op=is_async),
+        lambda group, is_async: dist.reduce(np.ones(7), group=group, group_dst=1, async_op=is_async),
+    ]
+    pending: list[Any] = []
+    for _ in range(12):
+        group, operation = choices.choice(groups), choices.choice(operations)
+        is_async, waits = choices.random() < 0.4, choices.random() < 0.5
+        if lateness.random() < 0.35:
+            time.sleep(0.4)  # ranks that are threads take a wait of 0.1 s for a part of a deadlock
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            pending.append(operation(group, is_async))
+        if waits:
+            while pending:
+                if (work := pending.pop(0)) is not None:
+                    work.wait()
+    dist.barrier()
+
+
+def call_at_random_on_hosts(rank: int, size: int, seed: int) -> None:
+    choices = random.Random(seed)
+    ranks = choices.randint(3, 7)
+    run_ranks(call_at_random, ranks, seed, ranks, hosts=[choices.randrange(3) for _ in range(ranks)])
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed in QUICK_SEEDS else pytest.mark.slow) for seed in range(60)]
+)
+def test_late_ranks_of_several_hosts_and_groups_are_not_called_deadlocked(seed: int) -> None:
+    run(call_at_random_on_hosts, 1, args=(seed,))  # in a process that runs no other threads
 
 
 @transports

@@ -131,8 +131,10 @@ def test_who_waits_in_another_call_is_told_too(transport: str, wait: str, tmp_pa
 
 @transports
 def test_a_subgroup_is_told_and_names_the_global_rank_too(transport: str, tmp_path: Path) -> None:
-    wait = f"if rank == 2: dist.all_reduce(np.ones(3), group=pair)\n{ALL_REDUCE}"
-    outputs = run_programs(tmp_path, "dist.irecv(np.zeros(4), 2, group=pair)\nfail()", wait, 3, transport)
+    # Rank 2 has completed the barrier of all ranks when rank 1 fails, or it would be notified in that one.
+    wait = f"if rank == 2:\n  dist.send(np.zeros(1), 1, tag=8)\n  dist.all_reduce(np.ones(3), group=pair)\n{ALL_REDUCE}"
+    play = "dist.recv(np.zeros(1), 2, tag=8)\ndist.irecv(np.zeros(4), 2, group=pair)\nfail()"
+    outputs = run_programs(tmp_path, play, wait, 3, transport)
     expect_told(outputs, allowance(1.0))
     assert "on group 1 (rank 1 of 2; global rank 2): rank 1 (rank 0 of group 1) failed: " in outputs[2]
 

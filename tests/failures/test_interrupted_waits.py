@@ -256,7 +256,7 @@ def end_with_an_issued_call(rank: int, size: int) -> None:
 def test_an_interrupt_ends_the_wait_at_the_end_of_a_process(function: Callable[[int, int], None]) -> None:
     with start(function, 2) as world:
         world.wait_for_output(0, "waiting")
-        time.sleep(0.5)
+        time.sleep(1.5)
         assert world.is_alive(0), "it waits for rank 1"
         sent = time.monotonic()
         world.kill(0, signal.SIGINT)

@@ -105,10 +105,13 @@ def test_an_interrupt_ends_the_wait_for_the_other_ranks() -> None:
     assert outcome.value - sent < allowance(0.5)
 
 
-def be_interrupted_as_the_call_ends(rank: int, size: int, operation: str, signalled: Path) -> None:
+def be_interrupted_as_the_call_ends(rank: int, size: int, operation: str, signalled: Path, made: Path) -> None:
     def interrupt(number: int, frame: object) -> None:
         signalled.touch()
-        time.sleep(0.5)  # what the call waits for comes meanwhile
+        deadline = time.monotonic() + 10
+        while not made.exists() and time.monotonic() < deadline:  # what the call waits for comes meanwhile
+            time.sleep(0.01)
+        time.sleep(0.05)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGUSR1, interrupt)
@@ -118,6 +121,7 @@ def be_interrupted_as_the_call_ends(rank: int, size: int, operation: str, signal
         while not signalled.exists():
             time.sleep(0.01)
         dist.send(np.ones(8), 0) if operation == "recv" else perform(operation)
+        made.touch()
     else:
         print("waiting", flush=True)
         with pytest.raises(KeyboardInterrupt):
@@ -128,10 +132,10 @@ def be_interrupted_as_the_call_ends(rank: int, size: int, operation: str, signal
 @transports
 @pytest.mark.parametrize("operation", ["all_reduce", "recv"])
 def test_an_interrupt_that_comes_as_a_call_ends_is_raised(transport: str, operation: str, tmp_path: Path) -> None:
-    arguments = (operation, tmp_path / "signalled")
+    arguments = (operation, tmp_path / "signalled", tmp_path / "made")
     with start(be_interrupted_as_the_call_ends, 2, args=arguments, environment=on(transport)) as world:
         world.wait_for_output(0, "waiting")
-        time.sleep(0.3)
+        time.sleep(1)  # it is in the call
         world.kill(0, signal.SIGUSR1)
         outcomes = world.wait(20)
     assert all(outcome.ok for outcome in outcomes), [outcome.traceback for outcome in outcomes]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def time_out_because_a_rank_is_stopped(rank: int, size: int) -> float:
-    dist.init_process_group(timeout=1.5)
+    dist.init_process_group(timeout=1.5, pg_options={"init_method_timeout": 20})
     dist.barrier()
     if rank == 1:
         print("stopping", flush=True)

@@ -87,6 +87,15 @@ class StopsRank1(Yielding):
         yield from super().move(call)
 
 
+class StopsRank4(StoreBackend):
+    """Rank 4 is stopped in its transfer; the others complete theirs."""
+
+    def move(self, call: Call) -> Iterator[Any]:
+        if self.rank == 4:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return iter(())
+
+
 def wait_for_a_call() -> None:
     work = dist.all_reduce(np.ones(1), async_op=True)
     assert work is not None
@@ -101,7 +110,7 @@ WAITS: dict[str, Callable[[], object]] = {
     "wait": wait_for_a_call,
 }
 
-for made in (Yielding, YieldsOne, YieldsTwo, YieldsNoRank, YieldsNext, YieldsPrevious, Waiting, StopsRank1):
+for made in (Yielding, YieldsOne, YieldsTwo, YieldsNoRank, YieldsNext, YieldsPrevious, Waiting, StopsRank1, StopsRank4):
     if not registry.is_backend_available(made.__name__.lower()):
         dist.Backend.register_backend(made.__name__.lower(), made)
 
@@ -113,6 +122,7 @@ def reduce(count: int, is_async: bool, timeout: float | None = None) -> None:
 
 
 def pass_the_deadline(is_async: bool) -> tuple[type, tuple[int, ...], str]:
+    dist.barrier()  # which no backend moves: who starts later would be missing for that
     with pytest.raises((CollectiveTimeout, PeerFailed)) as raised:
         reduce(4, is_async, 0.5 if dist.get_rank() == 0 else 20)
     time.sleep(0.2)  # for the other ranks to be notified by this one
@@ -137,6 +147,7 @@ def test_a_timeout_names_the_ranks_that_the_transfer_waits_for(
 
 def reduce_beside_a_stopped_rank(rank: int, size: int, is_async: bool) -> None:
     dist.init_process_group("stopsrank1", timeout=60)
+    dist.barrier()
     reduce(4, is_async, 1.0 if rank == 0 else 20)
 
 
@@ -153,6 +164,27 @@ def test_a_stopped_rank_is_named_although_the_transfer_names_none(is_async: bool
     assert isinstance(passed_on, PeerFailed) and passed_on.missing == (1,), outcomes[2]
 
 
+def reduce_between_hosts(rank: int, size: int, is_async: bool) -> None:
+    dist.init_process_group("stopsrank4", timeout=60)
+    dist.barrier()
+    reduce(4, is_async, 1.0 if rank == 2 else 20)
+
+
+@is_async
+def test_a_stopped_rank_is_named_where_its_confirmation_is_awaited_through_others(is_async: bool) -> None:
+    # Ranks 0, 2 and 4 are on one host. Rank 2 waits for rank 0, and rank 0 for rank 4.
+    with start(reduce_between_hosts, 5, args=(is_async,), environment={"PROCGROUP_TRANSPORT": "spanning"}) as world:
+        while any(world.is_alive(rank) for rank in range(4)):
+            time.sleep(0.02)
+        world.kill(4)
+        outcomes = world.wait(20)
+    timeout = outcomes[2].error
+    assert isinstance(timeout, CollectiveTimeout) and timeout.missing == (4,), outcomes[2]
+    assert "rank 4 is stopped (SIGSTOP), and was in all_reduce" in str(timeout)
+    for rank in (0, 1, 3):
+        assert isinstance(outcomes[rank].error, PeerFailed) and outcomes[rank].error.missing[0] == 4, outcomes[rank]
+
+
 @HOSTS
 @is_async
 def test_a_rank_whose_call_another_timeout_ended_names_the_rank_that_it_waited_for(
@@ -167,6 +199,7 @@ def test_a_rank_whose_call_another_timeout_ended_names_the_rank_that_it_waited_f
 
 
 def fail_by_the_last(size: int) -> str:
+    dist.barrier()
     with pytest.raises((CollectiveTimeout, PeerFailed)) as raised:
         reduce(4, False, 0.5 if dist.get_rank() == size - 1 else 20)
     time.sleep(2)

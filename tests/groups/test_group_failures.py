@@ -298,7 +298,7 @@ def test_a_rank_of_another_host_may_leave_before_its_announcement_has_come_by_it
     with start(complete_and_leave, 4, args=(str(in_the_call),), environment=spanning) as ranks:
         for rank in (1, 3):
             ranks.wait_for_output(rank, "is in the call")
-        time.sleep(0.5)  # until rank 1 has sent the announcements of its host
+        time.sleep(1.5)  # until rank 1 has sent the announcements of its host
         ranks.kill(1, signal.SIGSTOP)
         in_the_call.touch()
         for rank in (0, 2):
@@ -316,7 +316,7 @@ def time_out(rank: int, size: int, first: int, leader_is_stopped: str) -> tuple[
     while rank in (2, 3) and not os.path.exists(leader_is_stopped):
         time.sleep(0.01)
     with pytest.raises((dist.CollectiveTimeout, dist.PeerFailed)) as raised:
-        dist.all_reduce(np.ones(1), timeout=2 if rank == first else 30)
+        dist.all_reduce(np.ones(1), timeout=6 if rank == first else 30)
     print("has failed", flush=True)
     error: Any = raised.value
     return type(error).__name__, error.missing, str(error)
@@ -330,7 +330,7 @@ def test_a_timeout_names_the_leaders_that_may_hold_back_what_a_missing_rank_anno
     with start(time_out, 4, args=(first, str(stopped)), environment={"PROCGROUP_TRANSPORT": "spanning"}) as ranks:
         for rank in range(4):
             ranks.wait_for_output(rank, "is ready")
-        time.sleep(0.5)  # until the leaders, ranks 0 and 1, have sent each other their own announcements
+        time.sleep(1.5)  # until the leaders, ranks 0 and 1, have sent each other their own announcements
         ranks.kill(1, signal.SIGSTOP)
         stopped.touch()
         for rank in (0, 2, 3):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures.operations import TRANSPORTS, on
+from failures.operations import TRANSPORTS, allowance, on
 
 import procgroup as dist
 from world import run, start
@@ -68,7 +68,7 @@ def test_the_others_go_on_without_the_lost_ranks_within_a_second(transport: str,
         assert outcomes[rank].ok, outcomes[rank]
         became, names = outcomes[rank].value
         assert became[-1][:2] == (number, len(survivors))
-        assert max(late for _, _, late in became) < 1.0, became
+        assert max(late for _, _, late in became) < allowance(1.0), became
         assert names == [f"was {one}" for one in survivors]
         assert outcomes[rank].output == ""
 
@@ -81,7 +81,10 @@ def fail_in_asynchronous_calls(rank: int, size: int) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
     works: list[Any] = [dist.all_reduce(np.ones(100_000), async_op=True) for _ in range(8)]
     receive: Any = dist.irecv(np.ones(1), 2)
-    if rank == 0:
+    if rank == 1:  # rank 2 ends when both have issued their calls
+        dist.send(np.zeros(1), 0, tag=1)
+    else:
+        dist.recv(np.zeros(1), 1, tag=1)
         dist.send(np.zeros(1), 2)
     dist_errors = 0
     old = dist.group.WORLD
@@ -93,7 +96,7 @@ def fail_in_asynchronous_calls(rank: int, size: int) -> Any:
         with pytest.raises(dist.DistError):
             work.wait()
         dist_errors += 1
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < allowance(1.0)
     with pytest.raises(dist.GroupDestroyed):
         dist.barrier(group=old)
     dist.barrier()

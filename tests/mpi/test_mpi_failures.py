@@ -343,20 +343,23 @@ def end_without_the_stopped_rank(world: MpiWorld, timeout: float) -> list[Simple
 def test_a_rank_that_is_stopped_is_named_at_the_deadline_and_the_others_end_without_it(mpi: str) -> None:
     with start(stop_before_the_call, SIZE, mpi=mpi, args=(1.0,)) as world:
         for error in end_without_the_stopped_rank(world, 1.0):
-            assert 1.0 - 0.1 < error.took < 1.0 + allowance(1.0), error
-            assert error.missing == (ABSENT,) if error.kind == "CollectiveTimeout" else f"rank {ABSENT}" in error.text
+            assert error.took < 1.0 + allowance(1.0), error
+            if error.kind == "CollectiveTimeout":
+                assert error.took > 1.0 - 0.1 and error.missing == (ABSENT,), error
+            else:  # it came later than the other one, which notified it
+                assert f"rank {ABSENT}" in error.text, error
 
 
 @mpis
 def test_transfers_with_a_rank_that_is_stopped_end_at_the_deadline(mpi: str) -> None:
-    timeout = 1.5
+    timeout = 4.0
     with start(stream, SIZE, mpi=mpi, args=(timeout,)) as world:
         for rank in range(SIZE):
             world.wait_for_output(rank, "...")
         stopped = time.monotonic()
         world.kill(ABSENT, signal.SIGSTOP)
         for error in end_without_the_stopped_rank(world, timeout):
-            assert timeout - 0.5 < error.moment - stopped < timeout + allowance(1.0), error
+            assert 0 < error.moment - stopped < timeout + allowance(1.0), error  # the call began before the stop
 
 
 def be_interrupted(rank: int, size: int, ended: Path) -> SimpleNamespace | None:
@@ -367,8 +370,8 @@ def be_interrupted(rank: int, size: int, ended: Path) -> SimpleNamespace | None:
         while not ended.exists():
             time.sleep(0.01)
         return None
-    print("waiting", flush=True)
     try:
+        print("waiting", flush=True)
         return error_of(lambda: perform("all_reduce"))
     except KeyboardInterrupt:
         print(f"interrupted at {time.monotonic()}", flush=True)

@@ -486,8 +486,8 @@ def be_interrupted(rank: int, size: int, ended: Path) -> SimpleNamespace | None:
         while not ended.exists():
             time.sleep(0.01)
         return None
-    print("waiting", flush=True)
     try:
+        print("waiting", flush=True)
         return error_of(lambda: dist.all_reduce(ones()))
     except KeyboardInterrupt:
         print(f"interrupted at {time.monotonic()}", flush=True)
@@ -554,10 +554,10 @@ def hang_on_the_gpu(rank: int, size: int, is_async: bool) -> SimpleNamespace:
     dist.all_reduce(ones())
     array = ones(stream=new_stream())
     began = time.monotonic()
-    work: Any = dist.all_reduce(array, async_op=is_async, timeout=2 * LIMIT)
+    work: Any = dist.all_reduce(array, async_op=is_async, timeout=6 * LIMIT)
     if is_async:
         work.wait()
-    assert time.monotonic() - began < 2 * LIMIT, "the host has waited for the GPU"
+    assert time.monotonic() - began < 6 * LIMIT, "the host has waited for the GPU"
     seen = error_of(work.get_future().wait) if is_async else first_error()
     seen.took = seen.moment - began
     seen.later = error_of(lambda: dist.all_reduce(ones())).kind
@@ -573,7 +573,7 @@ def test_a_gpu_that_never_finishes_is_a_timeout_of_its_call(is_async: bool) -> N
     kinds = {error.kind for error in seen}
     assert "CollectiveTimeout" in kinds and kinds <= {"CollectiveTimeout", "PeerFailed"}, seen
     for error, outcome in zip(seen, outcomes, strict=True):
-        assert 2 * LIMIT - 0.01 <= error.took < 2 * LIMIT + allowance(1.0), error
+        assert 6 * LIMIT - 0.01 <= error.took < 6 * LIMIT + allowance(1.0), error
         assert error.later == "GroupBroken"
         expect_quiet(outcome)
 

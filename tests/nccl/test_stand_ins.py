@@ -396,7 +396,7 @@ def use_without_blocking(rank: int, size: int) -> None:
 
 
 def test_a_non_blocking_communicator_is_in_progress_until_polled() -> None:
-    run(use_without_blocking, 2, environment={**GPUS, "PROCGROUP_STAND_IN_NCCL_DELAY_US": "200000"})
+    run(use_without_blocking, 2, environment={**GPUS, "PROCGROUP_STAND_IN_NCCL_DELAY_US": "1000000"})
 
 
 def abort_after_a_death(rank: int, size: int) -> str:

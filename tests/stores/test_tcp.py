@@ -306,11 +306,22 @@ def test_a_reply_that_makes_no_sense_is_an_error_of_the_store(method: str, statu
         thread.join()
 
 
-def test_a_silent_server_is_told_of_within_a_second(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_server_is_told_of_before_the_deadline(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(DistNetworkError, match="accepts connections and says nothing"):
-            TCPStore("127.0.0.1", listener.getsockname()[1], timeout=1.2)
+            TCPStore("127.0.0.1", listener.getsockname()[1], timeout=4)
         assert "is it a procgroup store?" in capfd.readouterr().err
+
+
+def test_one_more_connection_to_a_server_that_has_ended_is_not_attempted_until_the_timeout() -> None:
+    server = StoreServer("127.0.0.1", 0)
+    store = client_of(server)
+    server.close()
+    began = time.monotonic()
+    with pytest.raises(StoreLost):
+        store.with_timeout(60).set_on_disconnect("gone", "")
+    assert time.monotonic() - began < 20
+    store.close()
 
 
 # --- jobs and keys ---

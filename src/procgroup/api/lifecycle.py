@@ -35,7 +35,7 @@ from procgroup.types import DEFAULT_TIMEOUT, Timeout
 GROUP_NAME = "0"
 """The default group's name, as in torch.distributed: groups are numbered as they are made."""
 
-# A group is not made again in less time than this: that try would not say who is missing, as the one before does.
+# The least time for another attempt to make a group: a shorter one could not name the missing ranks, as the last did.
 _LEAST_SECONDS = 0.5
 
 

@@ -39,8 +39,9 @@ from procgroup.stores.store import OnDisconnect, Store
 
 _LOST = "lost"
 _OP = "init_process_group"
-# A rank raises within half a second after the deadline. Of this, TCPStore's client takes 0.3 s to give up a request
-# that a silent server does not answer; where the server stopped during a request that does not wait, it takes 0.7 s.
+# A rank raises at most 0.5 s after the deadline, or 0.7 s after it where the server of a TCPStore stopped during a
+# request that does not wait: its client takes 0.3 s to give up a request that a silent server does not answer.
+
 # How long a rank waits for the records of a stage that the others ended at the deadline.
 _GRACE_SECONDS = 0.3
 # How long after the deadline the store may answer, and how long each request may take then.
@@ -92,12 +93,13 @@ class StartUp:
         self.leave()
         self._prefix = prefix
         store = self._whole_store.with_timeout(self.answer_seconds())
-        try:
-            self._on_disconnect = store.set_on_disconnect(f"{prefix}/{_LOST}", self._record(""))
-        except DistNetworkError as error:
-            if self._store_answers():
-                raise  # it is this process, or the number of connections, that allows no other one
-            raise self._silence() from error
+        with self.naming_ranks():
+            try:
+                self._on_disconnect = store.set_on_disconnect(f"{prefix}/{_LOST}", self._record(""))
+            except DistNetworkError:
+                # If the store answers, it is this process, or the number of connections, that allows no other one.
+                self._whole_store.with_timeout(self.answer_seconds()).check([f"{prefix}/{_LOST}"])
+                raise
 
     def set_members(self, members: Sequence[Member]) -> None:
         """Set the members of the group, one for each rank."""
@@ -183,12 +185,6 @@ class StartUp:
             raise self._peer_lost(self._host, "which hosts the store") from error
         except StoreTimeout as error:
             raise self._silence() from error
-
-    def _store_answers(self) -> bool:
-        with suppress(DistError):
-            self._whole_store.with_timeout(_LATE_REQUEST_SECONDS).check([f"{self._prefix}/{_LOST}"])
-            return True
-        return False
 
     def _missing(self, keys: Sequence[str]) -> list[int]:
         store = self.store.with_timeout(self.answer_seconds())

@@ -13,10 +13,11 @@ import socket
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 
 from procgroup import _native, environ, log
-from procgroup.errors import DistNetworkError, DistStoreError
+from procgroup.errors import DistNetworkError, DistStoreError, StoreTimeout
 from procgroup.process_end import (
     LATE_SECONDS,
     at_process_end,
@@ -35,6 +36,9 @@ LINGER_SECONDS = 30.0
 
 _MAX_NAMES = 8
 _WITHDRAW_SECONDS = 5.0
+_CONNECT_AGAIN_SECONDS = 1.0
+_LATE_REQUEST_SECONDS = 0.1
+_ANY_KEY = "any"
 _JOINS = 2
 _HOST = 4
 
@@ -253,7 +257,29 @@ class TCPStore(RequestStore):
         """The argument ``use_libuv``, which changes nothing."""
         return self._uses_libuv
 
-    def _connect(self, flags: int) -> _native.StoreClient:
+    def _connect_again(self) -> _native.StoreClient:
+        """Make one more connection. Raises StoreLost where the server has ended meanwhile, which the first one shows.
+
+        A connection that is refused would be tried again until the timeout: the server may not have begun.
+        """
+        deadline, within = time.monotonic() + self._seconds, _CONNECT_AGAIN_SECONDS
+        while (left := deadline - time.monotonic()) > within:
+            try:
+                return self._connect(self._flags, within)
+            except DistNetworkError:
+                if deadline - time.monotonic() > left - within + 0.01:
+                    raise  # before its time was up: the server refused
+            with suppress(StoreTimeout):
+                self.with_timeout(max(deadline - time.monotonic(), _LATE_REQUEST_SECONDS)).check([_ANY_KEY])
+            within *= 2  # a busy server gets more time
+        return self._connect(self._flags, left)
+
+    @property
+    def _flags(self) -> int:
+        return _HOST if self._hosting else 0
+
+    def _connect(self, flags: int, within: float | None = None) -> _native.StoreClient:
+        """Connect by the store's timeout, or ``within`` a part of it, in seconds."""
         started = time.monotonic()
         addresses = self._hosting.server.addresses if self._hosting else resolve_until(self._host, self._seconds)
         if not addresses:
@@ -262,6 +288,8 @@ class TCPStore(RequestStore):
                 f"({self._host}, {self._port}): no address is known for this host name. Correct the name."
             )
         spent = time.monotonic() - started
+        if within is not None:
+            spent += max(self._seconds - within, 0.0)
         return _native.StoreClient(
             addresses, self._host, self._port, _job(), _key_bytes(None), flags, self._seconds, spent
         )
@@ -276,7 +304,7 @@ class TCPStore(RequestStore):
 
     def set_on_disconnect(self, key: str, value: str | bytes) -> OnDisconnect:
         # A separate connection: a connection that carries requests is dropped when the server does not reply in time.
-        client = self._connect(_HOST if self._hosting else 0)
+        client = self._connect_again()
         client.set_on_disconnect(key, value, self._seconds)
         return _OnDisconnect(client, key)
 
@@ -294,7 +322,7 @@ class TCPStore(RequestStore):
 
     def clone(self) -> TCPStore:
         clone = copy(self)
-        clone._requests = self._connect(_HOST if self._hosting else 0)
+        clone._requests = self._connect(self._flags)
         return clone
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from procgroup.cluster.out_of_memory import OutOfMemoryKills
 from procgroup.launch.failures.report import Failure, describe, first_failure
-from world import free_port
+from world import free_port, run_command
 
 RAISES = """
     import os, time
@@ -34,6 +34,14 @@ AFTER_EACH_OTHER = """
                 time.sleep(0.01)
             time.sleep(0.6)  # for the launcher to have read what was written before the word
 """
+# The ranks of these tests end one after the other, on purpose: the launcher must not end the last one meanwhile.
+PATIENT_LAUNCHER = """
+import sys
+from procgroup.__main__ import main
+from procgroup.launch.nodes import agent
+agent.REPORT_SECONDS = 20.0
+sys.exit(main())
+"""
 FAILS_ON_THE_LAST_RANK = """
     import os
     import numpy as np
@@ -46,6 +54,13 @@ FAILS_ON_THE_LAST_RANK = """
         raise ValueError("boom of three")
     dist.all_reduce(np.ones(3))
 """
+
+
+def run_after_each_other(launcher: Any, source: str, ranks: int) -> list[str]:
+    """Run a script whose ranks end one after the other; return the lines of the launcher's stderr."""
+    script = launcher.script(AFTER_EACH_OTHER + source)
+    flags = ["run", "--nproc-per-node", str(ranks), str(script), str(launcher.directory)]
+    return run_command([sys.executable, "-c", PATIENT_LAUNCHER, *flags]).stderr.splitlines()
 
 
 def run_agents(script: Path, *flags: str) -> list[tuple[int, str, str]]:
@@ -114,9 +129,9 @@ def test_the_earliest_of_several_failures_is_the_first(launcher: Any) -> None:
         atexit.register(say, f"over {rank}")  # when its traceback has been written
         raise ValueError(f"rank {rank}")
     """
-    done = launcher.run(AFTER_EACH_OTHER + source, "--nproc-per-node", "3", arguments=(str(launcher.directory),))
-    assert done.stderr.splitlines()[-1] == "ValueError: rank 2"
-    order = [line.split(" (")[0] for line in done.stderr.splitlines() if "failed after that" in line]
+    lines = run_after_each_other(launcher, source, 3)
+    assert lines[-1] == "ValueError: rank 2"
+    order = [line.split(" (")[0] for line in lines if "failed after that" in line]
     assert order == ["rank 1", "rank 0"]
 
 
@@ -129,8 +144,7 @@ def test_a_slow_end_does_not_hide_who_raised_first(launcher: Any) -> None:
         wait_for("over")
         raise OSError("the consequence")
     """
-    done = launcher.run(AFTER_EACH_OTHER + source, "--nproc-per-node", "2", arguments=(str(launcher.directory),))
-    assert done.stderr.splitlines()[-1] == "ValueError: the cause"
+    assert run_after_each_other(launcher, source, 2)[-1] == "ValueError: the cause"
 
 
 def test_a_rank_that_lost_its_peer_is_not_the_cause_even_when_it_ends_earlier(launcher: Any) -> None:
@@ -145,8 +159,7 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause_even_when_it_ends_earlier(la
         time.sleep(0.5)
         raise ValueError("the cause")
     """
-    done = launcher.run(AFTER_EACH_OTHER + source, "--nproc-per-node", "2", arguments=(str(launcher.directory),))
-    lines = done.stderr.splitlines()
+    lines = run_after_each_other(launcher, source, 2)
     assert lines[-1] == "ValueError: the cause"
     assert any(line.startswith("rank 0 (") and line.endswith("PeerLost: lost rank 1") for line in lines)
 

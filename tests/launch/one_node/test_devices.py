@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,16 +113,11 @@ def test_the_user_s_variable_stays_where_nothing_changes(launcher: Any) -> None:
     assert "becomes" not in done.stderr
 
 
-def test_more_ranks_than_gpus_are_refused_at_once_with_both_numbers(launcher: Any) -> None:
-    times = []
-    for _ in range(3):
-        began = time.monotonic()
-        done = launcher.run(SHOW, "-n", "3", "--virtual-local-rank", environment={"CUDA_VISIBLE_DEVICES": "0,1"})
-        times.append(time.monotonic() - began)
+def test_more_ranks_than_gpus_are_refused_with_both_numbers_and_none_is_started(launcher: Any) -> None:
+    done = launcher.run(SHOW, "-n", "3", "--virtual-local-rank", environment={"CUDA_VISIBLE_DEVICES": "0,1"})
     assert (done.returncode, done.stdout) == (2, "")
     assert "3 ranks need a GPU each, but there are 2 GPUs: CUDA_VISIBLE_DEVICES is '0,1'" in done.stderr
     assert "(set by --nproc-per-node, --virtual-local-rank)" in done.stderr
-    assert min(times) < 1
 
 
 def test_the_old_contract_s_argument_is_0_too_where_each_rank_sees_one_gpu(launcher: Any) -> None:

@@ -62,7 +62,7 @@ def test_ranks_that_do_not_end_are_killed_when_the_time_is_over(start_launcher: 
 
 
 def test_ranks_that_do_not_look_get_the_signal(start_launcher: Any) -> None:
-    running = start_launcher("import time; print('pid 1', flush=True); time.sleep(60)")
+    running = start_launcher("import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)")
     running.wait_for("pid")
     began = time.monotonic()
     running.process.send_signal(signal.SIGTERM)
