@@ -265,6 +265,7 @@ void bind_group(nb::module_& module) {
       .def("direct", &PythonGroup::direct)
       .def("intercept", &PythonGroup::intercept, "issue"_a.none(),
            nb::sig("def intercept(self, issue: collections.abc.Callable[..., typing.Any] | None) -> None"))
+      .def("allow_unknown_threads", [](const PythonGroup&) { unknown_threads_may_call = true; })
       .def("set_timeout", &PythonGroup::set_timeout, "seconds"_a)
       .def("try_send", &PythonGroup::try_send, "array"_a.none(), "peer"_a.none(), "tag"_a.none(), "async_op"_a,
            nb::sig("def try_send(self, array: object, peer: object, tag: object, async_op: bool) -> typing.Any"))

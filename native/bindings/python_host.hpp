@@ -5,6 +5,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <exception>
 #include <unordered_set>
 #include <utility>
@@ -92,6 +93,9 @@ class RankThreads {
   std::unordered_set<uint64_t> threads_;  // Python never gives a number again
 };
 
+// Set for good where threads that Python does not know before may make calls: none shows in Python's list of threads.
+inline std::atomic<bool> unknown_threads_may_call{false};
+
 class PythonRuntime final : public LanguageRuntime {
  public:
   // `ranks` where ranks are threads: those do not count as others.
@@ -106,7 +110,7 @@ class PythonRuntime final : public LanguageRuntime {
   }
   bool alone() override {
     // A signal's handler runs in the main thread, which is none of the ranks where those are threads.
-    if (ranks_ == nullptr && has_alarm()) return false;
+    if (unknown_threads_may_call.load(std::memory_order_relaxed) || (ranks_ == nullptr && has_alarm())) return false;
     lock();
     const bool alone = !others_run();
     unlock();

@@ -234,6 +234,8 @@ class Group final : public Source {
   Descriptor first_without_this_rank(const Descriptor& call) const;
   void end_with(const GroupOperation& call, const Failure& failure);
   void give_up(GroupOperation& operation, Failure failure);
+  std::optional<Awaited> unless_failed(const Operation& operation, const Descriptor& call,
+                                       std::optional<Awaited> awaited) const;
   std::optional<Failure> find_deadlock(DeadlockDetector& watch, const Operation& operation,
                                        const std::function<std::optional<Awaited>()>& awaited,
                                        LanguageRuntime& language);

@@ -154,8 +154,9 @@ Progress MessageOperation::advance_external() {
   }
   bool is_done = false;
   std::optional<Failure> failure = failure_of([&] {
-    std::vector<int> awaited;  // the other rank, whatever the backend says
+    std::vector<int> awaited{peer()};  // unless the backend says something else
     if (!has_moved_) has_moved_ = !is_external() || request_.transfer(peer(), header_.number, awaited);
+    awaits_peer_ = !has_moved_ && std::ranges::find(awaited, peer()) != awaited.end();
     // The engine finds the loss within moments, and that ends the message.
     is_done = has_moved_ && !has_dead_sender();
     if (is_done && request_.after) request_.after();
@@ -287,12 +288,13 @@ int MessageOperation::source() const {
 }
 
 std::optional<Awaited> MessageOperation::awaited() {
+  // The header of a message that another backend moves goes ahead, and the backend may wait for the receive: it is
+  // asked again, since the other rank may have received meanwhile. A rank that has matched the header waits for nobody.
+  const bool may_await = request_.op == OpKind::kSend && is_external() && !request_.on_device && awaits_peer_;
+  if (may_await) advance_external();
   const std::lock_guard lock(group_.engine_.messages_mutex());
   const bool is_open = transfer_ && !transfer_->is_completed() && transfer_->source < 0;
-  // The header of a message that another backend moves goes ahead, and the backend may wait for the receive. A rank
-  // that has matched the header waits for nobody.
-  const bool is_sent = header_moved_.load(std::memory_order_acquire) && is_external() && !request_.on_device;
-  const bool awaits_receive = request_.op == OpKind::kSend && is_sent && !is_completed();
+  const bool awaits_receive = may_await && awaits_peer_ && !is_completed();
   if (!(is_open || awaits_receive) || request_.peer == kAnySource) return std::nullopt;
   return Awaited{request_.op, request_.tag, {group_.options_.members[static_cast<size_t>(request_.peer)]}};
 }

@@ -97,6 +97,7 @@ class MessageOperation final : public GroupOperation {
   Header header_;
   bool awaits_acceptance_ = false;
   std::atomic<bool> header_moved_{false};  // or the message itself, where only `after` is left to be run
+  std::atomic<bool> awaits_peer_{false};   // the backend has last said that it waits for the other rank
   bool has_moved_ = false;                 // the backend says that it has moved the message; guarded by external_
   std::mutex external_;                    // held to advance the backend's transfer; taken before the mutex of messages
 };

@@ -82,7 +82,8 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
     report_wait(report, running, call, seconds);
     std::optional<Failure> failure = examine(running, call);
     if (failure && failure->kind == Failure::Kind::kLost) return failure;
-    std::optional<Failure> deadlock = find_deadlock(watch, running, awaited, language);
+    std::optional<Failure> deadlock =
+        find_deadlock(watch, running, [&] { return unless_failed(running, call, awaited()); }, language);
     return deadlock ? std::move(deadlock) : std::move(failure);
   };
   const WaitPolicy policy = engine_.policy().for_bytes(call.bytes());
@@ -95,6 +96,12 @@ std::optional<Failure> Group::drive_watched(Operation& operation, const Descript
   explain(failure);
   language.lock();
   return failure;
+}
+
+// A wait that a failure of another rank ends is no part of a deadlock: the program may go on after it.
+std::optional<Awaited> Group::unless_failed(const Operation& operation, const Descriptor& call,
+                                            std::optional<Awaited> awaited) const {
+  return awaited && !examine(operation, call) ? std::move(awaited) : std::nullopt;
 }
 
 std::optional<Failure> Group::find_deadlock(DeadlockDetector& watch, const Operation& operation,
@@ -116,9 +123,9 @@ std::optional<Failure> Group::find_deadlock(DeadlockDetector& watch, const Opera
 Group::Outcome Group::await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language,
                             bool& interrupted) {
   DeadlockDetector watch(engine_, std::min(operation.seconds(), deadline.remaining_seconds()), engine_.suspicious_ns());
+  const auto awaited = [&] { return unless_failed(operation, operation.call(), operation.awaited()); };
   const auto look = [&] {
-    if (std::optional<Failure> deadlock =
-            find_deadlock(watch, operation, [&] { return operation.awaited(); }, language))
+    if (std::optional<Failure> deadlock = find_deadlock(watch, operation, awaited, language))
       give_up(operation, *std::move(deadlock));
   };
   const WaitPolicy policy = engine_.policy().for_bytes(operation.bytes());
@@ -181,6 +188,7 @@ std::optional<Awaited> Group::awaited(const Descriptor& call) const {
     const int world_rank = options_.members[static_cast<size_t>(is_local ? member : relay)];
     if (std::ranges::find(awaited.ranks, world_rank) == awaited.ranks.end()) awaited.ranks.push_back(world_rank);
   }
+  if (can_relay(call)) return std::nullopt;  // a member has come since
   return awaited;
 }
 

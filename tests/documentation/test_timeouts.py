@@ -83,6 +83,7 @@ NO_DEADLINES_OF_USERS = {
     "api.exit_hooks._FAILED_SECONDS": "calls that were issued, when an exception ends the group",
     "torch_plugin.torchs_start._CONNECT_SECONDS": "one attempt of many",
     "rendezvous.join._CONNECT_SECONDS": "part of the timeout of the start",
+    "stores.tcp._CONNECT_AGAIN_SECONDS": "one attempt of many",
     "process_end._THREAD_SECONDS": "whether a thread's exception ended the program",
     "process_end._PAUSE_SECONDS": "whether a wait follows the one before",
     "cluster.pmi._ANSWER_SECONDS": "an mpiexec that hangs",

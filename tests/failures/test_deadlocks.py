@@ -10,14 +10,16 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from failures.operations import TRANSPORTS, on
+from groups.toy_backend import StoreBackend
 
 import procgroup as dist
+from procgroup.groups.backend import Call
 from procgroup.testing import run_ranks
 from world import run
 
@@ -229,6 +231,52 @@ def call_at_random_on_hosts(rank: int, size: int, seed: int) -> None:
 )
 def test_late_ranks_of_several_hosts_and_groups_are_not_called_deadlocked(seed: int) -> None:
     run(call_at_random_on_hosts, 1, args=(seed,))  # in a process that runs no other threads
+
+
+class GoesOn(StoreBackend):
+    """A send takes some time after the receiver has the bytes, and waits for nobody."""
+
+    def move(self, call: Call) -> Iterator[Any]:
+        yield from super().move(call)
+        ends = time.monotonic() + (0.8 if call.op == "send" else 0)
+        while time.monotonic() < ends:
+            yield None
+
+
+def send_twice() -> None:
+    if dist.get_rank() == 1:
+        for tag in range(2):
+            dist.send(np.ones(3), 0, tag=tag)
+        dist.send(np.ones(3), 0, tag=2)  # the receiver is there until then
+    else:
+        for tag in range(2):
+            dist.recv(np.zeros(3), 1, tag=tag)
+        time.sleep(1.2)
+        dist.recv(np.zeros(3), 1, tag=2)
+        time.sleep(1.2)
+
+
+def send_twice_on_hosts(rank: int, size: int, hosts: list[int] | None) -> None:
+    dist.Backend.register_backend("goeson", GoesOn)
+    run_ranks(send_twice, 2, hosts=hosts, backend="goeson")
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 1]], ids=["one host", "two hosts"])
+def test_a_backend_that_is_not_done_with_a_message_that_was_received_waits_for_nobody(hosts: list[int] | None) -> None:
+    run(send_twice_on_hosts, 1, args=(hosts,))
+
+
+def wait_after_a_compiled_call(rank: int, size: int) -> str:
+    dist.init_process_group(timeout=12)
+    dist.group.WORLD.await_before_calls(lambda: None)  # as the compilation of a call by JAX does
+    with pytest.raises(dist.DistError) as raised:
+        dist.recv(np.zeros(1), 1 - rank)
+    return type(raised.value).__name__
+
+
+def test_calls_that_another_library_may_make_from_its_threads_could_end_a_wait() -> None:
+    raised = run(wait_after_a_compiled_call, 2)
+    assert "CollectiveTimeout" in raised and "Deadlock" not in raised
 
 
 @transports

@@ -450,22 +450,23 @@ MISMATCHES = {
 def differ(rank: int, size: int) -> None:
     me = Rank(rank, size)
     buffer = me.upload(np.ones(20, "f4"))
+    communicator = me.communicator.split(0, rank)
     for name, calls in MISMATCHES.items():
-        communicator = me.communicator.split(0, rank)
         operation, *arguments = calls[rank]
         me.call(operation, buffer, buffer, *arguments, communicator=communicator)
         assert me.state_after(communicator) == INVALID_USAGE, name
         assert re.search(r"Mismatch : rank \d is in \w+ of \d+ x", communicator.get_last_error()), name
         assert not me.stream.record().is_done or arguments[0] == 0  # which NCCL drops
-        communicator.abort()
+        failed, communicator = communicator, me.communicator.split(0, rank)  # both ranks have the error then
+        failed.abort()
         me.stream.sync()
-    communicator = me.communicator.split(0, rank)
     if rank == 0:
         me.call("send", buffer, 10, FLOAT32, 1, communicator=communicator)
     else:
         me.call("recv", buffer, 8, FLOAT32, 0, communicator=communicator)
     assert me.state_after(communicator) == INVALID_USAGE
     assert "rank 1 is in Recv of 8 x float32, rank 0 is in Send of 10 x float32" in communicator.get_last_error()
+    me.communicator.split(0, rank)
     communicator.abort()
 
 

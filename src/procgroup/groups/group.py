@@ -279,8 +279,12 @@ class ProcessGroup(GroupCalls):
         return self._issue.deferral
 
     def await_before_calls(self, await_others: Callable[[], object]) -> None:
-        """Call ``await_others`` before each call, except in ``inside_awaited_call``. Does nothing the second time."""
+        """Call ``await_others`` before each call, except in ``inside_awaited_call``. Does nothing the second time.
+
+        From then on no wait of this process counts as part of a deadlock: those calls may end the wait of another rank.
+        """
         if self._issue.await_others is None:
+            self.calls.allow_unknown_threads()
             self._issue.await_others = await_others
             self._intercept()
 
