@@ -229,6 +229,14 @@ void Engine::post_exit(const std::string& reason, bool at_once) {
     if (peer != rank() && peer_arena(peer) == nullptr) messages_.post_exit(peer, failure);
 }
 
+// Ranks of other hosts see only the end of the connection, which may be a loss.
+void Engine::post_left() {
+  if (failed_) return;
+  const std::lock_guard lock(messages_mutex_);
+  for (int peer = 0; peer < world_size(); ++peer)
+    if (peer != rank() && peer_arena(peer) == nullptr) messages_.post(peer, kLeftKey, {});
+}
+
 void Engine::set_status(int peer_rank, PeerStatus status, std::string how) {
   Peer& peer = *peers_[index(peer_rank)];
   peer.how = std::move(how);
@@ -400,6 +408,7 @@ void Engine::shutdown() {
   if (life_lock_) life_lock_->release();
   for (const auto& peer : peers_) peer->socket.reset();
   if (!uses_sockets_) return;
+  post_left();
   flush(kLastWordsSeconds);
   // Peers over TCP see the end of the connection.
   const std::lock_guard lock(messages_mutex_);

@@ -207,6 +207,7 @@ class Engine final : public Waiter, public WaitForGraph {
   void attach_arena(int peer, std::shared_ptr<Arena> arena, std::shared_ptr<FlightRecord> record,
                     FileDescriptor socket);
   void post_exit(const std::string& reason, bool at_once);
+  void post_left();
   std::optional<Failure> exit_in_memory(int peer) const;
   void on_lost(int peer, const std::string& how);
   void on_left(int peer);

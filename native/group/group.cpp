@@ -298,8 +298,13 @@ void Group::examine_pending() {
   }
   for (const std::shared_ptr<GroupOperation>& operation : running) {
     std::optional<Failure> failure = operation->is_completed() ? std::nullopt : what_ends(*operation);
-    if (failure && (operation->is_looked_at_enough() || operation->advance() == Progress::kWaiting))
-      operation->give_up(std::move(*failure));
+    if (failure) {
+      const bool exhausted = operation->is_looked_at_enough();
+      if ((operation->advance() == Progress::kWaiting || exhausted) && !operation->is_completed())
+        operation->give_up(std::move(*failure));
+    } else {
+      operation->look_anew();
+    }
     // Receives may be posted long before they are needed: they count once a thread waits for them.
     if (!operation->is_completed() && (!is_message(operation->call().op) || operation->is_awaited()))
       report_wait(operation->wait_report(), *operation, operation->call(), operation->deadline().remaining_seconds());

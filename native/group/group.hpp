@@ -319,6 +319,7 @@ class GroupOperation : public Operation {
   virtual Beside beside(const std::vector<int>& /*awaited*/) const { return Beside::kAnything; }
   // Of the thread that examines it: see LastLooks.
   bool is_looked_at_enough() { return last_looks_.are_exhausted(); }
+  void look_anew() { last_looks_ = {}; }
   WaitReport& wait_report() { return wait_report_; }
   // Somebody is to be told of its end, though no thread waits for it.
   void watch();

@@ -24,12 +24,25 @@ GroupCreation::GroupCreation(Engine& engine, uint64_t identity, std::vector<int>
                              std::string call)
     : engine_(engine), identity_(identity), members_(std::move(members)), memory_(memory), call_(std::move(call)) {}
 
+GroupCreation::~GroupCreation() {
+  if (began_ns_ == 0 || engine_.forked()) return;
+  const std::lock_guard lock(engine_.messages_mutex());
+  expect_members(false);
+}
+
+// What a member sent before it makes the group may be more than is kept: it is read all the same.
+void GroupCreation::expect_members(bool begins) {
+  for (const int member : members_)
+    if (member != engine_.rank()) engine_.messages().expect(member, begins);
+}
+
 Progress GroupCreation::advance() {
   if (is_completed()) return Progress::kDone;
   const std::lock_guard lock(engine_.messages_mutex());
   if (began_ns_ == 0) {
     began_ns_ = now_ns();
     engine_.handshakes().open(identity_, members_, memory_, call_);
+    expect_members(true);
   }
   const bool moved = engine_.pump();
   engine_.handshakes().receive_arrived();

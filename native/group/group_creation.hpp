@@ -14,6 +14,8 @@ class GroupCreation final : public Operation {
  public:
   GroupCreation(Engine& engine, uint64_t identity, std::vector<int> members, uint64_t memory, std::string call);
 
+  ~GroupCreation() override;
+
   Progress advance() override;
   std::vector<int> missing() const override;
   void give_up(Failure failure) override;
@@ -29,7 +31,8 @@ class GroupCreation final : public Operation {
   const std::vector<uint64_t>& refused() const { return refused_; }
 
  private:
-  // These three with the mutex of Messages held.
+  // These with the mutex of Messages held.
+  void expect_members(bool begins);
   bool look();  // whether the result is known
   std::vector<int> unreceived() const;
   bool find_conflict(const std::vector<int>& silent);

@@ -114,7 +114,8 @@ std::optional<Failure> Group::examine_connection(int member) const {
   engine_.handshakes().receive_arrived();
   const GroupHandshake* theirs = engine_.handshakes().received(peer, options_.id);
   const Failure* failure = engine_.messages().peer_failure(peer);
-  if (failure == nullptr || (theirs != nullptr && theirs->left)) return std::nullopt;
+  const bool left = engine_.messages().has_left(peer) || (theirs != nullptr && theirs->left);
+  if (failure == nullptr || left) return std::nullopt;
   Failure mine = *failure;
   engine_.identify(mine, peer);
   mine.peer = member;

@@ -15,6 +15,7 @@ namespace procgroup {
 namespace {
 
 constexpr size_t kTurnBytes = 1024 * 1024;  // read in one turn, so that other connections get theirs
+constexpr int kMostTurns = 64;              // for what a peer has sent before its end
 
 std::string describe(const ChannelClosed& closed) {
   if (closed.error_number == 0) return "it closed its connection";
@@ -54,9 +55,11 @@ bool Connection::read() {
   return true;
 }
 
-// Read the frames that have arrived. The bound keeps a flooding peer from occupying this thread.
+// Read the frames that have arrived, more than a socket's buffer holds. The bound keeps a flooding peer from occupying
+// this thread.
 void Connection::drain() {
-  for (int turn = 0; turn < 16 && read(); ++turn) {
+  draining_ = true;
+  for (int turn = 0; turn < kMostTurns && read(); ++turn) {
   }
 }
 
@@ -199,6 +202,7 @@ void Connection::end_eager() {
   // A receive may have been started while the payload was on its way.
   if (const auto receive = matching_.take_posted(message.key, peer_)) return accept(std::move(message), receive);
   if (message.key == kExitKey) return take_exit(message.payload);
+  if (message.key == kLeftKey) return static_cast<void>(has_left_ = true);
   matching_.keep(std::move(message));
 }
 

@@ -47,6 +47,7 @@ class Connection {
   const Failure* fault() const { return fault_ ? &*fault_ : nullptr; }
   // The exit record that the peer has sent, see Messages::post_exit; null when none.
   const Failure* exit_failure() const { return exit_ ? &*exit_ : nullptr; }
+  bool has_left() const { return has_left_; }
 
   // Messages::send_at_once and Messages::receive_at_once, for this peer.
   bool send_at_once(const FrameHeader& header, const void* data);
@@ -86,8 +87,8 @@ class Connection {
   };
 
   bool paused() const {
-    return !current_.active && matching_.kept_bytes(peer_) > kKeptBytesLimit && !matching_.awaits(peer_) &&
-           !outbox_.awaits_answer();
+    return !draining_ && !current_.active && matching_.kept_bytes(peer_) > kKeptBytesLimit &&
+           !matching_.awaits(peer_) && !outbox_.awaits_answer();
   }
   void drain();
   bool read_frames();
@@ -119,8 +120,10 @@ class Connection {
   std::array<std::byte, 8 * 1024> staged_;
   size_t staged_begin_ = 0;
   size_t staged_end_ = 0;
+  bool draining_ = false;  // the peer sends no more: what is there is read, however much of it is kept
   bool drained_ = false;   // the last read of this turn got less than it asked for
   size_t turn_bytes_ = 0;  // read in this turn
+  bool has_left_ = false;  // in order, as the peer has sent
   std::optional<Failure> exit_;
   std::optional<Failure> fault_;
   std::optional<Failure> failure_;

@@ -30,6 +30,7 @@ std::shared_ptr<ReceiveTransfer> Matching::take_posted(MessageKey key, int sourc
 }
 
 bool Matching::awaits(int source) const {
+  if (expected_[static_cast<size_t>(source)] != 0) return true;
   const auto accepts = [source](const auto& receive) { return receive->accepts(source); };
   return std::any_of(posted_.begin(), posted_.end(), [&](const auto& entry) {
     // Keys of no group have listeners all the time.

@@ -32,7 +32,8 @@ struct UnexpectedMessage {
 
 class Matching {
  public:
-  explicit Matching(int world_size) : kept_bytes_(static_cast<size_t>(world_size), 0) {}
+  explicit Matching(int world_size)
+      : kept_bytes_(static_cast<size_t>(world_size), 0), expected_(static_cast<size_t>(world_size), 0) {}
 
   void post(std::shared_ptr<ReceiveTransfer> receive);
   // The posted receive that matches this message, removed from its queue; null when there is none.
@@ -41,8 +42,10 @@ class Matching {
   bool holds(MessageKey key) const {
     return (!posted_.empty() && posted_.contains(key)) || (!unexpected_.empty() && unexpected_.contains(key));
   }
-  // Whether a receive of some group is posted that a message from this rank could match.
+  // Whether a receive of some group is posted that a message from this rank could match, or one is expected.
   bool awaits(int source) const;
+  // Begin or end to expect a message of this rank that is of no group.
+  void expect(int source, bool begins) { expected_[static_cast<size_t>(source)] += begins ? 1 : -1; }
   void remove_posted(const ReceiveTransfer& receive);
   // Remove and return the posted receives for which this holds.
   std::vector<std::shared_ptr<ReceiveTransfer>> take_posted_if(
@@ -70,6 +73,7 @@ class Matching {
   std::unordered_map<MessageKey, std::deque<std::shared_ptr<ReceiveTransfer>>, KeyHash> posted_;
   std::unordered_map<MessageKey, std::deque<UnexpectedMessage>, KeyHash> unexpected_;
   std::vector<size_t> kept_bytes_;
+  std::vector<int> expected_;  // how often
   std::unordered_map<MessageKey, Listener, KeyHash> listeners_;
 };
 

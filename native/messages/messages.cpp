@@ -148,6 +148,10 @@ const Failure* Messages::exit_failure(int peer, bool sudden) const {
   return sudden && failure != nullptr && !failure->sudden ? nullptr : failure;
 }
 
+bool Messages::has_left(int peer) const { return state_->with(peer).has_left(); }
+
+void Messages::expect(int peer, bool begins) { state_->matching.expect(peer, begins); }
+
 std::shared_ptr<Transfer> Messages::receive(int peer, MessageKey key, void* data, size_t capacity,
                                             const std::vector<int>* sources, ElementType type) {
   auto receive = std::make_shared<ReceiveTransfer>(peer, key, data, capacity, sources);

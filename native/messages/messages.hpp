@@ -41,6 +41,8 @@ struct MessageKey {
 
 // The key of a rank's exit record. No group has the identity 0.
 inline constexpr MessageKey kExitKey{0, uint64_t{1} << 63 | 2};
+// The key of the message that a rank leaves in order.
+inline constexpr MessageKey kLeftKey{0, uint64_t{1} << 63 | 3};
 
 // The element type of a message: a Dtype's number plus one, or untyped bytes. Both sides must agree.
 using ElementType = uint16_t;
@@ -94,6 +96,10 @@ class Messages {
   void post_exit(int peer, const Failure& failure);
   // The exit record that a peer has sent; null when none. With `sudden`, only a sudden one.
   const Failure* exit_failure(int peer, bool sudden) const;
+  // Whether a peer has sent, under kLeftKey, that it leaves in order: the end of its channel is no loss.
+  bool has_left(int peer) const;
+  // Begin or end to expect a message of no group from a peer: then its channel is read, however much of it is kept.
+  void expect(int peer, bool begins);
   // Set-up: a function that returns why a peer has ended, or nothing, where the peer publishes that by other means than
   // post_exit. It is called when the peer's channel has ended, which may be seen first.
   void read_ends_with(std::function<std::optional<Failure>(int peer)> stated_end);

@@ -76,8 +76,10 @@ void drive(Operation& operation, double seconds, const WaitPolicy& policy, Waite
     bool moved = false;
     const auto ready = [&] { return moved = operation.advance() != Progress::kWaiting; };
     if (failure) {
-      if (last_looks.are_exhausted() || !ready()) operation.give_up(std::move(*failure));
+      const bool exhausted = last_looks.are_exhausted();
+      if ((!ready() || exhausted) && !operation.is_completed()) operation.give_up(std::move(*failure));
     } else {
+      last_looks = {};
       waiter.sleep(deadline.remaining_ns(std::min(kSliceNs, operation.longest_sleep_ns())), ready);
     }
     if (operation.is_completed()) return;

@@ -98,6 +98,8 @@ class Slice {
 
 // A timeout or failure may be seen just after the last missing block arrived, so an operation that still makes progress
 // is advanced for a while before it is cancelled. The time is limited, since other traffic may keep it busy for ever.
+// It begins again when a look finds nothing that ends the wait: what the last one found was about a peer that is done
+// with.
 class LastLooks {
  public:
   // Called at every look after something has ended the wait.

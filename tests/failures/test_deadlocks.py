@@ -247,13 +247,9 @@ def send_twice() -> None:
     if dist.get_rank() == 1:
         for tag in range(2):
             dist.send(np.ones(3), 0, tag=tag)
-        dist.send(np.ones(3), 0, tag=2)  # the receiver is there until then
     else:
         for tag in range(2):
             dist.recv(np.zeros(3), 1, tag=tag)
-        time.sleep(1.2)
-        dist.recv(np.zeros(3), 1, tag=2)
-        time.sleep(1.2)
 
 
 def send_twice_on_hosts(rank: int, size: int, hosts: list[int] | None) -> None:
@@ -262,7 +258,7 @@ def send_twice_on_hosts(rank: int, size: int, hosts: list[int] | None) -> None:
 
 
 @pytest.mark.parametrize("hosts", [None, [0, 1]], ids=["one host", "two hosts"])
-def test_a_backend_that_is_not_done_with_a_message_that_was_received_waits_for_nobody(hosts: list[int] | None) -> None:
+def test_a_send_by_another_backend_may_go_on_when_the_receiver_has_it_and_has_left(hosts: list[int] | None) -> None:
     run(send_twice_on_hosts, 1, args=(hosts,))
 
 

@@ -22,6 +22,10 @@ pytestmark = pytest.mark.timeout(60)
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
+MORE_THAN_IS_KEPT = 4075
+"""Messages of 16 KiB; the last ones remain in the channel."""
+
+
 def leave_quietly(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         assert outcome.ok, f"rank {outcome.rank}: status {outcome.exit_code}\n{outcome.output}{outcome.traceback}"
@@ -96,6 +100,30 @@ def test_work_that_nobody_answers_does_not_hold_an_exit_up(transport: str) -> No
         outcomes = world.wait(15)
     leave_quietly(outcomes)
     assert time.monotonic() - max(outcome.value for outcome in outcomes) < 3 + allowance(1.0)
+
+
+def send_more_than_is_kept_and_leave(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=30)
+    dist.barrier()
+    part = np.ones(2048)
+    if rank == 0:
+        for _ in range(MORE_THAN_IS_KEPT):
+            dist.send(part, 1)
+    elif rank == 1:
+        dist.recv(part, 2)
+        for _ in range(MORE_THAN_IS_KEPT):
+            dist.recv(part, 0)
+        assert (part == 1).all()
+    else:
+        time.sleep(3)  # rank 1 keeps what rank 0 sends, up to 64 MiB, and rank 0 leaves
+        dist.send(part, 1)
+    dist.destroy_process_group()
+
+
+@transports
+def test_messages_of_a_rank_that_has_left_are_received_also_beyond_those_that_are_kept(transport: str) -> None:
+    with start(send_more_than_is_kept_and_leave, 3, environment=on(transport)) as world:
+        leave_quietly(world.wait(40))
 
 
 def leave_with_a_call_in_flight(rank: int, size: int) -> str:

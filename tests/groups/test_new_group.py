@@ -11,7 +11,7 @@ import pytest
 
 import procgroup as dist
 from procgroup.testing import run_ranks
-from world import placed
+from world import placed, run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -221,6 +221,22 @@ def make_groups_alone() -> None:
     assert split is not None and split.transport == "shared memory"
     dist.destroy_process_group(split)
     expect_sum(mine, [0])
+
+
+def make_a_group_behind_many_messages(rank: int, size: int) -> None:
+    dist.init_process_group(timeout=20)
+    part, into = np.ones(2048), np.empty(2048)
+    works: list[Any] = [dist.isend(part, 1) for _ in range(6000)] if rank == 0 else []
+    dist.new_group([0, 1])
+    for work in works:
+        work.wait()
+    for _ in range(6000 * rank):
+        dist.recv(into, 0)
+
+
+@transports
+def test_a_group_is_made_when_more_messages_than_are_kept_come_before(transport: str) -> None:
+    run(make_a_group_behind_many_messages, 2, environment={"PROCGROUP_TRANSPORT": transport}, timeout=50)
 
 
 def test_a_world_of_one_has_groups_too() -> None:

@@ -47,6 +47,37 @@ void what_moves_for_a_lost_rank_is_cancelled() {
         Failure::Kind::kLost);
 }
 
+class Ending final : public Operation {
+ public:
+  explicit Ending(Deadline end) : end_(end) {}
+  Progress advance() override {
+    if (is_completed()) return Progress::kDone;
+    if (!end_.passed()) return Progress::kMoved;
+    finish();
+    return Progress::kDone;
+  }
+  std::vector<int> missing() const override { return {}; }
+
+ private:
+  const Deadline end_;
+};
+
+// As when one peer after the other is seen to have left before what it sent is read.
+void a_loss_that_a_later_look_does_not_find_is_none() {
+  Ending operation(Deadline::after(0.8));
+  const Deadline again = Deadline::after(0.4);
+  int losses = 0;
+  const auto examine = [&](const Operation&) -> std::optional<Failure> {
+    if (losses == 2 || (losses == 1 && !again.passed())) return std::nullopt;
+    ++losses;
+    return Failure{.kind = Failure::Kind::kLost};
+  };
+  Bench bench;
+  NoRuntime language;
+  drive(operation, 3600, WaitPolicy{}, bench, language, examine);
+  CHECK(losses == 2 && operation.is_completed() && operation.failure() == nullptr);
+}
+
 }  // namespace
 }  // namespace procgroup::testing
 
@@ -55,4 +86,5 @@ int main() {
   limit_seconds(110);
   RUN_TEST(what_moves_past_its_deadline_is_cancelled);
   RUN_TEST(what_moves_for_a_lost_rank_is_cancelled);
+  RUN_TEST(a_loss_that_a_later_look_does_not_find_is_none);
 }
