@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -34,15 +34,22 @@ from procgroup.groups.backend import Call
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.store import Store
 from procgroup.testing import RanksFailed, connected_groups, run_ranks
-from world import attempt, run
-
-pytestmark = pytest.mark.timeout(60)
+from waiting import MeetingOfThreads
+from world import attempt, run, start
 
 HOSTS = pytest.mark.parametrize("hosts", [None, [0, 0, 1]], ids=["one host", "two hosts"])
 
 
-class FewOperations(StoreBackend):
-    supports = frozenset(["all_reduce"])
+class FewCalls(StoreBackend):
+    """Sums, and finds the largest float."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, size, timeout)
+        self.asked: list[tuple[str, str, str]] = []
+
+    def supports(self, op: str, dtype: str, reduce_op: str) -> bool:
+        self.asked.append((op, dtype, reduce_op))
+        return op == "all_reduce" and (reduce_op == "SUM" or (reduce_op, dtype) == ("MAX", "float64"))
 
 
 class Faulty(StoreBackend):
@@ -79,7 +86,7 @@ class Slow(StoreBackend):
 
 
 def register() -> None:
-    for name, make in (("toy", StoreBackend), ("few", FewOperations), ("faulty", Faulty), ("slow", Slow)):
+    for name, make in (("toy", StoreBackend), ("few", FewCalls), ("faulty", Faulty), ("slow", Slow)):
         if not registry.is_backend_available(name):
             dist.Backend.register_backend(name, make)
 
@@ -145,20 +152,6 @@ def same(left: Any, right: Any) -> bool:
 def test_every_operation_ends_with_what_the_engine_s_own_transport_gives(size: int, hosts: Any) -> None:
     mine = run_ranks(play, size, hosts=hosts, backend="toy")
     assert all(map(same, mine, run_ranks(play, size, hosts=hosts)))
-
-
-def exchange_messages() -> None:
-    rank = dist.get_rank()
-    for tag in (0, 7):
-        received = np.zeros(3)
-        if rank == 0:
-            dist.send(np.full(3, float(tag)), 1, tag=tag)
-            dist.recv(received, 1, tag=tag)
-        else:
-            work = dist.irecv(received, 0, tag=tag)
-            dist.isend(np.full(3, float(tag)), 0, tag=tag).wait()
-            assert work.wait() and work.source_rank() == 0
-        assert received.tolist() == [tag] * 3
 
 
 def receive_another_size_or_dtype(dtype: str, count: int, source: int | None) -> str:
@@ -230,18 +223,18 @@ def test_collectives_and_pending_receives_do_not_meet(hosts: list[int]) -> None:
     run_ranks(reduce_beside_a_pending_receive, 2, hosts=hosts, backend="toy")
 
 
-def fail_to_send() -> None:
+def fail_to_send(meeting: MeetingOfThreads) -> None:
     is_sender = dist.get_rank() == 1
     with pytest.raises(GroupBroken if is_sender else PeerFailed, match="no route to the moon"):
         dist.send(np.ones(2), 0) if is_sender else dist.recv(np.ones(2), 1)
     with pytest.raises(GroupBroken):
         dist.barrier()
-    time.sleep(0.5)  # the other rank learns of it while this one is there
+    meeting.meet()  # the other rank learns of it while this one is there
 
 
 @pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
 def test_a_message_that_fails_in_the_backend_ends_the_group(hosts: list[int]) -> None:
-    run_ranks(fail_to_send, 2, hosts=hosts, backend="faulty")
+    run_ranks(fail_to_send, 2, MeetingOfThreads(2), hosts=hosts, backend="faulty")
 
 
 def leave_while_the_other_receives() -> None:
@@ -284,10 +277,6 @@ def test_a_hook_does_not_keep_its_group_alive() -> None:
     assert reference() is None
 
 
-def test_messages_arrive_by_tag_in_both_directions_at_once() -> None:
-    run_ranks(exchange_messages, 2, backend="toy")
-
-
 def differ(kind: str) -> None:
     rank = dist.get_rank()
     array = np.ones(8 + (kind == "count" and rank), np.float64 if kind == "dtype" and rank else np.float32)
@@ -321,17 +310,19 @@ def test_ranks_on_different_backends_do_not_exchange_data() -> None:
         assert "by another backend" in text
 
 
-def end_at_the_deadline(missing: tuple[int, ...], is_async: bool) -> str:
+def end_at_the_deadline(missing: tuple[int, ...], is_async: bool, meeting: MeetingOfThreads) -> str:
     """Make a call that cannot end; the rank whose deadline comes first tells the others."""
-    dist.barrier()  # which no backend moves: who starts later would be missing for that
+    meeting.meet()
     if dist.get_rank() in missing:
-        return time.sleep(2) or ""
-    started = time.monotonic()
-    with pytest.raises((CollectiveTimeout, PeerFailed), match="all_reduce #2") as raised:
-        work = dist.all_reduce(np.ones(4, np.float32), async_op=is_async, timeout=0.5)
+        meeting.meet()
+        return ""
+    if dist.get_rank() == 0:
+        meeting.wait_for_calls_of(*{1, 2}.difference(missing))
+    with pytest.raises((CollectiveTimeout, PeerFailed), match="all_reduce #1") as raised:
+        work = dist.all_reduce(np.ones(4, np.float32), async_op=is_async, timeout=0.5 if dist.get_rank() == 0 else 20)
         assert work is not None
         work.wait()
-    assert time.monotonic() - started < 5
+    meeting.meet()
     if isinstance(raised.value, CollectiveTimeout):
         assert raised.value.missing == missing
     return type(raised.value).__name__
@@ -340,8 +331,8 @@ def end_at_the_deadline(missing: tuple[int, ...], is_async: bool) -> str:
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("missing", [(1,), ()], ids=["a rank does not come", "the transfer does not end"])
 def test_a_call_that_cannot_end_is_ended_at_the_deadline(missing: tuple[int, ...], is_async: bool) -> None:
-    names = run_ranks(end_at_the_deadline, 3, missing, is_async, backend="faulty")
-    assert "CollectiveTimeout" in names
+    names = run_ranks(end_at_the_deadline, 3, missing, is_async, MeetingOfThreads(3), backend="faulty")
+    assert names == ["CollectiveTimeout", "" if missing else "PeerFailed", "PeerFailed"]
 
 
 def go_wrong(is_async: bool) -> None:
@@ -390,8 +381,7 @@ def lose_the_sender(rank: int, size: int) -> tuple[str, float] | None:
     dist.init_process_group("faulty", timeout=30)
     if rank == 1:
         dist.isend(np.ones(4, np.float32), 0)
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
     started = time.monotonic()
     with pytest.raises(PeerLost) as raised:
         dist.recv(np.ones(4, np.float32), 1)
@@ -400,7 +390,10 @@ def lose_the_sender(rank: int, size: int) -> tuple[str, float] | None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_sender_that_dies_in_the_backend_is_named(transport: str) -> None:
-    text, seconds = attempt(lose_the_sender, 2, environment={"PROCGROUP_TRANSPORT": transport})[0].value
+    with start(lose_the_sender, 2, environment={"PROCGROUP_TRANSPORT": transport}) as world:
+        world.wait_for_call(0, "recv")
+        world.kill(1)
+        text, seconds = world.wait()[0].value
     assert "lost rank 1" in text
     assert seconds < 10
 
@@ -474,19 +467,82 @@ def test_subgroups_have_a_backend_of_their_own_which_is_closed_with_them() -> No
     run_ranks(live, 3, backend="toy")
 
 
-def ask_for_too_much() -> None:
-    with pytest.raises(
-        DistBackendError, match=r"broadcast on group .*FewOperations does not support it, but all_reduce"
-    ):
-        dist.broadcast(np.ones(2), 0)
+def all_reduce_of(dtype: str, op: Any, async_op: bool = False) -> Any:
+    return dist.all_reduce(np.ones(2, dtype), op, async_op=async_op)
+
+
+def coalesce_means() -> None:
+    with dist._coalescing_manager():
+        all_reduce_of("float64", dist.ReduceOp.AVG)
+        all_reduce_of("float64", dist.ReduceOp.AVG)
+
+
+def exchange() -> None:
+    (dist.recv if dist.get_rank() else dist.send)(np.ones(2), 1 - dist.get_rank())
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
+    "an operation": (lambda: dist.broadcast(np.ones(2), 0), "broadcast of float64 on group 0 (rank ", "Use a group "),
+    "a message": (exchange, " of float64 on group 0 (rank ", "Use a group "),
+    "a reduce op": (
+        lambda: all_reduce_of("float64", dist.ReduceOp.AVG),
+        "all_reduce(AVG) of float64 on group 0 (rank ",
+        "Use the reduce op SUM, MAX, or a group ",
+    ),
+    "a dtype": (
+        lambda: all_reduce_of("float32", dist.ReduceOp.MAX),
+        "all_reduce(MAX) of float32 on group 0 (rank ",
+        "Use the reduce op SUM, or the dtype float64, or a group ",
+    ),
+    "an asynchronous call": (
+        lambda: all_reduce_of("int8", dist.ReduceOp.BOR, async_op=True),
+        "all_reduce(BOR) of int8 on group 0 (rank ",
+        "Use the reduce op SUM, or a group ",
+    ),
+    "coalesced calls": (coalesce_means, "all_reduce(AVG) of float64 on group 0 (rank ", "Use the reduce op SUM, MAX, "),
+}
+
+
+def ask_for_too_much(make_call: Callable[[], object], call: str, advice: str) -> None:
+    with pytest.raises(DistBackendError) as raised:
+        make_call()
+    assert call in str(raised.value)
+    assert "its backend 'few' (FewCalls) does not support this call" in str(raised.value)
+    assert advice in str(raised.value) and "a group with the built-in transport: new_group(backend='gloo')" in str(
+        raised.value
+    )
+    assert next(toy().numbers) == 0, "the backend has moved something"
     array = np.ones(2)
     dist.all_reduce(array)  # the group goes on
     assert array.tolist() == [2.0, 2.0]
     assert dist.barrier() is None
 
 
-def test_an_operation_that_a_backend_lacks_is_refused_before_anything_is_sent() -> None:
-    run_ranks(ask_for_too_much, 2, backend="few")
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_backend_lacks_is_refused_before_anything_is_sent(what: str) -> None:
+    run_ranks(ask_for_too_much, 2, *REFUSED[what], backend="few")
+
+
+def ask_in_turn() -> list[tuple[str, str, str]]:
+    backend = current().backends["cpu"]
+    assert isinstance(backend, FewCalls)
+    all_reduce_of("int8", dist.ReduceOp.SUM)
+    array = np.ones(2, np.float32)
+    dist.all_reduce(array, dist.ReduceOp.PREMUL_SUM(2.0))
+    assert array.tolist() == [4.0, 4.0]
+    with pytest.raises(DistBackendError, match="all_gather of uint8 "):
+        dist.all_gather_single(np.zeros(2, np.uint8), np.zeros(1, np.uint8))
+    return backend.asked
+
+
+def test_a_backend_is_asked_for_operation_dtype_and_reduce_op() -> None:
+    """A PREMUL_SUM is a SUM to it, because its inputs have been multiplied already."""
+    for asked in run_ranks(ask_in_turn, 2, backend="few"):
+        assert asked[:3] == [
+            ("all_reduce", "int8", "SUM"),
+            ("all_reduce", "float32", "SUM"),
+            ("all_gather", "uint8", ""),
+        ]
 
 
 def watch() -> list[str]:

@@ -4,10 +4,10 @@ The engine numbers and records each call, and compares it with the other ranks' 
 
     group.all_reduce(x)   engine: check, number, record, agree   backend: move   engine: deadline, deaths, Ctrl-C
 
-So a backend needs no checks, no waits and no deadlines. It lists the operations that it supports (``supports``), and
-moves the bytes of one call in a generator that yields wherever it would wait for another rank. The engine runs
-``barrier`` itself: the agreement on the call is the barrier. A generator must not wait in any other way: a blocking
-call on a group, or destroy_process_group, raises DistBackendError there.
+So a backend needs no checks, no waits and no deadlines. It says which calls it makes (``supports``), and moves the
+bytes of one call in a generator that yields wherever it would wait for another rank. The engine runs ``barrier``
+itself: the agreement on the call is the barrier. A generator must not wait in any other way: a blocking call on a
+group, or destroy_process_group, raises DistBackendError there.
 
 A backend that has to make something together with the other ranks, such as a communicator, is an OpeningBackend. One
 whose calls native code moves is a NativeBackend. Arrays in the memory of a device are moved by a DeviceBackend: its
@@ -17,12 +17,14 @@ they are copied to host memory and back (backends/staging.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+from procgroup.arrays.array_view import DTYPES
 from procgroup.errors import DistBackendError
 from procgroup.stores.store import Store
+from procgroup.types import ReduceOp
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +52,7 @@ class Call(NamedTuple):
     dtype: str
     """NumPy's name: "float32", "bfloat16"."""
     reduce_op: str | None
-    """"SUM", "MAX", ...; None where nothing is reduced. For PREMUL_SUM the inputs are multiplied already."""
+    """"SUM", "MAX", ...; None where nothing is reduced. A PREMUL_SUM is a SUM of inputs that are multiplied already."""
     root: int
     """The group rank of the root; of a message, that of the other rank; otherwise -1."""
     tag: int
@@ -139,9 +141,11 @@ class DeviceBackend(Protocol):
 class Backend(Protocol):
     """Moves the bytes of one group's calls on arrays of one kind of device."""
 
-    @property
-    def supports(self) -> Collection[str]:
-        """The supported operations, the same on all ranks; others raise before anything is sent."""
+    def supports(self, op: str, dtype: str, reduce_op: str) -> bool:
+        """Return whether it makes such calls, the same on all ranks; others raise before anything is sent.
+
+        ``reduce_op`` is "" where nothing is reduced. The answers for "send" and "recv" must be the same, too.
+        """
         ...
 
     def move(self, call: Call) -> Iterator[Awaited]:
@@ -206,8 +210,8 @@ Advance = Callable[[int, int], list[int] | DeviceWork | None]
 rank's part has completed, else the ranks that the transfer waits for."""
 
 
-def use(backend: AnyBackend, calls: _native.Group, where: str, size: int, seconds: float) -> None:
-    """Let a backend move the bytes of a group's calls, from now on.
+def use(backend: AnyBackend, name: str, calls: _native.Group, where: str, size: int, seconds: float) -> None:
+    """Let a backend move the bytes of a group's calls, from now on. ``name`` and ``where`` are for errors.
 
     Raises what the backend raises, and CollectiveTimeout when it is not open on all ranks after ``seconds``.
     """
@@ -219,7 +223,7 @@ def use(backend: AnyBackend, calls: _native.Group, where: str, size: int, second
     elif isinstance(backend, DeviceBackend):
         calls.set_device_backend(_prepare_on_device(backend, size), backend.supports, backend.end_work)
     else:
-        calls.set_backend(prepare(backend, where, size))
+        calls.set_backend(prepare(backend, name, where, size))
 
 
 def _prepare_on_device(backend: DeviceBackend, size: int) -> Callable[..., Advance]:
@@ -231,22 +235,40 @@ def _prepare_on_device(backend: DeviceBackend, size: int) -> Callable[..., Advan
     return prepare_call
 
 
-def prepare(backend: Backend, where: str, size: int) -> Callable[..., Advance]:
+def prepare(backend: Backend, name: str, where: str, size: int) -> Callable[..., Advance]:
     """Return the function that turns a call's data into the function that advances its transfer.
 
-    The returned function raises DistBackendError for an operation that the backend does not support.
+    The returned function raises DistBackendError for a call that the backend does not support.
     """
 
     def prepare_call(*fields: Any) -> Advance:
         call = Call(*fields)
-        if call.op not in backend.supports:
+        reduce_op = "SUM" if call.reduce_op == "PREMUL_SUM" else call.reduce_op
+        if not backend.supports(call.op, call.dtype, reduce_op or ""):
+            what = f"{call.op}({call.reduce_op})" if call.reduce_op else call.op
             raise DistBackendError(
-                f"{call.op} on {where}: its backend {type(backend).__name__} does not support it, but "
-                f"{', '.join(sorted(backend.supports))}."
+                f"{what} of {call.dtype} on {where}: its backend {name!r} ({type(backend).__name__}) does not support "
+                f"this call. Use {_alternatives(backend, call._replace(reduce_op=reduce_op))}a group with the built-in "
+                "transport: new_group(backend='gloo')."
             )
+        call = call._replace(reduce_op=reduce_op)
         return _advancing(lambda root, number: backend.move(call._replace(root=root, number=number)), size)
 
     return prepare_call
+
+
+def _alternatives(backend: Backend, call: Call) -> str:
+    """Return with which reduce ops and dtypes the backend supports the operation, as the start of an enumeration."""
+    from procgroup import _native
+
+    def is_supported(dtype: str, op: str) -> bool:
+        return backend.supports(call.op, dtype, op) and (not op or _native.supports(ReduceOp[op].value, dtype))
+
+    names = [op.name for op in ReduceOp if op is not ReduceOp.PREMUL_SUM]
+    ops = [op for op in names if call.reduce_op and is_supported(call.dtype, op)]
+    dtypes = [dtype for dtype in sorted(DTYPES) if is_supported(dtype, call.reduce_op or "")]
+    found = (("reduce op", ops), ("dtype", dtypes))
+    return "".join(f"the {kind} {', '.join(names)}, or " for kind, names in found if names)
 
 
 def _advancing(start: Callable[[int, int], Iterable[Awaited]], size: int) -> Advance:

@@ -62,7 +62,7 @@ class ProcessGroup(GroupCalls):
             self.backends = make_backends(store, rank, self._size, timeout)
             for device, backend in self.backends.items():
                 if (device == "cpu") != isinstance(backend, DeviceBackend):
-                    use(backend, self.calls, self._where(), self._size, self._seconds)
+                    use(backend, self.name(), self.calls, self._where(), self._size, self._seconds)
         except BaseException:  # the other members have this group already, and would wait for this rank
             engine.abort()
             engine.shutdown("", 0.0)

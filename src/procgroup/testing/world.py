@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -52,12 +53,12 @@ def make_groups(
     config = registry.parse(backend)
     store = HashStore()
     engines = connect_threads(size, name=config.name, group_name=GROUP_NAME, transport=transport, hosts=hosts)
-    groups = []
-    for rank, engine in enumerate(engines):
+
+    def make(rank: int) -> ProcessGroup:
         group_store = PrefixStore("default_pg/0", store.clone())
         group_store.set_timeout(timedelta(seconds=seconds))
-        group = ProcessGroup(
-            engine,
+        return ProcessGroup(
+            engines[rank],
             group_store,
             rank=rank,
             members=range(size),
@@ -67,8 +68,11 @@ def make_groups(
             group_desc="default_pg",
             make_backends=config.make_backends,
         )
+
+    with ThreadPoolExecutor(size) as pool:  # a backend may get ready together with those of the other ranks
+        groups = list(pool.map(make, range(size)))
+    for group in groups:
         exit_hooks.watch(group, None)
-        groups.append(group)
     return groups
 
 
