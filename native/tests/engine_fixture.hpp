@@ -6,17 +6,19 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "group/engine.hpp"
 #include "group/group.hpp"
+#include "tests/check.hpp"
 
 namespace procgroup {
 
 inline void check(bool condition, const char* what, int rank) {
   if (condition) return;
-  std::fprintf(stderr, "rank %d: %s\n", rank, what);
+  std::fprintf(stderr, "\nrank %d: %s\n", rank, what);
   std::abort();
 }
 
@@ -65,8 +67,18 @@ inline std::vector<Rank> make_world(int size, ReadingRanges reading = ReadingRan
 
 inline void in_all_ranks(std::vector<Rank>& world, const std::function<void(Group&)>& body) {
   std::vector<std::thread> threads;
-  for (Rank& rank : world) threads.emplace_back([&] { body(*rank.group); });
+  for (Rank& rank : world)
+    threads.emplace_back([&] {
+      CASE("rank %d of %d", rank.group->rank(), rank.group->size());
+      body(*rank.group);
+    });
   for (std::thread& thread : threads) thread.join();
+}
+
+inline std::string text_of(const std::vector<int>& hosts) {
+  std::string text = "hosts";
+  for (const int host : hosts) text.append(" ").append(std::to_string(host));
+  return text;
 }
 
 inline Request request_for(OpKind op, std::vector<int64_t>& data, int root = -1, ReduceOp reduce_op = ReduceOp::kSum) {

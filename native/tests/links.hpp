@@ -25,6 +25,10 @@ namespace procgroup::testing {
 enum class LinkKind { kUnixSocket, kTcp, kRing };
 inline constexpr LinkKind kLinkKinds[] = {LinkKind::kUnixSocket, LinkKind::kTcp, LinkKind::kRing};
 
+inline const char* link_name(LinkKind kind) {
+  return kind == LinkKind::kUnixSocket ? "Unix sockets" : kind == LinkKind::kTcp ? "TCP" : "rings";
+}
+
 using ChannelPair = std::pair<std::unique_ptr<Channel>, std::unique_ptr<Channel>>;
 
 inline std::pair<FileDescriptor, FileDescriptor> unix_sockets() {
@@ -126,6 +130,7 @@ inline void run_ranks(int ranks, LinkKind kind, size_t ring_capacity,
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
+      CASE("rank %d of %d, over %s", rank, ranks, link_name(kind));
       Messages& messages = *all[static_cast<size_t>(rank)];
       body(rank, messages, links.doorbell(rank));
       ++finished;

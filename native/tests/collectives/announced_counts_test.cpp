@@ -109,6 +109,7 @@ std::vector<Forgery> forgeries(size_t count) {
 
 void counts_that_no_memory_holds_are_refused(size_t count) {
   for (const Forgery& forgery : forgeries(count)) {
+    CASE("expecting '%s'", forgery.reason.c_str());
     World world(count);
     forgery.forge(world);
     Iovec& victim = *world.iovecs[0];
@@ -123,6 +124,7 @@ void counts_that_no_memory_holds_are_refused(size_t count) {
 // What ranks say of a pair that does not concern this rank, while it looks: as much as they may say.
 void counts_of_others_do_not_make_a_schedule_longer() {
   for (const int to : {1, 2}) {
+    CASE("to rank %d", to);
     World world(kLarge);
     world.forge(1, to, kTooMany - 1 - 2 * kLarge);
     Iovec& victim = *world.iovecs[0];
@@ -155,9 +157,9 @@ void a_ranks_own_counts_are_those_of_its_arrays(size_t count) {
 
 int main() {
   for (const size_t count : {kSmall, kLarge}) {
-    counts_that_no_memory_holds_are_refused(count);
-    a_ranks_own_counts_are_those_of_its_arrays(count);
+    CASE("%zu elements", count);
+    RUN_TEST(counts_that_no_memory_holds_are_refused, count);
+    RUN_TEST(a_ranks_own_counts_are_those_of_its_arrays, count);
   }
-  counts_of_others_do_not_make_a_schedule_longer();
-  std::puts("announced_counts_test: passed");
+  RUN_TEST(counts_of_others_do_not_make_a_schedule_longer);
 }

@@ -31,8 +31,10 @@ class Member {
   void advance() {
     if (!running_) running_ = std::make_unique<CollectiveCall>(state_, call_->request());
     if (running_->advance() != Progress::kDone) return;
+    CASE("call %zu, %s of %zu elements, root %d, rank %d", next_, op_name(calls_[next_].op), calls_[next_].count,
+         calls_[next_].root, state_.rank);
     check(running_->failure() == nullptr, "expected to end well", state_.rank);
-    check(call_->is_right(), op_name(calls_[next_].op), state_.rank);
+    check(call_->is_right(), "wrong numbers", state_.rank);
     call_->overwrite();
     running_.reset();
     ++next_;
@@ -85,10 +87,14 @@ void any_sequence_in_any_order(int size, unsigned seed) {
   }
 }
 
+void any_sequences_in_any_order() {
+  for (const int size : {2, 3, 4})
+    for (unsigned seed = testing::test_seed(0); seed != testing::test_seed(10); ++seed) {
+      CASE("%d ranks, seed %u", size, seed);
+      any_sequence_in_any_order(size, seed);
+    }
+}
+
 }  // namespace
 
-int main() {
-  for (const int size : {2, 3, 4})
-    for (unsigned seed = 0; seed < 10; ++seed) any_sequence_in_any_order(size, seed);
-  std::puts("any_sequence_test: passed");
-}
+int main() { RUN_TEST(any_sequences_in_any_order); }

@@ -103,7 +103,7 @@ void reduce_scatter(Group& group, size_t count, bool equal) {
   for (size_t index = 0; index < mine.size(); ++index) {
     int64_t sum = 0;
     for (int from = 0; from < group.size(); ++from) sum += element(from, group.rank(), index);
-    check(mine[index] == sum, "reduce_scatter", group.rank());
+    check(mine[index] == sum, equal ? "reduce_scatter" : "reduce_scatter of unequal blocks", group.rank());
   }
 }
 
@@ -150,6 +150,7 @@ void before_runs_first(Group& group, size_t count) {
 
 // Every rank, also one that has no part in it, reports the same pair; no output is written.
 void unequal_pairs_are_a_mismatch(int size, size_t count) {
+  CASE("%zu elements", count);
   std::vector<Rank> world = make_world(size);
   in_all_ranks(world, [&](Group& group) {
     AllToAll call(group, count);
@@ -173,9 +174,11 @@ void unequal_pairs_are_a_mismatch(int size, size_t count) {
 }
 
 void everything(int size, ReadingRanges reading) {
+  CASE("read from %zu bytes on", reading.of(OpKind::kGather).from);
   std::vector<Rank> world = make_world(size, reading);
   in_all_ranks(world, [](Group& group) {
     for (const size_t count : {0, 1, 2, 6, 7, 31, 32, 127, 999, 3001}) {
+      CASE("%zu elements", count);
       gather(group, count);
       scatter(group, count);
       all_gather(group, count);
@@ -193,10 +196,10 @@ void everything(int size, ReadingRanges reading) {
 
 int main() {
   for (const int size : {1, 2, 3, 4, 7}) {
-    everything(size, ReadingRanges::all({}));           // through slots
-    everything(size, ReadingRanges::all({.from = 0}));  // in place
+    CASE("%d ranks", size);
+    RUN_TEST(everything, size, ReadingRanges::all({}));           // through slots
+    RUN_TEST(everything, size, ReadingRanges::all({.from = 0}));  // in place
     if (size == 1) continue;
-    for (const size_t count : {2, 3001}) unequal_pairs_are_a_mismatch(size, count);
+    for (const size_t count : {2, 3001}) RUN_TEST(unequal_pairs_are_a_mismatch, size, count);
   }
-  std::puts("pieces_test: passed");
 }

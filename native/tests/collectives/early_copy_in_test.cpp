@@ -27,8 +27,10 @@ struct Member {
     Call& mine = *calls[next];
     if (!running) running = std::make_unique<CollectiveCall>(state, mine.request);
     if (running->advance() != Progress::kDone) return false;
+    CASE("call %zu, %s of %zu elements, root %d, rank %d", next, op_name(mine.request.descriptor.op), mine.data.size(),
+         mine.request.descriptor.root, state.rank);
     check(running->failure() == nullptr, "expected to end well", state.rank);
-    check(mine.data == mine.expected, "wrong numbers", state.rank);
+    CHECK_EQUAL(mine.data, mine.expected);
     running.reset();
     ++next;
     return true;
@@ -129,12 +131,25 @@ void any_calls_in_any_order(int size, unsigned seed) {
   }
 }
 
+void slots_that_may_be_read_wait() {
+  for (size_t slots = 1; slots <= kSlots; ++slots) {
+    CASE("%zu slots", slots);
+    a_slot_that_may_be_read_waits(slots);
+  }
+}
+
+void any_calls_of_any_ranks_in_any_order() {
+  for (const int size : {2, 3, 4})
+    for (unsigned seed = testing::test_seed(0); seed != testing::test_seed(20); ++seed) {
+      CASE("%d ranks, seed %u", size, seed);
+      any_calls_in_any_order(size, seed);
+    }
+}
+
 }  // namespace
 
 int main() {
-  a_root_copies_in_one_call_ahead();
-  for (size_t slots = 1; slots <= kSlots; ++slots) a_slot_that_may_be_read_waits(slots);
-  for (const int size : {2, 3, 4})
-    for (unsigned seed = 0; seed < 20; ++seed) any_calls_in_any_order(size, seed);
-  std::puts("early_deposit_test: passed");
+  RUN_TEST(a_root_copies_in_one_call_ahead);
+  RUN_TEST(slots_that_may_be_read_wait);
+  RUN_TEST(any_calls_of_any_ranks_in_any_order);
 }

@@ -44,6 +44,7 @@ void expect_out_of_range(Check check_that) {
 
 void a_descriptor_that_is_none_is_told_as_such() {
   for (const int byte : {2, 0x7f, 0xff}) {
+    CASE("bytes %#x", byte);
     Calls calls(4);
     GroupMemoryView& shown = calls.states[1].mine();
     shown.announcement(kSequence).fingerprint += 1;
@@ -70,6 +71,7 @@ void the_header_of_a_buffer_table_may_have_any_bytes() {
 
 void small_areas_outside_of_the_arena_or_between_lines_end_the_call() {
   for (const uint64_t offset : {uint64_t{4096 + 8}, uint64_t{1} << 62, std::numeric_limits<uint64_t>::max() - 63}) {
+    CASE("offset %#zx", offset);
     Calls calls(30);  // more than a line holds
     calls.states[1].mine().announcement(kSequence).small = offset;
     check(calls.mine.advance() == Progress::kDone, "expected an end", 0);
@@ -83,7 +85,10 @@ void small_areas_outside_of_the_arena_or_between_lines_end_the_call() {
 void memory_that_has_a_form_begins_with_a_line() {
   const Arena arena = Arena::create(0);
   check(arena.at_line(4096, 64) == arena.at(4096, 64), "a line", 0);
-  for (const uint64_t offset : {4097, 4096 + 8, 4096 + 63}) expect_out_of_range([&] { arena.at_line(offset, 1); });
+  for (const uint64_t offset : {4097, 4096 + 8, 4096 + 63}) {
+    CASE("offset %zu", offset);
+    expect_out_of_range([&] { arena.at_line(offset, 1); });
+  }
   expect_out_of_range([&] { arena.at_line(uint64_t{1} << 40, 1); });
   expect_out_of_range([&] { GroupMemoryView(arena, 4096 + 8, 2, kTiny); });
 }
@@ -92,6 +97,7 @@ void memory_that_has_a_form_begins_with_a_line() {
 void a_failure_record_in_shared_memory_is_checked_before_it_is_believed() {
   for (const int peer : {-7, 2, 99, -1}) {
     for (const uint64_t details : {uint64_t{0}, uint64_t{1} << 62, uint64_t{4096 + 3}}) {
+      CASE("cause %d, details at %#zx", peer, details);
       std::vector<Rank> world = make_world(2);
       GroupMemory& theirs = GroupMemoryView(world[1].engine->arena(), world[1].group->offset(), 2, kTiny).memory();
       if (peer == -1) std::memset(static_cast<void*>(&theirs.failure), 0xff, sizeof theirs.failure);
@@ -116,6 +122,7 @@ void a_failure_record_in_shared_memory_is_checked_before_it_is_believed() {
 // records the failure in its own memory, which members that have gone on read.
 void a_group_whose_memory_is_misplaced_is_not_made() {
   for (const uint64_t offset : {uint64_t{4096 + 8}, uint64_t{1} << 62}) {
+    CASE("offset %#zx", offset);
     std::vector<Rank> world = make_world(2);
     Engine& theirs = *world[1].engine;
     {
@@ -144,11 +151,10 @@ void a_group_whose_memory_is_misplaced_is_not_made() {
 }  // namespace
 
 int main() {
-  a_descriptor_that_is_none_is_told_as_such();
-  the_header_of_a_buffer_table_may_have_any_bytes();
-  small_areas_outside_of_the_arena_or_between_lines_end_the_call();
-  memory_that_has_a_form_begins_with_a_line();
-  a_failure_record_in_shared_memory_is_checked_before_it_is_believed();
-  a_group_whose_memory_is_misplaced_is_not_made();
-  std::puts("foreign_memory_test: passed");
+  RUN_TEST(a_descriptor_that_is_none_is_told_as_such);
+  RUN_TEST(the_header_of_a_buffer_table_may_have_any_bytes);
+  RUN_TEST(small_areas_outside_of_the_arena_or_between_lines_end_the_call);
+  RUN_TEST(memory_that_has_a_form_begins_with_a_line);
+  RUN_TEST(a_failure_record_in_shared_memory_is_checked_before_it_is_believed);
+  RUN_TEST(a_group_whose_memory_is_misplaced_is_not_made);
 }

@@ -43,6 +43,7 @@ void every_range_of_an_array_is_copied() {
   const size_t size = array.whole.size();
   for (size_t begin = 0; begin <= size; ++begin) {
     for (size_t end = begin; end <= size; ++end) {
+      CASE("bytes %zu to %zu", begin, end);
       Bytes copied(end - begin, kGap);
       copy_iovecs(copied.data(), array.iovecs, begin, end - begin, copy_cached);
       const auto first = array.whole.begin() + static_cast<std::ptrdiff_t>(begin);
@@ -116,9 +117,11 @@ void all_gather(Group& group, const std::vector<Scattered>& arrays, bool queued)
 }
 
 void calls_take_iovecs(const Case& wanted) {
+  CASE("%d ranks, %s, scale %zu", wanted.size, text_of(wanted.hosts).c_str(), wanted.scale);
   std::vector<Rank> world = make_world(wanted.size, wanted.reading, wanted.layout, wanted.hosts);
   in_all_ranks(world, [&](Group& group) {
     for (unsigned round = 0; round < 12; ++round) {
+      CASE("round %u", round);
       broadcast(group, Scattered(round, 40, wanted.scale * (50 + 100 * round)), round % 3 == 1, wanted.small_bytes);
       std::vector<Scattered> arrays;
       for (int rank = 0; rank < wanted.size; ++rank)
@@ -134,18 +137,18 @@ constexpr size_t kLargeScale = 25;
 }  // namespace
 
 int main() {
-  every_range_of_an_array_is_copied();
+  RUN_TEST(every_range_of_an_array_is_copied);
   for (const int size : {2, 3, 4}) {
-    calls_take_iovecs({.size = size});
+    RUN_TEST(calls_take_iovecs, {.size = size});
     // Where arrays are read, those in several places are not.
-    calls_take_iovecs({.size = size, .reading = ReadingRanges::all({.from = 0})});
+    RUN_TEST(calls_take_iovecs, {.size = size, .reading = ReadingRanges::all({.from = 0})});
     std::vector<int> hosts(static_cast<size_t>(size));
     std::iota(hosts.begin(), hosts.end(), 0);
     const Case elsewhere{
         .size = size, .hosts = hosts, .layout = {}, .small_bytes = MessageLimits{}.small_bytes, .scale = kLargeScale};
-    calls_take_iovecs(elsewhere);
+    RUN_TEST(calls_take_iovecs, elsewhere);
     Case in_part = elsewhere;
     in_part.hosts.back() = 0;
-    if (size > 2) calls_take_iovecs(in_part);
+    if (size > 2) RUN_TEST(calls_take_iovecs, in_part);
   }
 }

@@ -67,10 +67,11 @@ void check_outputs(OpKind op, Sizes sizes, size_t count, const TestCall& call, i
     const bool same_for_all = op == OpKind::kGather || op == OpKind::kAllGather;
     return block(from, same_for_all ? 0 : rank, part(op, sizes, from, rank, count));
   };
-  if (op == OpKind::kReduceScatter) CHECK(call.outputs[0] == summed(rank, size, part(op, sizes, 0, rank, count)));
-  if (op == OpKind::kScatter) CHECK(call.outputs[0] == expected(size - 1));
+  if (op == OpKind::kReduceScatter) CHECK_EQUAL(call.outputs[0], summed(rank, size, part(op, sizes, 0, rank, count)));
+  if (op == OpKind::kScatter) CHECK_EQUAL(call.outputs[0], expected(size - 1));
   for (int from = 0; from < static_cast<int>(call.request.outputs.size()); ++from) {
-    CHECK(call.outputs[static_cast<size_t>(from)] == expected(from));
+    CASE("from rank %d", from);
+    CHECK_EQUAL(call.outputs[static_cast<size_t>(from)], expected(from));
   }
 }
 
@@ -101,6 +102,7 @@ void blocks_go_where_they_belong() {
         NetworkGroup group(messages, everybody(rank, size), kTiny);
         uint64_t sequence = 0;
         for (const auto& [op, sizes, count] : cases) {
+          CASE("%s of %zu %s elements", op_name(op), count, sizes == Sizes::kEqual ? "equal" : "uneven");
           const auto call = make_call(op, sizes, count, rank, size, ++sequence);
           CollectiveCall operation(group.state(), call->request);
           finish(operation, messages, doorbell);
@@ -114,6 +116,7 @@ void blocks_go_where_they_belong() {
 
 void a_pair_that_disagrees_is_named_on_every_rank() {
   for (const size_t count : {size_t{2}, size_t{1000}}) {
+    CASE("%zu elements", count);
     run_ranks(4, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
       NetworkGroup group(messages, everybody(rank, 4), kTiny);
       const auto call = make_call(OpKind::kAllToAll, Sizes::kEqual, count, rank, 4, 1);
@@ -137,6 +140,7 @@ void a_pair_that_disagrees_is_named_on_every_rank() {
 void hostile_counts_fail_the_call_only() {
   for (const uint64_t claimed : {uint64_t{0}, uint64_t{3}, uint64_t{1} << 61, UINT64_MAX}) {
     for (const size_t more : {size_t{0}, size_t{1}, size_t{32}}) {
+      CASE("%zu claimed, %zu more bytes", claimed, more);
       run_ranks(2, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
         NetworkGroup group(messages, everybody(rank, 2), kTiny);
         const auto call = make_call(OpKind::kAllToAll, Sizes::kEqual, 4, rank, 2, 1);
@@ -160,6 +164,7 @@ void hostile_counts_fail_the_call_only() {
 // Agrees, and then sends a segment of another length, or none and leaves.
 void a_segment_of_another_length_is_its_senders_fault() {
   for (const size_t bytes : {size_t{0}, size_t{8}, size_t{20'000}}) {
+    CASE("%zu bytes", bytes);
     run_ranks(2, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
       NetworkGroup group(messages, everybody(rank, 2), kTiny);
       const auto call = make_call(OpKind::kAllGather, Sizes::kEqual, 1000, rank, 2, 1);

@@ -59,6 +59,7 @@ Bytes expected_output(const Descriptor& call, int rank, int size, const Bytes& b
 
 void check_case(const CallCase& entry, NetworkGroup& group, Messages& messages, Doorbell& doorbell) {
   const Descriptor& call = entry.call;
+  CASE("%s, root %d, in place %d", call.describe().c_str(), call.root, entry.in_place);
   const auto made = TestCall::in_place(call, group.group().rank);
   const Bytes original = made->array;
   Bytes separate(original.size(), std::byte{0x5a});
@@ -68,7 +69,7 @@ void check_case(const CallCase& entry, NetworkGroup& group, Messages& messages, 
   CollectiveCall operation(group.state(), made->request);
   finish(operation, messages, doorbell);
   CHECK(operation.failure() == nullptr);
-  CHECK(output == expected_output(call, group.group().rank, group.group().size(), before));
+  CHECK_EQUAL(output, expected_output(call, group.group().rank, group.group().size(), before));
   CHECK(entry.in_place || made->array == original);
 }
 
@@ -101,6 +102,7 @@ void default_limits_carry_a_large_array() {
 void results_are_those_of_the_kernel_to_the_bit() {
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16}) {
     for (const size_t count : {size_t{13}, size_t{5000}}) {
+      CASE("%zu %s", count, dtype_name(dtype));
       const Descriptor call = call_of(OpKind::kAllReduce, dtype, ReduceOp::kAvg, count);
       std::vector<Bytes> inputs(4, Bytes(call.bytes()));
       std::vector<const void*> sources;

@@ -41,6 +41,7 @@ Descriptor differing(const Descriptor& call, int field) {
 void a_call_that_differs_fails_on_every_rank_and_changes_nothing() {
   for (const size_t count : {size_t{3}, size_t{1000}}) {
     for (int field = 0; field < 7; ++field) {
+      CASE("%zu elements, field %d differs", count, field);
       run_ranks(3, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
         const Descriptor usual = call_of(OpKind::kReduce, Dtype::kFloat32, ReduceOp::kSum, count, 0, 5);
         const Descriptor call = rank == 2 ? differing(usual, field) : usual;
@@ -84,6 +85,7 @@ void records_from_a_hostile_peer_fail_the_call_only() {
                                       Bytes(20'000),
                                       Bytes(90'000)};
   for (const Bytes& record : records) {
+    CASE("record %td, of %zu bytes", &record - records.data(), record.size());
     run_ranks(2, LinkKind::kUnixSocket, 0, [&](int rank, Messages& messages, Doorbell& doorbell) {
       if (rank == 1) {
         messages.post(0, kAnnouncements, record);
@@ -159,6 +161,7 @@ void a_rank_lost_in_mid_call_ends_the_call_on_every_survivor() {
 // else then.
 void a_cancelled_call_touches_no_array() {
   for (const bool in_mid_call : {false, true}) {
+    CASE("in mid-call %d", in_mid_call);
     const Descriptor call = call_of(OpKind::kAllReduce, Dtype::kFloat32, ReduceOp::kSum, in_mid_call ? 400'000 : 4);
     std::atomic<bool> cancelled{false};
     run_ranks(2, LinkKind::kTcp, 0, [&](int rank, Messages& messages, Doorbell&) {

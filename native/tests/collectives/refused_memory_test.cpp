@@ -1,12 +1,12 @@
 // A call that cannot go on, because memory is refused or a peer shows nonsense, fails and throws nothing: the thread
 // that advances it may be one that has nobody to throw to.
-#include <cstdio>
-
 #include "tests/collectives/calls_by_hand.hpp"
 
 using namespace procgroup;
 
-int main() {
+namespace {
+
+void memory_that_is_refused_ends_the_call() {
   std::vector<Rank> world = make_world(2);
   const std::vector<const Arena*> arenas = arenas_of(world);
   CollectiveState states[2] = {state_of(world, 0, arenas), state_of(world, 1, arenas)};
@@ -20,5 +20,8 @@ int main() {
   check(honest.advance() == Progress::kDone && honest.failure() != nullptr, "expected to fail", 0);
   check(honest.failure()->kind == Failure::Kind::kBroken, "expected a broken group", 0);
   check(honest.failure()->reason.starts_with("it cannot go on: "), honest.failure()->reason.c_str(), 0);
-  std::puts("refused_memory_test: passed");
 }
+
+}  // namespace
+
+int main() { RUN_TEST(memory_that_is_refused_ends_the_call); }

@@ -10,10 +10,11 @@ using namespace procgroup;
 namespace {
 
 void run(Group& group, CallKind kind, int64_t number, Arena* arena = nullptr) {
+  CASE("%s of %zu elements, root %d, array in the arena %d", op_name(kind.op), kind.count, kind.root, arena != nullptr);
   NoRuntime language;
   AnyCall call(kind, number, group.rank(), group.size(), arena);
   group.run(call.request(), 60, language);
-  check(call.is_right(), op_name(kind.op), group.rank());
+  check(call.is_right(), "wrong numbers", group.rank());
 }
 
 void around_each_limit(int size, const ReadingRanges& reading) {
@@ -49,9 +50,8 @@ void arrays_in_arenas(int size, bool everywhere) {
 }  // namespace
 
 int main() {
-  around_each_limit(2, ReadingRanges::with_fast_string_copies());
-  around_each_limit(2, ReadingRanges::with_slow_string_copies());
+  RUN_TEST(around_each_limit, 2, ReadingRanges::with_fast_string_copies());
+  RUN_TEST(around_each_limit, 2, ReadingRanges::with_slow_string_copies());
   for (const int size : {2, 3})
-    for (const bool everywhere : {true, false}) arrays_in_arenas(size, everywhere);
-  std::puts("reading_test: passed");
+    for (const bool everywhere : {true, false}) RUN_TEST(arrays_in_arenas, size, everywhere);
 }

@@ -52,6 +52,8 @@ void every_kernel_stays_within_its_arrays() {
         for (const int source_count : {1, 2, 3, 4, 7})
           for (const size_t count : kCounts) {
             if (!supports(static_cast<ReduceOp>(op), static_cast<Dtype>(dtype))) continue;
+            CASE("%s, %s, %s, %d sources of %zu elements", name.c_str(), dtype_name(static_cast<Dtype>(dtype)),
+                 reduce_op_name(static_cast<ReduceOp>(op)), source_count, count);
             reduced(static_cast<Dtype>(dtype), static_cast<ReduceOp>(op), source_count, count);
           }
   }
@@ -81,7 +83,10 @@ void two_steps_give_the_bits_of_one() {
       const auto dtype = static_cast<Dtype>(index / kReduceOps);
       const auto op = static_cast<ReduceOp>(index % kReduceOps);
       if (!supports(op, dtype) || !has_partial_results(dtype, op)) continue;
-      for (const size_t count : kCounts) CHECK(reduced_in_two_steps(dtype, op, count) == reduced(dtype, op, 3, count));
+      for (const size_t count : kCounts) {
+        CASE("%s, %s, %s, %zu elements", name.c_str(), dtype_name(dtype), reduce_op_name(op), count);
+        CHECK_EQUAL(reduced_in_two_steps(dtype, op, count), reduced(dtype, op, 3, count));
+      }
     }
   }
 }
@@ -90,6 +95,7 @@ void a_pair_without_meaning_is_refused() {
   for (int dtype = 0; dtype < kDtypes; ++dtype)
     for (int op = 0; op < kReduceOps; ++op) {
       if (supports(static_cast<ReduceOp>(op), static_cast<Dtype>(dtype))) continue;
+      CASE("%s, %s", dtype_name(static_cast<Dtype>(dtype)), reduce_op_name(static_cast<ReduceOp>(op)));
       bool refused = false;
       try {
         reduced(static_cast<Dtype>(dtype), static_cast<ReduceOp>(op), 2, 3);

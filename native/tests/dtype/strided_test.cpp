@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "tests/check.hpp"
@@ -37,13 +38,21 @@ std::multiset<const std::byte*> covered(const Strided& array) {
   return bytes;
 }
 
+std::string text_of(const Strided& array) {
+  std::string text = std::to_string(array.element_bytes) + " bytes, shape";
+  for (const ptrdiff_t length : array.shape) text.append(" ").append(std::to_string(length));
+  text += ", strides";
+  for (const ptrdiff_t stride : array.strides) text.append(" ").append(std::to_string(stride));
+  return text;
+}
+
 std::vector<std::byte> gathered(const Strided& array) {
   std::vector<std::byte> elements;
   for (const std::byte* at : addresses(array)) elements.insert(elements.end(), at, at + array.element_bytes);
   return elements;
 }
 
-// Layouts of all sorts in one block of memory; the same ones on every machine.
+// Layouts of all sorts in one block of memory; the same ones on every machine and in every run.
 class Layouts {
  public:
   explicit Layouts(std::vector<std::byte>& memory) : memory_(memory) {}
@@ -92,7 +101,7 @@ class Layouts {
   }
 
   std::vector<std::byte>& memory_;
-  std::mt19937 random_{20260};
+  std::mt19937 random_{testing::test_seed(20260)};
 };
 
 void fill(std::vector<std::byte>& memory) {
@@ -106,6 +115,7 @@ void elements_are_packed_in_c_order_and_unpacked_to_where_they_were() {
   Layouts layouts(memory);
   for (int turn = 0; turn < 2000; ++turn) {
     const Strided array = layouts.next();
+    CASE("turn %d, %s", turn, text_of(array).c_str());
     const std::vector<std::byte> wanted = gathered(array);
     CHECK(array.count() * array.element_bytes == wanted.size());
     std::vector<std::byte> packed(wanted.size() + 1, std::byte{0xee});
@@ -121,6 +131,7 @@ void unpacking_writes_the_elements_and_nothing_else() {
   Layouts layouts(memory);
   for (int turn = 0; turn < 1000; ++turn) {
     const Strided array = layouts.next();
+    CASE("turn %d, %s", turn, text_of(array).c_str());
     if (array.overlaps_itself()) continue;
     fill(memory);
     std::vector<std::byte> wanted = memory;
@@ -137,7 +148,7 @@ void unpacking_writes_the_elements_and_nothing_else() {
 }
 
 void turned_arrays_of_any_number_of_tiles_are_packed_and_unpacked() {
-  std::mt19937 random(7);
+  std::mt19937 random(testing::test_seed(7));
   for (int turn = 0; turn < 300; ++turn) {
     const std::array<size_t, 6> sizes{1, 2, 4, 8, 16, 3};
     const auto bytes = static_cast<ptrdiff_t>(sizes[random() % sizes.size()]);
@@ -154,6 +165,7 @@ void turned_arrays_of_any_number_of_tiles_are_packed_and_unpacked() {
       array.shape.push_back(lengths[dimension]);
       array.strides.push_back(upwards ? -strides[dimension] : strides[dimension]);
     }
+    CASE("turn %d, %s", turn, text_of(array).c_str());
     for (std::byte& byte : memory) byte = static_cast<std::byte>(random());
     const std::vector<std::byte> before = memory;
     std::vector<std::byte> packed(memory.size());
@@ -171,6 +183,7 @@ void an_array_is_contiguous_when_each_element_follows_the_one_before() {
   int contiguous = 0;
   for (int turn = 0; turn < 3000; ++turn) {
     const Strided array = layouts.next();
+    CASE("turn %d, %s", turn, text_of(array).c_str());
     const std::vector<std::byte*> found = addresses(array);
     bool follows = true;
     for (size_t index = 0; index < found.size(); ++index)
@@ -187,6 +200,7 @@ void elements_that_share_a_byte_are_found() {
   int shared = 0;
   for (int turn = 0; turn < 3000; ++turn) {
     const Strided array = layouts.next();
+    CASE("turn %d, %s", turn, text_of(array).c_str());
     const std::multiset<const std::byte*> bytes = covered(array);
     const bool twice = std::adjacent_find(bytes.begin(), bytes.end()) != bytes.end();
     CHECK(array.overlaps_itself() == twice);
@@ -202,6 +216,8 @@ void arrays_overlap_when_their_elements_do() {
   for (int turn = 0; turn < 3000; ++turn) {
     const Strided left = layouts.next();
     const Strided right = layouts.next();
+    CASE("turn %d, %s; %s, %td bytes from there", turn, text_of(left).c_str(), text_of(right).c_str(),
+         right.base - left.base);
     const std::multiset<const std::byte*> one = covered(left);
     bool meet = false;
     for (const std::byte* byte : covered(right)) meet = meet || one.contains(byte);
@@ -217,6 +233,7 @@ void of_many_arrays_any_two_that_overlap_are_found() {
   Layouts layouts(memory);
   int overlapping = 0;
   for (size_t turn = 0; turn < 2000; ++turn) {
+    CASE("turn %zu", turn);
     std::vector<Strided> arrays(turn % 6);
     for (Strided& array : arrays) array = layouts.next();
     bool meet = false;

@@ -68,6 +68,7 @@ void messages_have_the_same_places_on_both_sides(const std::vector<int>& hosts) 
     Queue& queue = queues[static_cast<size_t>(group.rank())];
     int64_t data = 0;
     for (int round = 0; round < kRounds; ++round) {
+      CASE("round %d", round);
       std::vector<std::shared_ptr<GroupOperation>> operations;
       for (uint64_t index = 0; index < kMessages; ++index) {
         const uint64_t tag = (sends ? index : kMessages - 1 - index) / 2;  // two of each
@@ -324,20 +325,22 @@ void work_that_an_abort_has_ended_fails() {
 }  // namespace
 
 int main() {
-  for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}})
-    messages_have_the_same_places_on_both_sides(hosts);
-  work_ends_when_the_device_has_finished_and_in_order();
-  the_next_call_reports_the_failure_of_a_blocking_one();
-  a_call_that_waits_reports_the_failure_of_a_blocking_one();
-  a_barrier_waits_for_the_work_of_collectives();
-  for (const char* how : {"throws", "deadline", "abort"}) work_that_fails_ends_the_group(how);
-  work_that_an_abort_has_ended_fails();
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
-    a_call_is_not_begun_before_it_is_ready(hosts);
-    what_follows_a_receive_may_take_locks(hosts);
+    CASE("%s", text_of(hosts).c_str());
+    RUN_TEST(messages_have_the_same_places_on_both_sides, hosts);
+    RUN_TEST(a_call_is_not_begun_before_it_is_ready, hosts);
+    RUN_TEST(what_follows_a_receive_may_take_locks, hosts);
   }
-  a_call_that_cannot_become_ready_ends_the_group();
-  a_call_whose_end_throws_ends_the_group();
-  a_receive_whose_end_throws_ends_the_group();
-  std::puts("device_work_test: passed");
+  RUN_TEST(work_ends_when_the_device_has_finished_and_in_order);
+  RUN_TEST(the_next_call_reports_the_failure_of_a_blocking_one);
+  RUN_TEST(a_call_that_waits_reports_the_failure_of_a_blocking_one);
+  RUN_TEST(a_barrier_waits_for_the_work_of_collectives);
+  for (const char* how : {"throws", "deadline", "abort"}) {
+    CASE("%s", how);
+    RUN_TEST(work_that_fails_ends_the_group, how);
+  }
+  RUN_TEST(work_that_an_abort_has_ended_fails);
+  RUN_TEST(a_call_that_cannot_become_ready_ends_the_group);
+  RUN_TEST(a_call_whose_end_throws_ends_the_group);
+  RUN_TEST(a_receive_whose_end_throws_ends_the_group);
 }

@@ -19,6 +19,7 @@ std::vector<int> members_of(int size) {
 }
 
 void collectives(Group& group, size_t count) {
+  CASE("%zu elements", count);
   NoRuntime language;
   const int size = group.size();
   const int root = static_cast<int>(count % static_cast<size_t>(size));
@@ -84,6 +85,7 @@ void the_caller_runs_along(int size) {
     Group* order[] = {&group, others[static_cast<size_t>(group.rank())].get()};
     if (group.rank() % 2 == 1) std::swap(order[0], order[1]);
     for (const size_t count : {3, 700, 5000}) {
+      CASE("%zu elements", count);
       std::vector<std::vector<int64_t>> arrays(6, values(group.rank(), count));
       std::vector<std::shared_ptr<GroupOperation>> operations;
       for (size_t index = 0; index < arrays.size(); ++index)
@@ -120,6 +122,7 @@ void leaving_ends_what_a_caller_runs_along() {
 }
 
 void messages(Group& group, size_t count) {
+  CASE("messages of %zu elements", count);
   NoRuntime language;
   const int next = (group.rank() + 1) % group.size();
   const int previous = (group.rank() + group.size() - 1) % group.size();
@@ -138,6 +141,7 @@ void arrays_in_arenas(int size, bool everywhere) {
     NoRuntime language;
     Arena& arena = world[static_cast<size_t>(group.rank())].engine->arena();
     for (const size_t count : {33, 1000, 1001, 300'001}) {
+      CASE("%zu elements, all arrays in arenas %d", count, everywhere);
       const size_t bytes = count * sizeof(int64_t);
       const std::vector<int64_t> mine = values(group.rank(), count);
       std::vector<int64_t> elsewhere(count);
@@ -198,28 +202,36 @@ void timeout_and_leaving(int size) {
   });
 }
 
+void calls_of_every_size(int size) {
+  std::vector<Rank> world = make_world(size);
+  in_all_ranks(world, [](Group& group) {
+    for (const size_t count : {0, 1, 5, 32, 33, 100, 999, 1000, 1001, 3001}) collectives(group, count);
+    asynchronous_calls_keep_their_order(group);
+    for (const size_t count : {0, 1, 1000, 40'000}) messages(group, count);
+    for (int repeat = 0; repeat < 200; ++repeat) collectives(group, 7);
+  });
+  for (Rank& rank : world) rank.group->leave();
+  for (Rank& rank : world) rank.engine->shutdown();
+}
+
+void collectives_that_read_in_place(int size) {
+  std::vector<Rank> reading = make_world(size, ReadingRanges::all({.from = 0}));
+  in_all_ranks(reading, [](Group& group) {
+    for (const size_t count : {33, 1000, 3001}) collectives(group, count);
+  });
+}
+
 }  // namespace
 
 int main() {
   for (const int size : {2, 3, 4}) {
-    std::vector<Rank> world = make_world(size);
-    in_all_ranks(world, [](Group& group) {
-      for (const size_t count : {0, 1, 5, 32, 33, 100, 999, 1000, 1001, 3001}) collectives(group, count);
-      asynchronous_calls_keep_their_order(group);
-      for (const size_t count : {0, 1, 1000, 40'000}) messages(group, count);
-      for (int repeat = 0; repeat < 200; ++repeat) collectives(group, 7);
-    });
-    for (Rank& rank : world) rank.group->leave();
-    for (Rank& rank : world) rank.engine->shutdown();
-    for (const bool everywhere : {true, false}) arrays_in_arenas(size, everywhere);
-    std::vector<Rank> reading = make_world(size, ReadingRanges::all({.from = 0}));
-    in_all_ranks(reading, [](Group& group) {
-      for (const size_t count : {33, 1000, 3001}) collectives(group, count);
-    });
-    mismatch_changes_nothing(size);
-    timeout_and_leaving(size);
-    the_caller_runs_along(size);
+    CASE("%d ranks", size);
+    RUN_TEST(calls_of_every_size, size);
+    for (const bool everywhere : {true, false}) RUN_TEST(arrays_in_arenas, size, everywhere);
+    RUN_TEST(collectives_that_read_in_place, size);
+    RUN_TEST(mismatch_changes_nothing, size);
+    RUN_TEST(timeout_and_leaving, size);
+    RUN_TEST(the_caller_runs_along, size);
   }
-  leaving_ends_what_a_caller_runs_along();
-  std::puts("engine_test: passed");
+  RUN_TEST(leaving_ends_what_a_caller_runs_along);
 }

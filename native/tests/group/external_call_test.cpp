@@ -94,6 +94,7 @@ std::vector<Rank> world_of(int size, const std::vector<int>& hosts) {
 void a_call_is_moved_by_the_backend(const std::vector<int>& hosts, bool is_async) {
   std::vector<Rank> world = world_of(3, hosts);
   for (const size_t count : {size_t{1}, size_t{5000}}) {
+    CASE("%zu elements", count);
     Board board(3);
     in_all_ranks(world, [&](Group& group) {
       std::vector<int64_t> data = values(group.rank(), count);
@@ -300,6 +301,7 @@ void a_rank_that_does_not_confirm_is_named_at_the_deadline() {
 void ranks_that_leave_after_the_call_fail_none() {
   for (int turn = 0; turn < 100; ++turn)
     for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 2}}) {
+      CASE("turn %d, %s", turn, text_of(hosts).c_str());
       std::vector<Rank> world = world_of(3, hosts);
       std::vector<std::thread> threads;
       for (Rank& rank : world)
@@ -378,29 +380,37 @@ void a_message_is_moved_by_the_backend(const std::vector<int>& hosts, int source
 int main() {
   for (const std::vector<int>& hosts :
        {std::vector<int>{0, 0, 0}, std::vector<int>{0, 1, 1}, std::vector<int>{0, 1, 2}}) {
+    CASE("%s", text_of(hosts).c_str());
     for (const bool is_async : {false, true}) {
-      a_call_is_moved_by_the_backend(hosts, is_async);
-      what_a_backend_throws_ends_the_call_everywhere(hosts, is_async);
-      the_ranks_that_a_backend_waits_for_are_named_at_the_deadline(hosts, is_async);
+      CASE("async %d", is_async);
+      RUN_TEST(a_call_is_moved_by_the_backend, hosts, is_async);
+      RUN_TEST(what_a_backend_throws_ends_the_call_everywhere, hosts, is_async);
+      RUN_TEST(the_ranks_that_a_backend_waits_for_are_named_at_the_deadline, hosts, is_async);
     }
-    ranks_that_differ_reach_no_backend(hosts);
+    RUN_TEST(ranks_that_differ_reach_no_backend, hosts);
   }
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 2}})
     for (const bool is_async : {false, true}) {
+      CASE("%s, async %d", text_of(hosts).c_str(), is_async);
       for (const bool is_polled : {false, true})
-        for (const OpKind op : {OpKind::kAllReduce, OpKind::kAllToAll})
-          ranks_of_several_hosts_wait_until_all_bytes_have_moved(op, hosts, is_async, is_polled);
-      what_a_backend_throws_at_last_ends_the_call_everywhere(hosts, is_async);
+        for (const OpKind op : {OpKind::kAllReduce, OpKind::kAllToAll}) {
+          CASE("%s, polled %d", op_name(op), is_polled);
+          RUN_TEST(ranks_of_several_hosts_wait_until_all_bytes_have_moved, op, hosts, is_async, is_polled);
+        }
+      RUN_TEST(what_a_backend_throws_at_last_ends_the_call_everywhere, hosts, is_async);
     }
-  a_call_without_bytes_is_not_confirmed();
-  a_rank_that_does_not_confirm_is_named_at_the_deadline();
-  ranks_that_leave_after_the_call_fail_none();
-  a_transfer_that_does_not_end_is_ended_at_the_deadline();
+  RUN_TEST(a_call_without_bytes_is_not_confirmed);
+  RUN_TEST(a_rank_that_does_not_confirm_is_named_at_the_deadline);
+  RUN_TEST(ranks_that_leave_after_the_call_fail_none);
+  RUN_TEST(a_transfer_that_does_not_end_is_ended_at_the_deadline);
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
-    messages_that_were_moved_take_no_memory(hosts);
+    CASE("%s", text_of(hosts).c_str());
+    RUN_TEST(messages_that_were_moved_take_no_memory, hosts);
     for (const int source : {0, kAnySource})
       for (const size_t count : {size_t{4}, size_t{5}})
-        for (const bool is_async : {false, true}) a_message_is_moved_by_the_backend(hosts, source, count, is_async);
+        for (const bool is_async : {false, true}) {
+          CASE("source %d, %zu elements, async %d", source, count, is_async);
+          RUN_TEST(a_message_is_moved_by_the_backend, hosts, source, count, is_async);
+        }
   }
-  std::puts("external_call_test: passed");
 }

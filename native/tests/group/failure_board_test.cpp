@@ -69,6 +69,7 @@ void only_the_first_post_of_a_rank_counts_and_nonsense_is_a_failure() {
 // Rank 2 never comes. Rank 0 gives up first; rank 1, which would wait for long, learns of it at once, as data.
 void a_group_names_the_missing_ranks_of_a_call_that_another_rank_gave_up() {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, {0, 1, 2}, {0, 1, 1}, {0, 1, 0}}) {
+    CASE("%s", text_of(hosts).c_str());
     std::vector<Rank> world = make_world(3, ReadingRanges::for_this_processor(), procgroup::kTiny, hosts);
     std::atomic<int> present{0};
     in_all_ranks(world, [&](Group& group) {
@@ -150,6 +151,7 @@ void a_late_rank_names_the_lost_rank_and_not_who_left_because_of_it() {
 void the_exception_that_ends_a_program_is_given_to_the_others_in_full() {
   const std::string text(3000, 'x');
   for (const bool shared : {true, false}) {
+    CASE("shared memory %d", shared);
     std::vector<Rank> world = shared ? make_world(2) : make_world_of_sockets(2);
     world[1].engine->fail(text, true);
     const Failure failure = failure_of_barrier(*world[0].group);

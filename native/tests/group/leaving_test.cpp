@@ -143,13 +143,12 @@ void an_error_ends_the_next_call(bool is_pending) {
 }  // namespace
 
 int main() {
-  the_last_rank_learns_the_first_failure();
-  what_was_published_stays(5);
-  what_was_published_stays(100);
-  leaving_ends_what_is_pending();
-  an_error_ends_the_next_call(false);
-  an_error_ends_the_next_call(true);
-  a_late_call_is_not_started_before_its_turn();
-  the_memory_of_a_group_that_was_not_made_is_no_other_groups();
-  std::puts("leaving_test: passed");
+  RUN_TEST(the_last_rank_learns_the_first_failure);
+  RUN_TEST(what_was_published_stays, 5);
+  RUN_TEST(what_was_published_stays, 100);
+  RUN_TEST(leaving_ends_what_is_pending);
+  RUN_TEST(an_error_ends_the_next_call, false);
+  RUN_TEST(an_error_ends_the_next_call, true);
+  RUN_TEST(a_late_call_is_not_started_before_its_turn);
+  RUN_TEST(the_memory_of_a_group_that_was_not_made_is_no_other_groups);
 }

@@ -24,14 +24,16 @@ std::vector<Rank> world_of(const std::vector<int>& hosts) {
 StagingPool& small_pool(const Rank& rank, size_t members) { return rank.engine->heap().small_pool(kLayout, members); }
 
 void all_reduce(Group& group, size_t count) {
+  CASE("all_reduce of %zu elements, rank %d of %d", count, group.rank(), group.size());
   NoRuntime language;
   std::vector<int64_t> data = values(group.rank(), count);
   Request request = request_for(OpKind::kAllReduce, data);
   group.run(request, 60, language);
-  for (size_t index = 0; index < count; ++index) CHECK(data[index] == sum(group.size(), index));
+  for (size_t index = 0; index < count; ++index) CHECK_EQUAL(data[index], sum(group.size(), index));
 }
 
 void all_to_all(Group& group, size_t count) {
+  CASE("all_to_all of %zu elements for each, rank %d of %d", count, group.rank(), group.size());
   NoRuntime language;
   const auto size = static_cast<size_t>(group.size());
   std::vector<int64_t> in = values(group.rank(), count * size);
@@ -47,8 +49,8 @@ void all_to_all(Group& group, size_t count) {
   group.run(request, 60, language);
   for (size_t rank = 0; rank < size; ++rank)
     for (size_t index = 0; index < count; ++index)
-      CHECK(out[rank * count + index] ==
-            value(static_cast<int>(rank), static_cast<size_t>(group.rank()) * count + index));
+      CHECK_EQUAL(out[rank * count + index],
+                  value(static_cast<int>(rank), static_cast<size_t>(group.rank()) * count + index));
 }
 
 // Ranks 0 and 1 are leaders, with two proxies each.

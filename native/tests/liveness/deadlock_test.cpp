@@ -81,7 +81,10 @@ void test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size,
   std::vector<Failure> failures(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank)
-    threads.emplace_back([&, rank] { failures[static_cast<size_t>(rank)] = pass_on(cycle, rank, turns); });
+    threads.emplace_back([&, rank] {
+      CASE("rank %d of %d", rank, size);
+      failures[static_cast<size_t>(rank)] = pass_on(cycle, rank, turns);
+    });
   for (std::thread& thread : threads) thread.join();
   for (const Failure& failure : failures) {
     CHECK(failure.kind == Failure::Kind::kDeadlock);
@@ -166,6 +169,7 @@ void test_slow_exchanges_are_no_deadlock() {
     std::mt19937 random(static_cast<unsigned>(group.rank()));
     const int size = group.size();
     for (int round = 0; round < 6; ++round) {
+      CASE("round %d", round);
       std::vector<int64_t> mine(kLarge, group.rank()), from_left(kLarge), from_right(kLarge);
       const int left = (group.rank() + size - 1) % size;
       const int right = (group.rank() + 1) % size;
@@ -262,14 +266,16 @@ void test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone() {
 
 int main() {
   using namespace procgroup;
-  test_a_verdict_that_makes_no_sense_is_ignored();
-  test_a_verdict_is_for_the_call_that_it_was_found_of();
-  test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone();
-  test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(2, 300);
-  test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one(3, 300);
-  test_engines_find_a_cycle_of_receives();
-  for (const size_t count : {size_t{1}, kLarge}) test_engines_find_a_cycle_of_waits_for_messages(count);
-  test_engines_find_a_cycle_of_waits_for_collectives();
-  test_slow_exchanges_are_no_deadlock();
-  return 0;
+  RUN_TEST(test_a_verdict_that_makes_no_sense_is_ignored);
+  RUN_TEST(test_a_verdict_is_for_the_call_that_it_was_found_of);
+  RUN_TEST(test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone);
+  RUN_TEST(test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one, 2, 300);
+  RUN_TEST(test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one, 3, 300);
+  RUN_TEST(test_engines_find_a_cycle_of_receives);
+  for (const size_t count : {size_t{1}, kLarge}) {
+    CASE("%zu elements", count);
+    RUN_TEST(test_engines_find_a_cycle_of_waits_for_messages, count);
+  }
+  RUN_TEST(test_engines_find_a_cycle_of_waits_for_collectives);
+  RUN_TEST(test_slow_exchanges_are_no_deadlock);
 }

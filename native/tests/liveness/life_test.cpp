@@ -222,6 +222,7 @@ void threads_that_end_are_no_death() {
 // The first watcher is the one that the kernel wakes; stopped, it passes nothing on.
 void the_death_of_the_first_woken_watcher_hides_nothing() {
   for (const bool killed : {true, false}) {
+    CASE("killed %d", killed);
     const SharedStage stage = make_stage();
     Child victim(holder(*stage, 0));
     await([&] { return stage->ready == 1; });
@@ -244,6 +245,7 @@ void the_death_of_the_first_woken_watcher_hides_nothing() {
 
 void any_number_of_words_is_watched_however_it_waits() {
   for (const auto waiting : {LifeWatcher::Waiting::kFutexes, LifeWatcher::Waiting::kPolling}) {
+    CASE("by %s", waiting == LifeWatcher::Waiting::kFutexes ? "futexes" : "polling");
     const SharedStage stage = make_stage();
     Child victim(holder(*stage, 0));
     await([&] { return stage->ready == 1; });
@@ -284,6 +286,7 @@ void a_closed_connection_counts_when_the_word_says_nothing() {
 void a_connection_closed_on_the_way_out_is_no_loss() {
   constexpr int64_t kQuickNs = 50'000'000;
   for (int attempt = 0; attempt < 5; ++attempt) {
+    CASE("attempt %d", attempt);
     int ends[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
     const FileDescriptor ours(ends[0]);

@@ -13,6 +13,7 @@ namespace {
 void a_size_that_differs_fails_that_receive_and_nothing_else() {
   for (const size_t size : {size_t{8}, 2 * kEagerBytes}) {
     for (const bool receive_first : {true, false}) {
+      CASE("%zu bytes, receive first %d", size, receive_first);
       Pair pair;
       const Bytes sent = pattern(size, 1);
       Bytes into(size + 1);
@@ -66,6 +67,7 @@ void a_cancelled_announcement_was_never_sent() {
 // The buffers are freed right after the cancel: a sanitizer reports a late access.
 void a_stream_cancelled_on_either_side_fails_both_and_the_channel_lives() {
   for (const bool sender_cancels : {true, false}) {
+    CASE("the %s cancels", sender_cancels ? "sender" : "receiver");
     Pair pair(LinkKind::kRing);
     auto large = std::make_unique<Bytes>(pattern(8 * kMiB, 1));
     auto into = std::make_unique<Bytes>(8 * kMiB);
@@ -114,6 +116,7 @@ void a_cancelled_eager_send_that_was_half_written_keeps_the_frames_whole() {
 
 void a_channel_that_closes_in_mid_message_fails_that_peer() {
   for (const size_t size : {size_t{1000}, 2 * kEagerBytes}) {
+    CASE("%zu bytes", size);
     Victim victim;
     Bytes into(size);
     int never = 0;
@@ -139,6 +142,7 @@ void a_channel_that_closes_in_mid_message_fails_that_peer() {
 
 void what_arrived_before_the_end_is_still_received() {
   for (const bool told_first : {true, false}) {
+    CASE("told first %d", told_first);
     Victim victim;
     int value = 6;
     int got = 0;

@@ -49,6 +49,7 @@ void frames_that_no_correct_peer_sends_end_that_peer_only() {
       {.kind = FrameKind::kData, .bytes = 0},
   };
   for (const FrameHeader& header : malformed) {
+    CASE("frame %td", &header - malformed);
     Victim victim;
     int never = 0;
     auto receive = victim.messages.receive(1, {1, 1}, &never, sizeof never);
@@ -61,6 +62,7 @@ void frames_that_no_correct_peer_sends_end_that_peer_only() {
 
 void more_data_than_announced_and_a_number_used_twice_end_that_peer() {
   for (const bool twice : {true, false}) {
+    CASE("%s", twice ? "a number used twice" : "more data than announced");
     Victim victim;
     Bytes into(2 * kEagerBytes);
     auto first = victim.messages.receive(1, {1, 1}, into.data(), into.size());
@@ -100,8 +102,10 @@ FrameHeader random_header(std::mt19937& random) {
 }
 
 void random_frames_and_random_bytes_harm_nobody_else() {
-  std::mt19937 random(7);
+  const unsigned seed = test_seed(7);
+  std::mt19937 random(seed);
   for (int round = 0; round < 400; ++round) {
+    CASE("seed %u, round %d", seed, round);
     Victim victim;
     Bytes buffers[4] = {Bytes(3), Bytes(100), Bytes(kEagerBytes), Bytes(kEagerBytes + 1)};
     std::vector<TransferPtr> transfers;

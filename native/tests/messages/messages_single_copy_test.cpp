@@ -84,6 +84,7 @@ void read_blocks(SingleCopyPair& pair, int blocks) {
 void every_size_arrives_both_ways(Reading reading) {
   SingleCopyPair pair(reading);
   for (const size_t size : {size_t{99'999}, size_t{100'000}, kBlock, kBlock + 1, 3 * kBlock, 5 * kBlock + 17}) {
+    CASE("%zu bytes", size);
     const Bytes sent[2] = {pattern(size, 1), pattern(size, 2)};
     Bytes received[2] = {Bytes(size), Bytes(size)};
     const TransferPtr transfers[] = {pair.first.send(1, {1, 1}, sent[0].data(), size),
@@ -159,6 +160,7 @@ void a_small_message_overtakes_a_large_one_that_is_read() {
 // The send is cancelled when all but the last block was read, and its user writes into the array at once.
 void a_send_that_is_cancelled_in_mid_read_is_no_message() {
   for (const int blocks : {1, 2}) {
+    CASE("%d blocks", blocks);
     SingleCopyPair pair;
     Bytes large = pattern(3 * kBlock, 1);
     Bytes into(large.size());
@@ -311,6 +313,7 @@ void a_place_that_does_not_exist_harms_nobody() {
   Exposer hostile(0);
   const PeerMemory peer(hostile.arena, -1);
   for (const uint64_t place : {~uint64_t{0}, uint64_t{1} << 63 | uint64_t{1} << 40, uint64_t{8}, ~uint64_t{0} >> 1}) {
+    CASE("place %#zx", place);
     Reader reader(hostile.arena, peer);
     Bytes into(2 * kBlock);
     auto receive = reader.messages.receive(0, {1, 1}, into.data(), into.size());

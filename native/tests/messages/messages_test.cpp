@@ -73,7 +73,9 @@ void run_schedule(const std::vector<Scheduled>& schedule, unsigned seed, int ran
   });
   for (const auto& [send, data] : sends) CHECK(succeeded(send));
   for (const auto& [receive, data, scheduled] : receives) {
-    CHECK(succeeded(receive) && data == pattern(scheduled.size, scheduled.seed));
+    CASE("%zu bytes from rank %d, tag %zu", scheduled.size, scheduled.from, scheduled.tag);
+    CHECK(succeeded(receive));
+    CHECK_EQUAL(data, pattern(scheduled.size, scheduled.seed));
   }
 }
 
@@ -81,6 +83,7 @@ void every_size_arrives_both_ways_over_every_link() {
   for (const LinkKind kind : kLinkKinds) {
     run_ranks(2, kind, 64 * 1024, [](int rank, Messages& messages, Doorbell& doorbell) {
       for (const size_t size : kSizes) {
+        CASE("%zu bytes", size);
         const Bytes sent = pattern(size, static_cast<unsigned>(rank));
         Bytes received(size);
         auto send = messages.send(1 - rank, {1, size}, sent.data(), size);
@@ -88,7 +91,7 @@ void every_size_arrives_both_ways_over_every_link() {
         pump_until(messages, doorbell, [&] { return send->is_completed() && receive->is_completed(); });
         CHECK(succeeded(send) && succeeded(receive));
         CHECK(receive->source == 1 - rank && receive->bytes == size);
-        CHECK(received == pattern(size, static_cast<unsigned>(1 - rank)));
+        CHECK_EQUAL(received, pattern(size, static_cast<unsigned>(1 - rank)));
       }
     });
   }
@@ -97,7 +100,8 @@ void every_size_arrives_both_ways_over_every_link() {
 void random_schedules_deliver_every_message_in_order() {
   for (const LinkKind kind : {LinkKind::kTcp, LinkKind::kRing}) {
     for (const int ranks : {2, 3, 4, 7}) {
-      const unsigned seed = static_cast<unsigned>(ranks) * 10 + static_cast<unsigned>(kind);
+      const unsigned seed = test_seed(static_cast<unsigned>(ranks) * 10 + static_cast<unsigned>(kind));
+      CASE("seed %u", seed);
       const std::vector<Scheduled> schedule = random_schedule(ranks, 60, seed);
       run_ranks(ranks, kind, 16 * 1024, [&](int rank, Messages& messages, Doorbell& doorbell) {
         run_schedule(schedule, seed, rank, messages, doorbell);
@@ -115,7 +119,7 @@ void large_sends_head_to_head_do_not_block_each_other() {
       for (int round = 0; round < 10; ++round) messages.pump();
       auto receive = messages.receive(1 - rank, {1, 1}, received.data(), received.size());
       pump_until(messages, doorbell, [&] { return send->is_completed() && receive->is_completed(); });
-      CHECK(received == pattern(received.size(), static_cast<unsigned>(1 - rank)));
+      CHECK_EQUAL(received, pattern(received.size(), static_cast<unsigned>(1 - rank)));
     });
   }
 }
@@ -175,6 +179,7 @@ void a_message_to_oneself_or_to_nobody_is_refused() {
   Messages messages(0, 2);
   int value = 0;
   for (const int peer : {0, 2, -5}) {
+    CASE("peer %d", peer);
     bool refused = false;
     try {
       messages.send(peer, {1, 1}, &value, sizeof value);

@@ -104,8 +104,10 @@ void a_token_that_goes_round_is_no_deadlock_and_its_loss_is_one(int size, size_t
 void tokens_go_round_and_are_lost() {
   for (const LinkKind kind : {LinkKind::kTcp, LinkKind::kUnixSocket})
     for (const int size : {2, 3, 5})
-      for (const size_t bytes : {size_t{8}, kEagerBytes + 1})
+      for (const size_t bytes : {size_t{8}, kEagerBytes + 1}) {
+        CASE("%d ranks, %zu bytes, over %s", size, bytes, link_name(kind));
         a_token_that_goes_round_is_no_deadlock_and_its_loss_is_one(size, bytes, 60, kind);
+      }
 }
 
 std::vector<procgroup::Rank> make_world_of_sockets(int size) {
@@ -179,6 +181,7 @@ void engines_find_cycles_of_receives_and_collectives() {
 // The failure notification of a call is written before the call returns: its rank may make no other one.
 void the_failure_of_a_rank_that_makes_no_other_call_arrives() {
   for (const bool asynchronous : {false, true}) {
+    CASE("asynchronous %d", asynchronous);
     std::vector<procgroup::Rank> world = make_world_of_sockets(3);
     in_all_ranks(world, [&](Group& group) {
       if (group.rank() == 2) return;

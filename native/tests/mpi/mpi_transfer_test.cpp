@@ -37,6 +37,7 @@ void in_all_ranks(int size, const std::shared_ptr<const MpiLibrary>& mpi,
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank)
     threads.emplace_back([&, rank] {
+      CASE("rank %d of %d", rank, size);
       body({.library = mpi,
             .handle = handles[static_cast<size_t>(rank)],
             .rank = rank,
@@ -61,7 +62,7 @@ void complete(std::vector<std::unique_ptr<Call>>& calls, std::minstd_rand& rando
 // One to four calls are pending at once.
 void play(const std::vector<Case>& cases, const std::shared_ptr<const MpiLibrary>& mpi, int size) {
   in_all_ranks(size, mpi, [&](const MpiCommunicator& communicator) {
-    std::minstd_rand random(static_cast<unsigned>(communicator.rank + 1));
+    std::minstd_rand random(test_seed(static_cast<unsigned>(communicator.rank + 1)));
     std::vector<std::unique_ptr<RankCall>> calls;
     for (size_t next = 0; next < cases.size(); ++next) {
       calls.push_back(std::make_unique<RankCall>(cases[next], communicator));
@@ -136,6 +137,7 @@ void all_ranks_get_the_same_nans() {
   for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBfloat16, Dtype::kFloat32, Dtype::kFloat64})
     for (const ReduceOp reduce_op : {ReduceOp::kMin, ReduceOp::kMax}) {
       const Case call{.op = OpKind::kAllReduce, .dtype = dtype, .count = 1000, .reduce_op = reduce_op};
+      CASE("%s", call.text().c_str());
       std::array<Bytes, kSize> results;
       in_all_ranks(kSize, library(), [&](const MpiCommunicator& communicator) {
         Bytes& data = results[static_cast<size_t>(communicator.rank)] = given(call, communicator.rank, 0);
@@ -148,7 +150,7 @@ void all_ranks_get_the_same_nans() {
         MpiTransfer transfer(communicator, request, false);
         while (!transfer.advance(-1, 1)) std::this_thread::yield();
       });
-      for (const Bytes& result : results) CHECK(result == results[0]);
+      for (const Bytes& result : results) CHECK_EQUAL(result, results[0]);
     }
 }
 
@@ -198,7 +200,8 @@ class Message {
     is_started_ = true;
     const bool completed = transfer_->advance(peer_, number_);
     CHECK(transfer_->is_pending() == !completed);
-    if (completed) CHECK(memory_ == expected_);
+    CASE("message %zu, peer %d", static_cast<size_t>(number_), peer_);
+    if (completed) CHECK_EQUAL(memory_, expected_);
     return completed;
   }
 
@@ -222,8 +225,9 @@ struct Numbered {
 void messages_find_each_other_by_number() {
   constexpr uint64_t kFirst = uint64_t{1} << 40;
   in_all_ranks(3, library(), [&](const MpiCommunicator& communicator) {
-    std::minstd_rand random(static_cast<unsigned>(communicator.rank + 1));
+    std::minstd_rand random(test_seed(static_cast<unsigned>(communicator.rank + 1)));
     for (int turn = 0; turn < 50; ++turn) {
+      CASE("turn %d", turn);
       std::vector<Numbered> numbered;
       for (uint64_t number = 0; number < 20; ++number)
         for (int from = 0; from < 3; ++from)
@@ -269,6 +273,7 @@ struct MpiError {
 
 // In a call of two ranks, of which one comes.
 void check_error_of_all_reduce(const MpiError& error, const std::string& expected_text) {
+  CASE("error %d at the start, %d at the test", error.at_start, error.at_test);
   const Word handle = ThreadsAsMpi::instance().make_world(2)[0];
   const MpiCommunicator communicator{.library = library(), .handle = handle, .rank = 0, .size = 2};
   int64_t data = 5;

@@ -251,10 +251,8 @@ class RankCall {
         for (Bytes* memory : {&memory_, &expected_})
           unify_nans(call_.dtype, memory->data() + output.offset, output.count * dtype_size(call_.dtype));
     if (memory_ == expected_) return;
-    const auto differs = std::ranges::mismatch(memory_, expected_).in1 - memory_.begin();
-    std::fprintf(stderr, "rank %d of %d: %s: byte %td of %zu differs\n", rank_, size_, call_.text().c_str(), differs,
-                 memory_.size());
-    std::abort();
+    CASE("%s", call_.text().c_str());
+    CHECK_EQUAL(memory_, expected_);
   }
 
   const Case& call_;

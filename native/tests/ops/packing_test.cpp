@@ -30,7 +30,8 @@ std::vector<ReducedArray> any_sizes(unsigned seed) {
 size_t bytes_of(const ReducedArray& array) { return array.block.count * dtype_size(array.dtype); }
 
 void every_array_is_in_one_pack_with_its_like_and_no_pack_is_too_large() {
-  for (unsigned seed = 0; seed < 50; ++seed) {
+  for (unsigned seed = testing::test_seed(0); seed != testing::test_seed(50); ++seed) {
+    CASE("seed %u", seed);
     const std::vector<ReducedArray> arrays = any_sizes(seed);
     std::vector<int> seen(arrays.size());
     for (const std::vector<size_t>& pack : assign_packs(arrays, false)) {
@@ -115,8 +116,9 @@ void every_array_gets_its_sums_on_every_rank() {
   for (const int size : {2, 3, 4}) {
     std::vector<Rank> world = make_world(size);
     in_all_ranks(world, [](Group& group) {
-      for (unsigned seed = 0; seed < 8; ++seed)
+      for (unsigned seed = testing::test_seed(0); seed != testing::test_seed(8); ++seed)
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kPremulSum}) {
+          CASE("seed %u, %s", seed, reduce_op_name(op));
           reduce_at_once(group, seed, op);
           reduce_later(group, seed, op);
         }
@@ -126,6 +128,7 @@ void every_array_gets_its_sums_on_every_rank() {
 
 void sizes_that_differ_are_a_mismatch_that_changes_nothing() {
   for (const bool same_sum : {true, false}) {
+    CASE("as many elements in all %d", same_sum);
     std::vector<Rank> world = make_world(2);
     in_all_ranks(world, [same_sum](Group& group) {
       std::vector<double> one(group.rank() == 0 ? 3 : 5, 7.0);
@@ -151,9 +154,8 @@ void sizes_that_differ_are_a_mismatch_that_changes_nothing() {
 }  // namespace
 
 int main() {
-  every_array_is_in_one_pack_with_its_like_and_no_pack_is_too_large();
-  small_arrays_are_few_packs_and_arrays_that_share_memory_are_alone_in_their_order();
-  every_array_gets_its_sums_on_every_rank();
-  sizes_that_differ_are_a_mismatch_that_changes_nothing();
-  std::puts("packing_test: passed");
+  RUN_TEST(every_array_is_in_one_pack_with_its_like_and_no_pack_is_too_large);
+  RUN_TEST(small_arrays_are_few_packs_and_arrays_that_share_memory_are_alone_in_their_order);
+  RUN_TEST(every_array_gets_its_sums_on_every_rank);
+  RUN_TEST(sizes_that_differ_are_a_mismatch_that_changes_nothing);
 }

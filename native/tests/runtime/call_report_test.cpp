@@ -101,12 +101,11 @@ void a_stack_is_described_by_its_innermost_frames() {
 }  // namespace
 
 int main() {
-  a_running_call_is_named_with_its_group_where_that_is_another();
-  a_running_collective_is_described_with_the_ranks_that_it_waits_for();
-  of_many_running_calls_the_oldest_are_named();
-  a_rank_in_no_call_is_said_to_be_in_none();
-  a_call_is_named_with_the_line_of_the_program_that_made_it();
-  a_call_that_has_to_wait_for_its_turn_is_no_call_that_the_rank_is_in();
-  a_stack_is_described_by_its_innermost_frames();
-  std::puts("call_report_test: passed");
+  RUN_TEST(a_running_call_is_named_with_its_group_where_that_is_another);
+  RUN_TEST(a_running_collective_is_described_with_the_ranks_that_it_waits_for);
+  RUN_TEST(of_many_running_calls_the_oldest_are_named);
+  RUN_TEST(a_rank_in_no_call_is_said_to_be_in_none);
+  RUN_TEST(a_call_is_named_with_the_line_of_the_program_that_made_it);
+  RUN_TEST(a_call_that_has_to_wait_for_its_turn_is_no_call_that_the_rank_is_in);
+  RUN_TEST(a_stack_is_described_by_its_innermost_frames);
 }

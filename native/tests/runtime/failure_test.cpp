@@ -122,14 +122,13 @@ void a_loss_is_passed_on_and_everything_else_is_a_failure_of_who_posted_it() {
 }  // namespace
 
 int main() {
-  a_limit_is_said_with_three_digits();
-  few_ranks_are_listed();
-  a_run_of_ranks_is_one_entry();
-  of_many_ranks_apart_the_first_are_listed();
-  ranks_of_a_group_have_their_global_names();
-  a_record_names_every_missing_rank_of_a_group_of_any_size();
-  a_record_keeps_the_cause_the_call_and_4_kib_of_text();
-  a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable();
-  a_loss_is_passed_on_and_everything_else_is_a_failure_of_who_posted_it();
-  std::puts("failure_test: passed");
+  RUN_TEST(a_limit_is_said_with_three_digits);
+  RUN_TEST(few_ranks_are_listed);
+  RUN_TEST(a_run_of_ranks_is_one_entry);
+  RUN_TEST(of_many_ranks_apart_the_first_are_listed);
+  RUN_TEST(ranks_of_a_group_have_their_global_names);
+  RUN_TEST(a_record_names_every_missing_rank_of_a_group_of_any_size);
+  RUN_TEST(a_record_keeps_the_cause_the_call_and_4_kib_of_text);
+  RUN_TEST(a_record_that_a_hostile_rank_wrote_is_refused_or_made_readable);
+  RUN_TEST(a_loss_is_passed_on_and_everything_else_is_a_failure_of_who_posted_it);
 }

@@ -78,9 +78,9 @@ void the_line_names_ranks_call_and_what_the_ranks_are_doing() {
 }  // namespace
 
 int main() {
-  a_line_is_due_after_the_first_interval_and_then_once_a_minute();
-  a_short_interval_asks_at_once();
-  a_question_comes_before_the_end_of_the_wait_too();
-  zero_is_never();
-  the_line_names_ranks_call_and_what_the_ranks_are_doing();
+  RUN_TEST(a_line_is_due_after_the_first_interval_and_then_once_a_minute);
+  RUN_TEST(a_short_interval_asks_at_once);
+  RUN_TEST(a_question_comes_before_the_end_of_the_wait_too);
+  RUN_TEST(zero_is_never);
+  RUN_TEST(the_line_names_ranks_call_and_what_the_ranks_are_doing);
 }

@@ -52,7 +52,10 @@ void run(Simulation& world, const BlockTable& table, OpKind op, int root, unsign
 void for_all(const std::function<void(int size, size_t count, unsigned seed)>& body) {
   for (const int size : kSizes)
     for (const size_t count : kCounts)
-      for (unsigned seed = 0; seed < 5; ++seed) body(size, count, seed);
+      for (unsigned seed = 0; seed < 5; ++seed) {
+        CASE("%d ranks, %zu elements, seed %u", size, count, seed);
+        body(size, count, seed);
+      }
 }
 
 void gathers() {
@@ -65,8 +68,10 @@ void gathers() {
       if (rank == root) world[rank].outputs.assign(static_cast<size_t>(size), Elements(count));
     }
     run(world, table, OpKind::kGather, root, seed);
-    for (int from = 0; from < size; ++from)
-      CHECK(world[root].outputs[static_cast<size_t>(from)] == block(from, 0, count * kElement));
+    for (int from = 0; from < size; ++from) {
+      CASE("root %d, from rank %d", root, from);
+      CHECK_EQUAL(world[root].outputs[static_cast<size_t>(from)], block(from, 0, count * kElement));
+    }
   });
 }
 
@@ -81,8 +86,10 @@ void all_gathers_of_unequal_blocks() {
     }
     run(world, table, OpKind::kAllGather, -1, seed);
     for (int rank = 0; rank < size; ++rank)
-      for (int from = 0; from < size; ++from)
-        CHECK(world[rank].outputs[static_cast<size_t>(from)] == block(from, 0, table.between(from, rank)));
+      for (int from = 0; from < size; ++from) {
+        CASE("from rank %d to rank %d", from, rank);
+        CHECK_EQUAL(world[rank].outputs[static_cast<size_t>(from)], block(from, 0, table.between(from, rank)));
+      }
   });
 }
 
@@ -94,7 +101,10 @@ void scatters() {
     for (int rank = 0; rank < size; ++rank) world[rank].outputs = {Elements(count)};
     for (int to = 0; to < size; ++to) world[root].inputs.push_back(block(root, to, count * kElement));
     run(world, table, OpKind::kScatter, root, seed);
-    for (int to = 0; to < size; ++to) CHECK(world[to].outputs[0] == block(root, to, count * kElement));
+    for (int to = 0; to < size; ++to) {
+      CASE("root %d, to rank %d", root, to);
+      CHECK_EQUAL(world[to].outputs[0], block(root, to, count * kElement));
+    }
   });
 }
 
@@ -108,11 +118,11 @@ void reduce_scatters_of_unequal_blocks() {
     }
     run(world, table, OpKind::kReduceScatter, -1, seed);
     for (int to = 0; to < size; ++to) {
-      for (size_t index = 0; index < world[to].outputs[0].size(); ++index) {
-        uint32_t sum = 0;
-        for (int from = 0; from < size; ++from) sum += value(from, to, index);
-        CHECK(world[to].outputs[0][index] == sum);
-      }
+      Elements sums(world[to].outputs[0].size());
+      for (size_t index = 0; index < sums.size(); ++index)
+        for (int from = 0; from < size; ++from) sums[index] += value(from, to, index);
+      CASE("rank %d", to);
+      CHECK_EQUAL(world[to].outputs[0], sums);
     }
   });
 }
@@ -129,8 +139,10 @@ void all_to_alls_of_unequal_blocks() {
     }
     run(world, table, OpKind::kAllToAll, -1, seed);
     for (int to = 0; to < size; ++to)
-      for (int from = 0; from < size; ++from)
-        CHECK(world[to].outputs[static_cast<size_t>(from)] == block(from, to, table.between(from, to)));
+      for (int from = 0; from < size; ++from) {
+        CASE("from rank %d to rank %d", from, to);
+        CHECK_EQUAL(world[to].outputs[static_cast<size_t>(from)], block(from, to, table.between(from, to)));
+      }
   });
 }
 

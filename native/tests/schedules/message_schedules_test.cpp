@@ -91,14 +91,20 @@ void check_outputs(const Case& one, Simulation& world, int rank) {
   const bool reduces_all = reduces(one.op) && one.op != OpKind::kReduceScatter;
   for (size_t index = 0; one.takes(rank) && index < outputs.size(); ++index) {
     const int from = one.has_outputs() ? static_cast<int>(index) : std::max(one.root, 0);
+    CASE("rank %d, output %zu", rank, index);
     if (reduces(one.op))
-      CHECK(outputs[index] == reduced(one, world, reduces_all ? 0 : rank, sources_of(one.op, rank, one.size())));
+      CHECK_EQUAL(outputs[index], reduced(one, world, reduces_all ? 0 : rank, sources_of(one.op, rank, one.size())));
     else
-      CHECK(outputs[index] == block(one, from, one.has_inputs() ? rank : 0));
+      CHECK_EQUAL(outputs[index], block(one, from, one.has_inputs() ? rank : 0));
   }
 }
 
 void play(const Case& one) {
+  std::string hosts;
+  for (const int host : one.hosts) hosts.append(" ").append(std::to_string(host));
+  CASE("%s by %s, hosts%s, %zu elements, root %d, seed %u, widening %zu", op_name(one.op),
+       one.by_host ? "schedule_hierarchical" : "schedule_messages", hosts.c_str(), one.count, one.root, one.seed,
+       one.widening);
   Simulation world(one.size(), kSlotBytes, one.hosts);
   if (!one.by_host) world.combine = in_order;
   BlockTable table;
@@ -198,23 +204,25 @@ size_t sent_by_host(OpKind op, const std::vector<int>& hosts, size_t count, int 
 
 void a_host_sends_each_byte_once() {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 1, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1}}) {
+    CASE("hosts %d %d %d %d", hosts[0], hosts[1], hosts[2], hosts[3]);
     const size_t mine = static_cast<size_t>(std::ranges::count(hosts, 0));
     const size_t others = hosts.size() - mine;
-    CHECK(sent_by_host(OpKind::kAllReduce, hosts, 240) ==
-          240 * kElement);  // half of the partial sums, half of the sums
-    CHECK(sent_by_host(OpKind::kBroadcast, hosts, 240, 0) == 240 * kElement);
-    CHECK(sent_by_host(OpKind::kAllGather, hosts, 240) == mine * 240 * kElement);
-    CHECK(sent_by_host(OpKind::kReduceScatter, hosts, 240) == others * 240 * kElement);
-    CHECK(sent_by_host(OpKind::kAllToAll, hosts, 240) == mine * others * 240 * kElement);
+    CHECK_EQUAL(sent_by_host(OpKind::kAllReduce, hosts, 240),
+                240 * kElement);  // half of the partial sums, half of the sums
+    CHECK_EQUAL(sent_by_host(OpKind::kBroadcast, hosts, 240, 0), 240 * kElement);
+    CHECK_EQUAL(sent_by_host(OpKind::kAllGather, hosts, 240), mine * 240 * kElement);
+    CHECK_EQUAL(sent_by_host(OpKind::kReduceScatter, hosts, 240), others * 240 * kElement);
+    CHECK_EQUAL(sent_by_host(OpKind::kAllToAll, hosts, 240), mine * others * 240 * kElement);
   }
 }
 
 void partial_results_of_twice_the_width_cost_half_as_much_again() {
-  CHECK(sent_by_host(OpKind::kAllReduce, {0, 0, 1, 1}, 240, -1, 2) == 360 * kElement);
+  CHECK_EQUAL(sent_by_host(OpKind::kAllReduce, {0, 0, 1, 1}, 240, -1, 2), 360 * kElement);
 }
 
 void messages_alone_send_no_more_than_a_ring() {
   for (const int size : {2, 3, 4, 7}) {
+    CASE("%d ranks", size);
     const size_t blocks = static_cast<size_t>(size);
     const size_t bytes = blocks * 100 * kElement;
     Schedule schedule;
@@ -227,8 +235,8 @@ void messages_alone_send_no_more_than_a_ring() {
                       schedule);
     size_t sent = 0;
     for (const Step& step : schedule.steps) sent += step.kind == Step::Kind::kSend ? step.bytes : 0;
-    CHECK(sent == 2 * (blocks - 1) * 100 * kElement);
-    CHECK(schedule.scratch_bytes == 2 * blocks * 9 * kElement);
+    CHECK_EQUAL(sent, 2 * (blocks - 1) * 100 * kElement);
+    CHECK_EQUAL(schedule.scratch_bytes, 2 * blocks * 9 * kElement);
   }
 }
 

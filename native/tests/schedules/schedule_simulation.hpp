@@ -79,6 +79,7 @@ class Simulation {
         if (can_step(rank) || can_deliver(rank)) able.push_back(rank);
       }
       if (all_done) break;
+      if (able.empty()) print_steps();
       CHECK(!able.empty());  // else a deadlock
       const int chosen = able[random() % able.size()];
       if (can_step(chosen) && (!can_deliver(chosen) || random() % 2 == 0))
@@ -106,6 +107,14 @@ class Simulation {
 
   // The rank that another one numbers so among those of its host.
   int local(int rank, int index) { return (*this)[rank].topology.local_ranks()[static_cast<size_t>(index)]; }
+
+  void print_steps() {
+    for (int rank = 0; rank < size(); ++rank) {
+      const SimulatedRank& mine = (*this)[rank];
+      std::fprintf(stderr, "\n  rank %d: step %zu of %zu, %zu transfers run, progress %zu", rank, mine.step,
+                   mine.schedule.steps.size(), mine.running.size(), static_cast<size_t>(mine.progress));
+    }
+  }
 
   bool can_step(int rank) {
     SimulatedRank& mine = (*this)[rank];
@@ -176,6 +185,7 @@ class Simulation {
 
   void run_step(int rank) {
     SimulatedRank& mine = (*this)[rank];
+    CASE("rank %d, step %zu", rank, mine.step);
     const Step& step = mine.schedule.steps[mine.step++];
     switch (step.kind) {
       case Kind::kCopy:

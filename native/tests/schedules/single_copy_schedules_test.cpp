@@ -55,7 +55,10 @@ void run(Simulation& world, const BlockTable& table, OpKind op, int root, unsign
 void for_all(const std::function<void(int size, size_t count, unsigned seed)>& body) {
   for (const int size : {1, 2, 3, 4, 7})
     for (const size_t count : {0, 1, 2, 31, 127, 128, 129, 1009})
-      for (unsigned seed = 0; seed < 5; ++seed) body(size, count, seed);
+      for (unsigned seed = 0; seed < 5; ++seed) {
+        CASE("%d ranks, %zu elements, seed %u", size, count, seed);
+        body(size, count, seed);
+      }
 }
 
 BlockTable equal_table(int size, size_t count) {
@@ -78,11 +81,14 @@ void whole() {
     const int root = static_cast<int>(seed) % size;
     Simulation broadcast = whole_arrays(size, count);
     run(broadcast, equal_table(size, count), OpKind::kBroadcast, root, seed);
-    for (int rank = 0; rank < size; ++rank)
-      if (rank != root) CHECK(broadcast[rank].outputs[0] == block(root, 0, count));
+    for (int rank = 0; rank < size; ++rank) {
+      CASE("broadcast, root %d, rank %d", root, rank);
+      if (rank != root) CHECK_EQUAL(broadcast[rank].outputs[0], block(root, 0, count));
+    }
     Simulation reduce = whole_arrays(size, count);
     run(reduce, equal_table(size, count), OpKind::kReduce, root, seed);
-    CHECK(reduce[root].outputs[0] == sum(size, 0, count));
+    CASE("reduce, root %d", root);
+    CHECK_EQUAL(reduce[root].outputs[0], sum(size, 0, count));
   });
 }
 
@@ -93,7 +99,10 @@ void all_reduces() {
     if (world.in_place)
       for (int rank = 0; rank < size; ++rank) world[rank].outputs = world[rank].inputs;
     run(world, equal_table(size, count), OpKind::kAllReduce, -1, seed);
-    for (int rank = 0; rank < size; ++rank) CHECK(world[rank].outputs[0] == sum(size, 0, count));
+    for (int rank = 0; rank < size; ++rank) {
+      CASE("in place %d, rank %d", world.in_place, rank);
+      CHECK_EQUAL(world[rank].outputs[0], sum(size, 0, count));
+    }
   });
 }
 
@@ -103,14 +112,19 @@ void gathers_and_scatters() {
     Simulation gather = whole_arrays(size, count);
     gather[root].outputs.assign(static_cast<size_t>(size), Elements(count));
     run(gather, equal_table(size, count), OpKind::kGather, root, seed);
-    for (int from = 0; from < size; ++from)
-      CHECK(gather[root].outputs[static_cast<size_t>(from)] == block(from, 0, count));
+    for (int from = 0; from < size; ++from) {
+      CASE("gather, root %d, from rank %d", root, from);
+      CHECK_EQUAL(gather[root].outputs[static_cast<size_t>(from)], block(from, 0, count));
+    }
     Simulation scatter = whole_arrays(size, count);
     scatter.input_blocks = true;
     scatter[root].inputs.clear();
     for (int to = 0; to < size; ++to) scatter[root].inputs.push_back(block(root, to, count));
     run(scatter, equal_table(size, count), OpKind::kScatter, root, seed);
-    for (int to = 0; to < size; ++to) CHECK(scatter[to].outputs[0] == block(root, to, count));
+    for (int to = 0; to < size; ++to) {
+      CASE("scatter, root %d, to rank %d", root, to);
+      CHECK_EQUAL(scatter[to].outputs[0], block(root, to, count));
+    }
   });
 }
 
@@ -128,8 +142,10 @@ void unequal_blocks() {
     }
     run(world, table, OpKind::kAllToAll, -1, seed);
     for (int from = 0; from < size; ++from)
-      for (int to = 0; to < size; ++to)
-        CHECK(world[to].outputs[static_cast<size_t>(from)] == block(from, to, unequal(from, to, count)));
+      for (int to = 0; to < size; ++to) {
+        CASE("from rank %d to rank %d", from, to);
+        CHECK_EQUAL(world[to].outputs[static_cast<size_t>(from)], block(from, to, unequal(from, to, count)));
+      }
   });
 }
 
@@ -142,7 +158,10 @@ void reduce_scatters() {
       world[from].outputs.emplace_back(count);
     }
     run(world, equal_table(size, count), OpKind::kReduceScatter, -1, seed);
-    for (int to = 0; to < size; ++to) CHECK(world[to].outputs[0] == sum(size, to, count));
+    for (int to = 0; to < size; ++to) {
+      CASE("rank %d", to);
+      CHECK_EQUAL(world[to].outputs[0], sum(size, to, count));
+    }
   });
 }
 

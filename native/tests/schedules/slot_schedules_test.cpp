@@ -65,16 +65,23 @@ void for_all(const std::function<void(int size, size_t count, bool in_place, uns
   unsigned seed = 0;
   for (const int size : kSizes)
     for (const size_t count : kCounts)
-      for (const bool in_place : {false, true}) check(size, count, in_place, ++seed);
+      for (const bool in_place : {false, true}) {
+        CASE("%d ranks, %zu elements, in place %d, seed %u", size, count, in_place, ++seed);
+        check(size, count, in_place, seed);
+      }
 }
 
 void every_rank_gets_the_reduction_in_rank_order() {
   for_all([](int size, size_t count, bool in_place, unsigned seed) {
     std::vector<MakeSchedule> schedules = {schedule_slots, schedule_all_reduce_scattered};
     if (size == 2) schedules.push_back(schedule_all_reduce_exchanged);
-    for (const MakeSchedule make : schedules) {
-      Simulation world = play(OpKind::kAllReduce, size, count, in_place, -1, seed, make);
-      for (int rank = 0; rank < size; ++rank) CHECK(world[rank].outputs[0] == reduced(size, count));
+    for (size_t index = 0; index < schedules.size(); ++index) {
+      CASE("schedule %zu", index);
+      Simulation world = play(OpKind::kAllReduce, size, count, in_place, -1, seed, schedules[index]);
+      for (int rank = 0; rank < size; ++rank) {
+        CASE("rank %d", rank);
+        CHECK_EQUAL(world[rank].outputs[0], reduced(size, count));
+      }
     }
   });
 }
@@ -83,8 +90,10 @@ void a_root_gives_its_array_to_all() {
   for_all([](int size, size_t count, bool, unsigned seed) {
     const int root = static_cast<int>(seed) % size;
     Simulation world = play(OpKind::kBroadcast, size, count, false, root, seed);
-    for (int rank = 0; rank < size; ++rank)
-      if (rank != root) CHECK(world[rank].outputs[0] == array_of(root, count));
+    for (int rank = 0; rank < size; ++rank) {
+      CASE("root %d, rank %d", root, rank);
+      if (rank != root) CHECK_EQUAL(world[rank].outputs[0], array_of(root, count));
+    }
   });
 }
 
@@ -92,7 +101,8 @@ void a_root_gets_the_reduction() {
   for_all([](int size, size_t count, bool in_place, unsigned seed) {
     const int root = static_cast<int>(seed) % size;
     Simulation world = play(OpKind::kReduce, size, count, in_place, root, seed);
-    CHECK(world[root].outputs[0] == reduced(size, count));
+    CASE("root %d", root);
+    CHECK_EQUAL(world[root].outputs[0], reduced(size, count));
   });
 }
 
@@ -101,9 +111,10 @@ void each_rank_gets_the_reduction_of_the_lower_ones() {
     for (const OpKind op : {OpKind::kScan, OpKind::kExscan}) {
       Simulation world = play(op, size, count, in_place, -1, seed);
       for (int rank = 0; rank < size; ++rank) {
+        CASE("%s, rank %d", op_name(op), rank);
         const int sources = sources_of(op, rank, size);
         const Elements untouched = in_place ? array_of(rank, count) : Elements(count);
-        CHECK(world[rank].outputs[0] == (sources == 0 ? untouched : reduced(sources, count)));
+        CHECK_EQUAL(world[rank].outputs[0], (sources == 0 ? untouched : reduced(sources, count)));
       }
     }
   });

@@ -46,6 +46,7 @@ void threads_wait_for_each_other() {
   start_threads([&](int number) {
     const std::unique_ptr<InProcessStore> mine = store.clone();
     for (int turn = 0; turn < kTurns; ++turn) {
+      CASE("thread %d, turn %d", number, turn);
       add(*mine, "total", 1);
       const std::string prefix = "turn " + std::to_string(turn) + " of ";
       set(*mine, prefix + std::to_string(number), std::to_string(number));

@@ -20,6 +20,7 @@ Client::Options options_for(const Server& server, const Identity& identity) {
 void work(const Server& server, const Identity& identity, int number) {
   Client client(options_for(server, identity), soon(), kNothing);
   for (int turn = 0; turn < kTurns; ++turn) {
+    CASE("client %d, turn %d", number, turn);
     add(client, "total", 1);
     const std::string mine = "turn " + std::to_string(turn) + " of " + std::to_string(number);
     const std::string next = "turn " + std::to_string(turn) + " of " + std::to_string((number + 1) % kClients);

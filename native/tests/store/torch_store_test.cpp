@@ -70,6 +70,7 @@ void work(const Server& server, int rank) {
   CHECK(client.ask(request(TorchOp::kPing, "pid."), 4) == "pid.");
   const std::string value(40'000, static_cast<char>('a' + rank));
   for (int turn = 0; turn < kTurns; ++turn) {
+    CASE("rank %d, turn %d", rank, turn);
     const std::string prefix = "turn " + std::to_string(turn) + " of ";
     const std::string next = prefix + std::to_string((rank + 1) % kClients);
     client.ask(request(TorchOp::kAdd, sized("total") + number(1)), 8);
@@ -99,6 +100,7 @@ void forgetting_closes_the_connections_and_clears_the_keys() {
   for (int i = 0; i < kClients; ++i) {
     threads.emplace_back([&] {
       for (int turn = 0; turn < 5; ++turn) {
+        CASE("turn %d", turn);
         TorchClient client(server);
         client.send(request(TorchOp::kSet, sized("key") + sized("value")));
         client.send(request_with_keys(TorchOp::kWait, {"never"}));
@@ -160,8 +162,9 @@ void a_stream_of_requests_leaves_turns_to_others() {
 void garbage_closes_its_connection_alone() {
   Server server(listen_on_loopback(), {}, true);
   TorchClient witness(server);
-  Random random(4);
+  Random random(test_seed(4));
   for (int turn = 0; turn < 200; ++turn) {
+    CASE("turn %d", turn);
     TorchClient client(server);
     client.send(damaged(random));
     client.drain();

@@ -36,6 +36,7 @@ bool is_refused(Function&& function) {
 
 void requests_are_found_however_their_bytes_arrive() {
   for (const size_t step : {size_t{1}, size_t{2}, size_t{7}, size_t{1000}, size_t{100'000}}) {
+    CASE("%zu bytes at a time", step);
     std::string stream;
     for (const Example& example : examples()) stream += example.bytes;
     TorchParser parser;
@@ -56,6 +57,7 @@ void requests_are_found_however_their_bytes_arrive() {
 void a_part_of_a_request_is_no_request() {
   for (const Example& example : examples()) {
     for (size_t size = 0; size < example.bytes.size(); ++size) {
+      CASE("request %d, %zu bytes", example.bytes.front(), size);
       CHECK(!TorchParser().parse(std::string_view(example.bytes).substr(0, size)));
     }
   }
@@ -104,8 +106,9 @@ void parse_in_random_parts(const std::string& stream, Random& random) {
 }
 
 void random_bytes_do_no_harm() {
-  Random random(1);
+  Random random(test_seed(1));
   for (int turn = 0; turn < 20'000; ++turn) {
+    CASE("turn %d", turn);
     std::string stream;
     for (size_t i = random() % 100; i > 0; --i) stream += static_cast<char>(random() % (turn % 2 ? 256 : 20));
     parse_in_random_parts(stream, random);
@@ -113,8 +116,11 @@ void random_bytes_do_no_harm() {
 }
 
 void damaged_requests_do_no_harm() {
-  Random random(2);
-  for (int turn = 0; turn < 5'000; ++turn) parse_in_random_parts(damaged(random), random);
+  Random random(test_seed(2));
+  for (int turn = 0; turn < 5'000; ++turn) {
+    CASE("turn %d", turn);
+    parse_in_random_parts(damaged(random), random);
+  }
 }
 
 // --- the table ---
@@ -199,9 +205,12 @@ class Waits {
 };
 
 void every_wait_ends_once() {
-  Random random(3);
+  Random random(test_seed(3));
   Waits waits(random);
-  for (int turn = 0; turn < 50'000; ++turn) waits.step();
+  for (int turn = 0; turn < 50'000; ++turn) {
+    CASE("turn %d", turn);
+    waits.step();
+  }
   waits.check_that_nobody_waits();
 }
 
@@ -248,7 +257,7 @@ void waits_are_bounded() {
 }
 
 void ended_requests_release_their_memory() {
-  Random random(5);
+  Random random(test_seed(5));
   OneConnection one;
   for (int turn = 0; turn < 20'000; ++turn) {
     const uint64_t connection = random() % kClients;

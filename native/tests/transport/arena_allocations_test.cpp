@@ -23,6 +23,7 @@ void cells_are_zeroed_aligned_and_apart() {
   std::set<uint64_t> lines;
   for (const size_t bytes : {size_t{1}, size_t{64}, size_t{65}, size_t{5000}, size_t{64 * 1024}, size_t{200'000}}) {
     for (int turn = 0; turn < 5; ++turn) {
+      CASE("%zu bytes, turn %d", bytes, turn);
       const uint64_t offset = cells.take(bytes);
       CHECK(offset % 64 == 0);
       for (size_t at = 0; at < bytes; at += 64) CHECK(lines.insert(offset + at).second);

@@ -27,10 +27,11 @@ int closed_with(const Call& call) {
 void bytes_arrive_in_order_through_a_small_ring_and_sockets() {
   constexpr size_t kTotal = 300'000;
   for (const LinkKind kind : kLinkKinds) {
+    CASE("%s", link_name(kind));
     Links links(2, 1024);
     ChannelPair ends = links.connect(kind, 0, 1);
     std::thread writer([&] {
-      std::mt19937 random(1);
+      std::mt19937 random(test_seed(1));
       std::vector<unsigned char> data(kTotal);
       for (size_t index = 0; index < kTotal; ++index) data[index] = static_cast<unsigned char>(index * 31 >> 3);
       for (size_t at = 0; at < kTotal;) {
@@ -40,7 +41,7 @@ void bytes_arrive_in_order_through_a_small_ring_and_sockets() {
         at += moved;
       }
     });
-    std::mt19937 random(2);
+    std::mt19937 random(test_seed(2));
     std::vector<unsigned char> block(3000);
     for (size_t at = 0; at < kTotal;) {
       const size_t moved = ends.second->read_some(block.data(), random() % block.size());
@@ -55,6 +56,7 @@ void bytes_arrive_in_order_through_a_small_ring_and_sockets() {
 
 void nothing_moves_when_empty_or_full() {
   for (const LinkKind kind : kLinkKinds) {
+    CASE("%s", link_name(kind));
     Links links(2, 1024);
     ChannelPair ends = links.connect(kind, 0, 1);
     char byte = 0;
@@ -70,6 +72,7 @@ void nothing_moves_when_empty_or_full() {
 
 void what_was_written_before_closing_is_read_then_the_end_is_told() {
   for (const LinkKind kind : kLinkKinds) {
+    CASE("%s", link_name(kind));
     Links links(2, 1024);
     ChannelPair ends = links.connect(kind, 0, 1);
     CHECK(ends.first->write_some("last words", 10) == 10);
@@ -87,6 +90,7 @@ void what_was_written_before_closing_is_read_then_the_end_is_told() {
 
 void writing_to_a_closed_peer_throws_and_raises_no_signal() {
   for (const LinkKind kind : kLinkKinds) {
+    CASE("%s", link_name(kind));
     Links links(2, 1024);
     ChannelPair ends = links.connect(kind, 0, 1);
     ends.second.reset();
@@ -106,6 +110,7 @@ struct RawRings {
 
 void a_corrupted_ring_counter_is_refused() {
   for (const uint64_t corrupted : {uint64_t{257}, uint64_t{1} << 40, ~uint64_t{0}}) {
+    CASE("counter %#zx", corrupted);
     RawRings rings;
     RingChannel channel(rings.outgoing, rings.incoming, RawRings::kCapacity, [] {});
     char bytes[512] = {};

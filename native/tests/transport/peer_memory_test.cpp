@@ -215,12 +215,10 @@ void what_is_read_after_the_exposure_does_not_count(OpKind op) {
 }  // namespace
 
 int main() {
-  alarm(100);
-  another_process();
-  another_nonce_is_not_believed();
-  memory_that_cannot_be_read_is_not_exposed();
-  what_a_thread_gave_back_cannot_be_read();
-  what_is_read_after_the_exposure_does_not_count(OpKind::kBroadcast);
-  what_is_read_after_the_exposure_does_not_count(OpKind::kReduce);
-  std::puts("peer_memory_test: passed");
+  RUN_TEST(another_process);
+  RUN_TEST(another_nonce_is_not_believed);
+  RUN_TEST(memory_that_cannot_be_read_is_not_exposed);
+  RUN_TEST(what_a_thread_gave_back_cannot_be_read);
+  RUN_TEST(what_is_read_after_the_exposure_does_not_count, OpKind::kBroadcast);
+  RUN_TEST(what_is_read_after_the_exposure_does_not_count, OpKind::kReduce);
 }
