@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "bindings.hpp"
+#include "messages/single_copy.hpp"
 #include "python_group.hpp"
 #include "staged_call.hpp"
 
@@ -239,10 +240,36 @@ nb::list operations() {
   return rows;
 }
 
+// Sizes in bytes at which a collective changes its schedule, or a schedule begins another part.
+nb::dict schedule_limits() {
+  const GroupOptions options;
+  nb::dict limits;
+  nb::dict ranges;
+  limits["small"] = options.layout.small_bytes;
+  limits["inline"] = kInlinePayload;
+  limits["chunk"] = options.layout.chunk_bytes;
+  limits["slot"] = options.layout.slot_bytes;
+  limits["slots"] = kSlots;
+  limits["direct"] = kDirectBytes;
+  limits["exchanged"] = options.exchanged_bytes;
+  limits["read at a time"] = kReadInPlaceBytes;
+  limits["small between hosts"] = options.limits.small_bytes;
+  limits["segment"] = options.limits.segment_bytes;
+  limits["eager message"] = kEagerBytes;
+  limits["message read in place"] = single_copy_bytes();
+  for (size_t op = 0; op < kOperations; ++op) {
+    const SizeRange& range = options.reading.of(static_cast<OpKind>(op));
+    ranges[kOperationTable[op].name] = nb::make_tuple(range.from, range.to);
+  }
+  limits["read in place"] = ranges;
+  return limits;
+}
+
 }  // namespace
 
 void bind_group(nb::module_& module) {
   module.def("operations", &operations, nb::sig("def operations() -> list[dict[str, typing.Any]]"));
+  module.def("schedule_limits", &schedule_limits, nb::sig("def schedule_limits() -> dict[str, typing.Any]"));
   module.def("require_outside_transfer", &require_outside_transfer, "what"_a);
   nb::class_<PythonGroup> group(module, "Group");
   bind_reductions_in_place(group);
@@ -260,6 +287,7 @@ void bind_group(nb::module_& module) {
       .def_prop_ro("is_broken", &PythonGroup::is_broken)
       .def_prop_ro("has_lost_member", &PythonGroup::has_lost_member)
       .def_prop_ro("is_idle", &PythonGroup::is_idle)
+      .def_prop_ro("last_schedule", &PythonGroup::last_schedule)
       .def("leave", &PythonGroup::leave)
       .def("checks", &PythonGroup::checks)
       .def("direct", &PythonGroup::direct)

@@ -42,6 +42,7 @@ class PythonGroup {
   bool is_broken() const { return group_->is_completed(); }
   bool has_lost_member() const { return group_->has_lost_member(); }
   bool is_idle() const { return group_->is_idle(); }
+  const char* last_schedule() const { return group_->last_schedule(); }
   void leave();
   void abort();
 

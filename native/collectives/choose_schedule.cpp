@@ -16,11 +16,6 @@
 namespace procgroup {
 namespace {
 
-// Bytes that a rank reads from a peer's array at a time; after each read it checks that the array was still exposed.
-// What a rank has written leaves its second-level cache before a chunk ends: the peer reads it faster from the third
-// level (all_reduce of 4 MiB in arenas on 2 ranks: 312 us; 390 in chunks of 1 MiB).
-constexpr size_t kChunkBytes = size_t{4} << 20;
-
 // What every rank has for every other. All ranks fill in the same table, from what they agreed upon.
 void fill_blocks(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
@@ -47,15 +42,18 @@ ScheduleRequest request_for(const CollectiveState& state, const Descriptor& call
           .topology = state.topology};
 }
 
-void schedule_all_reduce(CollectiveState& state, ScheduleRequest wanted) {
+const char* schedule_all_reduce(CollectiveState& state, ScheduleRequest wanted) {
   if (state.size() == 2 && wanted.bytes >= state.exchanged_bytes) {
     wanted.chunk_bytes = 2 * state.layout.slot_bytes;
     schedule_all_reduce_exchanged(wanted, state.schedule);
-  } else if (state.size() == 2 || wanted.bytes <= state.direct_bytes) {
-    schedule_slots(wanted, state.schedule);
-  } else {
-    schedule_all_reduce_scattered(wanted, state.schedule);
+    return "exchanged";
   }
+  if (state.size() == 2 || wanted.bytes <= state.direct_bytes) {
+    schedule_slots(wanted, state.schedule);
+    return "slots";
+  }
+  schedule_all_reduce_scattered(wanted, state.schedule);
+  return "scattered";
 }
 
 // How much this rank copies into its outputs. In an all_reduce it makes its own segment itself.
@@ -68,14 +66,15 @@ size_t copied_bytes(const CollectiveState& state, const Request& request) {
   return count * dtype_size(call.dtype);
 }
 
-void schedule_in_slots(CollectiveState& state, const Request& request) {
+const char* schedule_in_slots(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   // An all_reduce in place overwrites what it has just read: that is in the caches already.
   state.streams = call.op != OpKind::kAllReduce && copied_bytes(state, request) >= kStreamedBytes;
   const ScheduleRequest wanted = request_for(state, call);
-  if (has_input_blocks(call.op) || has_output_blocks(call.op)) return schedule_blocks(wanted, state.schedule);
   if (call.op == OpKind::kAllReduce) return schedule_all_reduce(state, wanted);
-  schedule_slots(wanted, state.schedule);
+  const bool in_blocks = has_input_blocks(call.op) || has_output_blocks(call.op);
+  (in_blocks ? schedule_blocks : schedule_slots)(wanted, state.schedule);
+  return in_blocks ? "blocks" : "slots";
 }
 
 // A reduction by messages receives from all ranks at once: with many of them, in shorter segments, so that the scratch
@@ -88,7 +87,7 @@ bool may_reduce_by_host(const Descriptor& call) {
   return !reduces(call.op) || (!call.ordered && has_partial_results(call.dtype, call.reduce_op));
 }
 
-void schedule_between_hosts(CollectiveState& state, const Request& request) {
+const char* schedule_between_hosts(CollectiveState& state, const Request& request) {
   const Descriptor& call = request.descriptor;
   state.streams = false;
   ScheduleRequest wanted = request_for(state, call);
@@ -101,6 +100,18 @@ void schedule_between_hosts(CollectiveState& state, const Request& request) {
   const bool by_host = has_hierarchical_schedule(call.op) && may_reduce_by_host(call) && !state.topology.is_flat();
   (by_host ? schedule_hierarchical : schedule_messages)(wanted, state.schedule);
   state.message_scratch.reserve(state.schedule.scratch_bytes);
+  return by_host ? "hierarchical" : "messages";
+}
+
+const char* schedule_chosen(CollectiveState& state, const Request& request) {
+  const Descriptor& call = request.descriptor;
+  if (state.topology.spans_hosts()) return schedule_between_hosts(state, request);
+  if (!all_read(state, call, state.blocks.largest())) return schedule_in_slots(state, request);
+  state.streams = copied_bytes(state, request) >= kStreamedBytes;
+  ScheduleRequest wanted = request_for(state, call);
+  wanted.chunk_bytes = kReadInPlaceBytes;
+  schedule_reading(wanted, state.schedule);
+  return "read in place";
 }
 
 }  // namespace
@@ -110,19 +121,13 @@ bool make_schedule_early(CollectiveState& state, const Request& request) {
   if (call.op == OpKind::kAllToAll) return false;  // its sizes are known after the agreement only
   fill_blocks(state, request);
   if (may_be_read(state, call, state.blocks.largest())) return false;
-  schedule_in_slots(state, request);
+  state.chosen = {call.sequence, schedule_in_slots(state, request)};
   return true;
 }
 
 void make_schedule(CollectiveState& state, const Request& request) {
-  const Descriptor& call = request.descriptor;
   fill_blocks(state, request);
-  if (state.topology.spans_hosts()) return schedule_between_hosts(state, request);
-  if (!all_read(state, call, state.blocks.largest())) return schedule_in_slots(state, request);
-  state.streams = copied_bytes(state, request) >= kStreamedBytes;
-  ScheduleRequest wanted = request_for(state, call);
-  wanted.chunk_bytes = kChunkBytes;
-  schedule_reading(wanted, state.schedule);
+  state.chosen = {request.descriptor.sequence, schedule_chosen(state, request)};
 }
 
 }  // namespace procgroup

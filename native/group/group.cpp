@@ -354,6 +354,12 @@ bool Group::is_announced_whole(const Descriptor& call) const {
   return largest_contribution(call, size()) <= kInlinePayload && is_small(*state_, call);
 }
 
+const char* Group::last_schedule() const {
+  if (!state_) return "";
+  const bool is_large = state_->chosen.sequence == sequence_.load(std::memory_order_relaxed);
+  return is_large ? state_->chosen.name : "small";
+}
+
 void Group::require_usable(Descriptor call) {
   if (!completed_.load(std::memory_order_acquire)) return;
   if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;

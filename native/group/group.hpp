@@ -137,6 +137,8 @@ class Group final : public Source {
   // Whether a collective's elements are sent beside the announcement, so that nothing is left to be moved when the
   // ranks have agreed. The same on all ranks.
   bool is_announced_whole(const Descriptor& call) const;
+  // The name of the schedule of the last collective, when it has completed; "small" where it needed none. For tests.
+  const char* last_schedule() const;
 
   // The line of the program that made this call on this rank, and, of a collective, by group rank on all members, as in
   // "/home/me/train.py:12"; empty where it is not known. The latter waits for those of other hosts, for at most 0.3 s.

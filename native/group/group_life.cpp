@@ -14,9 +14,6 @@
 namespace procgroup {
 namespace {
 
-// Above two ranks, all_reduce of up to this many bytes lets every rank reduce everything.
-constexpr size_t kDirectBytes = 64 * 1024;
-
 size_t index(int rank) { return static_cast<size_t>(rank); }
 
 }  // namespace

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 
@@ -38,12 +40,15 @@ Programs = Mapping[str, Callable[[int, int], None]]
 """What ranks of one world do in turn, on the default group; the name of each says what must come of it."""
 
 
-def play_programs(programs: Programs, rank: int, size: int) -> dict[str, str]:
+def play_programs(
+    programs: Programs, rank: int, size: int, surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> dict[str, str]:
     """Return what went wrong in each program: "" where nothing did. After the first that fails no other is played."""
     became: dict[str, str] = {}
     for name, function in programs.items():
         try:
-            function(rank, size)
+            with surroundings():
+                function(rank, size)
             became[name] = ""
         except (Exception, pytest.fail.Exception):
             became[name] = traceback.format_exc()
@@ -53,16 +58,16 @@ def play_programs(programs: Programs, rank: int, size: int) -> dict[str, str]:
 
 def nothing_went_wrong(name: str, ranks: Iterable[Mapping[str, str]]) -> None:
     """Fail where a program was not played to its end on every rank."""
-    for rank, became in enumerate(ranks):
-        wrong = became.get(name, "not played: an earlier program failed")
-        assert not wrong, f"rank {rank}: {wrong}"
+    wrong = [became.get(name, "not played: an earlier program failed") for became in ranks]
+    texts = [f"\nrank {rank}: {text}" for rank, text in enumerate(wrong) if text]
+    assert not texts, "".join(texts)
 
 
 def report(part: CasePart) -> Report:
     return part.wrong(), digest(part.held[0].array) if part.name == "all_reduce" else ""
 
 
-def all_right(cases: Sequence[Case], results: Sequence[Sequence[Report]]) -> None:
+def all_right(cases: Sequence[object], results: Sequence[Sequence[Report]], where: str = "") -> None:
     """Fail, naming cases and ranks, unless every result was right and alike on all ranks."""
     wrong = []
     for number, case in enumerate(cases):
@@ -70,4 +75,4 @@ def all_right(cases: Sequence[Case], results: Sequence[Sequence[Report]]) -> Non
         wrong += [f"{case}, rank {rank}: {text}" for rank, (text, _) in enumerate(reports) if text]
         if len({bits for _, bits in reports}) != 1:
             wrong.append(f"{case}: the ranks have different results: {[bits for _, bits in reports]}")
-    assert not wrong, f"{len(wrong)} of {len(cases)} cases are wrong:\n" + "\n".join(wrong[:10])
+    assert not wrong, f"{where}{len(wrong)} of {len(cases)} cases are wrong:\n" + "\n".join(wrong[:10])

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from collectives.cases import SIZES, TRANSPORTS, case_of, choose
 from collectives.playing import all_right, play
+from collectives.table import SIZES as TABLE_SIZES
+from collectives.table import play_table, table
 
 import two_hosts
 from cases import Case
 from operations import EVERY_RANK, OPERATIONS, REDUCING
 from oracle import INTEGERS
+from tiers import AT_LENGTH, SAMPLED
 from world import run
 
-pytestmark = pytest.mark.timeout(120 if os.environ.get("PROCGROUP_TEST_ALL", "0") != "1" else 7200)
+pytestmark = pytest.mark.timeout(120 if SAMPLED else 7200)
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 sizes = pytest.mark.parametrize("size", SIZES)
@@ -27,6 +28,15 @@ def play_all(cases: list[Case], size: int, transport: str) -> None:
     for start in range(0, len(cases), BATCH):
         batch = cases[start : start + BATCH]
         all_right(batch, run(play, size, args=(batch,), timeout=90, environment={"PROCGROUP_TRANSPORT": transport}))
+
+
+@transports
+@pytest.mark.parametrize("size", TABLE_SIZES)
+def test_each_operation_is_right_by_each_of_its_schedules(transport: str, size: int) -> None:
+    cells = table({"shm": [0] * size, "tcp": range(size), "spanning": [rank % 2 for rank in range(size)]}[transport])
+    environment = {"PROCGROUP_TRANSPORT": transport}
+    results = run(play_table, size, args=(cells,), timeout=90, environment=environment)
+    all_right(cells, results, f"{transport}, {size} ranks: ")
 
 
 @transports
@@ -45,10 +55,13 @@ def test_what_is_moved_arrives_unchanged(transport: str, size: int, sampled: boo
 @pytest.mark.skipif(bool(two_hosts.lacks()), reason=two_hosts.lacks())
 @pytest.mark.parametrize("layout", [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 1, 1)])
 def test_every_collective_is_right_between_two_hosts(layout: tuple[int, ...], sampled: bool) -> None:
-    cases = choose(EVERY_RANK, len(layout), sampled, budget=200)[:BATCH]
+    size, cells = len(layout), table(layout)
     with two_hosts.joined() as hosts:
         environments = two_hosts.environments(hosts, layout)
-        all_right(cases, run(play, len(layout), args=(cases,), timeout=90, environments=environments))
+        all_right(cells, run(play_table, size, args=(cells,), timeout=90, environments=environments), f"{layout}: ")
+        if AT_LENGTH:
+            cases = choose(EVERY_RANK, size, sampled, budget=200)[:BATCH]
+            all_right(cases, run(play, size, args=(cases,), timeout=90, environments=environments))
 
 
 @transports
@@ -72,9 +85,13 @@ def test_halves_are_accumulated_in_float32_and_rounded_once(transport: str, size
 
 
 @transports
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_integers_wrap_around(transport: str, dtype: str) -> None:
-    cases = [case_of("all_reduce", dtype, count, op, seed=count) for op in ("SUM", "PRODUCT") for count in (3, 9000)]
+def test_integers_wrap_around(transport: str) -> None:
+    cases = [
+        case_of("all_reduce", dtype, count, op, seed=count)
+        for dtype in INTEGERS
+        for op in ("SUM", "PRODUCT")
+        for count in (3, 9000)
+    ]
     play_all(cases, 3, transport)
 
 

@@ -14,8 +14,6 @@ from oracle import FLOATS, Array, digest, numpy_dtype
 from procgroup.types import ReduceOp
 from world import run
 
-pytestmark = pytest.mark.timeout(60)
-
 OPS = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
 COUNTS = [1, 5, 4099, 140_001]
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0]

@@ -20,8 +20,7 @@ from procgroup.testing import run_ranks
 from procgroup.types import ReduceOp
 
 pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.filterwarnings("ignore:`torch.distributed.all_reduce_coalesced` will be deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.distributed.all_reduce_coalesced` will be deprecated:FutureWarning")
 ]
 
 COUNT = 4099

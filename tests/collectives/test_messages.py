@@ -15,8 +15,6 @@ from oracle import numpy_dtype
 from procgroup.testing import run_ranks
 from world import run
 
-pytestmark = pytest.mark.timeout(60)
-
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 

@@ -7,7 +7,6 @@ any order. What arrives must be what was sent, in order for each (source, destin
 
 from __future__ import annotations
 
-import os
 from random import Random
 from typing import Any, NamedTuple
 
@@ -16,11 +15,13 @@ import pytest
 from collectives.cases import TRANSPORTS
 
 import procgroup as dist
+from cases import FIRST_SEED, naming
+from tiers import SAMPLED
 from world import run
 
 pytestmark = pytest.mark.timeout(400)
 
-PROGRAMS = 400 if os.environ.get("PROCGROUP_TEST_ALL") else 40
+PROGRAMS = 40 if SAMPLED else 400
 COUNTS = (0, 1, 7, 500, 2047, 2048, 2049, 40_000)  # of 8 bytes; up to 2048 is eager
 
 
@@ -73,19 +74,20 @@ def play(seed: int, rank: int, messages: list[Message]) -> None:
     for work in works:
         work.wait()
     for message, array in arrays:
-        assert (array == content(message, seed)).all(), f"program {seed}: {message}"
+        assert (array == content(message, seed)).all(), message
 
 
 def play_all(rank: int, size: int, first: int, programs: int) -> None:
     dist.init_process_group(timeout=100)
     for seed in range(first, first + programs):
-        play(seed, rank, program(seed, size))
-        if seed % 5 == 0:
-            dist.barrier()
+        with naming(f"program {seed} of {size} ranks, which PROCGROUP_TEST_SEED={seed} plays first"):
+            play(seed, rank, program(seed, size))
+            if seed % 5 == 0:
+                dist.barrier()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_every_program_that_must_complete_completes(transport: str) -> None:
     for size in (2, 4) if PROGRAMS > 40 else (4,):
-        arguments = (size * 10_000, PROGRAMS)
+        arguments = (FIRST_SEED or size * 10_000, PROGRAMS)
         run(play_all, size, args=arguments, timeout=150, environment={"PROCGROUP_TRANSPORT": transport})

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from collectives.cases import SUPPORTED, TRANSPORTS, case_of
 from collectives.playing import Report, all_right, report
 
 import procgroup as dist
-from cases import Case, CasePart
+from cases import FIRST_SEED, Case, CasePart, naming
 from operations import EVERY_RANK
+from tiers import AT_LENGTH, SAMPLED
 from world import run
 
-pytestmark = pytest.mark.timeout(120 if os.environ.get("PROCGROUP_TEST_ALL", "0") != "1" else 2400)
+pytestmark = pytest.mark.timeout(120 if SAMPLED else 2400)
 
-LENGTH = 2000
+LENGTH = 2000 if AT_LENGTH else 500
 RING = 5
 """How many async calls may be outstanding at once."""
 
@@ -40,21 +39,28 @@ def play_sequence(rank: int, size: int, seed: int) -> list[Report]:
     random = np.random.default_rng([seed, rank])
     outstanding: list[CasePart] = []
     parts = [CasePart(case, rank, size) for case in random_cases(seed, size)]
-    for part in parts:
+    for number, part in enumerate(parts):
         async_op = part.name == "ring" or random.random() < 0.4  # a ring of blocking sends may wait for the others
-        part.start(dist, async_op=bool(async_op))
+        with naming(f"call {number} of seed {seed}, {part.case}"):
+            part.start(dist, async_op=bool(async_op))
         if async_op:
             outstanding.append(part)
         while len(outstanding) > RING or (outstanding and random.random() < 0.3):
-            outstanding.pop(int(random.integers(len(outstanding)))).wait()
+            wait_for(outstanding.pop(int(random.integers(len(outstanding)))), seed)
     for part in outstanding:
-        part.wait()
+        wait_for(part, seed)
     return [report(part) for part in parts]
 
 
+def wait_for(part: CasePart, seed: int) -> None:
+    with naming(f"a call of seed {seed}, {part.case}"):
+        part.wait()
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_two_thousand_random_calls_on_four_ranks_equal_numpys(transport: str, sampled: bool) -> None:
-    for seed in range(1 if sampled else 20):
+def test_random_calls_on_four_ranks_equal_numpys(transport: str, sampled: bool) -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + (1 if sampled else 20)):
         environment = {"PROCGROUP_TRANSPORT": transport}
         results = run(play_sequence, 4, args=(seed,), timeout=90, environment=environment)
-        all_right(random_cases(seed, 4), results)
+        with naming(f"seed {seed}, which PROCGROUP_TEST_SEED={seed} plays first"):
+            all_right(random_cases(seed, 4), results)

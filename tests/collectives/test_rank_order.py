@@ -15,8 +15,6 @@ from procgroup.errors import CollectiveMismatch
 from procgroup.testing import run_ranks
 from world import placed, run
 
-pytestmark = pytest.mark.timeout(120)
-
 DTYPES = ["float32", *HALVES]
 COUNTS = [1, 13, 4099, 140_003]
 """Small enough to travel with the call, in one segment, in many."""
