@@ -21,7 +21,8 @@ imported NumPy and procgroup already, so a world of 4 starts in some 50 ms::
     done = run_command([sys.executable, "-m", "procgroup", "run", "script.py"], timeout=30)
 
 A world that has not ended at its deadline is made to dump the Python stacks of all its threads on all its
-ranks, is killed, and `WorldTimeout` shows everything. The function must stand at the top of its module.
+ranks, and is killed. `WorldFailed` and `WorldTimeout` show the ends of all outputs, and name the files that have
+all of them (see outputs.py). The function must stand at the top of its module.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ import os
 import pickle
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -53,12 +53,19 @@ from typing import Any
 
 import psutil
 
+import outputs
 import two_hosts
+from waiting import started_calls, wait_until
 
-DEFAULT_TIMEOUT = 30.0
+DEFAULT_TIMEOUT = 60.0
 """Seconds that a world may take when the test does not say."""
 
-_DUMP_SECONDS = 4.0
+_SHOWN_LINES = 60
+"""Of the end of a rank's output, in the text of an exception."""
+_SHOWN_CHARACTERS = 300
+"""Of the arguments of what the ranks do."""
+
+_DUMP_SECONDS = 10.0
 _ports = random.SystemRandom()
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["world", "preloaded"])
@@ -79,6 +86,8 @@ class Outcome:
     """As subprocess has it: negative for a signal."""
     output: str = ""
     """stdout and stderr together."""
+    file: Path | None = None
+    """Where that is, as long as the test runs, and after it when it fails."""
 
     @property
     def ok(self) -> bool:
@@ -90,7 +99,7 @@ class WorldFailed(AssertionError):
 
     def __init__(self, outcomes: Sequence[Outcome], headline: str = "a rank failed") -> None:
         self.outcomes = list(outcomes)
-        super().__init__(headline + "".join(_describe(outcome) for outcome in outcomes))
+        super().__init__(headline + describe(outcomes))
 
 
 class WorldTimeout(WorldFailed):
@@ -100,7 +109,9 @@ class WorldTimeout(WorldFailed):
 class World:
     """Ranks that were started together. Use as a context manager: leaving it kills those that still run."""
 
-    def __init__(self, directory: str, processes: Sequence[Any]) -> None:
+    def __init__(self, directory: Path, processes: Sequence[Any], what: str) -> None:
+        self.what = what
+        """What the ranks do, for the texts of errors."""
         self._directory = directory
         self._processes = list(processes)
 
@@ -117,17 +128,65 @@ class World:
 
     def output(self, rank: int) -> str:
         """Return what a rank has printed so far."""
-        return Path(self._directory, f"{rank}.output").read_text(errors="replace")
+        return self._output_file(rank).read_text(errors="replace")
 
     def wait_for_output(self, rank: int, text: str, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Wait until a rank has printed ``text``."""
         deadline = time.monotonic() + timeout
         while text not in self.output(rank):
             if not self.is_alive(rank) and text not in self.output(rank):
-                raise WorldFailed([self._outcome(rank)], f"rank {rank} ended before it printed {text!r}")
+                headline = f"{self.what}: rank {rank} ended before it printed {text!r}"
+                raise WorldFailed([self._outcome(rank)], headline)
             if time.monotonic() > deadline:
                 raise self._time_out(f"rank {rank} did not print {text!r} within {timeout:g} s")
             time.sleep(0.005)
+
+    def wait_for_call(self, rank: int, operation: str, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Wait until a rank is in a call of this operation, as its flight record has it."""
+        self._wait_until(
+            lambda: operation in started_calls(self.pids[rank]), f"rank {rank} is not in {operation}", timeout
+        )
+
+    def wait_until_asleep(self, rank: int, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Wait until the main thread of a rank waits in the kernel, for whatever."""
+        process = psutil.Process(self.pids[rank])
+        awake = f"rank {rank} does not wait"
+        self._wait_until(lambda: process.status() == psutil.STATUS_SLEEPING, awake, timeout)
+
+    def wait_until_idle(self, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Wait until all threads of all ranks wait in the kernel at the same moment: all have done what they can.
+
+        Two looks one after the other have found none that runs or has run in between.
+        """
+
+        def is_idle() -> bool:
+            before = self._activity()
+            return before is not None and before == self._activity()
+
+        self._wait_until(is_idle, "the ranks are not idle", timeout)
+
+    def _activity(self) -> dict[str, str] | None:
+        """Return how often each thread has left its core; None where one runs, or could."""
+        switches = {}
+        for rank in filter(self.is_alive, range(len(self.pids))):
+            for path in Path(f"/proc/{self.pids[rank]}/task").glob("*/status"):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    _, state, *_, voluntary, forced = re.split(r"\n(?=State|(?:non)?voluntary)", path.read_text())
+                    if not state.startswith(("State:\tS", "State:\tT")):
+                        return None
+                    switches[str(path)] = voluntary + forced
+        return switches
+
+    def wait_for_end(self, ranks: Sequence[int], timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Wait until these ranks have ended, whatever the others do."""
+        running = f"not all of ranks {list(ranks)} have ended"
+        self._wait_until(lambda: not any(self.is_alive(rank) for rank in ranks), running, timeout)
+
+    def _wait_until(self, condition: Callable[[], bool], lack: str, timeout: float) -> None:
+        try:
+            wait_until(condition, timeout, lack)
+        except TimeoutError:
+            raise self._time_out(f"{lack} after {timeout:g} s") from None
 
     def wait(self, timeout: float = DEFAULT_TIMEOUT) -> list[Outcome]:
         """Wait until every rank has ended and return the outcomes in rank order; raise WorldTimeout."""
@@ -137,6 +196,10 @@ class World:
             if left <= 0:
                 raise self._time_out(f"still running after {timeout:g} s")
             wait_for_sentinels([process.sentinel for process in running], left)
+        return self.outcomes()
+
+    def outcomes(self) -> list[Outcome]:
+        """Return what has become of every rank so far."""
         return [self._outcome(rank) for rank in range(len(self._processes))]
 
     def close(self) -> None:
@@ -150,7 +213,7 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        outputs.end(self._directory)
 
     def _time_out(self, headline: str) -> WorldTimeout:
         hung = [rank for rank, process in enumerate(self._processes) if process.exitcode is None]
@@ -160,13 +223,17 @@ class World:
         while any(self._processes[rank].exitcode is None for rank in hung) and time.monotonic() < deadline:
             time.sleep(0.01)
         self.close()
-        outcomes = [self._outcome(rank) for rank in range(len(self._processes))]
-        return WorldTimeout(outcomes, f"{headline}; still running: ranks {hung}")
+        return WorldTimeout(self.outcomes(), f"{self.what}: {headline}; still running: ranks {hung}")
+
+    def _output_file(self, rank: int) -> Path:
+        return self._directory / f"{rank}.output"
 
     def _outcome(self, rank: int) -> Outcome:
-        outcome = Outcome(rank, exit_code=self._processes[rank].exitcode, output=self.output(rank))
+        outcome = Outcome(
+            rank, exit_code=self._processes[rank].exitcode, output=self.output(rank), file=self._output_file(rank)
+        )
         with contextlib.suppress(FileNotFoundError):
-            result = Path(self._directory, f"{rank}.result").read_bytes()
+            result = (self._directory / f"{rank}.result").read_bytes()
             outcome.value, parts, outcome.traceback = pickle.loads(result)
             outcome.error = _rebuild(*parts) if parts else None
         return outcome
@@ -188,19 +255,27 @@ def start(
     """
     if "<locals>" in function.__qualname__:
         raise TypeError(f"{function.__qualname__} must stand at the top of its module, so that a process can find it")
-    directory = tempfile.mkdtemp(prefix="world-")
+    directory = outputs.new_directory()
     port = free_port()
     processes = []
     for rank in range(size):
         variables = rank_environment(rank, size, port, environment)
         variables.update(environments[rank] if environments else {})
         where = (inspect.getfile(function), function.__qualname__)
-        process = _server.Process(target=_be_rank, args=(directory, rank, size, where, tuple(args), variables))
-        Path(directory, f"{rank}.output").touch()
+        process = _server.Process(target=_be_rank, args=(str(directory), rank, size, where, tuple(args), variables))
+        (directory / f"{rank}.output").touch()
         with _forked_from(_torch_server if torch else forkserver._forkserver):
             process.start()
         processes.append(process)
-    return World(directory, processes)
+    return World(directory, processes, text_of(function, size, args, environment))
+
+
+def text_of(function: Callable[..., Any], size: int, args: Sequence[Any], environment: Mapping[str, str] | None) -> str:
+    """Return a call of a function on all ranks as text; of many arguments the first are shown."""
+    arguments = ", ".join(["rank", str(size), *map(repr, args)])
+    shown = arguments if len(arguments) <= _SHOWN_CHARACTERS else f"{arguments[:_SHOWN_CHARACTERS]}..."
+    settings = "".join(f", {name}={value}" for name, value in (environment or {}).items())
+    return f"{function.__qualname__}({shown}){settings}"
 
 
 @contextlib.contextmanager
@@ -230,7 +305,7 @@ def run(
         function, size, args=args, timeout=timeout, environment=environment, environments=environments, torch=torch
     )
     if not all(outcome.ok for outcome in outcomes):
-        raise WorldFailed(outcomes)
+        raise WorldFailed(outcomes, f"{text_of(function, size, args, environment)}: a rank failed")
     return [outcome.value for outcome in outcomes]
 
 
@@ -285,7 +360,10 @@ def run_command(
         stderr.seek(0)
         done = subprocess.CompletedProcess(command, process.returncode, stdout.read(), stderr.read())
     if timed_out:
-        outcome = Outcome(0, exit_code=done.returncode, output=done.stdout + done.stderr)
+        file = outputs.new_directory() / "0.output"
+        file.write_text(done.stdout + done.stderr)
+        outputs.end(file.parent)
+        outcome = Outcome(0, exit_code=done.returncode, output=done.stdout + done.stderr, file=file)
         raise WorldTimeout([outcome], f"{' '.join(command)}: still running after {timeout:g} s")
     return done
 
@@ -411,9 +489,18 @@ def _can_pickle(value: Any) -> bool:
         return False
 
 
+def describe(outcomes: Sequence[Outcome]) -> str:
+    """Return how each rank ended, with the end of its output and the name of the file that has all of it."""
+    return "".join(map(_describe, outcomes))
+
+
 def _describe(outcome: Outcome) -> str:
     end = f"exit status {outcome.exit_code}" if outcome.exit_code else "ok" if outcome.ok else "raised"
-    return f"\n--- rank {outcome.rank}: {end}\n{outcome.output}{outcome.traceback}"
+    lines = outcome.output.splitlines(keepends=True)
+    before = f"({len(lines) - _SHOWN_LINES} lines before these are in that file)\n" if len(lines) > _SHOWN_LINES else ""
+    shown = "".join(lines[-_SHOWN_LINES:])
+    where = f", printed to {outcome.file}" if outcome.file else ""
+    return f"\n--- rank {outcome.rank}: {end}{where}\n{before}{shown}{outcome.traceback}"
 
 
 def _signal(pid: int, *numbers: int) -> None:

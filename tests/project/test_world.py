@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import outputs
 import world
 from procgroup.errors import PeerLost
+from project.test_time_limit import run_pytest
 
 
 def multiply(rank: int, size: int, factor: int) -> int:
@@ -59,7 +63,7 @@ def test_a_killed_rank_is_seen_by_its_signal() -> None:
     with world.start(sleep_after_ready, 1) as ranks:
         ranks.wait_for_output(0, "ready")
         ranks.kill(0)
-        assert ranks.wait(5)[0].exit_code == -signal.SIGKILL
+        assert ranks.wait()[0].exit_code == -signal.SIGKILL
 
 
 def test_an_exit_status_is_kept() -> None:
@@ -116,3 +120,62 @@ def test_a_command_at_its_deadline_is_dumped_with_its_children() -> None:
         if "in stuck" in str(caught.value):
             break
     assert "in stuck" in str(caught.value)
+
+
+def print_many_lines(rank: int, size: int, text: str) -> None:
+    for number in range(1000):
+        print(f"line {number} of rank {rank}")
+    raise RuntimeError("no luck")
+
+
+def test_a_failure_shows_the_end_of_each_output_and_names_the_file_with_all_of_it() -> None:
+    with pytest.raises(world.WorldFailed) as caught:
+        world.run(print_many_lines, 2, args=("x" * 1000,), environment={"COLOUR": "red"})
+    text = str(caught.value)
+    assert re.match("print_many_lines\\(rank, 2, 'x{200,300}\\.\\.\\.\\), COLOUR=red: a rank failed\n", text)
+    for rank, outcome in enumerate(caught.value.outcomes):
+        assert f"--- rank {rank}: exit status 1, printed to {outcome.file}\n(940 lines before these" in text
+        assert f"line 999 of rank {rank}" in text and f"line 939 of rank {rank}" not in text
+        assert outcome.file is not None and outcome.file.read_text() == outcome.output
+    assert text.count("RuntimeError: no luck") == 2
+    assert [outcome.file for outcome in caught.value.outcomes] == outputs.of_this_test()
+
+
+FAILING = """
+from pathlib import Path
+import pytest, outputs, world
+
+outputs.FAILED = Path(__file__).parent / "failed"
+
+def fail_on_two(rank, size):
+    print(f"rank {rank} was here")
+    assert rank != 2
+
+def test_that_passes():
+    world.attempt(fail_on_two, 3)
+
+@pytest.mark.parametrize("text", ["a b"])
+def test_that_fails(text):
+    for size in (1, 1, 2, 2, 3):
+        world.run(fail_on_two, size)
+
+@pytest.fixture
+def ranks():
+    with world.start(fail_on_two, 2) as ranks:
+        ranks.wait()
+        yield
+
+def test_whose_ranks_go_on(ranks):
+    assert False
+"""
+
+
+def test_a_failed_test_says_how_to_run_it_again_and_keeps_the_last_that_its_ranks_printed(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, FAILING)
+    assert "- To run it again -" in output
+    assert "-m pytest 'test_it.py::test_that_fails[a b]'\n" in output and output.count("-m pytest") == 2
+    kept = [file.relative_to(tmp_path) for file in tmp_path.glob("failed/*/*")]
+    assert all(f"{file}\n" in output for file in kept)
+    names = sorted(file.name for file in kept)  # of three worlds of one test, and one of the other
+    assert names == ["0.output"] * 4 + ["1.output"] * 4 + ["2.output"]
+    assert {file.read_text() for file in tmp_path.glob("failed/*/2.output")} == {"rank 2 was here\n"}
