@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +13,9 @@ import numpy as np
 from layouts import FLAT, FROZEN, arranged
 from operations import OPERATIONS, Operation, Part
 from oracle import COMPLEX, FLOAT8, INTEGERS, Array, is_defined, numpy_dtype
+
+FIRST_SEED = int(os.environ.get("PROCGROUP_TEST_SEED", "0"))
+"""Of the random tests that play one seed after the other: the seed that a failure names is the first with this."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,16 @@ class Case:
             f"{self.operation}{op}{root} of {self.count} {self.dtype}{lengths} "
             f"({self.values}, {' '.join(self.layouts)}, seed {self.seed})"
         )
+
+
+@contextmanager
+def naming(what: object) -> Iterator[None]:
+    """Add what is played to the text of an exception that it raises."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {what}")
+        raise
 
 
 class CasePart(Part):

@@ -30,7 +30,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from typing import Any
 
 import psutil
 
+import outputs
 import world
 from launcher_environments import DIRECTORY
 from world import DEFAULT_TIMEOUT, Outcome, WorldFailed
@@ -85,11 +85,11 @@ def run_program(
 class MpiWorld(world.World):
     """Ranks that one mpiexec has started. Leaving it kills those that still run, and mpiexec."""
 
-    def __init__(self, directory: str, size: int, mpi: str, environment: Mapping[str, str]) -> None:
-        super().__init__(directory, [])
-        command = [*mpiexec(mpi, size, _KEEP_OTHERS[mpi]), sys.executable, __file__, directory]
+    def __init__(self, directory: Path, size: int, mpi: str, environment: Mapping[str, str], what: str) -> None:
+        super().__init__(directory, [], f"{what} with {mpi}")
+        command = [*mpiexec(mpi, size, _KEEP_OTHERS[mpi]), sys.executable, __file__, str(directory)]
         variables = {**os.environ, **environment_of(mpi), **environment}
-        with Path(directory, "mpiexec.output").open("wb") as output:
+        with (directory / "mpiexec.output").open("wb") as output:
             self._mpiexec = subprocess.Popen(
                 command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
@@ -98,11 +98,6 @@ class MpiWorld(world.World):
         except BaseException:
             self.__exit__()
             raise
-
-    def wait_for_end(self, rank: int, timeout: float) -> None:
-        """Wait until the process of one rank has ended; raise WorldTimeout."""
-        if not self._processes[rank].wait(timeout):
-            raise self._time_out(f"rank {rank} had not ended after {timeout:g} s")
 
     def close(self) -> None:
         super().close()
@@ -116,11 +111,12 @@ class MpiWorld(world.World):
 
     def _await_start(self, rank: int) -> _RankProcess:
         deadline = time.monotonic() + _START_SECONDS
-        file = Path(self._directory, f"{rank}.pid")
+        file = self._directory / f"{rank}.pid"
         while not file.exists():
             if self._mpiexec.poll() is not None or time.monotonic() > deadline:
-                output = Path(self._directory, "mpiexec.output").read_text(errors="replace")
-                outcome = Outcome(rank, exit_code=self._mpiexec.returncode, output=output)
+                output = self._directory / "mpiexec.output"
+                text = output.read_text(errors="replace")
+                outcome = Outcome(rank, exit_code=self._mpiexec.returncode, output=text, file=output)
                 raise WorldFailed([outcome], f"mpiexec did not start rank {rank}")
             time.sleep(0.005)
         return _RankProcess(int(file.read_text()), file.with_suffix(".end"))
@@ -175,10 +171,10 @@ def start(
     environment: Mapping[str, str] | None = None,
 ) -> MpiWorld:
     """Start ``function(rank, size, *args)``, which stands at the top of its module, on ``size`` ranks."""
-    directory = tempfile.mkdtemp(prefix="mpi-world-")
+    directory = outputs.new_directory()
     where = (inspect.getfile(function), function.__qualname__)
-    Path(directory, "call").write_bytes(pickle.dumps((where, size, tuple(args))))
-    return MpiWorld(directory, size, mpi, environment or {})
+    (directory / "call").write_bytes(pickle.dumps((where, size, tuple(args))))
+    return MpiWorld(directory, size, mpi, environment or {}, world.text_of(function, size, args, environment))
 
 
 def run(
@@ -193,7 +189,7 @@ def run(
     """Run ``function(rank, size, *args)`` on ``size`` ranks and return what each returned; raise WorldFailed."""
     outcomes = attempt(function, size, mpi=mpi, args=args, timeout=timeout, environment=environment)
     if not all(outcome.ok for outcome in outcomes):
-        raise WorldFailed(outcomes)
+        raise WorldFailed(outcomes, f"{world.text_of(function, size, args, environment)} with {mpi}: a rank failed")
     return [outcome.value for outcome in outcomes]
 
 

@@ -62,12 +62,17 @@ class Part:
         """Return what is passed to the call: it shares the memory of ``array``."""
         return array
 
-    def start(self, dist: Any, async_op: bool = False, **how: Any) -> None:
-        """Call the operation of ``dist``: procgroup or torch.distributed. Another call takes the same arrays."""
+    def prepare(self) -> tuple[Any, ...]:
+        """Make the arrays, unless they are made, and return the arguments."""
         if self._arguments is None:
             self._arguments = self.row.arguments(self)
+        return self._arguments
+
+    def start(self, dist: Any, async_op: bool = False, **how: Any) -> None:
+        """Call the operation of ``dist``: procgroup or torch.distributed. Another call takes the same arrays."""
+        arguments = self.prepare()
         op = getattr(dist.ReduceOp, self.op) if isinstance(self.op, str) else self.op
-        arguments = (*self._arguments, op) if self.row.reduces else self._arguments
+        arguments = (*arguments, op) if self.row.reduces else arguments
         self._works = self.row.start(dist, self, arguments, async_op, how)
 
     def wait(self) -> None:
@@ -152,7 +157,7 @@ class Held:
 
     def __init__(self, name: str, array: Array, before: Array, wanted: Array) -> None:
         self.name, self.array, self.before, self.wanted = name, array, before, wanted
-        memory = _memory(array)
+        memory = memory_of(array)
         self._memory = memory.copy() if memory.size != array.nbytes else None
 
     def unlike(self, wanted: Array, to_the_bit: bool) -> str:
@@ -163,15 +168,15 @@ class Held:
 
     def _is_alone_written(self, before: Array) -> bool:
         if not self.array.flags.writeable:
-            return np.array_equal(_memory(self.array), before)
+            return np.array_equal(memory_of(self.array), before)
         elements = self.array.copy()
         self.array[...] = self.before.reshape(self.array.shape)
-        is_unchanged = np.array_equal(_memory(self.array), before)
+        is_unchanged = np.array_equal(memory_of(self.array), before)
         self.array[...] = elements
         return is_unchanged
 
 
-def _memory(array: Array) -> Array:
+def memory_of(array: Array) -> Array:
     """Return all bytes of the memory of an array."""
     while isinstance(array.base, np.ndarray):
         array = array.base

@@ -11,8 +11,6 @@ import pytest
 import procgroup as dist
 from world import run
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def alone() -> Iterator[None]:

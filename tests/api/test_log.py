@@ -14,9 +14,7 @@ import pytest
 
 import procgroup as dist
 from procgroup import log
-from world import WorldFailed, run, run_command, start
-
-pytestmark = pytest.mark.timeout(60)
+from world import WorldFailed, run, run_command, start, wait_until
 
 
 class Kept(logging.Handler):
@@ -84,17 +82,23 @@ def test_another_level_is_refused_at_the_start() -> None:
     assert "PROCGROUP_LOG='loud' is not usable: expected debug, info, warning, error or off" in str(outcome.error)
 
 
-def wait_for_a_late_rank(rank: int, size: int) -> None:
+def wait_for_a_late_rank(rank: int, size: int, may_come: Path) -> None:
     dist.init_process_group(timeout=30)
     if rank == 1:
-        time.sleep(1)
+        wait_until(may_come.exists)
     dist.barrier()
 
 
 @pytest.mark.parametrize(("level", "is_said"), [("info", True), ("warning", True), ("error", False), ("off", False)])
-def test_the_lines_of_native_code_have_the_same_level_and_format(level: str, is_said: bool) -> None:
+def test_the_lines_of_native_code_have_the_same_level_and_format(level: str, is_said: bool, tmp_path: Path) -> None:
     environment = {"PROCGROUP_LOG": level, "PROCGROUP_WAIT_REPORT_SECONDS": "0.3"}
-    with start(wait_for_a_late_rank, 2, environment=environment) as world:
+    with start(wait_for_a_late_rank, 2, args=(tmp_path / "may come",), environment=environment) as world:
+        if is_said:
+            world.wait_for_output(0, "rank 0 has waited")
+        else:
+            world.wait_for_call(0, "barrier")
+            time.sleep(1)  # longer than what is reported
+        (tmp_path / "may come").touch()
         outcome = world.wait(30)[0]
     assert ("[rank0]: procgroup WARNING: rank 0 has waited" in outcome.output) == is_said, outcome.output
 

@@ -80,7 +80,7 @@ def test_a_call_that_gave_up_before_its_turn_ends_a_later_barrier_at_once(barrie
         begin = time.monotonic()
         with pytest.raises(dist.CollectiveTimeout) as caught:
             dist.monitored_barrier(timeout=20)
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 10, "long before its own deadline"
         told.wait(30)
         return caught.value
 

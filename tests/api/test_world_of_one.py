@@ -95,7 +95,6 @@ RECEIVES_FROM_ANY: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("case", MESSAGES_TO_ONESELF)
 def test_a_message_to_oneself_is_refused_at_once_as_among_several_ranks(case: str) -> None:
     call, side = MESSAGES_TO_ONESELF[case]
@@ -104,7 +103,6 @@ def test_a_message_to_oneself_is_refused_at_once_as_among_several_ranks(case: st
     dist.barrier()
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("case", RECEIVES_FROM_ANY)
 def test_a_receive_from_any_rank_is_refused_when_there_is_no_other(case: str) -> None:
     with pytest.raises(ValueError, match=r"group \S+ has one rank, so no other rank could send"):
@@ -112,7 +110,6 @@ def test_a_receive_from_any_rank_is_refused_when_there_is_no_other(case: str) ->
     dist.barrier()
 
 
-@pytest.mark.timeout(10)
 def test_a_subgroup_of_one_in_a_larger_world_refuses_messages_too() -> None:
     def receive() -> None:
         alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]

@@ -154,7 +154,7 @@ import procgroup as dist
 dist.init_process_group()
 rank = dist.get_rank()
 dist.all_reduce(numpy.ones(1))
-time.sleep(float(sys.argv[1 + rank]))
+time.sleep(float(sys.argv[1 + rank]))  # most often they end in this order, and every order is right
 {ending}
 """
 
@@ -172,7 +172,7 @@ def launch(program: str, *arguments: str) -> list[Any]:
             )
         )
     try:
-        return [(process.communicate(timeout=20)[0], process.returncode) for process in ranks]
+        return [(process.communicate(timeout=50)[0], process.returncode) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -212,7 +212,7 @@ def test_ctrl_c_ends_a_call_at_once() -> None:
         world.wait_for_output(1, "waiting")
         world.kill(0, signal.SIGINT)
         started = time.monotonic()
-        world.wait_for_output(0, "interrupted", 10)
+        world.wait_for_output(0, "interrupted")
         assert time.monotonic() - started < 5
 
 

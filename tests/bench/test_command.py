@@ -23,7 +23,6 @@ def bench(directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(120)
 def test_it_prints_a_table_and_writes_every_round_without_rich(tmp_path: Path) -> None:
     (tmp_path / "rich.py").write_text("raise ImportError('rich is not installed')")
     peers = "procgroup,procgroup-symmetric"
@@ -41,7 +40,6 @@ def test_it_prints_a_table_and_writes_every_round_without_rich(tmp_path: Path) -
     assert [len(peer["rounds"]) for peer in reports[0]["sizes"][1]["peers"].values()] == [2, 2]
 
 
-@pytest.mark.timeout(120)
 def test_it_draws_and_measures_another_dtype_on_more_ranks(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     arguments = [

@@ -11,7 +11,6 @@ import pytest
 import two_hosts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-pytestmark = pytest.mark.timeout(120)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

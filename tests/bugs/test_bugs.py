@@ -14,8 +14,6 @@ from bugs.bug import Bug, all_bugs
 from bugs.surroundings import SURROUNDINGS, Surroundings
 from bugs.verdict import try_out
 
-pytestmark = pytest.mark.timeout(120)
-
 BUGS = all_bugs()
 CELLS = [(bug, name) for bug in BUGS.values() for name in SURROUNDINGS if name not in bug.left_out]
 SAMPLE = random.Random(1).sample(CELLS, 40)

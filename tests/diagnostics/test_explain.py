@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import procgroup as dist
+from waiting import Meeting, wait_until_in_a_call
 from world import World, run_command, start
 
 CULPRIT = 2
@@ -26,7 +27,7 @@ def explain(directory: Path, *flags: str) -> tuple[int, str]:
     """Run the command on the newest job of a directory; return its exit status and what it prints."""
     command = [sys.executable, "-m", "procgroup", "explain", *flags]
     environment = os.environ | {"PROCGROUP_RECORD_DIR": str(directory)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -66,7 +67,7 @@ def started(tmp_path: Path, fault: str, **variables: str) -> World:
 
 def sentence(tmp_path: Path, *fragments: str) -> str:
     """Return the first line of what is explained, once it has these in it."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 40
     while True:
         status, text = explain(tmp_path)
         line = text.splitlines()[0]
@@ -77,8 +78,9 @@ def sentence(tmp_path: Path, *fragments: str) -> str:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("fault", ["sleeps", "computes", "holds the lock"])
+@pytest.mark.parametrize(
+    ("fault", "transport"), [("sleeps", "shm"), ("sleeps", "tcp"), ("computes", "shm"), ("holds the lock", "tcp")]
+)
 def test_a_late_rank_is_named_with_its_line_and_those_who_wait(tmp_path: Path, fault: str, transport: str) -> None:
     place, fragment = rf"load_batch at {HERE}, called by train at {HERE}", "it is in load_batch"
     if fault == "holds the lock":
@@ -105,7 +107,7 @@ def test_a_stopped_rank_is_said_to_be_stopped_and_its_last_call_is_told(tmp_path
 
 def test_after_the_end_of_a_job_the_rank_that_was_killed_is_named(tmp_path: Path) -> None:
     with started(tmp_path, "is killed") as world:
-        world.wait(20)
+        world.wait()
     line = sentence(tmp_path, "rank 2")
     assert re.fullmatch(
         r"rank 2 is lost: its process \(pid \d+ on \S+\) was killed, or crashed(, \d+\.\d s ago)?; it was in no call; "
@@ -131,7 +133,7 @@ def test_after_the_end_of_a_job_the_rank_that_raised_is_named_with_its_exception
     program.write_text(RAISES)
     environment = os.environ | {"PROCGROUP_RECORD_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "4", str(program)]
-    assert run_command(command, timeout=30, environment=environment).returncode == 1
+    assert run_command(command, timeout=100, environment=environment).returncode == 1
     line = sentence(tmp_path, "rank 2")
     assert re.fullmatch(
         r"rank 2 failed: ValueError: no such file \(program\.py:8\)(, \d+\.\d s ago)?; it was in no call; its last was "
@@ -142,7 +144,7 @@ def test_after_the_end_of_a_job_the_rank_that_raised_is_named_with_its_exception
 
 def test_different_calls_are_told_with_the_line_of_each_rank(tmp_path: Path) -> None:
     with started(tmp_path, "calls something else") as world:
-        world.wait(20)
+        world.wait()
     line = sentence(tmp_path, "different calls")
     others = rf"all_reduce\(SUM\) of 4 float64 at {HERE}"
     assert re.fullmatch(
@@ -154,9 +156,9 @@ def test_different_calls_are_told_with_the_line_of_each_rank(tmp_path: Path) -> 
 
 def test_all_ranks_are_killed_and_the_records_tell_what_they_did(tmp_path: Path) -> None:
     with started(tmp_path, "sleeps") as world:
-        for rank in range(4):
-            world.wait_for_output(rank, "trained", 20)
-        time.sleep(0.5)  # the others are in their call
+        world.wait_for_output(CULPRIT, "trained")
+        others = [pid for rank, pid in enumerate(world.pids) if rank != CULPRIT]
+        wait_until_in_a_call(others, of=4, records=tmp_path)
         for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees the end of another
             for rank in range(4):
                 world.kill(rank, number)
@@ -172,11 +174,14 @@ def test_all_ranks_are_killed_and_the_records_tell_what_they_did(tmp_path: Path)
             assert 0 < call["issued"] <= call["started"] and (call["ended"] >= call["started"] or not call["ended"])
 
 
-def succeed(rank: int, size: int) -> None:
+def succeed(rank: int, size: int, meeting: Meeting) -> None:
     dist.init_process_group()
-    for _ in range(20):
+    for step in range(20):
         if rank == 1:
-            time.sleep(0.01)
+            meeting.wait_for(f"step {step}")
+            time.sleep(0.01)  # rank 0 waits for it meanwhile
+        else:
+            meeting.reach(f"step {step}")
         dist.all_reduce(np.ones(4))
     work: Any = dist.all_reduce(np.ones(4), async_op=True)
     work.wait()
@@ -187,9 +192,9 @@ def succeed(rank: int, size: int) -> None:
 @pytest.fixture(name="ended", scope="module")
 def fixture_ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The records of a job of two ranks that has ended well."""
-    directory = tmp_path_factory.mktemp("records")
-    with start(succeed, 2, environment={"PROCGROUP_RECORD_DIR": str(directory)}) as world:
-        assert all(outcome.ok for outcome in world.wait(20))
+    directory, meeting = tmp_path_factory.mktemp("records"), Meeting(tmp_path_factory.mktemp("meeting"))
+    with start(succeed, 2, args=(meeting,), environment={"PROCGROUP_RECORD_DIR": str(directory)}) as world:
+        assert all(outcome.ok for outcome in world.wait())
     return directory
 
 
@@ -230,10 +235,12 @@ def test_jobs_are_listed_and_found_by_the_beginning_of_their_name_and_as_directo
 
 
 def test_a_job_is_found_by_its_run_id(tmp_path: Path) -> None:
-    variables = {"PROCGROUP_RECORD_DIR": str(tmp_path), "TORCHELASTIC_RUN_ID": "nightly"}
-    with start(succeed, 2, environment=variables) as world:
-        assert all(outcome.ok for outcome in world.wait(20))
-    status, text = explain(tmp_path, "nightly")
+    records, meeting = tmp_path / "records", tmp_path / "meeting"
+    meeting.mkdir()
+    variables = {"PROCGROUP_RECORD_DIR": str(records), "TORCHELASTIC_RUN_ID": "nightly"}
+    with start(succeed, 2, args=(Meeting(meeting),), environment=variables) as world:
+        assert all(outcome.ok for outcome in world.wait())
+    status, text = explain(records, "nightly")
     assert status == 0 and text.startswith("all 2 ranks of job nightly left in order")
 
 

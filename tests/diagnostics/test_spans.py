@@ -44,7 +44,7 @@ def fixture_recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "2", "--rdzv-id", "digits", "train.py"]
     environment = {"PROCGROUP_RECORD_DIR": str(directory / "jobs")}
-    assert run_command(command, timeout=30, directory=directory, environment=environment).returncode == 1
+    assert run_command(command, timeout=50, directory=directory, environment=environment).returncode == 1
     return next((directory / "jobs").iterdir())
 
 

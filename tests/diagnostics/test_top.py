@@ -15,14 +15,18 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import procgroup as dist
 from procgroup import _native
+from procgroup.diagnostics.recorded_job import reading
 from procgroup.diagnostics.top import live, table
+from procgroup.diagnostics.top import watch as watching
 from procgroup.diagnostics.top.watch import Row, Watch
+from procgroup.launch.output import progress
 from world import World, run, start
 
 HERE = r"test_top\.py:\d+"
@@ -57,7 +61,7 @@ class Terminal:
         )
         self._other = other
 
-    def wait_for(self, pattern: str, timeout: float = 20) -> None:
+    def wait_for(self, pattern: str, timeout: float = 40) -> None:
         """Wait until the text that was drawn, without control sequences, has a match of this."""
         deadline = time.monotonic() + timeout
         while not re.search(pattern, self.text):
@@ -71,7 +75,7 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self.descriptor, keys)
 
-    def wait(self, timeout: float = 20) -> int:
+    def wait(self, timeout: float = 40) -> int:
         """Return the exit status."""
         deadline = time.monotonic() + timeout
         while self.process.poll() is None:
@@ -131,7 +135,7 @@ def fixture_working(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The records of a job of three ranks that works until the end of these tests, rank 1 more slowly."""
     directory = tmp_path_factory.mktemp("records")
     with start(work, 3, environment={"PROCGROUP_RECORD_DIR": str(directory)}) as world:
-        await_records(directory, world, calls=50)
+        await_records(directory, world, calls=10)
         yield directory
 
 
@@ -156,7 +160,7 @@ def recorded(path: Path) -> int:
 
 
 def await_records(directory: Path, world: World, calls: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 40
     while len(found := records(directory)) < len(world.pids) or any(recorded(path) < calls for path in found):
         assert time.monotonic() < deadline, [world.output(rank) for rank in range(len(world.pids))]
         time.sleep(0.02)
@@ -171,6 +175,8 @@ def fixture_terminal(working: Path) -> Iterator[Terminal]:
 
 def test_a_table_has_each_rank_s_state_call_rates_and_report(working: Path) -> None:
     status, text = top(working, "--once")
+    while re.search(r" 0 B ", text):  # a machine that is busy elsewhere: no call was made meanwhile
+        status, text = top(working, "--once")
     assert status == 0
     first, second, empty, headings, *rows = text.splitlines()
     assert re.match(rf"job {next(working.iterdir()).name}: \S", first) and not empty
@@ -184,12 +190,12 @@ def test_a_table_has_each_rank_s_state_call_rates_and_report(working: Path) -> N
         )
         assert found, row
         calls, kilobytes = float(found[2]), float(found[3])
-        assert 1 < calls < 60 and kilobytes == pytest.approx(8 * calls, rel=0.02)
+        assert 0 < calls < 60 and kilobytes == pytest.approx(8 * calls, rel=0.02, abs=0.5)
     assert len(rows) == 3
 
 
 def test_the_slowest_rank_is_marked_and_the_others_wait_for_it(working: Path) -> None:
-    watch, deadline = Watch(next(working.iterdir())), time.monotonic() + 20
+    watch, deadline = Watch(next(working.iterdir())), time.monotonic() + 40
     while True:  # a rank that the machine holds up is the slowest for a moment
         rows = watch.look().rows
         is_marked = [row.is_slowest for row in rows] == [False, True, False]
@@ -230,20 +236,30 @@ def test_a_late_rank_is_named_with_its_line_and_others_with_how_long_they_wait(h
         while not shown.search(text):
             text += process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(40) == 0
 
 
-def test_stacks_are_requested_of_the_awaited_rank_alone_and_seldom(hanging: Path, working: Path) -> None:
-    watch, ends = Watch(next(hanging.iterdir())), time.monotonic() + 5.5
-    stacks: list[set[int]] = [set() for _ in range(4)]
-    while time.monotonic() < ends:
+def test_stacks_are_requested_of_the_awaited_rank_alone_and_seldom(
+    hanging: Path, working: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, deadline = next(hanging.iterdir()), time.monotonic() + 40
+    watch, asked = Watch(job), list[float]()
+    request = reading.request_stacks
+
+    def count(directory: Path, ranks: list[int]) -> None:
+        assert (directory, ranks) == (job, [2])
+        asked.append(time.monotonic())
+        request(directory, ranks)
+
+    monkeypatch.setattr(reading, "request_stacks", count)
+    stacks: list[Any] = []
+    while len(asked) < 2 or not stacks or stacks[2] is None:
+        assert time.monotonic() < deadline, (asked, stacks)
         watch.look()
         time.sleep(0.1)
-        for taken, path in zip(stacks, records(hanging), strict=True):
-            stack = _native.read_flight_record(str(path))["stack"]
-            taken.update({stack[0]} if stack else ())
-    assert [len(taken) for taken in stacks[:2] + stacks[3:]] == [0, 0, 0]
-    assert 1 <= len(stacks[2]) <= 3
+        stacks = [_native.read_flight_record(str(path))["stack"] for path in records(hanging)]
+    assert asked[1] - asked[0] > 0.9 * watching.SECONDS_BETWEEN_STACKS
+    assert stacks[:2] + stacks[3:] == [None] * 3
     assert all(_native.read_flight_record(str(path))["stack"] is None for path in records(working))
 
 
@@ -318,7 +334,7 @@ def fork_and_report(rank: int, size: int) -> int:
     dist.report(step=1)
     child = os.fork()
     if child == 0:
-        time.sleep(0.25)
+        progress._next_time = 0.0
         dist.report(step=2)
         os._exit(0)
     return os.waitpid(child, 0)[1]

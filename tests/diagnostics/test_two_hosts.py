@@ -23,8 +23,6 @@ from procgroup.diagnostics.doctor.reachability import REACHED, SILENT
 from two_hosts import Host
 from world import free_port, run_command
 
-pytestmark = pytest.mark.timeout(120)
-
 PORT = 29500
 
 
@@ -62,9 +60,11 @@ def test_the_page_s_lines_print_what_the_page_shows(hosts: tuple[Host, Host], tm
         host, command, expected = line
         inside = hosts[int(host) - 1].command(["bash", "-c", command])
         done = run_command(inside, directory=tmp_path, environment=environment, timeout=100)
+        # On a busy machine other messages than the largest may be the fastest, and then their size is printed.
+        printed = re.sub(r" \(messages of [^)]*\)", "", done.stdout)
         for shown in expected.splitlines():
             pattern = ".*".join(map(re.escape, shown.split("...")))
-            assert re.search(f"^{pattern}$", done.stdout, re.MULTILINE), f"{shown!r} is not in {done.stdout}"
+            assert re.search(f"^{pattern}$", printed, re.MULTILINE), f"{shown!r} is not in {printed}"
 
     assert len(lines) == 2
     with ThreadPoolExecutor(2) as pool:

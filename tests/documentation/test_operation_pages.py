@@ -17,7 +17,6 @@ from world import free_port, run, run_command
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "index.md")
 
 
-@pytest.mark.timeout(120)
 def test_examples_print_what_the_pages_show() -> None:
     by_ranks: dict[int, list[Example]] = defaultdict(list)
     for example in examples():
@@ -36,7 +35,6 @@ def test_examples_print_what_the_pages_show() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.timeout(120)
 def test_an_example_prints_the_same_under_the_launcher(tmp_path: Path, sampled: bool) -> None:
     chosen = [example for example in examples() if example.page == "all_gather.md" or (example.ranks and not sampled)]
     assert chosen

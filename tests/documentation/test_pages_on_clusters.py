@@ -42,7 +42,6 @@ def provide_program(directory: Path) -> None:
 
 @pytest.mark.parametrize("number", range(4), ids=["fixed addresses", "elastic", "by hand", "torchrun"])
 @pytest.mark.parametrize("first", [0, 1], ids=["host1 first", "host2 first"])
-@pytest.mark.timeout(150)
 def test_the_lines_for_two_hosts_start_a_job(
     number: int, first: int, hosts: tuple[two_hosts.Host, two_hosts.Host], tmp_path: Path
 ) -> None:
@@ -83,7 +82,6 @@ def line_of_slurm(name: str) -> str:
     return line
 
 
-@pytest.mark.timeout(150)
 def test_the_line_for_srun_starts_the_ranks(slurm: Mapping[str, str], tmp_path: Path) -> None:
     provide_program_of_slurm(tmp_path)
     environment = {**slurm, "PATH": f"{tmp_path}/bin:{slurm['PATH']}"}

@@ -19,14 +19,14 @@ pytest.importorskip("sklearn")
 def train(size: int, checkpoint: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", str(size)]
     script = [str(SCRIPT), "--checkpoint", str(checkpoint), "--epochs", "3", "--every", "3", *arguments]
-    return world.run_command([*launcher, *script], timeout=60)
+    return world.run_command([*launcher, *script], timeout=100)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(170)
 def test_restarts_change_nothing_in_the_result(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.npz", tmp_path / "parts.npz"
-    assert train(2, whole).returncode == 0
-    for size, steps, goes_on in [(4, "20", ""), (1, "10", "epoch 1 after 720"), (3, "-1", "epoch 2 after 360")]:
+    assert train(1, whole).returncode == 0
+    for size, steps, goes_on in [(3, "20", ""), (1, "10", "epoch 1 after 720"), (2, "-1", "epoch 2 after 360")]:
         done = train(size, parts, "--stop-after", steps)
         assert (done.returncode == 0) == (steps == "-1"), done.stdout + done.stderr
         assert goes_on in done.stdout
@@ -39,7 +39,6 @@ def test_restarts_change_nothing_in_the_result(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
-@pytest.mark.timeout(60)
 def test_a_number_of_ranks_that_does_not_divide_the_batch_is_refused(tmp_path: Path) -> None:
     done = train(7, tmp_path / "digits.npz")
     assert done.returncode != 0 and "expected a number of ranks that divides 120, got 7" in done.stdout + done.stderr

@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 def train(size: int, tmp_path: Path, *arguments: str, environment: dict[str, str] | None = None) -> str:
     launcher = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", str(size)]
     done = world.run_command(
-        [*launcher, str(SCRIPT), *arguments], environment=environment, directory=tmp_path, timeout=100
+        [*launcher, str(SCRIPT), *arguments], environment=environment, directory=tmp_path, timeout=150
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -31,7 +31,7 @@ def accuracy(output: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(170)
 def test_four_ranks_learn_and_agree_with_one(tmp_path: Path) -> None:
     output = train(4, tmp_path, "--compare-single")
     assert accuracy(output) >= 0.96
@@ -40,23 +40,23 @@ def test_four_ranks_learn_and_agree_with_one(tmp_path: Path) -> None:
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("size", [1, 3])  # two ranks train over TCP, four to the end
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.slow)])  # over TCP three, to the end four
 def test_any_number_of_ranks_reaches_the_same_parameters(tmp_path: Path, size: int) -> None:
     output = train(size, tmp_path, "--epochs", "3", "--compare-single", "--curves", "curves.png")
     assert f"parameters identical on {size} ranks" in output
     assert (tmp_path / "curves.png").exists()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(170)
 def test_trains_over_tcp_too(tmp_path: Path) -> None:
-    output = train(2, tmp_path, "--epochs", "2", "--compare-single", environment={"PROCGROUP_TRANSPORT": "tcp"})
-    assert "parameters identical on 2 ranks" in output
+    output = train(3, tmp_path, "--epochs", "2", "--compare-single", environment={"PROCGROUP_TRANSPORT": "tcp"})
+    assert "parameters identical on 3 ranks" in output
 
 
 def test_the_curve_needs_a_writable_place_and_says_so(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "procgroup", "run", "--nproc-per-node", "2"]
+    launcher = [sys.executable, "-m", "procgroup", "run"]
     script = [str(SCRIPT), "--epochs", "1", "--curves", str(tmp_path / "missing" / "curves.png")]
-    done = world.run_command([*launcher, *script], timeout=60)
+    done = world.run_command([*launcher, *script], timeout=100)
     assert done.returncode != 0
     assert "FileNotFoundError" in done.stdout + done.stderr

@@ -59,8 +59,9 @@ def on(transport: str) -> dict[str, str]:
 
 
 def allowance(seconds: float) -> float:
-    """How long ``seconds`` may take here and now: a machine with more to do than cores is late by that factor.
+    """How long may pass where it takes ``seconds`` at most when nothing else runs.
 
-    Half a second is added, because the load average of a minute lags behind.
+    Programs that hold the cores add half a second, and make all of it take four times as long, or as many times as the
+    load average of the last minute says. What waits for a deadline instead takes 20 s and more.
     """
-    return seconds * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1)) + 0.5
+    return seconds * max(4.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1)) + 0.5

@@ -13,8 +13,6 @@ import pytest
 import procgroup as dist
 from world import run
 
-pytestmark = pytest.mark.timeout(60)
-
 KEPT = 7919
 """Elements that rank 1 has for itself; no other number in its arena is this one."""
 FORGED = 2**62

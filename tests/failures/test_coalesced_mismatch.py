@@ -15,8 +15,6 @@ from procgroup.groups.calls import GroupCalls
 from procgroup.groups.issue import QueuedCall
 from world import run
 
-pytestmark = pytest.mark.timeout(60)
-
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
@@ -32,7 +30,7 @@ def issue_several(rank: int, size: int, kind: str) -> tuple[str, str]:
         else:
             lists = [np.ones(2 * (3 + rank)) for _ in range(200)], [np.ones(3 + rank) for _ in range(200)]
             work = group.all_gather_single_coalesced(*lists, async_op=True)
-        time.sleep(0.01)
+        time.sleep(0.01)  # most often the calls fail before they are awaited
         work.wait()
     except dist.DistError as error:
         return type(error).__name__, str(error)

@@ -16,8 +16,6 @@ import pytest
 import procgroup as dist
 from procgroup.testing import run_ranks
 
-pytestmark = pytest.mark.timeout(60)
-
 SHORT = 0.2
 LONG = 30.0
 

@@ -23,8 +23,6 @@ from procgroup.groups.backend import Call
 from procgroup.testing import run_ranks
 from world import run
 
-pytestmark = pytest.mark.timeout(120)
-
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 LARGE = 100_000

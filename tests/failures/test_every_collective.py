@@ -19,8 +19,6 @@ import procgroup as dist
 from operations import COLLECTIVES, OPERATIONS, Part
 from world import start
 
-pytestmark = pytest.mark.timeout(120)
-
 SIZE = 3
 VICTIM = 1
 AT_ONCE = 4
@@ -67,7 +65,7 @@ def play(names: list[str], transport: str, count: int, number: int, limit: float
         }
         for order, world in enumerate(running.values()):
             world.wait_for_output(VICTIM, "calling")
-            time.sleep(0.003 * order)
+            time.sleep(0.003 * order)  # at another moment of each
             world.kill(VICTIM, number)
         for name, world in running.items():
             for rank in range(SIZE):
@@ -158,8 +156,8 @@ def be_interrupted(rank: int, size: int, name: str, count: int) -> str:
 def test_ctrl_c_ends_the_wait_in_any_collective(transport: str, name: str) -> None:
     with start(be_interrupted, SIZE, args=(name, 300_000), environment=on(transport)) as world:
         world.wait_for_output(0, "calling")
-        time.sleep(0.5)
+        world.wait_until_asleep(0)
         world.kill(0, signal.SIGINT)
-        world.wait_for_output(0, "told", 10)
+        world.wait_for_output(0, "told")
         world.kill(VICTIM, signal.SIGKILL)  # the other one is notified of the interrupt or of this, and ends
         assert world.wait(60)[0].value == "interrupted"

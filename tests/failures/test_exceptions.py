@@ -20,8 +20,6 @@ from failures.operations import TRANSPORTS, allowance, on
 from procgroup import exit_reason
 from world import free_port, rank_environment
 
-pytestmark = pytest.mark.timeout(60)
-
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 PROGRAM = """

@@ -15,8 +15,6 @@ import procgroup as dist
 from procgroup.testing import run_ranks
 from world import placed, start
 
-pytestmark = pytest.mark.timeout(60)
-
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 ODD = [1, 3]

@@ -18,8 +18,6 @@ from failures.operations import ABSENT, TRANSPORTS, allowance, on
 import procgroup as dist
 from world import free_port, start
 
-pytestmark = pytest.mark.timeout(60)
-
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 SOON = 0.5
@@ -113,12 +111,12 @@ def wait_for_an_absent_rank(rank: int, size: int, name: str) -> float:
 def test_an_interrupt_ends_every_wait_for_a_rank(name: str, transport: str) -> None:
     with start(wait_for_an_absent_rank, 2, args=(name,), environment=on(transport)) as world:
         world.wait_for_output(0, "waiting")
-        time.sleep(0.2)
+        world.wait_until_asleep(0)
         sent = time.monotonic()
         world.kill(0, signal.SIGINT)
-        world.wait_for_output(0, "over", 10)
+        world.wait_for_output(0, "over")
         world.kill(ABSENT)
-        outcome = world.wait(15)[0]
+        outcome = world.wait()[0]
     assert outcome.ok, outcome.traceback
     assert outcome.value - sent < allowance(SOON), f"raised after {outcome.value - sent:.2f} s"
 
@@ -187,10 +185,10 @@ def expect_interrupt(tmp_path: Path, kind: str, name: str) -> None:
     environment = {"STORE_FILE": str(tmp_path / "store")}
     with start(be_interrupted, 1, args=(kind, name), environment=environment) as world:
         world.wait_for_output(0, "waiting")
-        time.sleep(0.3)
+        world.wait_until_asleep(0)
         sent = time.monotonic()
         world.kill(0, signal.SIGINT)
-        outcome = world.wait(15)[0]
+        outcome = world.wait()[0]
         ended = time.monotonic()
     assert outcome.ok, outcome.traceback
     assert outcome.value - sent < allowance(SOON), f"raised after {outcome.value - sent:.2f} s"
@@ -224,12 +222,12 @@ def start_while_one_is_stopped(rank: int, size: int, instant: tuple[str, str]) -
 def test_an_interrupt_ends_every_step_in_which_the_ranks_connect(instant: tuple[str, str]) -> None:
     with start(start_while_one_is_stopped, 2, args=(instant,)) as world:
         world.wait_for_output(ABSENT, "moment")
-        time.sleep(0.3)
+        world.wait_until_asleep(0)
         sent = time.monotonic()
         world.kill(0, signal.SIGINT)
-        world.wait_for_output(0, "over", 10)
+        world.wait_for_output(0, "over")
         world.kill(ABSENT)
-        outcome = world.wait(15)[0]
+        outcome = world.wait()[0]
     assert outcome.ok, outcome.traceback
     assert outcome.value - sent < allowance(SOON), f"raised after {outcome.value - sent:.2f} s"
 
@@ -256,14 +254,12 @@ def end_with_an_issued_call(rank: int, size: int) -> None:
 def test_an_interrupt_ends_the_wait_at_the_end_of_a_process(function: Callable[[int, int], None]) -> None:
     with start(function, 2) as world:
         world.wait_for_output(0, "waiting")
-        time.sleep(1.5)
+        world.wait_until_idle()
         assert world.is_alive(0), "it waits for rank 1"
         sent = time.monotonic()
         world.kill(0, signal.SIGINT)
-        while world.is_alive(0) and time.monotonic() < sent + 10:
-            time.sleep(0.01)
+        world.wait_for_end([0])
         ended = time.monotonic()
-        assert not world.is_alive(0)
         world.kill(ABSENT)
-        world.wait(15)
+        world.wait()
     assert ended - sent < allowance(2 * SOON), f"ended after {ended - sent:.2f} s"

@@ -17,9 +17,7 @@ from groups.toy_backend import StoreBackend
 
 import procgroup as dist
 from procgroup.groups.backend import Call
-from world import start
-
-pytestmark = pytest.mark.timeout(60)
+from world import start, wait_until
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
@@ -49,14 +47,14 @@ def expect_interrupt(transport: str, operation: str, async_op: bool) -> None:
     with start(be_interrupted, 3, args=(operation, async_op), environment=on(transport)) as world:
         world.wait_for_output(0, "waiting")
         world.wait_for_output(2, "waiting")
-        time.sleep(0.1)  # most often it is inside the call by now, and rightly interrupted if not
+        world.wait_until_asleep(0)  # most often inside the call, and rightly interrupted if not
         sent = time.monotonic()
         world.kill(0, signal.SIGINT)
-        world.wait_for_output(0, "over", 10)
+        world.wait_for_output(0, "over")
         if not async_op:
-            world.wait_for_output(2, "over", 10)
+            world.wait_for_output(2, "over")
         world.kill(ABSENT)
-        outcomes = world.wait(10)
+        outcomes = world.wait()
     assert outcomes[0].ok, outcomes[0].traceback
     name, _, _, moment = outcomes[0].value
     assert name == "KeyboardInterrupt"
@@ -95,12 +93,12 @@ def be_interrupted_while_joining(rank: int, size: int) -> Any:
 def test_an_interrupt_ends_the_wait_for_the_other_ranks() -> None:
     with start(be_interrupted_while_joining, 2) as world:
         world.wait_for_output(0, "waiting")
-        time.sleep(0.3)
+        world.wait_until_asleep(0)
         sent = time.monotonic()
         world.kill(0, signal.SIGINT)
-        world.wait_for_output(0, "over", 10)
+        world.wait_for_output(0, "over")
         world.kill(ABSENT)
-        outcome = world.wait(10)[0]
+        outcome = world.wait()[0]
     assert outcome.ok, outcome.traceback
     assert outcome.value - sent < allowance(0.5)
 
@@ -108,22 +106,17 @@ def test_an_interrupt_ends_the_wait_for_the_other_ranks() -> None:
 def be_interrupted_as_the_call_ends(rank: int, size: int, operation: str, signalled: Path, made: Path) -> None:
     def interrupt(number: int, frame: object) -> None:
         signalled.touch()
-        deadline = time.monotonic() + 10
-        while not made.exists() and time.monotonic() < deadline:  # what the call waits for comes meanwhile
-            time.sleep(0.01)
-        time.sleep(0.05)
+        wait_until(made.exists)  # what the call waits for comes meanwhile
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGUSR1, interrupt)
     dist.init_process_group(timeout=30)
     dist.barrier()
     if rank == ABSENT:
-        while not signalled.exists():
-            time.sleep(0.01)
+        wait_until(signalled.exists)
         dist.send(np.ones(8), 0) if operation == "recv" else perform(operation)
         made.touch()
     else:
-        print("waiting", flush=True)
         with pytest.raises(KeyboardInterrupt):
             perform(operation)
     dist.barrier()  # the call went well, so the group goes on
@@ -134,10 +127,10 @@ def be_interrupted_as_the_call_ends(rank: int, size: int, operation: str, signal
 def test_an_interrupt_that_comes_as_a_call_ends_is_raised(transport: str, operation: str, tmp_path: Path) -> None:
     arguments = (operation, tmp_path / "signalled", tmp_path / "made")
     with start(be_interrupted_as_the_call_ends, 2, args=arguments, environment=on(transport)) as world:
-        world.wait_for_output(0, "waiting")
-        time.sleep(1)  # it is in the call
+        world.wait_for_call(0, operation)
+        world.wait_until_asleep(0)
         world.kill(0, signal.SIGUSR1)
-        outcomes = world.wait(20)
+        outcomes = world.wait()
     assert all(outcome.ok for outcome in outcomes), [outcome.traceback for outcome in outcomes]
 
 
@@ -151,10 +144,7 @@ def handle_signals(rank: int, size: int) -> Any:
     signal.signal(signal.SIGUSR1, handle)
     dist.init_process_group(timeout=20)
     if rank == 1:
-        while not handled:
-            time.sleep(0.01)
-    else:
-        print("waiting", flush=True)
+        wait_until(lambda: handled)
     array = np.ones(3)
     dist.all_reduce(array)
     assert array[0] == size
@@ -163,10 +153,9 @@ def handle_signals(rank: int, size: int) -> Any:
 @transports
 def test_a_signal_handler_runs_while_a_call_waits_and_the_call_goes_on(transport: str) -> None:
     with start(handle_signals, 2, environment=on(transport)) as world:
-        world.wait_for_output(0, "waiting")
-        time.sleep(0.1)
+        world.wait_for_call(0, "all_reduce")
         world.kill(0, signal.SIGUSR1)
-        world.wait_for_output(0, "handled", 5)
+        world.wait_for_output(0, "handled")
         assert world.is_alive(0)
         world.kill(1, signal.SIGUSR1)
         outcomes = world.wait(20)
@@ -183,7 +172,7 @@ class InterruptedInFloat32(StoreBackend):
                 yield 1
             # To the process, as a terminal sends it: the library's own threads take no signals.
             os.kill(os.getpid(), signal.SIGINT)
-            while time.monotonic() < began + 1:
+            while time.monotonic() < began + 10:
                 yield 1
             raise RuntimeError("the main thread was interrupted outside of this transfer")
         yield from super().move(call)

@@ -14,8 +14,6 @@ import procgroup as dist
 from cases import Case, CasePart
 from world import run
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def call_of(operation: str, dtype: str, count: int, op: str = "SUM", root: int = 0) -> Case:
     return Case(operation, dtype, count, op, root, values="accumulated")

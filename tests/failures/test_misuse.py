@@ -13,8 +13,6 @@ import procgroup as dist
 from procgroup.types import ReduceOp
 from world import run
 
-pytestmark = pytest.mark.timeout(60)
-
 Misuse = tuple[Callable[[], Any], type[Exception], str]
 
 

@@ -16,9 +16,7 @@ from failures.operations import TRANSPORTS, allowance, on
 
 import procgroup as dist
 from procgroup.testing import RanksFailed, run_ranks
-from world import placed, run, start
-
-pytestmark = pytest.mark.timeout(60)
+from world import placed, run, start, wait_until
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
@@ -31,7 +29,7 @@ def test_the_others_run_the_block_after_the_first_rank(size: int, transport: str
     def prepare(first: int) -> int:
         with dist.rank_first(first):
             if dist.get_rank() == first:
-                time.sleep(0.05)
+                time.sleep(0.05)  # most often the others have come by then
                 prepared.append(first)
             return len(prepared)
 
@@ -212,7 +210,7 @@ def wait_for_the_first(rank: int, size: int, how: str) -> Any:
 def test_the_end_of_the_first_rank_is_reported_by_the_others(transport: str, how: str) -> None:
     started = time.monotonic()
     with start(wait_for_the_first, 3, args=(how,), environment=on(transport)) as world:
-        outcomes = world.wait(20)
+        outcomes = world.wait()
     assert time.monotonic() - started < allowance(10)
     for outcome in outcomes[1:]:
         assert outcome.ok, outcome.traceback
@@ -237,16 +235,19 @@ def test_processes_find_what_the_first_rank_has_prepared(transport: str, tmp_pat
     assert found == ["by rank 0"] * 3
 
 
-def wait_long(rank: int, size: int) -> None:
+def wait_for_a_report(rank: int, size: int, has_reported: Path) -> None:
     dist.init_process_group(timeout=30)
     with dist.rank_first():
         if rank == 0:
-            time.sleep(2)
+            wait_until(has_reported.exists)
 
 
-def test_a_long_wait_is_reported() -> None:
+def test_a_long_wait_is_reported(tmp_path: Path) -> None:
     environment = {"PROCGROUP_WAIT_REPORT_SECONDS": "0.5"}
-    with start(wait_long, 2, environment=environment) as world:
-        outcomes = world.wait(20)
-    assert "rank 1 has waited" in outcomes[1].output and "for rank 0 in rank_first #1 on group 0" in outcomes[1].output
+    has_reported = tmp_path / "has reported"
+    with start(wait_for_a_report, 2, args=(has_reported,), environment=environment) as world:
+        world.wait_for_output(1, "for rank 0 in rank_first #1 on group 0")
+        has_reported.touch()
+        outcomes = world.wait()
+    assert "rank 1 has waited" in outcomes[1].output
     assert "has waited" not in outcomes[0].output

@@ -16,7 +16,7 @@ from failures.operations import allowance
 
 import procgroup as dist
 from procgroup.errors import CollectiveTimeout, PeerFailed, PeerLost
-from world import Outcome, World, run, run_command, start
+from world import Outcome, run, run_command, start
 
 SOON = 1.0
 
@@ -100,13 +100,6 @@ def test_a_rank_that_raises_is_named_at_once_through_a_file(victim: int, tmp_pat
         check_named(world.wait(), victim, PeerFailed)
 
 
-def wait_for_the_end(world: World, ranks: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while any(world.is_alive(rank) for rank in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_rank_that_is_stopped_or_killed_unseen_is_named_at_the_deadline(tmp_path: Path) -> None:
     """The timeout is that of all of the start, whatever part of it the others are in."""
     limit = 5.0
@@ -125,7 +118,7 @@ def test_a_rank_that_is_stopped_or_killed_unseen_is_named_at_the_deadline(tmp_pa
         for (victim, *_), world in zip(worlds_to_start, worlds, strict=True):
             world.wait_for_output(victim, "moment")
         for (victim, *_), world in zip(worlds_to_start, worlds, strict=True):
-            wait_for_the_end(world, [rank for rank in range(3) if rank != victim])
+            world.wait_for_end([rank for rank in range(3) if rank != victim])
             if world.is_alive(victim):
                 world.kill(victim)
             outcomes = world.wait()
@@ -196,7 +189,7 @@ def make_the_group_anew(rank: int, size: int, victim: int, timeout: float) -> No
 def test_a_rank_that_stops_while_a_group_is_made_anew_is_named_at_the_deadline_of_reconfigure() -> None:
     with start(make_the_group_anew, 3, args=(1, 3.0)) as world:
         world.wait_for_output(1, "moment")
-        wait_for_the_end(world, [0, 2])
+        world.wait_for_end([0, 2])
         world.kill(1)
         outcomes = world.wait()
     for outcome in (outcomes[0], outcomes[2]):
@@ -224,7 +217,7 @@ def test_a_rank_that_is_killed_or_stopped_while_a_further_group_is_made_is_named
     ):
         check_named(killed.wait(), 1, PeerLost)
         stopped.wait_for_output(1, "moment")
-        wait_for_the_end(stopped, [0, 2])
+        stopped.wait_for_end([0, 2])
         stopped.kill(1)
         outcomes = stopped.wait()
     for outcome in (outcomes[0], outcomes[2]):

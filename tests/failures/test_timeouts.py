@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,7 @@ import pytest
 from failures.operations import ABSENT, COLLECTIVES, FORMS, TRANSPORTS, allowance, on, perform
 
 import procgroup as dist
-from world import start
-
-pytestmark = pytest.mark.timeout(60)
+from world import start, wait_until
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
@@ -57,7 +56,7 @@ def expect_time_out(transport: str, operation: str, where: str, async_op: bool) 
     with start(time_out, 2, args=(operation, where, async_op), environment=on(transport)) as world:
         world.wait_for_output(0, "over", 20)
         world.kill(ABSENT)
-        outcome = world.wait(10)[0]
+        outcome = world.wait()[0]
     assert outcome.ok, outcome.traceback
     took = outcome.value[0]
     assert LIMIT - 0.01 <= took < LIMIT + allowance(0.5), took
@@ -119,31 +118,35 @@ def test_a_wait_that_ends_early_leaves_the_call_as_it_was(transport: str) -> Non
     assert all(outcome.ok for outcome in outcomes), [outcome.traceback for outcome in outcomes]
 
 
-def be_told_of_a_timeout(rank: int, size: int) -> Any:
+def be_told_of_a_timeout(rank: int, size: int, is_awaited: Path) -> Any:
     dist.init_process_group(timeout=30)
-    dist.barrier()  # so that rank 2 comes long before the deadline of rank 0
     if stay_away(rank):
         return None
+    if rank == 0:
+        wait_until(is_awaited.exists)
     with pytest.raises(dist.DistError) as caught:
-        dist.all_reduce(np.ones(5), timeout=2 if rank == 0 else 20)
+        dist.all_reduce(np.ones(5), timeout=LIMIT if rank == 0 else 20)
     print("over", flush=True)
     return type(caught.value).__name__, getattr(caught.value, "peer", None), str(caught.value)
 
 
 @transports
-def test_the_others_are_told_when_one_ranks_deadline_passes(transport: str) -> None:
-    with start(be_told_of_a_timeout, 3, environment=on(transport)) as world:
+def test_the_others_are_told_when_one_ranks_deadline_passes(tmp_path: Path, transport: str) -> None:
+    is_awaited = tmp_path / "is awaited"
+    with start(be_told_of_a_timeout, 3, args=(is_awaited,), environment=on(transport)) as world:
+        world.wait_for_call(2, "all_reduce")
+        is_awaited.touch()
         world.wait_for_output(0, "over", 20)
         world.wait_for_output(2, "over", 20)
         world.kill(ABSENT)
-        outcomes = world.wait(10)
+        outcomes = world.wait()
     assert outcomes[0].value[0] == "CollectiveTimeout"
     name, peer, text = outcomes[2].value
     assert (name, peer) == ("PeerFailed", 0)
-    assert f"rank 0 failed: its time limit of 2 s passed while it waited for rank {ABSENT}" in text
+    assert f"rank 0 failed: its time limit of {LIMIT:g} s passed while it waited for rank {ABSENT}" in text
 
 
-def wait_for_ranks_that_do_other_things(rank: int, size: int) -> Any:
+def wait_for_ranks_that_do_other_things(rank: int, size: int, are_in_their_calls: Path) -> Any:
     dist.init_process_group(timeout=30)
     pair = dist.new_group([0, 1])
     dist.barrier()
@@ -155,7 +158,7 @@ def wait_for_ranks_that_do_other_things(rank: int, size: int) -> Any:
         time.sleep(60)
     elif rank == 3:
         dist.recv(np.zeros(4, np.float32), 0, tag=5)
-    time.sleep(1)  # the others are in their calls by now
+    wait_until(are_in_their_calls.exists)
     with pytest.raises(dist.CollectiveTimeout) as caught:
         dist.all_reduce(np.ones(5), group=pair, timeout=0.3)
     of_pair = caught.value.calls
@@ -166,12 +169,17 @@ def wait_for_ranks_that_do_other_things(rank: int, size: int) -> Any:
 
 
 @transports
-def test_a_timeout_says_what_each_missing_rank_is_doing(transport: str) -> None:
-    for _ in range(3):  # a rank that does not get to run does not answer in the 0.3 s that it is given
-        with start(wait_for_ranks_that_do_other_things, 4, environment=on(transport)) as world:
+def test_a_timeout_says_what_each_missing_rank_is_doing(tmp_path: Path, transport: str) -> None:
+    for number in range(3):  # a rank that does not get to run does not answer in the 0.3 s that it is given
+        others = tmp_path / f"others {number}"
+        with start(wait_for_ranks_that_do_other_things, 4, args=(others,), environment=on(transport)) as world:
+            for rank in (1, 3):
+                world.wait_for_call(rank, "recv")
+            world.wait_until_idle()
+            others.touch()
             world.wait_for_output(0, "over", 20)
             world.kill(2)  # the others' calls end with rank 0's group
-            missing, calls, text, calls_of_pair = world.wait(10)[0].value
+            missing, calls, text, calls_of_pair = world.wait()[0].value
         if "not answering" not in calls[1] + calls[3] + calls_of_pair[1] and calls[2].startswith("in wait_for"):
             break
     assert missing == (1, 2, 3)
@@ -191,7 +199,7 @@ def test_a_timeout_says_what_each_missing_rank_is_doing(transport: str) -> None:
 @pytest.mark.parametrize("bad", [-1, float("nan"), "5", True, None])
 def test_a_timeout_that_is_no_length_of_time_is_refused(bad: Any) -> None:
     with start(use_a_bad_timeout, 1, args=(bad,)) as world:
-        outcome = world.wait(10)[0]
+        outcome = world.wait()[0]
     assert outcome.ok, outcome.traceback
 
 

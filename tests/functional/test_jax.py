@@ -20,8 +20,6 @@ from world import run
 
 pytest.importorskip("jax")
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def start(rank: int, size: int) -> None:
     """Start a rank whose XLA compiles at once and leaves threads to the others."""

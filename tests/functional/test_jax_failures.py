@@ -17,8 +17,6 @@ from world import attempt, run, start
 
 pytest.importorskip("jax")
 
-pytestmark = pytest.mark.timeout(90)
-
 FAST = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0"}
 
 
@@ -128,7 +126,7 @@ def play_interrupt(rank: int, size: int, inputs_are_there: bool) -> Any:
 def test_ctrl_c_is_heard_at_once(inputs_are_there: bool) -> None:
     with start(play_interrupt, 2, args=(inputs_are_there,), environment=FAST) as world:
         world.wait_for_output(0, "waiting", 60)
-        time.sleep(0.3)  # most often it is inside of the call by now, and rightly interrupted if not
+        world.wait_until_asleep(0)  # most often inside of the call, and rightly interrupted if not
         sent = time.monotonic()
         world.kill(0, signal.SIGINT)
         world.wait_for_output(0, "over", 20)

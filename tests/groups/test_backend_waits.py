@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import Context, copy_context
 from typing import Any, ClassVar
@@ -18,9 +17,8 @@ from procgroup.backends import registry
 from procgroup.errors import CollectiveTimeout, DistBackendError, GroupBroken, PeerFailed
 from procgroup.groups.backend import Call
 from procgroup.testing import run_ranks
-from world import start
-
-pytestmark = pytest.mark.timeout(60)
+from waiting import MeetingOfThreads
+from world import start, wait_until
 
 is_async = pytest.mark.parametrize("is_async", [False, True])
 HOSTS = pytest.mark.parametrize("hosts", [None, [0, 0, 1]], ids=["one host", "two hosts"])
@@ -57,11 +55,13 @@ class YieldsNext(StoreBackend):
 
 
 class YieldsPrevious(StoreBackend):
-    """Every rank waits for the one before, and rank 0, which looks late at the others, for none."""
+    """Every rank waits for the one before, and rank 0, which looks at the others when they have failed, for none."""
+
+    others_have_failed = threading.Event()
 
     def move(self, call: Call) -> Iterator[Any]:
         if self.rank == 0:
-            time.sleep(1.5)
+            self.others_have_failed.wait(20)
         while True:
             yield self.rank - 1 if self.rank > 0 else None
 
@@ -78,12 +78,17 @@ class Waiting(StoreBackend):
         return super().move(call)
 
 
+def stop() -> None:
+    """Stop this process before this thread goes on: a signal to the process is another thread's to take, and late."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
 class StopsRank1(Yielding):
     """Rank 1 is stopped in its transfer."""
 
     def move(self, call: Call) -> Iterator[Any]:
         if self.rank == 1 and call.op == "all_reduce":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop()
         yield from super().move(call)
 
 
@@ -92,7 +97,7 @@ class StopsRank4(StoreBackend):
 
     def move(self, call: Call) -> Iterator[Any]:
         if self.rank == 4:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop()
         return iter(())
 
 
@@ -121,11 +126,13 @@ def reduce(count: int, is_async: bool, timeout: float | None = None) -> None:
         work.wait()
 
 
-def pass_the_deadline(is_async: bool) -> tuple[type, tuple[int, ...], str]:
-    dist.barrier()  # which no backend moves: who starts later would be missing for that
+def pass_the_deadline(is_async: bool, meeting: MeetingOfThreads) -> tuple[type, tuple[int, ...], str]:
+    meeting.meet()
+    if dist.get_rank() == 0:
+        meeting.wait_for_calls_of(1, 2)
     with pytest.raises((CollectiveTimeout, PeerFailed)) as raised:
         reduce(4, is_async, 0.5 if dist.get_rank() == 0 else 20)
-    time.sleep(0.2)  # for the other ranks to be notified by this one
+    meeting.meet()  # no rank leaves before the others have been notified
     return type(raised.value), raised.value.missing, str(raised.value)
 
 
@@ -135,7 +142,7 @@ def pass_the_deadline(is_async: bool) -> tuple[type, tuple[int, ...], str]:
 def test_a_timeout_names_the_ranks_that_the_transfer_waits_for(
     backend: str, missing: tuple[int, ...], is_async: bool, hosts: list[int] | None
 ) -> None:
-    ends = run_ranks(pass_the_deadline, 3, is_async, hosts=hosts, backend=backend)
+    ends = run_ranks(pass_the_deadline, 3, is_async, MeetingOfThreads(3), hosts=hosts, backend=backend)
     names = {(): "its backend, which does not name the ranks that it waits for", (1,): "rank 1", (1, 2): "ranks 1, 2"}
     assert [kind for kind, _, _ in ends] == [CollectiveTimeout, PeerFailed, PeerFailed]
     for kind, awaited, text in ends:
@@ -154,8 +161,7 @@ def reduce_beside_a_stopped_rank(rank: int, size: int, is_async: bool) -> None:
 @is_async
 def test_a_stopped_rank_is_named_although_the_transfer_names_none(is_async: bool) -> None:
     with start(reduce_beside_a_stopped_rank, 3, args=(is_async,)) as world:
-        while world.is_alive(0) or world.is_alive(2):
-            time.sleep(0.02)
+        world.wait_for_end([0, 2])
         world.kill(1)
         outcomes = world.wait(20)
     timeout, passed_on = outcomes[0].error, outcomes[2].error
@@ -174,8 +180,7 @@ def reduce_between_hosts(rank: int, size: int, is_async: bool) -> None:
 def test_a_stopped_rank_is_named_where_its_confirmation_is_awaited_through_others(is_async: bool) -> None:
     # Ranks 0, 2 and 4 are on one host. Rank 2 waits for rank 0, and rank 0 for rank 4.
     with start(reduce_between_hosts, 5, args=(is_async,), environment={"PROCGROUP_TRANSPORT": "spanning"}) as world:
-        while any(world.is_alive(rank) for rank in range(4)):
-            time.sleep(0.02)
+        world.wait_for_end(range(4))
         world.kill(4)
         outcomes = world.wait(20)
     timeout = outcomes[2].error
@@ -190,7 +195,7 @@ def test_a_stopped_rank_is_named_where_its_confirmation_is_awaited_through_other
 def test_a_rank_whose_call_another_timeout_ended_names_the_rank_that_it_waited_for(
     is_async: bool, hosts: list[int] | None
 ) -> None:
-    ends = run_ranks(pass_the_deadline, 3, is_async, hosts=hosts, backend="yieldsnext")
+    ends = run_ranks(pass_the_deadline, 3, is_async, MeetingOfThreads(3), hosts=hosts, backend="yieldsnext")
     expected = [(CollectiveTimeout, (1,)), (PeerFailed, (1, 2)), (PeerFailed, (1,))]
     assert [(kind, missing) for kind, missing, _ in ends] == expected
     failed = "rank 0 failed: its time limit of 0.5 s passed while it waited for rank 1"
@@ -198,17 +203,24 @@ def test_a_rank_whose_call_another_timeout_ended_names_the_rank_that_it_waited_f
     assert f"{failed}. " in ends[2][2]
 
 
-def fail_by_the_last(size: int) -> str:
-    dist.barrier()
+def fail_by_the_last(meeting: MeetingOfThreads, size: int, others_fail: threading.Barrier) -> str:
+    meeting.meet()
+    if dist.get_rank() == size - 1:
+        meeting.wait_for_calls_of(*range(size - 1))
     with pytest.raises((CollectiveTimeout, PeerFailed)) as raised:
         reduce(4, False, 0.5 if dist.get_rank() == size - 1 else 20)
-    time.sleep(2)
+    if dist.get_rank() > 0 and others_fail.wait(20) == 0:
+        YieldsPrevious.others_have_failed.set()
+    meeting.meet()
     return str(raised.value)
 
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_ranks_that_wait_for_each_other_in_a_chain_name_the_last_one(size: int) -> None:
-    ends = run_ranks(fail_by_the_last, size, size, backend="yieldsprevious")
+    YieldsPrevious.others_have_failed.clear()
+    ends = run_ranks(
+        fail_by_the_last, size, MeetingOfThreads(size), size, threading.Barrier(size - 1), backend="yieldsprevious"
+    )
     last = size - 1
     failed = f"rank {last} failed: its time limit of 0.5 s passed while it waited for rank {last - 1}"
     for rank in range(1, last):
@@ -216,33 +228,33 @@ def test_ranks_that_wait_for_each_other_in_a_chain_name_the_last_one(size: int) 
     assert failed in ends[0] and "this rank" not in ends[0], ends
 
 
-def reduce_on_a_backend_that_yields_no_rank() -> None:
+def reduce_on_a_backend_that_yields_no_rank(meeting: MeetingOfThreads) -> None:
     with pytest.raises((GroupBroken, PeerFailed), match=r"must yield ranks from 0 to 1, or None, but yielded 3"):
         reduce(4, False)
-    time.sleep(0.2)
+    meeting.meet()
 
 
 def test_a_transfer_that_yields_no_rank_ends_the_group() -> None:
-    run_ranks(reduce_on_a_backend_that_yields_no_rank, 2, backend="yieldsnorank")
+    run_ranks(reduce_on_a_backend_that_yields_no_rank, 2, MeetingOfThreads(2), backend="yieldsnorank")
 
 
-def wait_inside(number: int, how: str) -> None:
+def wait_inside(number: int, how: str, meeting: MeetingOfThreads) -> None:
     name = list(WAITS)[number]
     Waiting.contexts[dist.get_rank()] = copy_context()
     with pytest.raises((GroupBroken, PeerFailed), match=f"{name} was called inside a backend's transfer") as raised:
         if how == "the progress thread":
             work = dist.all_reduce(np.ones(number + 1, np.float32), async_op=True)
             assert work is not None
-            time.sleep(0.3)  # which moves it meanwhile
+            wait_until(work.is_completed, 20)
             work.wait()
         else:
             reduce(number + 1, how == "wait")
     if dist.get_rank() == 1:
         assert type(raised.value.__cause__) is DistBackendError
-    time.sleep(0.2)
+    meeting.meet()
 
 
 @pytest.mark.parametrize("how", ["a blocking call", "wait", "the progress thread"])
 @pytest.mark.parametrize("number", range(len(WAITS)), ids=list(WAITS))
 def test_a_transfer_that_waits_without_yielding_is_refused(number: int, how: str) -> None:
-    run_ranks(wait_inside, 2, number, how, backend="waiting")
+    run_ranks(wait_inside, 2, number, how, MeetingOfThreads(2), backend="waiting")

@@ -16,8 +16,6 @@ from procgroup.groups import issue as states
 from procgroup.groups.group import ProcessGroup
 from procgroup.stores.hash import HashStore
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def group() -> ProcessGroup:

@@ -17,8 +17,6 @@ import procgroup as dist
 from procgroup.testing import run_ranks
 from world import placed, start
 
-pytestmark = pytest.mark.timeout(90)
-
 transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 
 
@@ -275,11 +273,9 @@ def complete_and_leave(rank: int, size: int, others_are_in_the_call: str) -> int
     number = np.array([rank])
     if rank == 1:  # the leader of its host
         work = dist.all_reduce(number, group=group, async_op=True)
-        print("is in the call", flush=True)
         assert work is not None
         work.wait()
     elif rank == 3:
-        print("is in the call", flush=True)
         dist.all_reduce(number, group=group)
     else:
         while not os.path.exists(others_are_in_the_call):
@@ -297,13 +293,13 @@ def test_a_rank_of_another_host_may_leave_before_its_announcement_has_come_by_it
     spanning = {"PROCGROUP_TRANSPORT": "spanning"}
     with start(complete_and_leave, 4, args=(str(in_the_call),), environment=spanning) as ranks:
         for rank in (1, 3):
-            ranks.wait_for_output(rank, "is in the call")
-        time.sleep(1.5)  # until rank 1 has sent the announcements of its host
+            ranks.wait_for_call(rank, "all_reduce")
+        ranks.wait_until_idle()  # rank 1 has sent the announcements of its host
         ranks.kill(1, signal.SIGSTOP)
         in_the_call.touch()
         for rank in (0, 2):
             ranks.wait_for_output(rank, "has left")
-        time.sleep(1.5)  # rank 3 knows that they have left, and not yet that they have completed the call
+        ranks.wait_until_idle()  # rank 3 knows that they have left, and not yet that they have completed the call
         ranks.kill(1, signal.SIGCONT)
         outcomes = ranks.wait()
     assert [(outcome.value, outcome.error) for outcome in outcomes] == [(6, None)] * 4
@@ -316,7 +312,7 @@ def time_out(rank: int, size: int, first: int, leader_is_stopped: str) -> tuple[
     while rank in (2, 3) and not os.path.exists(leader_is_stopped):
         time.sleep(0.01)
     with pytest.raises((dist.CollectiveTimeout, dist.PeerFailed)) as raised:
-        dist.all_reduce(np.ones(1), timeout=6 if rank == first else 30)
+        dist.all_reduce(np.ones(1), timeout=8 if rank == first == 0 else 3 if rank == first else 30)
     print("has failed", flush=True)
     error: Any = raised.value
     return type(error).__name__, error.missing, str(error)
@@ -330,7 +326,9 @@ def test_a_timeout_names_the_leaders_that_may_hold_back_what_a_missing_rank_anno
     with start(time_out, 4, args=(first, str(stopped)), environment={"PROCGROUP_TRANSPORT": "spanning"}) as ranks:
         for rank in range(4):
             ranks.wait_for_output(rank, "is ready")
-        time.sleep(1.5)  # until the leaders, ranks 0 and 1, have sent each other their own announcements
+        for rank in (0, 1):
+            ranks.wait_for_call(rank, "all_reduce")
+        time.sleep(1.5)  # the leaders have sent each other their own: they wait a while for the ranks of their hosts
         ranks.kill(1, signal.SIGSTOP)
         stopped.touch()
         for rank in (0, 2, 3):
@@ -349,23 +347,24 @@ def leave_as_leader(rank: int, size: int) -> Any:
     dist.init_process_group(timeout=30)
     dist.barrier()
     if rank == 1:
-        time.sleep(5)
-        return None
+        time.sleep(60)
     work = dist.all_reduce(np.ones(4), async_op=True)
     assert work is not None
     if rank == 0:
-        time.sleep(0.2)
         dist.destroy_process_group(timeout=0.2)
         return time.monotonic()
     with pytest.raises(dist.PeerLost) as raised:
         work.wait()
+    print("over", flush=True)
     return time.monotonic(), raised.value.peer, str(raised.value)
 
 
 def test_a_rank_is_told_that_the_leader_of_its_host_has_left_and_relays_no_more() -> None:
     with start(leave_as_leader, 3, environment={"PROCGROUP_TRANSPORT": "spanning"}) as world:
-        outcomes = world.wait(20)
-    assert all(outcome.ok for outcome in outcomes), outcomes
+        world.wait_for_output(2, "over")
+        world.kill(1)
+        outcomes = world.wait()
+    assert outcomes[0].ok and outcomes[2].ok, outcomes
     moment, peer, text = outcomes[2].value
     assert peer == 0 and "it left the group before this call" in text
-    assert moment - outcomes[0].value < 2.0
+    assert moment - outcomes[0].value < 10, "long before the deadline of 30 s"

@@ -13,8 +13,6 @@ import procgroup as dist
 from procgroup.testing import run_ranks
 from world import placed, run
 
-pytestmark = pytest.mark.timeout(60)
-
 transports = pytest.mark.parametrize("transport", ["shm", "tcp", "spanning"])
 SIZES = (1, 5, 700, 100_000)
 """Elements: in a line, in a small area, and in slots."""

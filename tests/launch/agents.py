@@ -30,6 +30,7 @@ from pathlib import Path
 import psutil
 
 import world
+from waiting import wait_until
 
 PROGRAM = """
 import json, os, pathlib, signal, sys, time
@@ -60,6 +61,9 @@ MARK = "LAUNCH_TEST_JOB"
 
 SOON = "keep_alive_interval=0.3,last_call_timeout=1"
 """For --rdzv-conf: a silent node is lost after 1.5 s, and a job of fewer than MAX nodes begins after 1 s."""
+
+WITHIN = 30.0
+"""Seconds until agents have done what is to be done: 1 to 3 where nothing else runs."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +115,14 @@ class Agent:
         children = len(process.children(recursive=True))
         return {"descriptors": process.num_fds(), "threads": process.num_threads(), "children": children}
 
-    def wait_for(self, text: str, within: float = 20) -> None:
+    def wait_for(self, text: str, within: float = WITHIN) -> None:
         """Wait until the agent has shown ``text``, on stdout or stderr."""
         wait_until(lambda: text in self.stdout + self.stderr, within, lambda: f"no {text!r} in {self.output}")
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, within: float = 20) -> int:
+    def wait(self, within: float = WITHIN) -> int:
         """Wait for the agent's end and return its exit status."""
         wait_until(lambda: self.process.poll() is not None, within, lambda: self.output)
         return self.process.wait()
@@ -167,7 +171,7 @@ class Job:
         restarts: int | None = None,
         after: Sequence[Start] = (),
         agents: Sequence[Agent] | None = None,
-        within: float = 20,
+        within: float = WITHIN,
     ) -> list[Start]:
         """Wait until exactly the ranks of a world of ``size`` run, none of them of the round ``after``.
 
@@ -191,16 +195,16 @@ class Job:
         written.write_text(source)
         written.rename(self.directory / f"rank-{rank}")
 
-    def finish(self, within: float = 20) -> list[int]:
+    def finish(self, within: float = WITHIN) -> list[int]:
         """Let all ranks end in order, and return the exit statuses of all agents, in the order of their starts."""
         (self.directory / "finish").touch()
         return self.wait(within)
 
-    def wait(self, within: float = 20) -> list[int]:
+    def wait(self, within: float = WITHIN) -> list[int]:
         """Wait for the ends of all agents, and for those of all that they have started; return the exit statuses."""
         deadline = time.monotonic() + within
         statuses = [agent.wait(deadline - time.monotonic()) for agent in self.agents]
-        wait_until(lambda: not self.processes(), 2, lambda: f"left: {self.processes()}{self.output}")
+        wait_until(lambda: not self.processes(), WITHIN, lambda: f"left: {self.processes()}{self.output}")
         return statuses
 
     def processes(self) -> list[psutil.Process]:
@@ -255,11 +259,11 @@ def start_all(job: Job, nodes: int, *flags: str) -> list[Agent]:
 
 
 def lose(agent: Agent) -> float:
-    """Kill an agent, expect the ends of its ranks within 2 s, and return the time until which others may take: 10 s."""
+    """Kill an agent, expect the ends of its ranks, and return the time until which others may take."""
     ranks = agent.running()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WITHIN
     agent.process.kill()
-    wait_until(lambda: not any(is_running(start.pid) for start in ranks), 2, lambda: f"alive: {agent.running()}")
+    wait_until(lambda: not any(is_running(start.pid) for start in ranks), WITHIN, lambda: f"alive: {agent.running()}")
     return deadline
 
 
@@ -292,14 +296,6 @@ def _without_environment(text: str) -> str:
 
 def _without_environments(starts: Sequence[Start]) -> str:
     return str([f"rank {start.rank} of {start.size}, pid {start.pid}" for start in starts])
-
-
-def wait_until(condition: Callable[[], bool], timeout: float, show: Callable[[], str] = str) -> None:
-    """Wait until a condition holds; fail with what ``show`` returns."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not so after {timeout:g} s; {show()}"
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:

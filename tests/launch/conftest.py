@@ -65,6 +65,10 @@ class Running:
         """Wait until the launcher has shown ``text`` on stdout so often."""
         wait_until(lambda: self.stdout.count(text) >= count, timeout, lambda: self.stdout + self.stderr)
 
+    def wait_for_message(self, text: str) -> None:
+        """Wait until the launcher has said ``text`` on stderr."""
+        wait_until(lambda: text in self.stderr, 45, lambda: self.stdout + self.stderr)
+
     def pids(self, word: str = "pid") -> list[int]:
         """Return the numbers that stand behind ``word`` in what the ranks have printed."""
         return [int(line.split(f"{word} ")[1].split()[0]) for line in self.stdout.splitlines() if f"{word} " in line]
@@ -101,11 +105,11 @@ def start_launcher(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture
-def gone() -> Callable[[list[int], float], None]:
-    """Assert that processes end within so many seconds."""
+def gone() -> Callable[[list[int]], None]:
+    """Expect that processes end; those of the tests would live for 60 s by themselves."""
 
-    def check(pids: list[int], timeout: float) -> None:
-        wait_until(lambda: not any(map(is_running, pids)), timeout, lambda: f"alive: {list(filter(is_running, pids))}")
+    def check(pids: list[int]) -> None:
+        wait_until(lambda: not any(map(is_running, pids)), 20, lambda: f"alive: {list(filter(is_running, pids))}")
 
     return check
 

@@ -11,11 +11,11 @@ from launch.agents import Agent, Job
 PORT = 29400
 """Where the nodes of an elastic job meet when the endpoint names no port."""
 
-RESTARTED = 10
-"""Seconds from the death of a host, or the return of one, until all ranks run again."""
+RESTARTED = 30
+"""Seconds from the death of a host, or the return of one, until all ranks run again: 1 to 3 where nothing else runs."""
 
-CUT = 12
-"""Seconds from a cut until both sides of it have done what is to be done."""
+CUT = 40
+"""Seconds from a cut until both sides of it have done what is to be done: 4 to 8 where nothing else runs."""
 
 
 def addresses(switch: Switch) -> str:

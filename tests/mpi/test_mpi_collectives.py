@@ -5,7 +5,6 @@ One world for each MPI and number of ranks plays all cases, and then the program
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -28,11 +27,10 @@ from layouts import LAYOUTS
 from mpi_world import BACKEND, MPIS, lacks, run
 from operations import EVERY_RANK, OPERATIONS
 from oracle import COMPLEX, FLOAT8, FLOATS, digest, is_defined, numpy_dtype
+from tiers import SAMPLED
 from world import WorldFailed
 
-IN_FULL = os.environ.get("PROCGROUP_TEST_ALL", "0") == "1"
-
-pytestmark = pytest.mark.timeout(7200 if IN_FULL else 120)
+pytestmark = pytest.mark.timeout(120 if SAMPLED else 7200)
 
 mpis = pytest.mark.parametrize(
     "mpi", [pytest.param(mpi, marks=pytest.mark.skipif(bool(lacks(mpi)), reason=lacks(mpi))) for mpi in MPIS]

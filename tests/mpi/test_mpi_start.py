@@ -12,8 +12,6 @@ from documentation.programs import ROOT, blocks
 from mpi_world import BACKEND, MPIS, environment_of, lacks, run_program
 from world import run_command, without_reports
 
-pytestmark = pytest.mark.timeout(60)
-
 mpis = pytest.mark.parametrize(
     "mpi", [pytest.param(mpi, marks=pytest.mark.skipif(bool(lacks(mpi)), reason=lacks(mpi))) for mpi in MPIS]
 )

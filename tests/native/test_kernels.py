@@ -12,8 +12,6 @@ import pytest
 from procgroup import _native
 from procgroup.types import ReduceOp
 
-pytestmark = pytest.mark.timeout(60)
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]

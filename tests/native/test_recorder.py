@@ -27,7 +27,6 @@ def record_some_calls(rank: int, size: int) -> list[dict[str, Any]]:
     return dist.group.WORLD.records()  # type: ignore[union-attr]
 
 
-@pytest.mark.timeout(30)
 def test_blocking_queued_and_failed_calls_and_messages_are_recorded_with_their_times() -> None:
     for rank, records in enumerate(run(record_some_calls, 2)):
         assert [(record["op"], record["state"]) for record in records] == [

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import pytest
 
 import procgroup as dist
 from world import run
@@ -101,6 +100,5 @@ def by_asyncio(calls: Calls) -> Callable[[], object]:
     return lambda: asyncio.run(gather())
 
 
-@pytest.mark.timeout(30)
 def test_the_line_of_every_call_is_recorded() -> None:
     assert run(make_calls_from_many_places, 1) == [[]]

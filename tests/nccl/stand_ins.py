@@ -22,6 +22,7 @@ calls on non-blocking communicators, and PROCGROUP_STAND_IN_NCCL_VERSION is the 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
@@ -42,18 +43,22 @@ def build() -> Path:
     if folder.is_dir():
         return folder
     _BUILDS.mkdir(parents=True, exist_ok=True)
+    with (_BUILDS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # processes that test at the same time compile once
+        if not folder.is_dir():
+            _build_in(folder)
+    return folder
+
+
+def _build_in(folder: Path) -> None:
     unfinished = Path(tempfile.mkdtemp(dir=_BUILDS))
     try:
         _compile("libcuda.so.1", unfinished, "cuda_driver.cpp", "-ldl")
         nccl = map(str, _SOURCES.glob("nccl_*.cpp"))
         _compile("libnccl.so.2", unfinished, *nccl, "-Wl,-rpath,$ORIGIN", str(unfinished / "libcuda.so.1"))
         unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # another process was faster
-            raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
 
 
 def load() -> None:

@@ -6,7 +6,6 @@ The GPUs and NCCL are stand-ins. One world for each number of ranks plays all ca
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,14 +26,14 @@ from nccl.gpu_parts import GpuPart, OnGpu, case_of, choose, unequal_blocks
 import procgroup as dist
 from cases import Case
 from oracle import DTYPES, FLOATS, OPS, Array, is_defined, numpy_dtype
+from tiers import SAMPLED
 from world import WorldFailed, run
 
 if gpu_arrays.MISSING:
     pytest.skip(gpu_arrays.MISSING, allow_module_level=True)
 
-IN_FULL = os.environ.get("PROCGROUP_TEST_ALL", "0") == "1"
 
-pytestmark = pytest.mark.timeout(7200 if IN_FULL else 120)
+pytestmark = pytest.mark.timeout(170 if SAMPLED else 7200)
 
 GPUS = {"PROCGROUP_STAND_IN_GPUS": "4", "PROCGROUP_STAND_IN_DELAY_US": "100", "PROCGROUP_STAND_IN_NCCL_DELAY_US": "300"}
 """So late that a wait which is missing shows as a wrong result."""
@@ -644,7 +643,7 @@ def play(rank: int, size: int, cases_of: dict[str, list[Case]]) -> Played:
 def world_of(size: int, sampled: bool) -> list[Played] | WorldFailed:
     cases_of = {kind: make(size, sampled) for kind, make in KINDS.items()}
     try:
-        return run(play, size, args=(cases_of,), timeout=100 if sampled else 7000, environment=GPUS)
+        return run(play, size, args=(cases_of,), timeout=150 if sampled else 7000, environment=GPUS)
     except WorldFailed as error:
         return error
 

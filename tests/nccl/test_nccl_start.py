@@ -28,8 +28,6 @@ from world import attempt, run, run_command
 if gpu_arrays.MISSING:
     pytest.skip(gpu_arrays.MISSING, allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(60)
-
 GPUS = {"PROCGROUP_STAND_IN_GPUS": "4"}
 
 

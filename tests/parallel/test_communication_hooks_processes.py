@@ -8,7 +8,7 @@ import pytest
 
 from world import run
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 
 def train_with_every_hook(rank: int, size: int) -> list[tuple[str, str, float]]:

@@ -252,7 +252,6 @@ def described_by_us(work: list[Any]) -> list[Any]:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(150)
 def test_meshes_are_laid_out_as_pytorchs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     work = []

@@ -234,7 +234,7 @@ def test_what_ended_the_group_between_two_buckets_is_told() -> None:
         loss_of(ours(part(batch(0)))).backward()
 
         def wait_for_the_first_bucket(_gradient: Any) -> None:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 40
             while not any(bucket.pending and bucket.pending.is_completed() for bucket in ours._reducer.buckets):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
@@ -353,4 +353,4 @@ def test_without_torch_the_package_can_be_imported_and_its_use_says_what_to_inst
         "try:\n    procgroup.parallel.Nothing\n"
         "except AttributeError: pass\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=55)

@@ -22,7 +22,7 @@ import procgroup as dist
 from procgroup.errors import PeerFailed, PeerLost
 from world import attempt, run, run_command, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 

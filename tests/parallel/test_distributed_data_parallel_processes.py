@@ -15,7 +15,7 @@ from failures.operations import allowance
 import procgroup as dist
 from world import free_port, run, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.torch
 
 STEPS = 6
 

@@ -431,5 +431,5 @@ def read_after_the_store_is_gone(rank: int, size: int) -> int:
 
 
 def test_data_can_be_read_without_the_store() -> None:
-    outcomes = world.attempt(read_after_the_store_is_gone, 2, timeout=25)
+    outcomes = world.attempt(read_after_the_store_is_gone, 2, timeout=50)
     assert outcomes[1].value == 7, outcomes[1].traceback

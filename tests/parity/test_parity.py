@@ -6,7 +6,6 @@ when both refuse it. Where torch differs, deviations.py says so.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ from parity.program import Report
 from parity.worlds import ProbeWorld, World, play
 
 from cases import Case
+from tiers import SAMPLED
 
-SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 SAMPLE = 30
 """Cases of each size, beside one of every third pair of operation and element type."""
 

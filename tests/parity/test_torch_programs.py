@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import SAMPLED
 from parity.torch_programs import KINDS, compare, play
+
+from tiers import SAMPLED
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 

@@ -6,8 +6,9 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from conftest import SAMPLED
 from parity.torch_suite import passing_on, play
+
+from tiers import SAMPLED
 
 ABOUT_GLOO = ["test_barrier_timeout_global", "test_ddp_logging_data_cpu", "test_monitored_barrier_gloo"]
 """They look for what only Gloo says: always in the sample."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from world import World, start
+from world import World, WorldFailed, describe, start
 
 SECONDS = 30.0
 """How long a rank may take to come, or to answer."""
@@ -65,7 +65,8 @@ class StandingWorld:
             with self._world as world:
                 outcomes = world.wait(SECONDS)
             self._world = None
-            assert all(outcome.ok for outcome in outcomes), outcomes
+            if not all(outcome.ok for outcome in outcomes):
+                raise WorldFailed(outcomes, f"{world.what}: a rank failed")
 
     def __enter__(self) -> StandingWorld:
         return self
@@ -101,7 +102,7 @@ class StandingWorld:
         try:
             return rank.recv()
         except (EOFError, ConnectionResetError):
-            return f"it ended\n{self._world.output(self._ranks.index(rank)) if self._world else ''}", None
+            return f"it ended{describe(self._world.outcomes()) if self._world else ''}", None
 
     def _end(self) -> str:
         """Kill the ranks and return what they printed."""
@@ -109,7 +110,7 @@ class StandingWorld:
             return ""
         with self._world as world:
             world.close()
-            printed = "\n".join(f"rank {rank}: {world.output(rank)}" for rank in range(self._size))
+            printed = describe(world.outcomes())
         for rank in self._ranks:
             rank.close()
         self._world, self._ranks = None, []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from itertools import product
 
@@ -13,8 +12,8 @@ from random_calls.calls import play_sequence, sequences
 from random_calls.standing_world import StandingWorld
 
 import two_hosts
+from tiers import SAMPLED
 
-SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 EXAMPLES = 10 if SAMPLED else 500
 """Of each world; there are ten worlds in a full run, and six in a sample."""
 

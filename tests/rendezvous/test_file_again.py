@@ -41,7 +41,7 @@ def test_a_path_can_be_used_again_after_sigkill_at_any_moment(tmp_path: Any, sam
                 world.wait_for_output(1, "joined", 20)
             world.kill(attempt % 2)
             world.kill(1 - attempt % 2)
-            world.wait(5)
+            world.wait()
     assert run(meet_and_leave, 2, args=(url,)) == [0, 0]
 
 

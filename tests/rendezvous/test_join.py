@@ -104,7 +104,7 @@ def test_a_rank_that_joins_twice_is_named_on_all_sides() -> None:
 
     started = time.monotonic()
     raised = together(lambda: join(store, 0, 3, 10), lambda: join(store, 1, 3, 10), second)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 8
     assert {type(error) for error in raised} == {RendezvousConflict}
     assert len({str(error) for error in raised}) == 1
     assert str(raised[0]).startswith("rank 1 joined twice: ")
@@ -121,7 +121,7 @@ def test_a_world_size_that_differs_is_named_on_all_sides() -> None:
 
     started = time.monotonic()
     raised = together(lambda: join(store, 0, 4, 10), second)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 8
     assert [str(error) for error in raised] == ["world_size disagreement: rank 2 says 8, rank 0 says 4"] * 2
     assert {type(error) for error in raised} == {RendezvousConflict}
 
@@ -234,7 +234,7 @@ def test_a_rank_that_is_interrupted_tells_the_others() -> None:
 
     started = time.monotonic()
     raised = together(lambda: join(store, 0, 3, 10), second)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 8
     assert isinstance(raised[1], KeyboardInterrupt)
     assert type(raised[0]) is RendezvousError
     assert str(raised[0]).startswith("rank 1 (")

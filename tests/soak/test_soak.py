@@ -6,15 +6,14 @@ required, and soak.py to play one again or many.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from tiers import SAMPLED
 from world import run_command
 
-SAMPLED = os.environ.get("PROCGROUP_TEST_ALL", "0") != "1"
 COUNT, AT_A_TIME = (100, 25) if SAMPLED else (10_000, 250)
 JOBS = 4
 

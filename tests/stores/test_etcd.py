@@ -25,7 +25,7 @@ from database_servers import etcd_answers, etcd_member, etcd_server, lacks_etcd
 from procgroup.errors import DistNetworkError, DistStoreError, StoreLimitError, StoreLost
 from procgroup.stores import EtcdStore
 
-pytestmark = [pytest.mark.timeout(50), pytest.mark.skipif(bool(lacks_etcd()), reason=lacks_etcd())]
+pytestmark = [pytest.mark.skipif(bool(lacks_etcd()), reason=lacks_etcd())]
 
 
 @pytest.mark.parametrize("endpoints", ["", [], "ftp://127.0.0.1:2379", ["http://one", "https://two"], "host,,other"])

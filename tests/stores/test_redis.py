@@ -15,7 +15,7 @@ from database_servers import lacks_redis, redis_server
 from procgroup.errors import DistNetworkError, DistStoreError
 from procgroup.stores import RedisStore
 
-pytestmark = [pytest.mark.timeout(50), pytest.mark.skipif(bool(lacks_redis()), reason=lacks_redis())]
+pytestmark = [pytest.mark.skipif(bool(lacks_redis()), reason=lacks_redis())]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "127.0.0.1:6379", "unix:///tmp/socket", ""])

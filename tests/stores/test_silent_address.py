@@ -13,8 +13,6 @@ from procgroup import _native
 from procgroup.stores.tcp import StoreServer
 from world import free_port
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def test_a_store_that_does_not_answer_is_told_once_however_often_a_process_tries(
     capfd: pytest.CaptureFixture[str],

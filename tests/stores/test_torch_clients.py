@@ -6,7 +6,6 @@ import contextlib
 import signal
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -17,9 +16,9 @@ from stores.torch_programs import PROGRAMS
 
 from procgroup.stores import TCPStore
 from procgroup.stores.tcp import StoreServer
-from world import run, start
+from world import run, start, wait_until
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.torch
 
 VALIDATION = struct.pack("<BI", 0, 0x3C85F7CE)
 KEY = "ab" * 32
@@ -60,18 +59,11 @@ def sized(text: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def next_request(server: StoreServer, pool: ThreadPoolExecutor, call: Callable[..., Any], *args: Any) -> Future[Any]:
     """Start a call in a thread, and return once its first request has reached the server."""
     before = server.requests
     future = pool.submit(call, *args)
-    until(lambda: server.requests > before)
+    wait_until(lambda: server.requests > before)
     return future
 
 
@@ -164,12 +156,12 @@ def wait_for_ever(rank: int, size: int, port: int, operation: str) -> None:
 @pytest.mark.parametrize("operation", ["get", "queue_pop"])
 def test_a_client_killed_while_it_waits_consumes_no_value(server: StoreServer, operation: str) -> None:
     with start(wait_for_ever, 1, args=(server.port, operation), torch=True) as world, ThreadPoolExecutor(1) as pool:
-        until(lambda: server.requests == 2)  # its ping, and its wait
+        wait_until(lambda: server.requests == 2)  # its ping, and its wait
         assert server.list_clients() == ["a client of PyTorch's TCPStore at 127.0.0.1"]
         store, other = torch_client(server.port), torch_client(server.port)
         waiting = next_request(server, pool, getattr(store, operation), "key")
         world.kill(0, signal.SIGKILL)
-        until(lambda: server.clients == 2)
+        wait_until(lambda: server.clients == 2)
         (other.queue_push if operation == "queue_pop" else other.set)("key", "value")
         assert waiting.result(20) == b"value"
 
@@ -184,7 +176,7 @@ def test_a_client_of_pytorch_is_not_counted_as_one_of_procgroup(server: StoreSer
 def test_ctrl_c_ends_a_client_whose_store_forgets(server: StoreServer) -> None:
     # torch's client does not look for signals while it waits.
     with start(wait_for_ever, 1, args=(server.port, "get"), torch=True) as world:
-        until(lambda: server.requests == 2)
+        wait_until(lambda: server.requests == 2)
         world.kill(0, signal.SIGINT)
         server.forget_torch()
         (outcome,) = world.wait(20)
@@ -230,7 +222,7 @@ def test_the_server_stays_until_torchs_clients_have_left(server: StoreServer) ->
     server.release()
     assert store.get("key") == b"value" and server.running
     del store
-    until(lambda: not server.running)
+    wait_until(lambda: not server.running)
 
 
 def test_torch_clients_are_refused_by_default(capfd: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +283,7 @@ def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer) -> No
     assert store.check(["key"])
     before = server.requests
     with raw(server, (b"\x03" + sized(b"/key")) * 50) as lazy:
-        until(lambda: server.requests > before)
+        wait_until(lambda: server.requests > before)
         assert store.get("key") == value
         assert server.requests < before + 50
         assert reply(lazy, 50 * (8 + len(value))) == sized(value) * 50

@@ -104,7 +104,7 @@ def require_recorded() -> None:
     The thread that completes a call copies its result first and records the memory then. Where nobody waits for the
     call, it may be between the two still.
     """
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while unrecorded and time.monotonic() < deadline:
         time.sleep(0.001)
     assert not unrecorded

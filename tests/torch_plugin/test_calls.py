@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+from collectives.playing import nothing_went_wrong, play_programs
 
 from world import attempt, run, without_reports
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 NAMES: list[str] = []
 if importlib.util.find_spec("torch") is not None:
@@ -24,7 +25,7 @@ def make_the_calls(rank: int, size: int) -> dict[str, str]:
 
     torch_plugin.register()
     dist.init_process_group("procgroup")
-    became = calls.make(rank, size)
+    became = play_programs(calls.CALLS, rank, size)
     dist.destroy_process_group()
     return became
 
@@ -53,4 +54,4 @@ def of_ranks() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pytorch_program(of_ranks: list[dict[str, str]], name: str) -> None:
-    calls.require_success(name, of_ranks)
+    nothing_went_wrong(name, of_ranks)

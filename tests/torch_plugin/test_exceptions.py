@@ -16,7 +16,7 @@ import pytest
 import procgroup
 from world import free_port, run_command
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 PROGRAM = """
 import gc, os, sys, time

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import procgroup
+from waiting import wait_until, wait_until_in_a_call
 from world import Outcome, attempt, run, start, without_reports
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 SIZE = 3
 
@@ -112,7 +113,7 @@ def test_stock_ddp_names_a_rank_that_is_killed(moment: str) -> None:
         assert outcome.error is None, outcome.traceback
         assert "lost rank 1" in outcome.value["text"], outcome.value
         assert "its process ended" in outcome.value["text"]
-        assert float(outcome.value["took"]) < 5.0
+        assert float(outcome.value["took"]) < 15.0, "half of the timeout"
 
 
 def wait_in_vain(rank: int, size: int, form: str) -> dict[str, str]:
@@ -151,8 +152,7 @@ def never_come(rank: int, size: int, meeting_place: str) -> None:
         import torch.distributed as dist
 
         Path(f"{meeting_place}.{rank}").touch()
-        while not Path(f"{meeting_place}.{2 - rank}").exists():
-            time.sleep(0.01)
+        wait_until(Path(f"{meeting_place}.{2 - rank}").exists, otherwise="the other rank has not come")
         limit = timedelta(seconds=2)
         dist.init_process_group("procgroup", f"file://{meeting_place}", limit, size, rank)
 
@@ -246,14 +246,11 @@ def test_ctrl_c_ends_a_blocking_call() -> None:
     with start(hang, SIZE, torch=True) as world:
         for rank in range(SIZE):
             world.wait_for_output(rank, "ready")
-        time.sleep(0.3)
-        moment = time.monotonic()
+        wait_until_in_a_call([world.pids[0], world.pids[2]])
         world.kill(0, signal.SIGINT)
-        while world.is_alive(0):
-            assert time.monotonic() - moment < 10.0
-            time.sleep(0.02)
+        wait_until(lambda: not world.is_alive(0), otherwise="rank 0 goes on after Ctrl-C")
         world.kill(1)
-        outcomes: list[Outcome] = world.wait(timeout=10)
+        outcomes: list[Outcome] = world.wait()
     assert isinstance(outcomes[0].error, KeyboardInterrupt)
     assert isinstance(outcomes[2].error, procgroup.DistError)
 
@@ -300,11 +297,13 @@ def abort(rank: int, size: int) -> dict[str, str]:
     import torch
 
     dist = join()
+    store = dist.group.WORLD.get_group_store()
     if rank == 1:
-        time.sleep(0.5)
+        wait_until_in_a_call([int(store.get(f"pid of rank {other}")) for other in (0, 2)])
         dist.group.WORLD.abort()
         dist.group.WORLD.abort()
         return {}
+    store.set(f"pid of rank {rank}", str(os.getpid()))
     return seen(lambda: dist.all_reduce(torch.ones(1)))
 
 
@@ -324,4 +323,4 @@ def test_abort_on_one_rank_ends_the_calls_of_the_others() -> None:
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.error is None, outcome.traceback
         assert "rank 1" in outcome.value["text"]
-        assert float(outcome.value["took"]) < 10.0
+        assert float(outcome.value["took"]) < 15.0, "half of the timeout"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
+from waiting import wait_until, wait_until_in_a_call
 from world import attempt, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 SIZE = 4
 
@@ -121,16 +121,13 @@ def stand_still(rank: int, size: int, moments: list[str], seconds: float) -> lis
     return found
 
 
-def wait_until_stopped(pid: int) -> None:
-    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
-
-
 def test_a_rank_that_is_stopped_and_goes_on_is_waited_for() -> None:
     with start(stand_still, SIZE, args=(MOMENTS, 30.0), torch=True) as world:
         for _ in MOMENTS:
-            wait_until_stopped(world.pids[1])
-            time.sleep(0.3)
+            wait_until(
+                lambda: psutil.Process(world.pids[1]).status() == psutil.STATUS_STOPPED, otherwise="rank 1 goes on"
+            )
+            wait_until_in_a_call(world.pids[rank] for rank in (0, 2, 3))
             assert all(world.is_alive(rank) for rank in range(SIZE))
             world.kill(1, signal.SIGCONT)
         for outcome in world.wait():
@@ -140,8 +137,7 @@ def test_a_rank_that_is_stopped_and_goes_on_is_waited_for() -> None:
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_rank_that_stays_stopped_is_named_at_the_deadline(moment: str) -> None:
     with start(stand_still, SIZE, args=([moment], 2.0), torch=True) as world:
-        while world.is_alive(0) or world.is_alive(2) or world.is_alive(3):
-            time.sleep(0.02)
+        wait_until(lambda: not any(world.is_alive(rank) for rank in (0, 2, 3)), otherwise="the others still wait")
         world.kill(1)
         outcomes = world.wait()
     for outcome in (outcomes[0], outcomes[2], outcomes[3]):

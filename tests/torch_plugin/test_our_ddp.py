@@ -8,7 +8,7 @@ import pytest
 
 from world import run
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 
 def use_groups_of_torch(rank: int, size: int) -> None:

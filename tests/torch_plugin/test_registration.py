@@ -13,7 +13,7 @@ import pytest
 import procgroup
 from world import run_command
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 BREAK_THE_ENGINE = "import sys\nsys.modules['procgroup._native'] = None\n"
 BREAK_ALL = "import sys\nsys.modules['procgroup.environ'] = None\n"

@@ -6,14 +6,17 @@ import importlib.util
 import random
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
+from collectives.playing import nothing_went_wrong, play_programs
 from torch_plugin.stand_in_world import CHUNKS, join, on_device
 
+from waiting import wait_until
 from world import run
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 NAMES: list[str] = []
 HAS_CUDA = False
@@ -40,10 +43,10 @@ NOT_STANDING_IN = frozenset(
 
 def make_the_calls(rank: int, size: int, kind: str, chunk_bytes: int) -> dict[str, str]:
     join(chunk_bytes=chunk_bytes)
-    if kind == "cuda":
-        became = calls.make(rank, size, ON_HOST, lambda: torch.device("cuda", 0))
-    else:
-        became = calls.make(rank, size, ON_HOST | NOT_STANDING_IN, stand_in.NewTensorsOnDevice)
+    left_out = ON_HOST if kind == "cuda" else ON_HOST | NOT_STANDING_IN
+    programs = {name: function for name, function in calls.CALLS.items() if name not in left_out}
+    surroundings = partial(torch.device, "cuda", 0) if kind == "cuda" else stand_in.NewTensorsOnDevice
+    became = play_programs(programs, rank, size, surroundings)
     stand_in.require_recorded()
     dist.destroy_process_group()
     return became
@@ -56,7 +59,7 @@ def of_ranks(request: pytest.FixtureRequest) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_HOST | NOT_STANDING_IN])
 def test_a_pytorch_program_on_a_stand_in_device(of_ranks: list[dict[str, str]], name: str) -> None:
-    calls.require_success(name, of_ranks)
+    nothing_went_wrong(name, of_ranks)
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="there is no CUDA device here; the tests of the stand-in device ran")
@@ -64,7 +67,7 @@ def test_a_pytorch_program_on_a_stand_in_device(of_ranks: list[dict[str, str]], 
 def test_a_pytorch_program_on_cuda(chunk_bytes: int) -> None:
     of_ranks = run(make_the_calls, 3, args=("cuda", chunk_bytes), timeout=100, torch=True)
     for name in (name for name in NAMES if name not in ON_HOST):
-        calls.require_success(name, of_ranks)
+        nothing_went_wrong(name, of_ranks)
 
 
 def name_backends(rank: int, size: int, backend: str) -> None:
@@ -140,11 +143,10 @@ def receive_into_a_tensor_in_use(rank: int, size: int) -> None:
         dist.send(on_device(1.0, 2.0), 1)
     else:
         may_go_on = threading.Event()
-        stand_in.current_stream().give(lambda: may_go_on.wait(20))
+        stand_in.current_stream().give(lambda: may_go_on.wait(60))
         tensor = on_device(5.0, 6.0)
         work = dist.irecv(tensor, 0)
-        while not work.is_completed():
-            time.sleep(0.001)
+        wait_until(work.is_completed, otherwise="nothing was received")
         time.sleep(20 * stand_in.LATEST)  # a copy that does not wait has completed by now
         may_go_on.set()
         work.wait()
@@ -169,7 +171,7 @@ def receive_before_anything_is_copied_in(rank: int, size: int) -> list[float]:
 
     def late(self: SideStreams, pairs: Any, stream: Any) -> None:
         if stream is self.into and rank == 0:
-            stream.give(lambda: one_is_out.wait(10))
+            stream.give(lambda: one_is_out.wait(20))
         copy(self, pairs, stream)
         if stream is self.out:
             stream.give(one_is_out.set)
@@ -215,7 +217,7 @@ def overlap(rank: int, size: int) -> float:
 
 
 def test_pieces_are_copied_while_others_are_on_their_way() -> None:
-    assert max(run(overlap, 2, torch=True)) < 10.0
+    assert max(run(overlap, 2, torch=True, timeout=60)) < 20.0
 
 
 def keep_autograd_s_rules(rank: int, size: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from procgroup.errors import DistStoreError, QueueEmptyError, StoreTimeout
 from world import free_port
 
-pytestmark = [pytest.mark.torch]
+pytestmark = pytest.mark.torch
 
 KINDS = ["HashStore", "FileStore", "TCPStore", "PrefixStore"]
 

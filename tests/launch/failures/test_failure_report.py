@@ -25,14 +25,17 @@ RAISES = """
 """
 
 
-AFTER_EACH_OTHER = """
-        import atexit, os, pathlib, sys, time
-        def say(word):
-            pathlib.Path(sys.argv[1], word).touch()
-        def wait_for(word):
-            while not pathlib.Path(sys.argv[1], word).exists():
+AFTER_EACH_OTHER = f"""
+        import atexit, fcntl, os, sys, termios, time
+        sys.path.append({str(Path(__file__).parents[2])!r})
+        from waiting import Meeting
+
+        meeting = Meeting(sys.argv[1])
+
+        def say_when_read(word):  # by the launcher: all that this rank has written
+            while any(fcntl.ioctl(stream, termios.FIONREAD, bytes(4)) != bytes(4) for stream in (1, 2)):
                 time.sleep(0.01)
-            time.sleep(0.6)  # for the launcher to have read what was written before the word
+            meeting.reach(word)
 """
 # The ranks of these tests end one after the other, on purpose: the launcher must not end the last one meanwhile.
 PATIENT_LAUNCHER = """
@@ -123,10 +126,10 @@ def test_a_crash_shows_the_stack_of_faulthandler(launcher: Any) -> None:
 def test_the_earliest_of_several_failures_is_the_first(launcher: Any) -> None:
     source = """
         rank = int(os.environ["RANK"])
-        say(f"started {rank}")
+        meeting.reach(f"started {rank}")
         for word in [f"over {rank + 1}"] if rank < 2 else ["started 0", "started 1"]:
-            wait_for(word)
-        atexit.register(say, f"over {rank}")  # when its traceback has been written
+            meeting.wait_for(word)
+        atexit.register(say_when_read, f"over {rank}")  # when its traceback has been written
         raise ValueError(f"rank {rank}")
     """
     lines = run_after_each_other(launcher, source, 3)
@@ -138,10 +141,11 @@ def test_the_earliest_of_several_failures_is_the_first(launcher: Any) -> None:
 def test_a_slow_end_does_not_hide_who_raised_first(launcher: Any) -> None:
     source = """
         if os.environ["RANK"] == "0":
-            atexit.register(time.sleep, 1.5)
-            atexit.register(say, "over")
+            atexit.register(meeting.wait_until_collected, "raises, too")
+            atexit.register(say_when_read, "over")
             raise ValueError("the cause")
-        wait_for("over")
+        meeting.wait_for("over")
+        meeting.reach("raises, too")
         raise OSError("the consequence")
     """
     assert run_after_each_other(launcher, source, 2)[-1] == "ValueError: the cause"
@@ -151,12 +155,11 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause_even_when_it_ends_earlier(la
     source = """
         class PeerLost(RuntimeError): pass
         if os.environ["RANK"] == "0":
-            wait_for("started")
-            atexit.register(say, "over")
+            meeting.wait_for("started")
+            atexit.register(say_when_read, "over")
             raise PeerLost("lost rank 1")
-        say("started")
-        wait_for("over")
-        time.sleep(0.5)
+        meeting.reach("started")
+        meeting.wait_until_collected("over")
         raise ValueError("the cause")
     """
     lines = run_after_each_other(launcher, source, 2)

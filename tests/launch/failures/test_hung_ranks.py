@@ -86,7 +86,6 @@ def test_a_process_that_is_gone_has_no_state() -> None:
     assert process_state(2**22 + 1) == ""
 
 
-@pytest.mark.timeout(120)
 def test_a_stopped_rank_is_killed_and_started_again(start_launcher: Any) -> None:
     source = """
         import os, signal

@@ -56,17 +56,19 @@ INTERRUPTED = """
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 
-Gone = Callable[[list[int], float], None]
+Gone = Callable[[list[int]], None]
+
+SOON = 20
+"""Seconds until a launcher has ended that a signal ends, or the death of its ranks: less than one where nothing else
+runs; ranks that do not end are killed after 30 s, and the programs would go on for 60."""
 
 
 def end_by_signal(running: Any, number: signal.Signals, ranks: int, gone: Gone) -> None:
     """Send it once all ranks work; expect it as the exit status, and no rank left."""
     running.wait_for("pid", ranks)
-    began = time.monotonic()
     running.process.send_signal(number)
-    assert running.process.wait(timeout=10) == 128 + number
-    assert time.monotonic() - began < 10
-    gone(running.pids(), 0.5)
+    assert running.process.wait(SOON) == 128 + number
+    gone(running.pids())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
@@ -97,7 +99,7 @@ def test_an_interrupt_shows_one_line_per_rank_and_no_wall_of_tracebacks(start_la
     running = start_launcher(SLEEP, "--nproc-per-node", "2")
     running.wait_for("pid", 2)
     running.process.send_signal(signal.SIGINT)
-    running.process.wait(timeout=10)
+    running.process.wait(SOON)
     assert "Traceback" not in running.stderr
     assert running.stderr.count("KeyboardInterrupt") == 2
     assert len(running.stderr.splitlines()) <= 4
@@ -106,23 +108,20 @@ def test_an_interrupt_shows_one_line_per_rank_and_no_wall_of_tracebacks(start_la
 def test_ranks_that_ignore_an_interrupt_are_killed_soon(start_launcher: Any, gone: Gone) -> None:
     running = start_launcher(RESIST, "--nproc-per-node", "2")
     running.wait_for("pid", 2)
-    began = time.monotonic()
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(timeout=10) == 130
-    assert time.monotonic() - began < 10
-    gone(running.pids(), 0.5)
+    assert running.process.wait(SOON) == 130
+    gone(running.pids())
 
 
 def test_a_second_interrupt_kills_at_once(start_launcher: Any, gone: Gone) -> None:
     running = start_launcher(RESIST, "--nproc-per-node", "2", "--shutdown-timeout", "50")
     running.wait_for("pid", 2)
     running.process.send_signal(signal.SIGINT)
-    while "SIGINT: ending" not in running.stderr:
-        time.sleep(0.01)
+    running.wait_for_message("SIGINT: ending")
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(timeout=5) == 130
+    assert running.process.wait(SOON) == 130
     assert "SIGINT again: killing 2 ranks" in running.stderr
-    gone(running.pids(), 0.5)
+    gone(running.pids())
 
 
 def test_ranks_that_ignore_sigterm_get_the_shutdown_timeout_and_no_more(start_launcher: Any, gone: Gone) -> None:
@@ -130,9 +129,9 @@ def test_ranks_that_ignore_sigterm_get_the_shutdown_timeout_and_no_more(start_la
     running.wait_for("pid", 2)
     began = time.monotonic()
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(timeout=10) == 143
-    assert 0.7 <= time.monotonic() - began < 10
-    gone(running.pids(), 0.5)
+    assert running.process.wait(SOON) == 143
+    assert time.monotonic() - began >= 0.7
+    gone(running.pids())
 
 
 def test_the_shutdown_timeout_holds_after_a_failure_too(launcher: Any) -> None:
@@ -146,14 +145,15 @@ def test_the_shutdown_timeout_holds_after_a_failure_too(launcher: Any) -> None:
     began = time.monotonic()
     done = launcher.run(source, "--nproc-per-node", "2", "--shutdown-timeout", "0.3")
     assert done.returncode == 9
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 25, "without that flag it would be 30 s"
 
 
 def test_a_rank_may_use_the_grace_to_save_its_work(start_launcher: Any) -> None:
     source = """
-        import os, signal, sys, time
+        import os, pathlib, signal, sys, time
         def save(number, frame):
-            time.sleep(0.3)
+            while not pathlib.Path(sys.argv[0]).with_name("go").exists():
+                time.sleep(0.01)
             print("saved", flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, save)
@@ -163,7 +163,9 @@ def test_a_rank_may_use_the_grace_to_save_its_work(start_launcher: Any) -> None:
     running = start_launcher(source, "--nproc-per-node", "2")
     running.wait_for("pid", 2)
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(timeout=10) == 143
+    running.wait_for_message("SIGTERM: ending 2 ranks")
+    (running.directory / "go").touch()
+    assert running.process.wait(SOON) == 143
     assert running.stdout.count("saved") == 2
 
 
@@ -171,10 +173,9 @@ def test_only_chosen_signals_are_handled(start_launcher: Any) -> None:
     running = start_launcher(SLEEP, "--signals-to-handle", "SIGUSR1")
     running.wait_for("pid")
     running.process.send_signal(signal.SIGUSR1)
-    assert running.process.wait(timeout=10) == 128 + signal.SIGUSR1
+    assert running.process.wait(SOON) == 128 + signal.SIGUSR1
 
 
-@pytest.mark.timeout(120)
 def test_sigkill_of_the_launcher_at_any_moment_leaves_nothing(start_launcher: Any, gone: Gone) -> None:
     chance = random.Random(20)
     for _ in range(20):
@@ -182,7 +183,7 @@ def test_sigkill_of_the_launcher_at_any_moment_leaves_nothing(start_launcher: An
         family = descendants(running.process.pid, chance.uniform(0.0, 0.3))
         running.process.kill()
         running.process.wait()
-        gone(family + running.pids(), 20)
+        gone(family + running.pids())
 
 
 def descendants(pid: int, seconds: float) -> list[int]:
@@ -204,7 +205,7 @@ def test_sigkill_of_the_launcher_ends_ranks_that_are_no_python_and_ignore_signal
     running.wait_for("pid")
     running.process.kill()
     running.process.wait()
-    gone(running.pids(), 20)
+    gone(running.pids())
 
 
 @pytest.mark.parametrize("end", ["time.sleep(60)", "raise SystemExit(3)", "raise SystemExit(0)"])
@@ -213,10 +214,10 @@ def test_children_of_ranks_end_with_the_job(start_launcher: Any, gone: Gone, end
     running.wait_for("child", 2)
     if "sleep" in end:
         running.process.send_signal(signal.SIGTERM)
-    running.process.wait(timeout=10)
+    running.process.wait(SOON)
     children = running.pids("child")
     assert len(children) == 2
-    gone(children, 10)
+    gone(children)
 
 
 def test_a_stopped_rank_is_ended_too(start_launcher: Any, gone: Gone) -> None:
@@ -224,8 +225,8 @@ def test_a_stopped_rank_is_ended_too(start_launcher: Any, gone: Gone) -> None:
     running.wait_for("pid", 2)
     os.kill(running.pids()[0], signal.SIGSTOP)
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(timeout=5) == 143
-    gone(running.pids(), 0.5)
+    assert running.process.wait(SOON) == 143
+    gone(running.pids())
 
 
 def test_ranks_learn_that_the_reader_of_their_output_is_gone(launcher: Any) -> None:
@@ -271,7 +272,7 @@ def test_a_second_sigterm_is_passed_on_and_kills_nobody(start_launcher: Any) -> 
     running.process.send_signal(signal.SIGTERM)
     running.wait_for("once")
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(timeout=10) == 143
+    assert running.process.wait(SOON) == 143
     assert "saved" in running.stdout
 
 
@@ -283,7 +284,7 @@ def test_a_reader_that_takes_nothing_cannot_keep_the_launcher(launcher: Any) -> 
         process.stdout.read(1)
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) in (130, 143)
+        assert process.wait(SOON) in (130, 143)
 
 
 def test_a_rank_that_cannot_be_started_ends_those_that_were(launcher: Any) -> None:
@@ -306,10 +307,19 @@ def test_a_rank_that_cannot_be_started_ends_those_that_were(launcher: Any) -> No
     assert "Traceback" not in done.stderr
 
 
-def test_sixteen_jobs_at_once_do_not_collide(start_launcher: Any) -> None:
-    source = "import os; print('port', os.environ['MASTER_PORT'], flush=True); import time; time.sleep(1)"
-    jobs = [start_launcher(source, "--nproc-per-node", "2") for _ in range(16)]
-    assert [job.process.wait(timeout=40) for job in jobs] == [0] * 16
+def test_eight_jobs_at_once_do_not_collide(start_launcher: Any) -> None:
+    source = """
+        import os, pathlib, sys, time
+        print("port", os.environ["MASTER_PORT"], flush=True)
+        while not pathlib.Path(sys.argv[0]).with_name("over").exists():
+            time.sleep(0.01)
+    """
+    jobs = [start_launcher(source, "--nproc-per-node", "2") for _ in range(8)]
+    for job in jobs:
+        job.wait_for("port", 2)
+    for job in jobs:
+        (job.directory / "over").touch()
+    assert [job.process.wait(40) for job in jobs] == [0] * 8
     assert len({job.pids("port")[0] for job in jobs}) >= 2
     assert all(len(set(job.pids("port"))) == 1 for job in jobs)
 

@@ -149,9 +149,9 @@ def test_a_program_of_stock_pytorch_meets_at_the_port_that_the_launcher_keeps(la
     print("sum", total.item())
     dist.destroy_process_group()  # stock Gloo's threads may abort a process that ends without
     """
-    done = launcher.run(source, "--nproc-per-node", "3")
+    done = launcher.run(source, "--nproc-per-node", "2", timeout=100)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("sum 3.0") == 3
+    assert done.stdout.count("sum 2.0") == 2
 
 
 def test_the_master_port_is_free_for_rank_0_and_for_nobody_else(launcher: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from world import free_port
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(170)]
 pytest.importorskip("torch")
 
 PROGRAM = """
@@ -57,7 +57,7 @@ def run_nodes(
         for line in lines
     ]
     try:
-        printed = [node.communicate(timeout=100)[0] for node in nodes]
+        printed = [node.communicate(timeout=150)[0] for node in nodes]
     finally:
         for node in nodes:
             node.kill()
@@ -77,7 +77,7 @@ def test_a_single_node_with_a_rendezvous_on_a_free_port(program: Path) -> None:
     assert printed.count("total 2") == 2
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_two_nodes_with_fixed_addresses(program: Path, first: int) -> None:
     port = free_port()
     lines = [
@@ -95,7 +95,8 @@ def test_two_nodes_that_meet_without_node_ranks(program: Path) -> None:
     assert [text.count("total 2") for text in printed] == [1, 1]
 
 
-@pytest.mark.parametrize("meeting", ["static", "c10d"])
+# With c10d such a program is started again in test_restarts.py, too.
+@pytest.mark.parametrize("meeting", ["static", pytest.param("c10d", marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_is_no_end_while_a_restart_is_left(program: Path, meeting: str) -> None:
     port = free_port()
     lines = []
@@ -120,12 +121,13 @@ def test_an_elastic_job_of_one_to_two_nodes_begins_with_one(program: Path) -> No
     [["-m", "program"], ["--no-python", sys.executable, "program.py"], ["--run-path", "program.py"]],
     ids=["module", "no-python", "run-path"],
 )
-def test_the_ways_to_name_the_program(program: Path, line: list[str]) -> None:
-    (printed,) = run_nodes(program.parent, [["--nproc-per-node=2", *line]])
-    assert printed.count("total 2") == 2
+def test_the_ways_to_name_the_program(tmp_path: Path, line: list[str]) -> None:
+    (tmp_path / "program.py").write_text("import os; print('rank', os.environ['RANK'])")
+    (printed,) = run_nodes(tmp_path, [["--nproc-per-node=2", *line]])
+    assert "rank 0\n" in printed and "rank 1\n" in printed
 
 
-@pytest.mark.parametrize("use_env", [False, True])
+@pytest.mark.parametrize("use_env", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_older_launcher_on_two_nodes(program: Path, use_env: bool) -> None:
     port = free_port()
     lines = [

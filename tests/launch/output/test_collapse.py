@@ -104,8 +104,8 @@ def test_no_line_is_lost_and_none_of_a_rank_s_changes_its_place(seed: int) -> No
 
 
 def test_a_line_that_one_rank_writes_very_often_costs_little(shown: Shown) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     shown.ranks[0].feed(b"\n" * 50_000)
     shown.collapser.flush()
     assert len(shown.lines()) == 50_000
-    assert time.perf_counter() - began < 20, "a search among all earlier lines for each one would take a minute"
+    assert time.thread_time() - began < 20, "a search among all earlier lines for each one would take a minute"

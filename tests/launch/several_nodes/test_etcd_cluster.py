@@ -31,7 +31,7 @@ ENDED = 20
 RUNS_AGAIN = 30
 """Seconds in which a round follows a loss: 5 to 8 where nothing else runs."""
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.skipif(bool(LACKS), reason=LACKS)]
+pytestmark = [pytest.mark.skipif(bool(LACKS), reason=LACKS)]
 
 
 @pytest.fixture

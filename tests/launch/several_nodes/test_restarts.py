@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launch.agents import Job, Start, is_running, lose, start_all, static, wait_until
+from launch.agents import WITHIN, Job, Start, is_running, lose, start_all, static, wait_until
 
 MakeJob = Callable[..., Job]
 
@@ -101,10 +101,10 @@ def test_ranks_that_ignore_sigterm_after_a_failure_get_the_shutdown_timeout_and_
     agents[0].wait_for("resists")
     began = time.monotonic()
     job.order(1, "sys.exit(9)")
-    wait_until(lambda: not is_running(failing.pid), 10)
+    wait_until(lambda: not is_running(failing.pid), WITHIN)
     assert job.wait() == [9, 9]
     assert not is_running(resisting.pid)
-    assert 1.5 < time.monotonic() - began < 11.5
+    assert 1.5 < time.monotonic() - began < 1.5 + WITHIN, "without that flag it would be 30 s, and then 10"
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["the one that hosts the store", "another one"])
@@ -139,7 +139,7 @@ def test_an_elastic_job_of_fixed_size_waits_for_a_lost_node_no_longer_than_join_
     agents = [job.start(), job.start()]
     job.wait_for_round(2)
     lose(agents[0])
-    assert agents[1].wait(within=15) == 1
+    assert agents[1].wait() == 1
     assert "1 of at least 2 nodes" in agents[1].stderr
 
 
@@ -151,14 +151,14 @@ def test_a_job_of_numbered_nodes_waits_for_a_lost_node_no_longer_than_join_timeo
     agents = start_all(job, 2)
     job.wait_for_round(2)
     lose(agents[lost])
-    assert agents[1 - lost].wait(within=15) == 1
+    assert agents[1 - lost].wait() == 1
 
 
 def kill_one(job: Job, starts: Sequence[Start], number: int, then: str) -> None:
     """Kill rank ``number % 2`` of two, once the other one has shown that it is about to run ``then``."""
     killed = number % 2
     job.order(1 - killed, f"print('turn', {number}, flush=True); {then}")
-    wait_until(lambda: f"turn {number}\n" in job.output, 20, lambda: job.output)
+    wait_until(lambda: f"turn {number}\n" in job.output, WITHIN, lambda: job.output)
     os.kill(starts[killed].pid, signal.SIGKILL)
 
 
@@ -197,7 +197,6 @@ GLOO = """
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("attempt", [0, *(pytest.param(number, marks=SLOW) for number in range(1, 20))])
 @pytest.mark.parametrize("elastic_flags", ["c10d"], indirect=True)
 def test_a_program_of_stock_pytorch_works_again_after_a_rank_was_killed(

@@ -278,10 +278,9 @@ def expect_no_more(agent: Agent, before: dict[str, int]) -> None:
     def is_so() -> bool:
         return all(number <= before[name] for name, number in agent.held().items())
 
-    wait_until(is_so, 5, lambda: f"{before} at first, then {agent.held()}")
+    wait_until(is_so, RESTARTED, lambda: f"{before} at first, then {agent.held()}")
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("times", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "lost", [pytest.param(0, marks=pytest.mark.slow), 2], ids=["first host of the store", "other host"]

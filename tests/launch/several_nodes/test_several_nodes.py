@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import world
-from launch.agents import SOON, Job, is_running, start_all, static, wait_until
+from launch.agents import SOON, WITHIN, Job, is_running, start_all, static, wait_until
 
 MakeJob = Callable[..., Job]
 
@@ -77,7 +77,7 @@ def test_of_two_nodes_that_wait_with_one_rank_the_earlier_one_goes_on(make_job: 
     job = make_job(*static(3))
     agents = [*start_all(job, 2), job.start("--node-rank", str(twice))]
     pair = [agents[twice], agents[2]]
-    wait_until(lambda: any(agent.process.poll() is not None for agent in pair), 20, lambda: job.output)
+    wait_until(lambda: any(agent.process.poll() is not None for agent in pair), WITHIN, lambda: job.output)
     (refused,) = (agent for agent in pair if agent.process.poll() is not None)
     for agent in pair:
         assert f"pid {agent.process.pid}" in refused.stderr
@@ -94,7 +94,7 @@ def test_a_node_that_disagrees_with_the_others_ends_and_names_both_values(
 ) -> None:
     job = make_job(*static(3))
     agents = [job.start("--node-rank", "0", flag, earlier), job.start("--node-rank", "1", flag, later)]
-    wait_until(lambda: any(agent.process.poll() is not None for agent in agents), 20, lambda: job.output)
+    wait_until(lambda: any(agent.process.poll() is not None for agent in agents), WITHIN, lambda: job.output)
     (refused,) = (agent for agent in agents if agent.process.poll() is not None)
     assert refused.wait() == 1
     words = refused.stderr.replace(",", " ").replace(".", " ").split()
@@ -105,7 +105,7 @@ def test_a_node_that_disagrees_with_the_others_ends_and_names_both_values(
 def test_nodes_that_do_not_come_are_waited_for_no_longer_than_the_timeout(make_job: MakeJob, node: int) -> None:
     job = make_job(*static(2, f"{SOON},timeout=1"))
     agent = job.start("--node-rank", str(node))
-    assert agent.wait(within=10) == 1
+    assert agent.wait() == 1
     waited_for = "1 of at least 2 nodes are here" if node == 0 else "the nodes' store at"
     assert f"the nodes have not come together within 1 s: {waited_for}" in agent.stderr
     assert "(hosted by node 0; --rdzv-id none)" in agent.stderr
@@ -121,7 +121,7 @@ def test_a_signal_to_one_agent_ends_all_agents_of_a_job_without_restarts(
     agents = start_all(job, 2)
     job.wait_for_round(2)
     agents[1].signal(number)
-    other, signalled = job.wait(within=15)
+    other, signalled = job.wait()
     assert signalled == 128 + number
     assert other != 0
 
@@ -134,7 +134,7 @@ def test_a_signal_reaches_the_children_of_ranks_too(make_job: MakeJob) -> None:
     job.order(1, f"import subprocess; subprocess.Popen([sys.executable, '-c', {child!r}])")
     agents[1].wait_for("child is here")
     agents[1].signal(signal.SIGTERM)
-    assert job.wait(within=15)[1] == 128 + signal.SIGTERM  # and no process of the job is left
+    assert job.wait()[1] == 128 + signal.SIGTERM  # and no process of the job is left
 
 
 def test_a_second_interrupt_kills_ranks_that_ignore_the_first(make_job: MakeJob) -> None:
@@ -146,8 +146,8 @@ def test_a_second_interrupt_kills_ranks_that_ignore_the_first(make_job: MakeJob)
     agents[0].signal(signal.SIGINT)
     agents[0].wait_for("SIGINT: ending")
     agents[0].signal(signal.SIGINT)
-    wait_until(lambda: not is_running(resisting.pid), 5, lambda: job.output)
-    assert job.wait(within=15)[0] == 128 + signal.SIGINT
+    wait_until(lambda: not is_running(resisting.pid), WITHIN, lambda: job.output)  # and not after 50 s
+    assert job.wait()[0] == 128 + signal.SIGINT
 
 
 def test_ranks_that_ignore_an_interrupt_have_two_seconds(make_job: MakeJob) -> None:
@@ -157,7 +157,7 @@ def test_ranks_that_ignore_an_interrupt_have_two_seconds(make_job: MakeJob) -> N
     job.order(1, "signal.signal(signal.SIGINT, signal.SIG_IGN); print('resists', flush=True)")
     agents[1].wait_for("resists")
     agents[1].signal(signal.SIGINT)
-    assert job.wait(within=10)[1] == 128 + signal.SIGINT
+    assert job.wait()[1] == 128 + signal.SIGINT
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import signal
 import subprocess
@@ -167,8 +169,13 @@ def test_the_variables_of_commands_change_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_field_of_torch_s_configuration_is_there_but_those_that_hold_objects_of_torch() -> None:
-    torch_s = pytest.importorskip("torch.distributed.launcher.api").LaunchConfig
-    missing = {field.name for field in fields(torch_s)} - {field.name for field in fields(LaunchConfig)}
+    if (torch := importlib.util.find_spec("torch")) is None:
+        pytest.skip("PyTorch is not installed")
+    # Read and not imported: that takes more than a second.
+    tree = ast.parse(Path(torch.submodule_search_locations[0], "distributed", "launcher", "api.py").read_text())
+    (torch_s,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LaunchConfig")
+    names = {ast.unparse(line.target) for line in torch_s.body if isinstance(line, ast.AnnAssign)}
+    missing = names - {field.name for field in fields(LaunchConfig)}
     assert missing == {"logs_specs", "metrics_cfg", "numa_options"}
 
 
@@ -216,7 +223,7 @@ if __name__ == "__main__":
         assert process.stdout is not None
         assert "started" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=40) == 0
         assert process.stdout.read().endswith("interrupted\n")
 
 

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,14 @@ import pytest
 
 from procgroup.errors import PeerLost
 from procgroup.launch import LaunchConfig, elastic_launch
+from procgroup.launch.spawning import process_context
 from procgroup.launch.spawning.lasting_starter import DeferredInterrupt
 from procgroup.launch.spawning.spawn import ProcessExitedException, ProcessRaisedException, spawn, start_processes
+from waiting import Meeting
 from world import run_command
 
 GLOO = "[../third_party/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1670"
 SIGNAL_WITHOUT_A_NAME = 40
-
-
-class Meeting:
-    """Files by which processes wait for each other."""
-
-    def __init__(self, directory: str) -> None:
-        self._directory = Path(directory)
-
-    def reach(self, word: str) -> None:
-        (self._directory / word).touch()
-
-    def wait_for(self, word: str) -> None:
-        deadline = time.monotonic() + 30
-        while not (self._directory / word).exists():
-            assert time.monotonic() < deadline, f"nobody has reached {word!r}"
-            time.sleep(0.01)
 
 
 def lost(peer: int, rank: int) -> PeerLost:
@@ -59,8 +44,7 @@ def raise_consequence_before_cause(index: int, directory: str, raise_consequence
     if index == 0:
         meeting.reach("raises")
         raise_consequence()
-    meeting.wait_for("raises")
-    time.sleep(0.5)  # the consequence is seen first
+    meeting.wait_until_collected("raises")  # the consequence is seen first
     raise ValueError("the cause")
 
 
@@ -113,22 +97,28 @@ def require_the_handler(index: int, handler: object) -> None:
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a cause be reported late, too, on a busy machine."""
+    monkeypatch.setattr(process_context, "CAUSE_SECONDS", 30.0)
+
+
 @pytest.mark.parametrize("raise_consequence", [raise_as_gloo_does, raise_because_a_peer_is_lost])
 def test_the_cause_is_reported_also_when_a_consequence_was_raised_before(
-    tmp_path: Path, raise_consequence: Any
+    tmp_path: Path, patient: None, raise_consequence: Any
 ) -> None:
     with pytest.raises(ProcessRaisedException, match="the cause") as raised:
         start_processes(raise_consequence_before_cause, (str(tmp_path), raise_consequence), 2, start_method="fork")
     assert raised.value.error_index == 1
 
 
-def test_the_first_exception_of_a_process_decides_whether_it_is_a_consequence(tmp_path: Path) -> None:
+def test_the_first_exception_of_a_process_decides_whether_it_is_a_consequence(tmp_path: Path, patient: None) -> None:
     with pytest.raises(ProcessRaisedException, match="the cause") as raised:
         start_processes(lose_a_peer_while_an_error_is_handled, (str(tmp_path),), 2, start_method="fork")
     assert raised.value.error_index == 0
 
 
-def test_of_processes_that_blame_others_the_one_at_the_end_is_reported(tmp_path: Path) -> None:
+def test_of_processes_that_blame_others_the_one_at_the_end_is_reported(tmp_path: Path, patient: None) -> None:
     with pytest.raises(ProcessRaisedException, match="on 2") as raised:
         start_processes(blame_each_other, (str(tmp_path),), 3, start_method="fork")
     assert raised.value.error_index == 2

@@ -1,0 +1,102 @@
+"""Run tests many times beside programs that hold the cores, and list those that fail.
+
+::
+
+    python tests/under_load.py --times 30 tests/groups tests/failures/test_exit.py
+    python tests/under_load.py --times 10 tests/stores -x --tb=short           # what it does not know goes to pytest
+
+There is one such program for each core. It has a higher priority than the tests, and takes its core for up to 0.25 s
+time and again, with pauses of up to 0.25 s. A test that fails here and passes alone waits for time to pass, or has a
+deadline that a busy machine cannot meet; or it has found a race.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import random
+import re
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+NICER = 10
+"""By how much the tests give way: beside a program that holds it they get a tenth of a core."""
+LONGEST = 0.25
+
+
+class Rounds:
+    """A plug-in of pytest: each test runs ``times`` times, one after the other; what fails is counted."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.reasons: dict[str, Counter[str]] = defaultdict(Counter)
+        self.seconds: Counter[str] = Counter()
+        """The longest run of each test."""
+
+    @pytest.fixture
+    def number_of_the_round(self, request: pytest.FixtureRequest) -> int:
+        return int(request.param)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        metafunc.fixturenames.append("number_of_the_round")
+        names = [f"round{number}" for number in range(self.times)]
+        metafunc.parametrize("number_of_the_round", range(self.times), ids=names, indirect=True)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = re.sub(r"\[round\d+\]|(?<=\[)round\d+-|-round\d+(?=[-\]])", "", report.nodeid)
+        self.seconds[test] = max(self.seconds[test], report.duration)  # type: ignore[assignment]
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.reasons[test][(crash.message if crash else str(report.longrepr)).partition("\n")[0][:200]] += 1
+
+    def summary(self) -> Iterator[str]:
+        yield "longest runs: " + ", ".join(f"{test} {seconds:.1f} s" for test, seconds in self.seconds.most_common(5))
+        for test, reasons in sorted(self.reasons.items(), key=lambda item: item[1].total(), reverse=True):
+            yield f"{reasons.total()} of {self.times}: {test}"
+            yield from (f"    {count} x {reason}" for reason, count in reasons.most_common())
+        yield f"{len(self.reasons)} of {len(self.seconds)} tests failed"
+
+
+def hold_again_and_again(core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    while os.getppid() != 1:
+        until = time.monotonic() + random.uniform(0, LONGEST)
+        while time.monotonic() < until:
+            pass
+        time.sleep(random.uniform(0, LONGEST))
+
+
+@contextlib.contextmanager
+def held_cores() -> Iterator[None]:
+    programs = [multiprocessing.Process(target=hold_again_and_again, args=(core,)) for core in os.sched_getaffinity(0)]
+    for program in programs:
+        program.start()
+    os.nice(NICER)
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.join()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="as for pytest: a folder, a file or file::test")
+    parser.add_argument("--times", type=int, default=30, help="how often each test runs (default: 30)")
+    given, options = parser.parse_known_args()
+    rounds = Rounds(given.times)
+    with held_cores():
+        status = pytest.main([*given.paths, "-q", "-p", "no:cacheprovider", *options], plugins=[rounds])
+    print(*rounds.summary(), sep="\n")
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
