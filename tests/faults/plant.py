@@ -82,10 +82,6 @@ class Fault:
         return re.findall(r"^\+\+\+ b/(\S+)", self.text, re.MULTILINE)
 
     @property
-    def is_native(self) -> bool:
-        return any(name.startswith("native/") for name in self.files)
-
-    @property
     def digest(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
@@ -156,7 +152,7 @@ class Tree:
         environment.pop("PYTHONPATH", None)
         if shutil.which("ccache"):
             environment |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_BASEDIR": str(self.path)}
-            environment["CCACHE_NOHASHDIR"] = "1"
+            environment |= {"CCACHE_NOHASHDIR": "1", "CCACHE_SLOPPINESS": "pch_defines,time_macros"}
         return environment
 
     def reset(self) -> None:
@@ -184,32 +180,33 @@ class Tree:
     def build(self) -> None:
         """Install the copy in place in its environment; after the first time this compiles what has changed."""
         if not self.python.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.path / ".venv")], check=True)
-            (site,) = (self.path / ".venv" / "lib").glob("python*/site-packages")
-            (site / "zz_packages.pth").write_text("".join(f"{entry}\n" for entry in self._packages))
-        command = [str(self.python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        command += ["--no-build-isolation", "--no-deps", "-e", "."]
+            self._make_environment()
         done = subprocess.run(
-            command, cwd=self.path, env=self.environment, capture_output=True, text=True, errors="replace", check=False
+            ["make", "develop"],
+            cwd=self.path,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if done.returncode != 0:
             raise CannotRun(f"does not build: {_first_error(done.stdout + done.stderr)}")
 
-    def satisfy_makefile(self) -> None:
-        """Let the Makefile find in place what it would install: its programs, its stamps, launchers of other tests."""
+    def _make_environment(self) -> None:
+        """Let the Makefile find in .venv what it would install, and in build/ what tests have made."""
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.path / ".venv")], check=True)
+        (site,) = (self.path / ".venv" / "lib").glob("python*/site-packages")
+        (site / "zz_packages.pth").write_text("".join(f"{entry}\n" for entry in self._packages))
         for name in ("cmake", "ctest", "ninja"):
-            link = self.path / ".venv" / "bin" / name
             program = shutil.which(name, path=self._programs)
             if program is None:
                 raise CannotRun(f"{name} is not installed; run this script by the Python of `make develop`")
-            if not link.exists():
-                link.symlink_to(program)
+            (self.path / ".venv" / "bin" / name).symlink_to(program)
+        (self.path / "build").mkdir(exist_ok=True)
         for name in ("launchers", "stand-ins"):
-            if (ROOT / "build" / name).exists() and not (self.path / "build" / name).exists():
+            if (ROOT / "build" / name).exists():
                 (self.path / "build" / name).symlink_to(ROOT / "build" / name)
-        for stamp in ("build/wheel/.built", ".venv/.package", ".venv/.examples", ".venv/.test", ".venv/.develop"):
-            (self.path / stamp).parent.mkdir(parents=True, exist_ok=True)
-            (self.path / stamp).touch()
 
 
 def _first_error(output: str) -> str:
@@ -257,9 +254,7 @@ def run(fault: Fault, tier: str, command: str, limit: float, tree: Tree) -> Row:
     tree.reset()
     try:
         tree.plant(fault)
-        if fault.is_native or not tree.python.exists() or fault.patch is None:
-            tree.build()
-        tree.satisfy_makefile()
+        tree.build()
     except CannotRun as error:
         row.by = row.text = str(error)
         return row
