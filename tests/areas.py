@@ -41,6 +41,8 @@ AREAS = {
     "transport": ["collectives/test_collectives.py", "failures/test_surroundings.py"],
 }
 
+_TABLE = "test_each_operation_is_right_by_each_of_its_schedules"
+
 # The quickest files of each package, together some 25 s on two cores.
 QUICK = [
     "annotations",
@@ -49,6 +51,7 @@ QUICK = [
     "arrays",
     "backends/test_route.py",
     "cluster",
+    *(f"collectives/test_collectives.py::{_TABLE}[{world}]" for world in ("2-shm", "3-shm", "3-tcp", "4-spanning")),
     *(f"diagnostics/test_{name}.py" for name in ("comparison", "flight_records", "libraries", "limits", "variables")),
     *(f"failures/test_{name}.py" for name in ("announced_counts", "coalesced_mismatch", "differing_lists")),
     *(f"failures/test_{name}.py" for name in ("global_ranks", "misuse", "refused_lists")),
