@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 import subprocess
@@ -12,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from clients.environment import installed_procgroup
 
 import launcher_environments
-import procgroup
 import world
 
 pytestmark = pytest.mark.timeout(300)  # the first test with a package of PyPI installs it
@@ -186,7 +185,7 @@ def run_with_ray(directory: Path, *arguments: str) -> subprocess.CompletedProces
     python = packages_of("ray") / "python"
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:  # paths of sockets have a limit
         environment = {
-            "PYTHONPATH": os.path.dirname(os.path.dirname(procgroup.__file__)),
+            "PYTHONPATH": str(installed_procgroup()),
             "RAY_TMPDIR": short,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
