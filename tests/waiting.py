@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from glob import iglob
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,10 @@ def started_calls(pid: int, of: int = 1, records: str | os.PathLike[str] = "") -
 
     ``records`` is the folder of the jobs; none are returned before the rank has begun ``of`` calls.
     """
-    for path in Path(records or os.environ["PROCGROUP_RECORD_DIR"]).glob("*/*.record"):
+    # iglob, unlike a Path's glob, takes folders that are removed meanwhile.
+    for path in iglob(f"{records or os.environ['PROCGROUP_RECORD_DIR']}/*/*.record"):
         with contextlib.suppress(OSError, ValueError):  # a rank is making it, or it is removed
-            record = _native.read_flight_record(str(path))
+            record = _native.read_flight_record(path)
             if record["pid"] == pid and record["recorded"] >= of:
                 return [call["op"] for call in record["calls"] if call["state"] == "started"]
     return []
