@@ -239,7 +239,7 @@ Progress Group::advance_queue() {
     head_has_turn_ = true;
   }
   if (const Progress progress = head->advance(); progress != Progress::kDone) return progress;
-  if (const Failure* failure = head->failure()) end_with(*head, *failure);
+  if (const Failure* failure = head->failure()) end_with(*head, *failure);  // it may have failed before its turn
   {
     const std::lock_guard lock(queue_mutex_);
     queue_.pop_front();
@@ -249,6 +249,11 @@ Progress Group::advance_queue() {
   finish_turn();
   engine_.completed();
   return Progress::kMoved;
+}
+
+bool Group::has_turn(const GroupOperation& operation) {
+  const std::lock_guard lock(queue_mutex_);
+  return head_has_turn_ && !queue_.empty() && queue_.front().get() == &operation;
 }
 
 // A call whose deadline passed before its turn has no number: it would have had the next one.

@@ -234,6 +234,7 @@ class Group final : public Source {
   void explain(Failure& failure, bool has_world_ranks = false);
   void break_with(Failure failure, const Descriptor& call);
   Descriptor first_without_this_rank(const Descriptor& call) const;
+  bool has_turn(const GroupOperation& operation);  // with driving_
   void end_with(const GroupOperation& call, const Failure& failure);
   void give_up(GroupOperation& operation, Failure failure);
   std::optional<Awaited> unless_failed(const Operation& operation, const Descriptor& call,

@@ -53,6 +53,7 @@ Progress QueuedCall::advance() {
     }
     if (std::optional<Failure> failure = failure_of([this] { awaits_arrays_ = request_.ready && !request_.ready(); })) {
       recording_->end(&*failure);
+      group_.end_with(*this, *failure);
       fail(*std::move(failure));
       return Progress::kDone;
     }
@@ -78,7 +79,14 @@ void QueuedCall::end(const Failure* failure) {
   recording_->end(failure);
   // First: whoever waits for the call may leave the group when it has completed.
   if (request_.descriptor.sequence != 0) group_.ended_.store(request_.descriptor.sequence, std::memory_order_release);
-  failure == nullptr ? finish() : fail(group_.own_view(group_.cause_of(*failure)));
+  if (failure == nullptr) {
+    finish();
+    return;
+  }
+  Failure own = group_.own_view(group_.cause_of(*failure));
+  // First, too: it may ask whether the group has failed.
+  if (group_.has_turn(*this)) group_.end_with(*this, own);
+  fail(std::move(own));
 }
 
 // Once it has been numbered.

@@ -224,7 +224,7 @@ void a_call_that_cannot_become_ready_ends_the_group() {
     const auto operation = group.start(std::move(request), 60);
     wait_for(*operation);
     const std::string text = operation->failure()->summary();
-    while (!group.is_completed()) std::this_thread::yield();
+    check(group.is_completed(), "expected the group to have ended", group.rank());
     check(data[0] == 1, text.c_str(), group.rank());
     if (group.rank() == 1) check(text.find("illegal address") != std::string::npos, text.c_str(), 1);
   });
@@ -252,6 +252,28 @@ void a_call_whose_end_throws_ends_the_group() {
     } catch (const OperationFailed&) {
     }
   });
+}
+
+// Who has waited for a call may ask at once whether its group has failed.
+void a_group_has_ended_before_a_call_that_fails_completes(const char* how) {
+  const std::string reason = how;
+  std::vector<Rank> world = world_of(2, {0, 0});
+  Group& group = *world[0].group;
+  std::vector<int64_t> data(1, 1);
+  std::shared_ptr<GroupOperation> operation;
+  std::atomic<bool> is_known{false};
+  std::atomic<bool> completed_first{true};
+  group.on_broken([&] { completed_first = operation->is_completed(); });
+  Request request = sum_of(data);
+  request.ready = [&]() -> bool {
+    if (is_known && reason == "throws") throw std::runtime_error("illegal address");
+    return is_known;
+  };
+  operation = group.start(std::move(request), reason == "deadline" ? 0.1 : 60);
+  is_known = true;
+  if (reason == "abort") world[1].group->abort();
+  wait_for(*operation);
+  check(operation->failure() != nullptr && !completed_first, "expected the group to end before its call", 0);
 }
 
 void a_receive_whose_end_throws_ends_the_group() {
@@ -338,6 +360,10 @@ int main() {
   for (const char* how : {"throws", "deadline", "abort"}) {
     CASE("%s", how);
     RUN_TEST(work_that_fails_ends_the_group, how);
+  }
+  for (const char* how : {"throws", "deadline", "abort"}) {
+    CASE("%s", how);
+    RUN_TEST(a_group_has_ended_before_a_call_that_fails_completes, how);
   }
   RUN_TEST(work_that_an_abort_has_ended_fails);
   RUN_TEST(a_call_that_cannot_become_ready_ends_the_group);

@@ -257,10 +257,6 @@ def _fail(case: Case, waiting: Waiting, seconds: float, fault: str) -> list[obje
         part.wait()
     except DistError as raised:
         error = f"{type(raised).__name__}: {raised}"
-    # The call may raise a moment before its group counts as failed, which is what ``close`` is given.
-    deadline = time.monotonic() + seconds
-    while not (group.calls.is_broken or group.calls.has_lost_member) and time.monotonic() < deadline:
-        time.sleep(0.001)
     is_named = error.startswith("PeerFailed") and "rank 0" in error and (fault == "abort" or _PLANNED in error)
     if group.rank() in waiting and not is_named:
         raise part.error(f"expected PeerFailed, which names rank 0, where that has failed, got {error or 'no error'}")
