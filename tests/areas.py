@@ -32,7 +32,7 @@ AREAS = {
     "dtype": ["native/test_kernels.py", "collectives/test_collectives.py", "collectives/test_means_of_integers.py"],
     "group": ["groups", "failures/test_mismatch.py", "failures/test_deadlocks.py"],
     "liveness": ["failures/test_dead_peer.py", "failures/test_deadlocks.py", "failures/test_timeouts.py"],
-    "messages": ["collectives/test_messages.py", "collectives/test_strided_messages.py"],
+    "messages": ["collectives/test_messages.py", "collectives/test_strided_messages.py", "random_calls"],
     "mpi": ["mpi"],
     "ops": ["native/test_operations.py", "collectives/test_collectives.py"],
     "runtime": ["native", "failures/test_timeouts.py", "diagnostics/test_flight_records.py"],

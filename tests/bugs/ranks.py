@@ -18,9 +18,6 @@ it has left running, and kills that. In the world's directory there are for each
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import faulthandler
 import gc
 import importlib
 import json
@@ -33,7 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-LEFTOVER_SECONDS = 1.0
+from forked_ranks import adopt_orphans, be_a_program, die_with_parent, kill_leftovers
 
 PRELOADED = {
     "procgroup": ["numpy", "procgroup", "procgroup.backends.mesh", "procgroup.backends.native"],
@@ -41,9 +38,6 @@ PRELOADED = {
     "gloo": ["numpy", "torch", "torch.nn.parallel", "torch.distributed"],
 }
 """What the server has imported: an import of torch takes more than a second, of which no program is to wait."""
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(preloaded: str) -> tuple[dict[str, Any], int]:
@@ -56,7 +50,7 @@ def serve(preloaded: str) -> tuple[dict[str, Any], int]:
         world = json.loads(line)
         for rank in range(world["size"]):
             if os.fork() == 0:
-                _die_with_parent()
+                die_with_parent()
                 keep(Path(world["directory"]), rank)
                 return world, rank
     sys.exit()
@@ -76,36 +70,18 @@ def join(directory: str) -> tuple[dict[str, Any], int]:
 def keep(directory: Path, rank: int) -> None:
     """Fork the rank, in which this returns; wait for its end, write it down, and exit."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes a child of the keeper
+    adopt_orphans()  # of the rank
     pid = os.fork()
     if pid == 0:
-        _die_with_parent()
+        die_with_parent()
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     write(directory / f"{rank}.pid", str(pid))
     _, status = os.waitpid(pid, 0)
     moment = time.monotonic()
-    end = {"status": os.waitstatus_to_exitcode(status), "moment": moment, "left": _kill_leftovers()}
+    end = {"status": os.waitstatus_to_exitcode(status), "moment": moment, "left": kill_leftovers()}
     write(directory / f"{rank}.end", json.dumps(end))
     os._exit(0)
-
-
-def _kill_leftovers() -> list[str]:
-    """Wait a second for the children of this process; kill those that still run, and return their commands."""
-    deadline = time.monotonic() + LEFTOVER_SECONDS
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.02)
-    left = []
-    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        left.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") or pid)
-        os.kill(int(pid), signal.SIGKILL)
-    return left
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def write(file: Path, text: str) -> None:
@@ -118,7 +94,8 @@ def write(file: Path, text: str) -> None:
 def play(world: dict[str, Any], rank: int) -> None:
     """Run the program as one rank of its world; what it raises, this raises."""
     directory = Path(world["directory"])
-    _settle(directory, rank, world["environments"][rank])
+    environment = world["environments"][rank]
+    be_a_program(environment, directory / f"{rank}.output", environment.get("WORLD_NAMESPACE", ""))
     module = importlib.import_module(world["module"])
     library = importlib.import_module("bugs.library")
     if rank in world["guilty"]:
@@ -130,21 +107,6 @@ def play(world: dict[str, Any], rank: int) -> None:
         _write_what_was_seen(directory, rank, error, library)
         raise
     _write_what_was_seen(directory, rank, None, library)
-
-
-def _settle(directory: Path, rank: int, environment: dict[str, str]) -> None:
-    """Be a process of its own: variables, output, signals, and the host that it is on."""
-    os.environ.clear()
-    os.environ.update(environment)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    output = os.open(directory / f"{rank}.output", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have let its background ignore it
-    faulthandler.register(signal.SIGUSR2)  # by which the stacks of a rank that hangs are seen
-    if namespace := environment.get("WORLD_NAMESPACE"):
-        importlib.import_module("two_hosts").enter(namespace)
 
 
 def _start_together(directory: Path, rank: int, size: int) -> None:

@@ -1,14 +1,20 @@
-"""Random calls on arrays of any layout for Hypothesis to choose from, and a rank that makes a sequence of them."""
+"""Random calls on arrays of any layout, and a rank that makes a sequence of them.
+
+Hypothesis chooses short sequences; a seed gives a long one.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from collectives.cases import SUPPORTED
+from collectives.playing import Report, report
 from hypothesis import strategies as st
 
-from cases import Case, CasePart
-from layouts import FROZEN, LAYOUTS
+from cases import Case, CasePart, naming
+from layouts import FROZEN, LAYOUTS, SHAPES
 from operations import EVERY_RANK, OPERATIONS
 from oracle import DTYPES, OPS, is_defined
 
@@ -48,17 +54,52 @@ def sequences(size: int) -> st.SearchStrategy[list[Call]]:
     return st.lists(calls(size), min_size=1, max_size=6)
 
 
-def play_sequence(dist: Any, rank: int, size: int, sequence: list[Call]) -> list[str]:
-    """Play calls, asynchronous ones overlapping; return what is wrong with each."""
+def long_sequence(seed: int, size: int, length: int) -> list[Call]:
+    """Return calls of which most are small, and up to five are outstanding at once."""
+    random = np.random.default_rng(seed)
+    return [_random_call(random, size) for _ in range(length)]
+
+
+def _random_call(random: np.random.Generator, size: int) -> Call:
+    dtype, op = SUPPORTED[random.integers(len(SUPPORTED))]
+    largest = 30_000 if random.random() < 0.02 else 3000 if random.random() < 0.2 else 40
+    return Call(
+        EVERY_RANK[random.integers(len(EVERY_RANK))],
+        dtype,
+        int(random.integers(largest)),
+        op,
+        int(random.integers(size)),
+        layouts=tuple(SHAPES),
+        values="accumulated",
+        shares_own_block=bool(random.integers(2)),
+        seed=int(random.integers(1 << 30)),
+        waits=tuple(int(random.integers(5)) if random.random() < 0.4 else -1 for _ in range(size)),
+    )
+
+
+def play_sequence(dist: Any, rank: int, size: int, sequence: list[Call]) -> list[Report]:
+    """Play calls, asynchronous ones overlapping."""
     parts = [CasePart(call, rank, size) for call in sequence]
     outstanding: list[tuple[int, CasePart]] = []
     for number, (call, part) in enumerate(zip(sequence, parts, strict=True)):
         later = call.waits[rank % len(call.waits)]
-        part.start(dist, async_op=later >= 0 or call.operation == "ring")
+        # A ring of blocking sends may wait for the others.
+        with naming(f"call {number}, {call}"):
+            part.start(dist, async_op=later >= 0 or call.operation == "ring")
         outstanding.append((number + later, part))
         for _, due in [entry for entry in outstanding if entry[0] <= number]:
-            due.wait()
+            _wait(due)
         outstanding = [entry for entry in outstanding if entry[0] > number]
     for _, due in outstanding:
-        due.wait()
-    return [part.wrong() for part in parts]
+        _wait(due)
+    return [report(part) for part in parts]
+
+
+def _wait(part: CasePart) -> None:
+    with naming(part.case):
+        part.wait()
+
+
+def play_seed(dist: Any, rank: int, size: int, task: tuple[int, int]) -> list[Report]:
+    """Play the long sequence of a seed and a length."""
+    return play_sequence(dist, rank, size, long_sequence(task[0], size, task[1]))

@@ -16,7 +16,7 @@ from typing import Any
 
 from world import World, WorldFailed, describe, start
 
-SECONDS = 30.0
+SECONDS = 60.0
 """How long a rank may take to come, or to answer."""
 
 Function = Callable[[Any, int, int, Any], Any]

@@ -1,4 +1,4 @@
-"""Any sequence of calls, on arrays of any layout, gives what NumPy gives, on every rank."""
+"""Any sequence of calls, on arrays of any layout, gives what NumPy gives, on every rank, and the same bits on all."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 import pytest
+from collectives.cases import TRANSPORTS
+from collectives.playing import all_right
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from random_calls.calls import play_sequence, sequences
+from random_calls.calls import long_sequence, play_seed, play_sequence, sequences
 from random_calls.standing_world import StandingWorld
 
 import two_hosts
-from tiers import SAMPLED
+from cases import FIRST_SEED, naming
+from tiers import AT_LENGTH, SAMPLED
 
 EXAMPLES = 10 if SAMPLED else 500
 """Of each world; there are ten worlds in a full run, and six in a sample."""
+
+SEEDS = 1 if SAMPLED else 20
+LENGTH = 2000 if AT_LENGTH else 500
+"""The number of calls of each seed."""
 
 WORLDS = [
     (2, "shm"),
@@ -46,6 +53,14 @@ def test_random_sequences_between_two_hosts_equal_numpys(layout: tuple[int, ...]
         play_random_sequences(len(layout), "auto", two_hosts.environments(hosts, layout))
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_long_sequence_on_four_ranks_equals_numpys(transport: str) -> None:
+    with StandingWorld(play_seed, 4, transport) as world:
+        for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+            with naming(f"seed {seed}, which PROCGROUP_TEST_SEED={seed} plays first"):
+                all_right(long_sequence(seed, 4, LENGTH), world.play((seed, LENGTH)))
+
+
 def play_random_sequences(size: int, transport: str, environments: Sequence[Mapping[str, str]] | None = None) -> None:
     with StandingWorld(play_sequence, size, transport, environments) as world:
 
@@ -62,13 +77,6 @@ def play_random_sequences(size: int, transport: str, environments: Sequence[Mapp
         @given(st.data())
         def check(data: st.DataObject) -> None:
             sequence = data.draw(sequences(size))
-            reports = world.play(sequence)
-            wrong = [
-                f"rank {rank}, call {number}, {sequence[number]}: {text}"
-                for rank, report in enumerate(reports)
-                for number, text in enumerate(report)
-                if text
-            ]
-            assert not wrong, "\n".join(wrong[:10])
+            all_right(sequence, world.play(sequence))
 
         check()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
 import json
 import os
 import re
@@ -20,21 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import two_hosts
+from forked_ranks import be_a_program, die_with_parent, kill_leftovers
 from soak.plan import CUTS, ENDLESS, SHORT_CUTS, SIGNALLED, Plan
 from two_hosts import Host
 from world import free_port, rank_environment
 
 HANG_SECONDS = 45.0
 """How long a scenario may take before its ranks count as hanging."""
-LEFTOVER_SECONDS = 1.0
 TICK = 0.1
 MARKS = {"meet": "start", "groups": "joined", "calls": "calling", "leave": "leaving"}
 """What the victim says when it has come to the moment of a strike."""
 STRIKES = {"interrupt": signal.SIGINT, "kill": signal.SIGKILL, "term": signal.SIGTERM}
 """The signals that end the victim; others stop it."""
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
@@ -87,7 +82,7 @@ def start(plan: Plan, place: Path, hosts: Sequence[Host]) -> tuple[int, int] | l
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_parent()
             _settle(plan, rank, place, port, hosts)
             return rank, writing
         os.close(writing)
@@ -96,31 +91,13 @@ def start(plan: Plan, place: Path, hosts: Sequence[Host]) -> tuple[int, int] | l
 
 
 def _settle(plan: Plan, rank: int, place: Path, port: int, hosts: Sequence[Host]) -> None:
-    """Be a process of its own: variables, output, signals, and the host that it is on."""
     transport = {"toy": "auto", "hosts": "auto"}.get(plan.layout, plan.layout)
     variables = rank_environment(rank, plan.size, port, {"PROCGROUP_TRANSPORT": transport, "TMPDIR": f"{place}/files"})
     if plan.layout == "hosts":
         variables |= two_hosts.environments(hosts, plan.hosts)[rank]
-    if hosts:
-        two_hosts.enter(variables.get("WORLD_NAMESPACE", hosts[0].namespace))  # all sockets there are this scenario's
-    os.environ.clear()
-    os.environ.update(variables)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    output = os.open(place / f"{rank}.output", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have let its background ignore it
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2)
-
-
-def keep_the_family_together() -> None:
-    """Let this process end with its parent, and be the parent of what its ranks leave behind."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # All sockets of a host's namespace are this scenario's.
+    namespace = variables.get("WORLD_NAMESPACE", hosts[0].namespace) if hosts else ""
+    be_a_program(variables, place / f"{rank}.output", namespace)
 
 
 class Watch:
@@ -281,21 +258,13 @@ def _ip(host: Host, command: str) -> None:
 
 
 def _leftovers(files: Path, hosts: Sequence[Host]) -> list[str]:
-    """Return the files and sockets that are left, and the processes that run after a second, which are killed."""
-    deadline = time.monotonic() + LEFTOVER_SECONDS
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.02)
-    left = [f"file {file.relative_to(files)}" for file in files.rglob("*")]
+    """Return the processes, files and sockets that are left a second after the ranks' end; no process is left then."""
+    left = [f"process {command}" for command in kill_leftovers()]
+    left += [f"file {file.relative_to(files)}" for file in files.rglob("*")]
     for host in hosts:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(two_hosts.enter, host.namespace).result()
             left += thread.submit(_sockets).result()
-    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        left.append("process " + (Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") or pid))
-        os.kill(int(pid), signal.SIGKILL)
-        os.waitpid(int(pid), 0)
     return left
 
 

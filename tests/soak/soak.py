@@ -33,8 +33,9 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # in its own folder this file is "soak", not the package
 
 import two_hosts
+from forked_ranks import adopt_orphans, die_with_parent
 from soak.plan import FAULTS_AT, Plan
-from soak.player import Watch, keep_the_family_together, start
+from soak.player import Watch, start
 from soak.program import play
 from soak.verdict import Judge
 from two_hosts import Host
@@ -170,7 +171,8 @@ def work(task: dict[str, Any]) -> tuple[Plan, int, int]:
         getattr(importlib.import_module("procgroup"), name)
     gc.freeze()  # otherwise each rank copies all of the memory at its end
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    keep_the_family_together()
+    die_with_parent()
+    adopt_orphans()
     place, hosts = Path(task["place"]), [Host(*host) for host in task["hosts"]]
     plans = plans_of(task["first_seed"], task["faults"], task["moments"])
     for plan in itertools.islice(plans, *task["numbers"]):
