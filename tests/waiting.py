@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -56,6 +57,24 @@ class MeetingOfThreads:
         """Wait until these ranks, which have met, are in a call: one that starts late would be missing for it."""
         for rank in ranks:
             wait_until(lambda: "started" in [call["state"] for call in self._groups[rank].records()])  # noqa: B023
+
+
+def stop(pid: int) -> None:
+    """Stop a process; return when all of its threads have stopped, which the signal itself does not wait for.
+
+    It may have ended meanwhile.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: not _running_threads(pid), otherwise=f"process {pid} has not stopped")
+
+
+def _running_threads(pid: int) -> list[str]:
+    running = []
+    for path in iglob(f"/proc/{pid}/task/*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            state = Path(path).read_text().rpartition(")")[2].split()[0]
+            running += [path] if state not in ("T", "t", "Z", "X") else []
+    return running
 
 
 def wait_until_in_a_call(pids: Iterable[int], of: int = 1, records: str | os.PathLike[str] = "") -> None:

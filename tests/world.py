@@ -55,7 +55,7 @@ import psutil
 
 import outputs
 import two_hosts
-from waiting import started_calls, wait_until
+from waiting import started_calls, stop, wait_until
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds that a world may take when the test does not say."""
@@ -123,8 +123,9 @@ class World:
         return bool(self._processes[rank].is_alive())
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """Send a signal to one rank."""
-        os.kill(self._processes[rank].pid, number)
+        """Send a signal to one rank; wait until it has stopped where that is to stop it."""
+        pid = self._processes[rank].pid
+        stop(pid) if number == signal.SIGSTOP else os.kill(pid, number)
 
     def output(self, rank: int) -> str:
         """Return what a rank has printed so far."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ import world
 from database_servers import etcd_answers, etcd_member, etcd_server, lacks_etcd
 from procgroup.errors import DistNetworkError, DistStoreError, StoreLimitError, StoreLost
 from procgroup.stores import EtcdStore
+from waiting import stop
 
 pytestmark = [pytest.mark.skipif(bool(lacks_etcd()), reason=lacks_etcd())]
 
@@ -67,6 +69,11 @@ def cluster(folder: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
             member.wait()
 
 
+def kill(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # Popen collects it
+
+
 def test_a_store_goes_on_when_a_member_of_the_cluster_ends(tmp_path: Path) -> None:
     with cluster(tmp_path) as members:
         store = EtcdStore([f"127.0.0.1:{port}" for port in members], "job")
@@ -85,9 +92,9 @@ def test_a_store_goes_on_when_a_member_of_the_cluster_ends(tmp_path: Path) -> No
         store.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["ends", "stops"])
+@pytest.mark.parametrize("end", [kill, stop], ids=["ends", "stops"])
 def test_a_wait_goes_on_at_another_member_when_the_one_that_it_watches_ends_or_stops(
-    number: signal.Signals, tmp_path: Path
+    end: Callable[[int], None], tmp_path: Path
 ) -> None:
     with cluster(tmp_path) as members, ThreadPoolExecutor(1) as pool:
         endpoints = [f"127.0.0.1:{port}" for port in members]
@@ -96,7 +103,7 @@ def test_a_wait_goes_on_at_another_member_when_the_one_that_it_watches_ends_or_s
             first = next(iter(members))
             while not _watches(first):
                 assert not waiting.done()
-            members[first].send_signal(number)
+            end(members[first].pid)
             other.set("late", "value")
             assert waiting.result(10) == b"value"
             assert waiter.endpoint != endpoints[0]
@@ -104,12 +111,12 @@ def test_a_wait_goes_on_at_another_member_when_the_one_that_it_watches_ends_or_s
 
 def test_a_server_that_is_stopped_is_lost_after_the_time_for_an_answer(tmp_path: Path) -> None:
     port = world.free_port()
-    with etcd_server(tmp_path, port) as server, EtcdStore(f"127.0.0.1:{port}", "job", answer_timeout=0.3) as store:
-        server.send_signal(signal.SIGSTOP)
+    with etcd_server(tmp_path, port) as server, EtcdStore(f"127.0.0.1:{port}", "job", answer_timeout=1) as store:
+        stop(server.pid)
         began = time.monotonic()
-        with pytest.raises(StoreLost, match=r"no answer within 0\.\d+ s"):
+        with pytest.raises(StoreLost, match=r"no answer within \d(\.\d+)? s"):
             store.get("key")
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         server.send_signal(signal.SIGCONT)
         with EtcdStore(f"127.0.0.1:{port}", "job") as patient:  # the first answer takes the server a while
             patient.set("key", "value")

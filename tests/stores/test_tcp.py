@@ -24,6 +24,7 @@ from procgroup import _native
 from procgroup.errors import DistNetworkError, DistStoreError, StoreLost, StoreTimeout
 from procgroup.stores import TCPStore, tcp
 from procgroup.stores.tcp import StoreServer
+from waiting import stop
 from world import free_port, run_command, without_reports
 
 
@@ -464,8 +465,7 @@ def test_a_server_that_is_stopped_is_late_and_no_foreign_program() -> None:
     assert host.stdout is not None
     store = TCPStore("127.0.0.1", int(host.stdout.readline()), timeout=10)
     store.set("key", "value")
-    host.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, host.pid, os.WSTOPPED)
+    stop(host.pid)
     for _ in range(3):  # the first connection is given up; the others connect anew
         with pytest.raises(StoreTimeout):
             store.get("key", 0.1)

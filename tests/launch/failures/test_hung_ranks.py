@@ -10,6 +10,7 @@ import pytest
 
 from procgroup.launch.ranks import hung_ranks
 from procgroup.launch.ranks.hung_ranks import HungRanks, process_state
+from waiting import stop
 
 
 class Rank:
@@ -47,9 +48,7 @@ def test_a_stopped_rank_is_reported_once(start_launcher: Any, clock: Any) -> Non
     running = start_launcher("import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)")
     running.wait_for("pid")
     rank = Rank(running.pids()[0])
-    os.kill(rank.pid, signal.SIGSTOP)
-    while process_state(rank.pid) != "T":
-        pass
+    stop(rank.pid)
     said: list[str] = []
     look_every_five_seconds(HungRanks(None, {}, said.append), rank, clock, 60)
     assert len(said) == 1
