@@ -10,13 +10,10 @@
 #include "store/table.hpp"
 
 namespace procgroup::store {
-namespace {
-
-constexpr int64_t kSliceNs = 100'000'000;  // between two calls of `check`
-
-}  // namespace
 
 struct InProcessStore::State {
+  explicit State(int64_t wait_ns) : slice_ns(wait_ns) {}
+
   struct Waiter {
     std::condition_variable answered;
     std::optional<Answer> answer;
@@ -30,6 +27,7 @@ struct InProcessStore::State {
   }
 
   const uint64_t generation = fork_generation();
+  const int64_t slice_ns;
   std::mutex mutex;
   // Under the mutex. The number of a call is its ticket's connection.
   uint64_t next_call = 0;
@@ -64,7 +62,7 @@ class InProcessStore::Call {
         state_.table.cancel(ticket_);
         break;
       }
-      waiter_.answered.wait_for(lock_, std::chrono::nanoseconds(deadline.remaining_ns(kSliceNs)));
+      waiter_.answered.wait_for(lock_, std::chrono::nanoseconds(deadline.remaining_ns(state_.slice_ns)));
       if (!waiter_.answer) call_unlocked(check);
     }
     return std::move(*waiter_.answer);
@@ -84,7 +82,7 @@ class InProcessStore::Call {
   const Ticket ticket_;
 };
 
-InProcessStore::InProcessStore() : state_(std::make_shared<State>()) {}
+InProcessStore::InProcessStore(int64_t slice_ns) : state_(std::make_shared<State>(slice_ns)) {}
 
 InProcessStore::InProcessStore(std::shared_ptr<State> state) : state_(std::move(state)) {}
 

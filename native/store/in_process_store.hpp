@@ -20,7 +20,8 @@ struct ClosedStore {};
 
 class InProcessStore {
  public:
-  InProcessStore();
+  // `slice_ns`: how long a wait lasts between two calls of its `check`.
+  explicit InProcessStore(int64_t slice_ns = 100'000'000);
   ~InProcessStore();
   InProcessStore(const InProcessStore&) = delete;
   InProcessStore& operator=(const InProcessStore&) = delete;

@@ -78,6 +78,27 @@ void each_value_of_a_queue_reaches_one_thread() {
   CHECK(sum == uint64_t{kThreads} / 2 * kTurns * (kTurns + 1) / 2);
 }
 
+// Where a wait is interrupted now and then, to call `check`, nothing shows that nobody has woken its thread.
+void an_answer_wakes_the_thread_that_waits_for_it() {
+  constexpr int64_t kHourNs = int64_t{3600} * 1'000'000'000;
+  CASE("two threads meet at a barrier");
+  InProcessStore store(kHourNs);
+  std::string gate = key_only("gate");
+  put(gate, uint64_t{2});
+  std::atomic<int> went_through{0};
+  const auto go_through = [&] {
+    CHECK(store.request(Op::kBarrier, gate, {}, Deadline::never(), kNothing).status == Status::kOk);
+    ++went_through;
+  };
+  std::thread first(go_through);
+  std::thread second(go_through);
+  const Deadline guard = soon();
+  while (went_through < 2 && !guard.passed()) std::this_thread::yield();
+  CHECK_EQUAL(went_through.load(), 2);
+  first.join();
+  second.join();
+}
+
 void a_deadline_cancels_the_request() {
   InProcessStore store;
   for (int i = 0; i < 3; ++i) {
@@ -173,6 +194,7 @@ int main() {
   testing::limit_seconds(100);
   RUN_TEST(threads_wait_for_each_other);
   RUN_TEST(each_value_of_a_queue_reaches_one_thread);
+  RUN_TEST(an_answer_wakes_the_thread_that_waits_for_it);
   RUN_TEST(a_deadline_cancels_the_request);
   RUN_TEST(a_check_may_use_the_store_and_ends_the_wait);
   RUN_TEST(a_closed_store_leaves_its_clones_open);
