@@ -13,6 +13,7 @@
 #include "base/clock.hpp"
 #include "base/file_descriptor.hpp"
 #include "tests/check.hpp"
+#include "tests/sleepers.hpp"
 
 namespace procgroup {
 namespace {
@@ -146,6 +147,38 @@ void a_killed_process_is_lost_for_every_watcher() {
   victim.end();
   pause_ms(150);
   CHECK(reports.lost == 1 && reports.left == 0 && reports.last_peer == kVictim && !reports.by_connection);
+}
+
+// The kernel wakes one watcher. The others are awake when that one reports the death: they do not sleep until their
+// next look.
+void the_first_woken_watcher_wakes_the_others() {
+  constexpr long kFutexWaitv = 449;
+  if (syscall(kFutexWaitv, nullptr, 0, 0, nullptr, 0) != -1 || errno != EINVAL) {
+    std::puts("life_test: the kernel cannot wait for several futexes");
+    return;
+  }
+  constexpr int kWatchers = 6;
+  const SharedStage stage = make_stage();
+  Child victim(holder(*stage, 0));
+  await([&] { return stage->ready == 1; });
+  std::atomic<int> reports{0};
+  std::atomic<long> most_asleep{0};
+  std::vector<std::unique_ptr<LifeWatcher>> watchers;
+  for (int index = 0; index < kWatchers; ++index) {
+    watchers.push_back(std::make_unique<LifeWatcher>(
+        [&](int, const std::string&) {
+          const long asleep = testing::sleepers_on(stage->words[0].word);
+          for (long most = most_asleep; asleep > most && !most_asleep.compare_exchange_weak(most, asleep);) {
+          }
+          ++reports;
+        },
+        [](int) {}));
+    watchers.back()->watch(kVictim, stage->words[0]);
+  }
+  testing::await_sleepers(stage->words[0].word, kWatchers);
+  victim.send(SIGKILL);
+  await([&] { return reports == kWatchers; });
+  CHECK_EQUAL(most_asleep.load(), 0);
 }
 
 void an_orderly_leave_is_no_loss() {
@@ -373,6 +406,7 @@ int main() {
   using namespace procgroup;
   testing::limit_seconds(100);
   RUN_TEST(a_killed_process_is_lost_for_every_watcher);
+  RUN_TEST(the_first_woken_watcher_wakes_the_others);
   RUN_TEST(an_orderly_leave_is_no_loss);
   RUN_TEST(a_stopped_process_lives);
   RUN_TEST(a_process_that_becomes_another_program_is_lost);
