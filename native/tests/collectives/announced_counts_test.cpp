@@ -121,6 +121,22 @@ void counts_that_no_memory_holds_are_refused(size_t count) {
   }
 }
 
+// Each end of the pair is described by what its own rank does.
+void a_mismatch_says_who_gives_and_who_expects() {
+  Descriptor call;
+  call.op = OpKind::kAllToAll;
+  call.dtype = Dtype::kInt64;
+  PairCounts counts;
+  const std::optional<Failure> failure = counts.read(
+      call, kSize, [](int from, int to) { return from == 2 && to == 1 ? 5 : 4; }, [](int, int) { return 4; });
+  check(failure && failure->kind == Failure::Kind::kMismatch, "expected a mismatch", 0);
+  CHECK_EQUAL(failure->reason, "rank 2 gives 5 int64 to rank 1, which expects 4 int64 from it");
+  CHECK_EQUAL(failure->calls.size(), size_t{kSize});
+  CHECK_EQUAL(failure->calls[0], call.describe());
+  CHECK_EQUAL(failure->calls[1], call.describe() + ", 4 int64 from rank 2");
+  CHECK_EQUAL(failure->calls[2], call.describe() + ", 5 int64 to rank 1");
+}
+
 // What ranks say of a pair that does not concern this rank, while it looks: as much as they may say.
 void counts_of_others_do_not_make_a_schedule_longer() {
   for (const int to : {1, 2}) {
@@ -161,5 +177,6 @@ int main() {
     RUN_TEST(counts_that_no_memory_holds_are_refused, count);
     RUN_TEST(a_ranks_own_counts_are_those_of_its_arrays, count);
   }
+  RUN_TEST(a_mismatch_says_who_gives_and_who_expects);
   RUN_TEST(counts_of_others_do_not_make_a_schedule_longer);
 }
