@@ -182,6 +182,32 @@ void mismatch_changes_nothing(int size) {
   });
 }
 
+// Reports of other ranks, and `procgroup explain`, read there for whom a rank waits.
+void a_call_records_the_world_ranks_that_it_awaits() {
+  std::vector<Rank> world = make_world(4);
+  const std::vector<int> members{1, 2, 3};
+  std::vector<std::unique_ptr<Group>> groups;
+  std::vector<uint64_t> offsets;
+  for (int rank = 0; rank < 3; ++rank) {
+    groups.push_back(std::make_unique<Group>(
+        *world[static_cast<size_t>(members[static_cast<size_t>(rank)])].engine,
+        GroupOptions{.id = 8, .name = "others", .members = members, .rank = rank, .layout = kTiny}));
+    offsets.push_back(groups.back()->offset());
+  }
+  for (const std::unique_ptr<Group>& group : groups) group->attach(offsets, {0, 0, 0});
+  std::vector<int64_t> data(4);
+  const auto operation = groups[0]->start(request_for(OpKind::kAllReduce, data), 600);
+  Descriptor call;
+  call.op = OpKind::kAllReduce, call.group = 8, call.sequence = 1;
+  AwaitedRanks awaited;
+  for (const Deadline guard = Deadline::after(60); awaited.count == 0 && !guard.passed();) {
+    groups[0]->advance_pending();
+    groups[0]->examine_pending();
+    awaited = world[1].engine->record().view().awaited(call);
+  }
+  CHECK_EQUAL(awaited.ranks, (std::vector<int>{2, 3}));
+}
+
 void timeout_and_leaving(int size) {
   std::vector<Rank> world = make_world(size);
   in_all_ranks(world, [](Group& group) {
@@ -234,4 +260,5 @@ int main() {
     RUN_TEST(the_caller_runs_along, size);
   }
   RUN_TEST(leaving_ends_what_a_caller_runs_along);
+  RUN_TEST(a_call_records_the_world_ranks_that_it_awaits);
 }
