@@ -53,6 +53,7 @@ class Member final : public WaitForGraph {
     --unread_;
     return std::nullopt;
   }
+  bool has_unread() const { return unread_ > 0; }
   void send() { cycle_.sent[static_cast<size_t>((rank_ + 1) % world_size())].fetch_add(1, std::memory_order_acq_rel); }
 
  private:
@@ -236,6 +237,32 @@ void test_a_verdict_is_for_the_call_that_it_was_found_of() {
   CHECK(!later.announced() && !later.examine(awaits(1), alone) && !later.announced());
 }
 
+// The other rank sends and then shows its wait while this one is between its first look at the messages and its look at
+// the others' waits. It sees this one's wait shown, and must not take it for one that it will not end.
+void test_a_message_that_is_sent_during_a_look_is_no_deadlock() {
+  Cycle cycle(2);
+  Member receiver(cycle, 0);
+  Member sender(cycle, 1);
+  const auto alone = [] { return true; };
+  DeadlockDetector sends(sender, 60, 0);
+  const auto sender_awaits = []() -> std::optional<Awaited> { return Awaited{OpKind::kRecv, 0, {0}}; };
+  bool sent = false;
+  const auto receiver_awaits = [&]() -> std::optional<Awaited> {
+    if (receiver.has_unread()) return std::nullopt;
+    if (!std::exchange(sent, true)) {
+      sender.send();
+      CHECK(!sends.examine(sender_awaits, alone));
+    }
+    return Awaited{OpKind::kRecv, 0, {1}};
+  };
+  DeadlockDetector receives(receiver, 60, 0);
+  CHECK(!receives.examine(receiver_awaits, alone));
+  for (int look = 0; look < 10; ++look) {
+    const std::optional<Failure> alarm = sends.examine(sender_awaits, alone);
+    CHECK_EQUAL(alarm ? alarm->summary() : "no deadlock", "no deadlock");
+  }
+}
+
 // Whoever drives the wait may look once more before it fails; meanwhile the others have failed and show nothing.
 void test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone() {
   Cycle cycle(2);
@@ -268,6 +295,7 @@ int main() {
   using namespace procgroup;
   RUN_TEST(test_a_verdict_that_makes_no_sense_is_ignored);
   RUN_TEST(test_a_verdict_is_for_the_call_that_it_was_found_of);
+  RUN_TEST(test_a_message_that_is_sent_during_a_look_is_no_deadlock);
   RUN_TEST(test_who_found_a_deadlock_still_knows_it_when_the_others_have_gone);
   RUN_TEST(test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one, 2, 300);
   RUN_TEST(test_a_message_that_goes_round_is_no_deadlock_and_its_loss_is_one, 3, 300);
