@@ -1,4 +1,7 @@
 // What a rank that leaves its group must not do: take away what others still read, or leave a waiter behind.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
 #include <vector>
@@ -88,6 +91,27 @@ void the_memory_of_a_group_that_was_not_made_is_no_other_groups() {
   check(mine.heap().take(bytes) == offset, "expected the memory to be used again", 0);
 }
 
+// The child does not have the memory that its parent shares with the others.
+void a_forked_child_does_not_leave_the_groups_of_its_parent() {
+  std::vector<Rank> world = make_world(2);
+  const pid_t child = fork();
+  if (child == 0) {
+    CASE("a forked child destroys its copy of a group");
+    world[0].group.reset();
+    _exit(0);
+  }
+  int status = -1;
+  check(waitpid(child, &status, 0) == child, "expected the child to have ended", 0);
+  CHECK_EQUAL(status, 0);
+  in_all_ranks(world, [](Group& group) {
+    NoRuntime language;
+    std::vector<int64_t> data = values(group.rank(), 4);
+    Request request = request_for(OpKind::kAllReduce, data);
+    group.run(request, 60, language);
+    CHECK_EQUAL(data[3], sum(2, 3));
+  });
+}
+
 // Of the first of so many calls that fails.
 Failure failure_of(Group& group, double seconds, int calls = 1) {
   NoRuntime language;
@@ -147,6 +171,7 @@ int main() {
   RUN_TEST(what_was_published_stays, 5);
   RUN_TEST(what_was_published_stays, 100);
   RUN_TEST(leaving_ends_what_is_pending);
+  RUN_TEST(a_forked_child_does_not_leave_the_groups_of_its_parent);
   RUN_TEST(an_error_ends_the_next_call, false);
   RUN_TEST(an_error_ends_the_next_call, true);
   RUN_TEST(a_late_call_is_not_started_before_its_turn);
