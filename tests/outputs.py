@@ -63,7 +63,7 @@ def end_test(*, has_failed: bool) -> None:
         _remove(directory)
     _ended.clear()
     if has_failed:
-        for old in sorted(FAILED.iterdir(), key=_time, reverse=True)[KEPT:]:
+        for old in sorted(FAILED.glob("*"), key=_time, reverse=True)[KEPT:]:
             shutil.rmtree(old, ignore_errors=True)
 
 

@@ -179,3 +179,19 @@ def test_a_failed_test_says_how_to_run_it_again_and_keeps_the_last_that_its_rank
     names = sorted(file.name for file in kept)  # of three worlds of one test, and one of the other
     assert names == ["0.output"] * 4 + ["1.output"] * 4 + ["2.output"]
     assert {file.read_text() for file in tmp_path.glob("failed/*/2.output")} == {"rank 2 was here\n"}
+
+
+FAILING_WITHOUT_RANKS = """
+from pathlib import Path
+import outputs
+
+outputs.FAILED = Path(__file__).parent / "no" / "such"
+
+def test_that_fails():
+    assert "the one" == "the other"
+"""
+
+
+def test_a_test_can_fail_where_no_ranks_have_printed_anything_yet(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, FAILING_WITHOUT_RANKS)
+    assert "the other" in output and "INTERNALERROR" not in output, output
