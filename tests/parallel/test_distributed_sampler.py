@@ -136,6 +136,16 @@ def test_restarts_at_other_world_sizes_visit_the_rest_exactly_once(
     assert finishing.state_dict()["position"] == len(expected)
 
 
+@pytest.mark.parametrize("kind", ["dataset", "sampler", "stream"])
+def test_the_last_round_of_a_resumed_epoch_is_filled_from_the_beginning_of_the_order(kind: str) -> None:
+    parts = []
+    for rank in range(4):
+        sampler = DistributedSampler(data_of(kind, 10), 4, rank, shuffle=False)
+        sampler.load_state_dict({**sampler.state_dict(), "position": 4})
+        parts.append(list(sampler))
+    assert parts == [[4, 8], [5, 9], [6, 0], [7, 1]]
+
+
 def test_the_next_epoch_begins_at_its_beginning() -> None:
     sampler = DistributedSampler(range(10), 2, 0)
     sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "position": 6})
