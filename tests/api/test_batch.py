@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import procgroup as dist
+from procgroup.testing import run_ranks
 from world import run
 
 
@@ -73,6 +74,18 @@ def test_all_ops_of_a_batch_are_of_one_group() -> None:
     ops[1].group = object()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="All ops need to use the same group"):
         dist.batch_isend_irecv(ops)
+
+
+def test_the_works_of_a_batch_are_in_the_order_of_its_list() -> None:
+    def exchange() -> list[str]:
+        other = 1 - dist.get_rank()
+        order = [dist.isend, dist.irecv, dist.irecv, dist.isend]
+        works = dist.batch_isend_irecv([dist.P2POp(op, np.zeros(1), other) for op in order])
+        for work in works:
+            work.wait()
+        return [repr(work).split()[1] for work in works]  # "<Work send on group 0 ..."
+
+    assert run_ranks(exchange, 2) == [["send", "recv", "recv", "send"]] * 2
 
 
 def wait_for_all(ops: list[dist.P2POp]) -> None:
