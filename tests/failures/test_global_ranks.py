@@ -74,6 +74,7 @@ def test_errors_name_global_ranks(transport: str) -> None:
     failed = results[3]
     limit = "its time limit of 1 s passed while it waited for rank 2 (rank 1 of the group)"
     assert f"rank 1 (rank 0 of group 2) failed: {limit}" in str(failed)
+    assert str(failed).endswith("Look at rank 1's own error for the cause."), failed
     assert (failed.peer, failed.global_peer, failed.intact) == (0, 1, True)
 
 
