@@ -134,6 +134,31 @@ def test_what_goes_wrong_at_a_queue_is_not_taken_for_an_empty_one() -> None:
             store.queue_pop("queue", block, timeout=5)
 
 
+def test_a_wait_at_a_queue_goes_on_when_another_process_takes_the_value_first() -> None:
+    import torch.distributed as dist
+
+    from procgroup.torch_plugin.store import TorchStore
+
+    taken_by_another: list[bytes] = []
+
+    class Contended(dist.HashStore):  # type: ignore[misc]
+        """Another process takes the first value once this one has seen it; the second one is pushed after that."""
+
+        def queue_pop(self, key: str, block: bool = True) -> bytes:
+            if taken_by_another:
+                return super().queue_pop(key, block)
+            taken_by_another.append(super().queue_pop(key, block))
+            try:
+                return super().queue_pop(key, block)
+            finally:
+                super().queue_push(key, "second")
+
+    store = TorchStore(Contended())
+    store.queue_push("queue", "first")
+    assert store.queue_pop("queue", timeout=60) == b"second"
+    assert taken_by_another == [b"first"]
+
+
 def is_of_files(store: Any) -> bool:
     """torch's FileStore answers True for every key that is to be deleted."""
     return type(store.underlying_store).__name__ == "FileStore"
