@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import procgroup as dist
+from procgroup import functional
 from procgroup.testing import run_ranks
 from world import placed, run
 
@@ -90,6 +91,57 @@ def keep_the_order_of_the_ranks() -> None:
 @transports
 def test_unsorted_ranks_are_the_group_order(transport: str) -> None:
     run_ranks(keep_the_order_of_the_ranks, 3, **placed(transport, 3))
+
+
+def receive_in_a_group() -> None:
+    rank = dist.get_rank()
+    group = dist.new_group([1, 2])
+    if rank == 2:
+        for tag in range(4):
+            dist.send(np.ones(1), 1, group=group, tag=tag)
+    if rank == 1:
+        from_one, from_any = dist.irecv(np.zeros(1), 2, group, tag=0), dist.irecv(np.zeros(1), group=group, tag=1)
+        for work in (from_one, from_any):
+            work.wait()
+        assert (from_one.source_rank(), from_any.source_rank()) == (2, 2)
+        assert dist.recv(np.zeros(1), 2, group, tag=2) == dist.recv(np.zeros(1), group=group, tag=3) == 2
+
+
+@transports
+def test_a_receive_in_a_group_names_its_sender_by_the_global_rank(transport: str) -> None:
+    run_ranks(receive_in_a_group, 3, **placed(transport, 3))
+
+
+CALLS_WITHOUT_ROOT: dict[str, Callable[[Any], object]] = {
+    "broadcast_object_list": lambda group: dist.broadcast_object_list(["object"], group=group),
+    "gather": lambda group: dist.gather(np.ones(1), group=group),
+    "scatter": lambda group: dist.scatter(np.ones(1), group=group),
+    "gather_object": lambda group: dist.gather_object("object", group=group),
+    "scatter_object_list": lambda group: dist.scatter_object_list([None], group=group),
+    "functional.broadcast": lambda group: functional.broadcast(np.ones(1), group=group),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_WITHOUT_ROOT)
+def test_a_group_without_global_rank_0_has_no_default_root(call: str) -> None:
+    def make_the_call() -> None:
+        group = dist.new_group([1, 2])
+        if dist.get_rank() > 0:
+            with pytest.raises(ValueError, match="Global rank 0 is not part of group"):
+                CALLS_WITHOUT_ROOT[call](group)
+
+    run_ranks(make_the_call, 3)
+
+
+def test_the_default_root_is_global_rank_0_wherever_it_is_in_the_group() -> None:
+    def gather() -> list[str] | None:
+        group = dist.new_group([2, 0, 1], sort_ranks=False)
+        rank = dist.get_rank()
+        gathered = [""] * 3 if rank == 0 else None
+        dist.gather_object(f"of rank {rank}", gathered, group=group)
+        return gathered
+
+    assert run_ranks(gather, 3) == [["of rank 2", "of rank 0", "of rank 1"], None, None]
 
 
 def make_the_same_group_again() -> None:
