@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 import procgroup as dist
-from procgroup.diagnostics.metrics.totals import Total, Totals
-from procgroup.diagnostics.recorded_job.job import Call, Group, Rank
 from world import start
 
 pytest.importorskip("prometheus_client")
@@ -25,8 +23,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from procgroup.diagnostics.metrics import collector
 from procgroup.diagnostics.metrics.collector import JobsCollector, reported_numbers
-
-GROUP = Group("1", "0", 2, (0, 1))
 
 
 def train(rank: int, size: int) -> None:
@@ -120,29 +116,6 @@ def test_jobs_that_ended_long_ago_are_left_out(trained: Path, monkeypatch: pytes
 
 def test_without_any_record_there_are_no_values(records: Path) -> None:
     assert values(JobsCollector().collect()) == {}
-
-
-def rank_with(calls: list[Call], recorded: int) -> Rank:
-    return Rank(0, 2, "host", 1, "train.py", "running", "", 0.0, calls, [], "", 0.0, 0.0, recorded)
-
-
-def call(index: int, op: str = "all_reduce", ended: float = 3.0) -> Call:
-    return Call(GROUP, index + 1, op, op, False, -1, 8, "completed", "", 1.0, 2.0, ended, index)
-
-
-def test_a_call_counts_once_it_has_ended() -> None:
-    totals = Totals()
-    assert totals.count(rank_with([call(0), call(1, ended=0.0)], 2)) == {"all_reduce": Total(1, 8, 1.0)}
-    assert totals.count(rank_with([call(0), call(1, ended=5.0)], 2)) == {"all_reduce": Total(2, 16, 4.0)}
-    assert totals.count(rank_with([call(1, ended=5.0)], 2)) == {"all_reduce": Total(2, 16, 4.0)}
-
-
-def test_calls_that_the_record_has_lost_are_taken_to_be_like_the_others() -> None:
-    totals = Totals()
-    totals.count(rank_with([call(0)], 1))
-    held = [call(9000 + index, "barrier" if index % 4 == 0 else "all_reduce") for index in range(1000)]
-    found = totals.count(rank_with(held, 10_001))
-    assert found["all_reduce"].calls == pytest.approx(1 + 7500) and found["barrier"].calls == pytest.approx(2500)
 
 
 @pytest.mark.parametrize(
