@@ -52,7 +52,7 @@ QUICK = [
     "backends/test_route.py",
     "cluster",
     *(f"collectives/test_collectives.py::{_TABLE}[{world}]" for world in ("2-shm", "3-shm", "3-tcp", "4-spanning")),
-    *(f"diagnostics/test_{name}.py" for name in ("comparison", "flight_records", "libraries", "limits")),
+    *(f"diagnostics/test_{name}.py" for name in ("comparison", "findings", "flight_records", "libraries", "limits")),
     *(f"diagnostics/test_{name}.py" for name in ("metrics_totals", "variables")),
     *(f"failures/test_{name}.py" for name in ("announced_counts", "coalesced_mismatch", "differing_lists")),
     *(f"failures/test_{name}.py" for name in ("global_ranks", "misuse", "refused_lists")),

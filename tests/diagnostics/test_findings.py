@@ -1,0 +1,46 @@
+"""Who is found to be the cause in jobs that are made up, where each record has what it had at one moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from procgroup.diagnostics.recorded_job.findings import Finding, find
+from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
+
+WORLD = Group("0", "0", 3, (0, 1, 2))
+NOW = 100.0
+
+
+def call(sequence: int, state: str, started: float) -> Call:
+    """A broadcast of rank 0, which took 1 s where it has ended."""
+    ended = 0.0 if state == "started" else started + 1.0
+    return Call(WORLD, sequence, "broadcast", "broadcast", False, 0, 8, state, "train.py:7", started, started, ended)
+
+
+def job(*records: list[Call]) -> Job:
+    """A job whose ranks all run."""
+    ranks = [
+        Rank(rank, len(records), "host", 1000 + rank, "train.py", "running", "", NOW, calls, [], "", 0.0, 0.0, 2)
+        for rank, calls in enumerate(records)
+    ]
+    return Job("made up", Path(), ranks)
+
+
+def found(*records: list[Call]) -> list[Finding]:
+    return find(job(*records), NOW)
+
+
+def test_only_the_rank_that_has_not_entered_a_call_is_late_for_it() -> None:
+    # The root of a broadcast may have ended it, and gone on, while another rank waits in it for a third one.
+    late = found(
+        [call(1, "completed", 10.0), call(2, "completed", 90.0)],
+        [call(1, "completed", 10.0), call(2, "started", 90.0)],
+        [call(1, "completed", 10.0)],
+    )
+    said = [one.sentence.partition("; ")[0] for one in late]
+    assert said == ["rank 2 never entered broadcast #2 of group 0 at train.py:7"]
+    assert (late[0].ranks, late[0].waiting) == ((2,), (1,))
+
+
+def test_where_all_ranks_have_entered_the_call_none_is_late() -> None:
+    assert found([call(1, "completed", 90.0)], [call(1, "started", 90.0)], [call(1, "started", 91.0)]) == []
