@@ -49,7 +49,7 @@ QUICK = [
     *(f"api/test_{name}.py" for name in ("advice", "allocation", "bad_blocks", "batch", "coalescing", "one_call")),
     *(f"api/test_{name}.py" for name in ("collectives_alone", "monitored_barrier", "old_names", "world_of_one")),
     "arrays",
-    "backends/test_route.py",
+    *(f"backends/test_{name}.py" for name in ("connecting", "route")),
     "cluster",
     *(f"collectives/test_collectives.py::{_TABLE}[{world}]" for world in ("2-shm", "3-shm", "3-tcp", "4-spanning")),
     *(f"diagnostics/test_{name}.py" for name in ("comparison", "findings", "flight_records", "libraries", "limits")),

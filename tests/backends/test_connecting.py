@@ -23,7 +23,7 @@ from procgroup.backends.connecting import Connection, Details, connect_all
 from procgroup.backends.handshake import _HELLO, _MAGIC, _proof
 from procgroup.backends.mesh import Mesh, hosts_of
 from procgroup.backends.route import Route
-from procgroup.errors import DistNetworkError, Refused
+from procgroup.errors import DistNetworkError, Refused, StoreLost
 from procgroup.stores.hash import HashStore
 from procgroup.stores.members import Member
 from procgroup.stores.start_up import StartUp
@@ -114,6 +114,38 @@ def test_a_rank_that_fails_stops_those_who_wait_for_its_answer() -> None:
             with pytest.raises(DistNetworkError, match="Bad file descriptor"):
                 rank.result(2 * LIMIT)
     assert time.monotonic() - started < SOON
+
+
+class LostOnceConnected(HashStore):
+    """A store that is lost when the ranks have connected and tell each other so."""
+
+    def set(self, key: str, value: str | bytes) -> None:
+        if "/verdict/" in key:
+            raise StoreLost(host="localhost", port=1, reason="it has ended")
+        super().set(key, value)
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Return the descriptors of this process, each with what it is of."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found.add((descriptor, os.readlink(f"/proc/self/fd/{descriptor}")))
+    return found
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_a_start_that_fails_after_the_ranks_have_connected_leaves_no_connection_open(transport: str) -> None:
+    store = LostOnceConnected()
+    with arenas(2) as descriptors:
+        before = open_files()
+        ranks = [
+            in_thread(connect, store, rank, 2, descriptors[rank] if transport == "unix" else None) for rank in (0, 1)
+        ]
+        errors = [rank.exception(LIMIT) for rank in ranks]  # which hold all that their frames hold
+        assert [type(error) for error in errors] == [StoreLost] * 2
+        left_open = open_files() - before
+        assert left_open == set()
 
 
 class Ranks:
