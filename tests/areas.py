@@ -60,7 +60,7 @@ QUICK = [
     *(f"groups/test_{name}.py" for name in ("checks", "deferring", "future", "group", "many_groups", "new_group")),
     *(f"groups/test_{name}.py" for name in ("object_format", "objects")),
     *(f"launch/failures/test_{name}.py" for name in ("error_file", "failure_in_json", "first_failure")),
-    *(f"launch/one_node/test_{name}.py" for name in ("binding", "placement", "start_time")),
+    *(f"launch/one_node/test_{name}.py" for name in ("binding", "die_with_parent", "placement", "start_time")),
     "launch/options/test_flags.py",
     *(f"launch/output/test_{name}.py" for name in ("collapse", "job_output", "log_options", "output", "progress")),
     "launch/several_nodes/test_job_changes.py",
