@@ -71,6 +71,7 @@ QUICK = [
     *(f"rendezvous/test_{name}.py" for name in ("arrivals", "contradictions", "join", "start_advice", "urls")),
     *(f"stores/test_{name}.py" for name in ("file", "hash", "start_up")),
     "testing/test_deadlocks_of_threads.py",
+    "testing/test_run_ranks.py::test_the_deadline_is_one_for_all_ranks_and_does_not_begin_again_when_one_ends",
     "torch_plugin/test_store.py",
 ]
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import procgroup as dist
-from procgroup.testing import RanksFailed, RanksTimeout, connected_groups, run_ranks
+from procgroup.testing import RanksFailed, RanksTimeout, connected_groups, ranks, run_ranks
 from procgroup.testing.outcome import stacks_of
 from procgroup.testing.ranks import _Rank
 from world import placed
@@ -178,6 +180,37 @@ def test_the_deadline_ends_python_code_too() -> None:
     after = len(counted)
     time.sleep(0.05)
     assert len(counted) == after
+
+
+def test_the_deadline_is_one_for_all_ranks_and_does_not_begin_again_when_one_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    may_end = [threading.Event() for _ in range(3)]
+    waits: list[float] = []
+
+    class EndsEvery20Seconds(threading.Semaphore):
+        """Counts the ranks that have ended. In made-up time, which passes here only, one ends every 20 s."""
+
+        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+            nonlocal now
+            assert timeout is not None
+            waits.append(timeout)
+            now += min(timeout, 20.0)
+            if timeout < 20.0:
+                return False
+            may_end[len(waits) - 1].set()
+            return super().acquire()
+
+    def wait_until_it_may_end() -> None:
+        while not may_end[dist.get_rank()].wait(0.01):  # a thread that waits for long cannot be stopped
+            pass
+
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(ranks, "threading", SimpleNamespace(Semaphore=EndsEvery20Seconds))
+    with suppress(RanksTimeout):
+        run_ranks(wait_until_it_may_end, 3, timeout=50)
+    assert waits == [50, 30, 10], "of 50 s these were left as one rank after another was awaited"
 
 
 def test_what_ranks_had_raised_at_the_deadline_is_shown() -> None:
