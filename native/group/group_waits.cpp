@@ -123,7 +123,11 @@ std::optional<Failure> Group::find_deadlock(DeadlockDetector& watch, const Opera
 Group::Outcome Group::await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language,
                             bool& interrupted) {
   DeadlockDetector watch(engine_, std::min(operation.seconds(), deadline.remaining_seconds()), engine_.suspicious_ns());
-  const auto awaited = [&] { return unless_failed(operation, operation.call(), operation.awaited()); };
+  const auto awaited = [&]() -> std::optional<Awaited> {
+    std::optional<Awaited> found = operation.awaited();
+    if (!found) return std::nullopt;  // the call of another thread's turn may not have its number yet
+    return unless_failed(operation, operation.call(), std::move(found));
+  };
   const auto look = [&] {
     if (std::optional<Failure> deadlock = find_deadlock(watch, operation, awaited, language))
       give_up(operation, *std::move(deadlock));
