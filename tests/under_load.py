@@ -4,6 +4,7 @@
 
     python tests/under_load.py --times 30 tests/groups tests/failures/test_exit.py
     python tests/under_load.py --times 10 tests/stores -x --tb=short           # what it does not know goes to pytest
+    python tests/under_load.py --times 10 --make test                          # the whole of `make test`, ten times
 
 There is one such program for each core. It has a higher priority than the tests, and takes its core for up to 0.25 s
 time and again, with pauses of up to 0.25 s. A test that fails here and passes alone waits for time to pass, or has a
@@ -18,12 +19,16 @@ import multiprocessing
 import os
 import random
 import re
+import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 NICER = 10
 """By how much the tests give way: beside a program that holds it they get a tenth of a core."""
@@ -86,11 +91,34 @@ def held_cores() -> Iterator[None]:
             program.join()
 
 
+def make(target: str, times: int) -> int:
+    """Make a target time and again, say which tests failed, and return how often it did."""
+    logs = ROOT / "build" / "under_load"
+    logs.mkdir(parents=True, exist_ok=True)
+    failures = 0
+    for number in range(1, times + 1):
+        began = time.monotonic()
+        done = subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
+        (logs / f"{target}.{number}.log").write_text(done.stdout + done.stderr)
+        failures += done.returncode != 0
+        how = "passed" if done.returncode == 0 else "FAILED"
+        print(f"make {target}, {number} of {times}: {how} in {time.monotonic() - began:.0f} s", flush=True)
+        failed = re.findall(r"^(?:(?:FAILED|ERROR) tests/|\s*\d+ - ).*", done.stdout, re.MULTILINE)
+        print(*failed, sep="\n", end="\n" * bool(failed), flush=True)
+    return failures
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="as for pytest: a folder, a file or file::test")
-    parser.add_argument("--times", type=int, default=30, help="how often each test runs (default: 30)")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="as for pytest: a folder, a file or file::test")
+    parser.add_argument(
+        "--make", metavar="TARGET", help="make this target instead; its output goes to build/under_load/"
+    )
+    parser.add_argument("--times", type=int, default=30, help="how often each test, or the target, runs (default: 30)")
     given, options = parser.parse_known_args()
+    if given.make:
+        with held_cores():
+            return make(given.make, given.times)
     rounds = Rounds(given.times)
     with held_cores():
         status = pytest.main([*given.paths, "-q", "-p", "no:cacheprovider", *options], plugins=[rounds])

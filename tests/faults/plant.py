@@ -59,7 +59,7 @@ _CTEST_FAILED = re.compile(r"^\s*\d+/\d+ Test\s+#\d+: (\S+) [^*]*\*\*\*(\w+)")
 _CTEST_LISTED = re.compile(r"^\s*\d+ - (\S+) \((\w+)\)")
 _PYTEST_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::\w+)*(?:\[.*?\])?)(?: - (.*))?$")
 _PYTEST_TEXT = re.compile(r"^E   +(.*)$")
-_DOES_NOT_HOLD = ": does not hold: "
+_NATIVE_CASE = re.compile(r"^  in the (?:case|test): (.*)$")
 
 
 @dataclass
@@ -237,8 +237,11 @@ class Verdict:
             self._found(f"native:{listed[1]}", listed[2])
         elif failed := _PYTEST_FAILED.match(line):
             self._found(failed[1], self.text or failed[2] or "")
-        elif self._shows_why and line and _DOES_NOT_HOLD not in self.text:
-            self.text = line.strip()  # the check that failed, or else the last line
+        elif self._shows_why and (case := _NATIVE_CASE.match(line)):
+            self.text += f" ({case[1]})"
+            self._shows_why = False
+        elif self._shows_why and line and not line.startswith(" "):
+            self.text = line  # the check that failed is the last one before the case
         elif not self.by and not self.text and (said := _PYTEST_TEXT.match(line)):
             self.text = said[1]  # whole, where the line in the summary has been cut
 

@@ -20,6 +20,7 @@ from failures.operations import TRANSPORTS, on
 
 import procgroup as dist
 from procgroup.errors import PeerFailed, PeerLost
+from waiting import Meeting, wait_until
 from world import attempt, run, run_command, start
 
 pytestmark = pytest.mark.torch
@@ -142,6 +143,45 @@ def test_the_step_of_the_loss_has_the_mean_of_those_who_live(transport: str) -> 
     with start(lose_in_one_step, 4, environment=on(transport), torch=True) as world:
         outcomes = world.wait(30)
     assert [outcomes[rank].value for rank in (0, 2, 3)] == [pytest.approx([5 / 3] * 3)] * 3
+
+
+def lose_between_two_buckets(rank: int, size: int, meeting: Meeting) -> Any:
+    """Return the gradients of a step in which rank 1 dies when all ranks have the average of the first bucket."""
+    import torch
+
+    from procgroup.parallel import DistributedDataParallel
+
+    dist.init_process_group(timeout=60)
+    layers = torch.nn.ModuleList(torch.nn.Linear(1, 1, bias=False) for _ in range(2))
+    model = DistributedDataParallel(layers, bucket_cap_mb=1e-6, on_lost_rank="shrink")
+
+    def meet(_: Any) -> None:
+        def states() -> list[str]:
+            return [call["state"] for call in dist.group.WORLD.records() if call["op"] == "all_reduce"]
+
+        wait_until(lambda: states()[-1:] == ["completed"])
+        meeting.reach(f"rank {rank} has the average")
+        if rank == 1:
+            for other in (0, 2):
+                meeting.wait_for(f"rank {other} has the average")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def add_up(inputs: Any) -> Any:
+        first = layers[0](inputs)
+        first.register_hook(meet)  # its backward comes after that of the last layer, whose bucket is the first one
+        return first + layers[1](inputs)
+
+    layers.forward = add_up
+    model(torch.full((1, 1), (rank + 1.0) ** 2)).sum().backward()
+    gradients = [layer.weight.grad.item() for layer in layers]
+    dist.destroy_process_group()
+    return gradients
+
+
+def test_a_bucket_that_was_averaged_before_the_loss_is_averaged_anew_from_the_gradients(tmp_path: Path) -> None:
+    with start(lose_between_two_buckets, 3, args=(Meeting(tmp_path),), environment=on("tcp"), torch=True) as world:
+        outcomes = world.wait()
+    assert [outcomes[rank].value for rank in (0, 2)] == [[5.0, 5.0]] * 2
 
 
 def accumulate(rank: int, size: int) -> Any:
