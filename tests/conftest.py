@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import resource
@@ -85,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if tiers.is_run(first := _first_tier(item)):
             continue
-        if item.nodeid.startswith(by_name):  # whoever asks for a test is told why it does not run
+        if item.nodeid.startswith(by_name):  # whoever asks for a test reads why it does not run
             item.add_marker(pytest.mark.skip(reason=f"runs in make test-{first}"))
         else:  # to skip each of some thousand takes ten seconds
             left_out.append(item)
@@ -100,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _first_tier(item: pytest.Item) -> str:
-    path = item.path.relative_to(tiers.TESTS).as_posix() if item.path.is_relative_to(tiers.TESTS) else ""
+    path = item.nodeid.partition("::")[0].removeprefix("tests/")
     parameters = getattr(getattr(item, "callspec", None), "id", "")
     name = getattr(item, "originalname", item.name)
     return tiers.begins_with(path, name, parameters, item.get_closest_marker("slow") is not None)
@@ -123,13 +124,26 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.fixture(autouse=True)
 def nothing_left_running() -> Iterator[None]:
     """Fail a test that leaves processes of its own behind, after killing them."""
-    before = set(psutil.Process().children())
+    before = _children()
     yield
-    left = [process for process in set(psutil.Process().children()) - before if not _is_server(process)]
+    left = []
+    for pid in _children() - before:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.append(psutil.Process(pid))
+    left = [process for process in left if not _is_server(process)]
     _, running = psutil.wait_procs(left, timeout=1)
     for process in running:
         process.kill()
     assert not running, f"the test left these running: {running}"
+
+
+def _children() -> set[int]:
+    """Return the pids of this process's children: psutil would look at every process of the machine, at each test."""
+    children: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:  # it may have ended
+            children |= set(map(int, file.read().split()))
+    return children
 
 
 def _is_server(process: psutil.Process) -> bool:

@@ -361,10 +361,19 @@ def table(rows: Sequence[Row]) -> str:
     tiers = list(dict.fromkeys(row.tier for row in rows))
     of_tier = {tier: [row for row in rows if row.tier == tier and row.fault != NO_FAULT] for tier in tiers}
     sums = [f"{tier}: {sum(row.found for row in some)} of {len(some)} found" for tier, some in of_tier.items()]
-    lines = [", ".join(sums), "", "| fault | file | tier | found | by | s | first line |", "|" + "---|" * 7]
+    lines = [
+        "# Which test finds which fault",
+        "",
+        "Written by `plant.py --table`.",
+        ", ".join(sums) + ".",
+        "",
+        "| fault | file | tier | found | by | s | first line |",
+        "|" + "---|" * 7,
+    ]
     for row in sorted(rows, key=lambda row: (row.fault != NO_FAULT, row.fault, row.tier)):
         found = "yes" if row.found else "**no**"
-        cells = [row.fault, ", ".join(row.files), row.tier, found, row.by, f"{row.seconds:g}", row.text]
+        tier = row.tier if row.command == TIERS[row.tier][0] else f"{row.tier}, by `{row.command}`"
+        cells = [row.fault, ", ".join(row.files), tier, found, row.by, f"{row.seconds:g}", row.text]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
