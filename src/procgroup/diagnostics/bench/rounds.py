@@ -78,8 +78,7 @@ class InterleavedRun:
         first = self._turn(name, size, Plan(FEWEST_SAMPLES, calls=1))
         if not first:
             return None
-        # Not by the fastest call: where other programs hold the cores, the next turn would take a minute.
-        second = self._turn(name, size, self._plan(statistics.median(first), self.seconds / 5))
+        second = self._turn(name, size, self._plan(min(first), self.seconds / 5))
         return self._plan(statistics.median(second), self.seconds) if second else None
 
     def _plan(self, call_ns: float, seconds: float) -> Plan:
