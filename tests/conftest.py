@@ -86,9 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if tiers.is_run(first := _first_tier(item)):
             continue
-        if item.nodeid.startswith(by_name):  # whoever asks for a test reads why it does not run
+        if item.nodeid.startswith(by_name):  # it was named: say why it does not run
             item.add_marker(pytest.mark.skip(reason=f"runs in make test-{first}"))
-        else:  # to skip each of some thousand takes ten seconds
+        else:  # skipping some thousand tests one by one takes ten seconds
             left_out.append(item)
     if left_out:
         without = set(left_out)

@@ -1,4 +1,4 @@
-"""Ranks that a test forks and watches: each ends with its parent, and is found with all that it has left behind."""
+"""What processes need that fork ranks: the ranks end with them, run as programs of their own, and leave nothing."""
 
 from __future__ import annotations
 

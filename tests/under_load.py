@@ -116,6 +116,8 @@ def main() -> int:
     )
     parser.add_argument("--times", type=int, default=30, help="how often each test, or the target, runs (default: 30)")
     given, options = parser.parse_known_args()
+    if bool(given.make) == bool(given.paths):
+        parser.error("expected paths, or --make TARGET")
     if given.make:
         with held_cores():
             return make(given.make, given.times)

@@ -239,7 +239,7 @@ Progress Group::advance_queue() {
     head_has_turn_ = true;
   }
   if (const Progress progress = head->advance(); progress != Progress::kDone) return progress;
-  if (const Failure* failure = head->failure()) end_with(*head, *failure);  // it may have failed before its turn
+  if (const Failure* failure = head->failure()) end_with(*head, *failure);  // for a call that failed before its turn
   {
     const std::lock_guard lock(queue_mutex_);
     queue_.pop_front();

@@ -77,14 +77,14 @@ Progress QueuedCall::advance() {
 
 void QueuedCall::end(const Failure* failure) {
   recording_->end(failure);
-  // First: whoever waits for the call may leave the group when it has completed.
+  // Before the call completes, because a thread that waits for it may then leave the group.
   if (request_.descriptor.sequence != 0) group_.ended_.store(request_.descriptor.sequence, std::memory_order_release);
   if (failure == nullptr) {
     finish();
     return;
   }
   Failure own = group_.own_view(group_.cause_of(*failure));
-  // First, too: it may ask whether the group has failed.
+  // Before the call completes, because that thread may ask whether the group has failed.
   if (group_.has_turn(*this)) group_.end_with(*this, own);
   fail(std::move(own));
 }

@@ -125,7 +125,7 @@ Group::Outcome Group::await(GroupOperation& operation, Deadline deadline, Langua
   DeadlockDetector watch(engine_, std::min(operation.seconds(), deadline.remaining_seconds()), engine_.suspicious_ns());
   const auto awaited = [&]() -> std::optional<Awaited> {
     std::optional<Awaited> found = operation.awaited();
-    if (!found) return std::nullopt;  // the call of another thread's turn may not have its number yet
+    if (!found) return std::nullopt;  // a queued call has no number yet, and the progress thread may be writing it
     return unless_failed(operation, operation.call(), std::move(found));
   };
   const auto look = [&] {

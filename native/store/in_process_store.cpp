@@ -12,7 +12,7 @@
 namespace procgroup::store {
 
 struct InProcessStore::State {
-  explicit State(int64_t wait_ns) : slice_ns(wait_ns) {}
+  explicit State(int64_t slice) : slice_ns(slice) {}
 
   struct Waiter {
     std::condition_variable answered;

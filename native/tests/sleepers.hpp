@@ -1,5 +1,5 @@
-// How many threads sleep on a futex, without waking any: so a test sees at once that somebody was not woken, whom the
-// end of his slice would wake some moments later.
+// Counts the threads that sleep on a futex, and wakes none of them. A test thus finds a thread that was not woken
+// before the end of its slice wakes it.
 #pragma once
 
 #include <sched.h>
@@ -12,8 +12,8 @@
 
 namespace procgroup::testing {
 
-// The kernel counts those that it moves from one word to another; here from the word to itself. Who was woken is not
-// counted any more, whether it has run since or not.
+// FUTEX_CMP_REQUEUE returns the number of threads that it moves to another word; here both words are the same. A thread
+// that was woken is not counted, whether it has run since or not.
 inline long sleepers_on(std::atomic<uint32_t>& word) {
   auto* address = reinterpret_cast<uint32_t*>(&word);
   for (;;) {

@@ -254,7 +254,7 @@ void a_call_whose_end_throws_ends_the_group() {
   });
 }
 
-// Who has waited for a call may ask at once whether its group has failed.
+// A thread that has waited for a call may ask at once whether the group has failed.
 void a_group_has_ended_before_a_call_that_fails_completes(const char* how) {
   const std::string reason = how;
   std::vector<Rank> world = world_of(2, {0, 0});

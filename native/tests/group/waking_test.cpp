@@ -1,5 +1,5 @@
-// Who sleeps is woken by what he waits for. Nothing else shows that he was not: his sleep ends by itself some moments
-// later.
+// A sleeping thread is woken by the event that it waits for. Results do not show a lost wake-up, because each sleep
+// ends by itself some milliseconds later.
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -18,7 +18,7 @@ constexpr int64_t kHourNs = int64_t{3600} * 1'000'000'000;
 
 std::atomic<uint32_t>& doorbell_of(const Rank& rank) { return rank.engine->arena().header().doorbell; }
 
-void who_rings_a_doorbell_wakes_all_that_sleep_on_it() {
+void ringing_a_doorbell_wakes_all_threads_that_sleep_on_it() {
   constexpr int kSleepers = 3;
   std::vector<Rank> world = make_world(2);
   std::atomic<uint32_t>& doorbell = doorbell_of(world[0]);
@@ -63,6 +63,6 @@ void the_end_of_a_call_rings_for_those_that_queue_behind_it() {
 }  // namespace
 
 int main() {
-  RUN_TEST(who_rings_a_doorbell_wakes_all_that_sleep_on_it);
+  RUN_TEST(ringing_a_doorbell_wakes_all_threads_that_sleep_on_it);
   RUN_TEST(the_end_of_a_call_rings_for_those_that_queue_behind_it);
 }
