@@ -24,7 +24,8 @@ import tiers
 import world
 from tiers import SAMPLED
 
-# Ranks outnumber cores in most tests; a thread pool per rank would only make them wait for each other.
+# Ranks outnumber cores in most tests; a thread pool per rank would only make them wait for each other. OpenBLAS would
+# start its threads with every interpreter that imports NumPy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -52,9 +53,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 # Without bytecode, each of the interpreters that the tests start would compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-# OpenBLAS starts a thread for each core with every interpreter that imports NumPy, and no test needs them.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Unbuffered, Python writes the words and the end of a line apart, and the lines of ranks that share a file mix.
 os.environ.pop("PYTHONUNBUFFERED", None)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import cycle, pairwise
+from typing import Any
 
 import pytest
 
 from procgroup.diagnostics.bench.report import parse_size, size_text
-from procgroup.diagnostics.bench.schedule import FEWEST_SAMPLES, MOST_SAMPLES, plan_for, rotating_order
+from procgroup.diagnostics.bench.rounds import InterleavedRun
+from procgroup.diagnostics.bench.schedule import FEWEST_SAMPLES, MOST_SAMPLES, Plan, plan_for, rotating_order
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
@@ -41,6 +43,27 @@ def test_samples_of_ranks_that_share_cores_are_long_enough_for_the_turns_of_all(
 
 def test_a_slow_call_is_still_measured_a_few_times() -> None:
     assert plan_for(155e6, seconds=0.1).samples == FEWEST_SAMPLES
+
+
+class PeerOfABusyMachine:
+    """One call in three takes 1 µs; for the others the ranks wait for their cores, 5 ms each."""
+
+    def __init__(self) -> None:
+        self.calls_ns = cycle([1_000, 5_000_000, 5_000_000])
+        self.total_ns = 0
+
+    def measure(self, operation: str, size: int, plan: Plan, timeout: float) -> list[float]:
+        samples = [sum(next(self.calls_ns) for _ in range(plan.calls)) for _ in range(plan.samples)]
+        self.total_ns += sum(samples)
+        return [sample / plan.calls for sample in samples]
+
+
+def test_a_machine_whose_cores_others_hold_prolongs_a_size_by_little() -> None:
+    peer: Any = PeerOfABusyMachine()
+    run = InterleavedRun("all_reduce", {"procgroup": peer}, rounds=1, seconds=0.1, timeout=1, tell=print)
+    (result,) = run.sizes([8])
+    assert result.rounds["procgroup"]
+    assert peer.total_ns < 0.5e9
 
 
 def test_a_call_that_takes_no_time_has_a_plan() -> None:
