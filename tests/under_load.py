@@ -123,7 +123,9 @@ def main() -> int:
             return make(given.make, given.times)
     rounds = Rounds(given.times)
     with held_cores():
-        status = pytest.main([*given.paths, "-q", "-p", "no:cacheprovider", *options], plugins=[rounds])
+        # Processes of xdist would not know this plug-in, and run each test once.
+        without = ["-p", "no:cacheprovider", "-p", "no:xdist"]
+        status = pytest.main([*given.paths, "-q", *without, *options], plugins=[rounds])
     print(*rounds.summary(), sep="\n")
     return int(status)
 
