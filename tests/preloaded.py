@@ -6,16 +6,19 @@ A rank that imports it again takes 0.1 s of a core; there are thousands of ranks
 from __future__ import annotations
 
 import atexit
+import gc
 from importlib import import_module
 
-for _name in ("ml_dtypes", "numpy", "psutil", "pytest"):
+for _name in ("encodings.idna", "ml_dtypes", "numpy", "psutil", "pytest"):
     import_module(_name)
 
 # What those want to be done at exit is not the ranks' business; what procgroup wants done is.
 atexit._clear()
 
 _package = import_module("procgroup")
-for _name in ("backends.mesh", "backends.native", "testing"):
+for _name in ("backends.mesh", "backends.native", "log_handler", "testing"):
     import_module(f"procgroup.{_name}")
 for _name in _package.__all__:
     getattr(_package, _name)
+
+gc.freeze()  # a collection in a rank would visit, and so copy, all that is here, which takes more than the rest of a small rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 from importlib import import_module
 
 _TORCH = ("torch", "torch.distributed._functional_collectives", "torch.nn.parallel")
@@ -11,3 +12,4 @@ for _name in (*_TORCH, _FOR_OPTIMIZERS, "procgroup.torch_plugin"):
     import_module(_name)
 
 atexit._clear()
+gc.freeze()
