@@ -43,14 +43,27 @@ class Unlocked {
   Unlocked& operator=(const Unlocked&) = delete;
   ~Unlocked() { take_lock_back(state_); }
 
+  // Run the handlers of signals that have come; throw what a handler raises.
+  void check_signals() {
+    take_lock_back(state_);
+    std::exception_ptr raised;
+    if (PyErr_CheckSignals() != 0) raised = std::make_exception_ptr(nanobind::python_error());
+    state_ = PyEval_SaveThread();
+    if (raised) std::rethrow_exception(raised);
+  }
+
  private:
-  PyThreadState* const state_ = PyEval_SaveThread();
+  PyThreadState* state_ = PyEval_SaveThread();
 };
 
-// Takes the interpreter's lock until the end of the scope, in a thread that is inside an Unlocked.
+// Takes the interpreter's lock until the end of the scope, in a thread that does not have it. Python need not know
+// the thread. Where a thread may wait past the interpreter's end, Unlocked is the safe way: PyGILState_Ensure crashes
+// once the interpreter has ended, and the question before it may be answered an instant too early.
 class Relocked {
  public:
   Relocked() {
+    if (Py_IsInitialized() == 0)
+      for (;;) ::pause();  // see take_lock_back
     try {
       state_ = PyGILState_Ensure();
     } catch (...) {
@@ -64,12 +77,6 @@ class Relocked {
  private:
   PyGILState_STATE state_;
 };
-
-// Run the handlers of signals that have come, in a thread that is inside an Unlocked; throw what a handler raises.
-inline void check_signals() {
-  const Relocked relocked;
-  if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
-}
 
 // An exception that a signal's handler raised on this thread while it advanced a backend's transfer, perhaps for
 // another call than the one that the thread waits for. An owned reference, or null.

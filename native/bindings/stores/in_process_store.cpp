@@ -17,7 +17,7 @@ class PythonInProcessStore final : public StoreRequests {
   PythonInProcessStore() : store_(std::make_unique<InProcessStore>()) {}
 
   PythonInProcessStore* clone() const {
-    return guarded([&] { return new PythonInProcessStore(store_->clone()); });
+    return guarded([&](const Check&) { return new PythonInProcessStore(store_->clone()); });
   }
   void close() { store_->close(); }
 
@@ -25,15 +25,17 @@ class PythonInProcessStore final : public StoreRequests {
   explicit PythonInProcessStore(std::unique_ptr<InProcessStore> store) : store_(std::move(store)) {}
 
   Reply request(Op op, std::string_view head, std::string_view tail, double seconds) override {
-    return guarded([&] { return store_->request(op, head, tail, Deadline::after(seconds), check_signals); });
+    return guarded(
+        [&](const Check& check) { return store_->request(op, head, tail, Deadline::after(seconds), check); });
   }
 
-  // Call the function without the interpreter's lock, and raise what goes wrong with the lock.
+  // Call the function without the interpreter's lock, and raise what goes wrong with the lock. It is given what it
+  // calls again and again while it waits.
   template <class Function>
-  static std::invoke_result_t<Function> guarded(Function&& function) {
+  static std::invoke_result_t<Function, const Check&> guarded(Function&& function) {
     try {
-      const Unlocked unlocked;
-      return function();
+      Unlocked unlocked;
+      return function([&unlocked] { unlocked.check_signals(); });
     } catch (const ForkedStore&) {
       raise_error("ForkedProcessError", std::string("a HashStore"));
     } catch (const ClosedStore&) {

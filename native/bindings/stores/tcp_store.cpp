@@ -62,9 +62,9 @@ class StoreClient final : public StoreRequests {
               uint32_t flags, double seconds, double spent)
       : host_(std::move(host)), port_(port), job_(std::move(job)) {
     Client::Options options{std::move(addresses), port, {job_, {job_key.c_str(), job_key.size()}}, flags};
-    guarded(seconds, [&] {
+    guarded(seconds, [&](const Check& check) {
       const auto deadline = Deadline::after(std::max(0.0, seconds - spent));
-      client_ = std::make_unique<Client>(std::move(options), deadline, check_signals);
+      client_ = std::make_unique<Client>(std::move(options), deadline, check);
     });
   }
 
@@ -88,19 +88,22 @@ class StoreClient final : public StoreRequests {
   Reply request(Op op, std::string_view head, std::string_view tail, double seconds) override {
     Reply reply;
     try {
-      guarded(seconds, [&] { reply = client_->request(op, head, tail, Deadline::after(seconds), check_signals); });
+      guarded(seconds, [&](const Check& check) {
+        reply = client_->request(op, head, tail, Deadline::after(seconds), check);
+      });
     } catch (DeadlinePassed& passed) {
       return {Status::kCancelled, std::move(passed.body)};
     }
     return reply;
   }
 
-  // Call the function without the interpreter's lock, and raise what goes wrong with the lock.
+  // Call the function without the interpreter's lock, and raise what goes wrong with the lock. It is given what it
+  // calls again and again while it waits.
   template <class Function>
   void guarded(double seconds, Function&& function) {
     try {
-      const Unlocked unlocked;
-      function();
+      Unlocked unlocked;
+      function([&unlocked] { unlocked.check_signals(); });
     } catch (const ServerLost& lost) {
       nb::dict arguments;
       arguments["host"] = host_;
