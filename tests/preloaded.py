@@ -21,4 +21,4 @@ for _name in ("backends.mesh", "backends.native", "log_handler", "testing"):
 for _name in _package.__all__:
     getattr(_package, _name)
 
-gc.freeze()  # a collection in a rank would visit, and so copy, all that is here, which takes more than the rest of a small rank
+gc.freeze()  # a collection in a rank would visit, and so copy, all of this: more work than the rest of a small rank

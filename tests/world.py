@@ -389,9 +389,9 @@ def _ensure_running(server: Any) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port on which nothing listens now, of those that no connection is given by itself."""
+    """Return a TCP port on which nothing listens now, of those that no connection and no step of Slurm is given."""
     while True:
-        port = _ports.randrange(10_000, 30_000)
+        port = _ports.randrange(10_000, 20_000)
         with contextlib.suppress(OSError), socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
             return port

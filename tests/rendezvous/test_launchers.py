@@ -133,7 +133,9 @@ def test_steps_that_share_a_node_do_not_meet(slurm: Mapping[str, str], tmp_path:
     command = ["salloc", "-Q", "-n", "4", "sh", "steps.sh", sys.executable, "train.py", "url"]
     done = world.run_command(command, directory=tmp_path, environment=slurm, timeout=60)
     for name in ("first.txt", "second.txt"):
-        assert in_order((tmp_path / name).read_text()) == expected(2, "without"), done.stderr
+        output = (tmp_path / name).read_text()
+        assert output, done.stderr
+        assert in_order(output) == expected(2, "without"), done.stderr
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
