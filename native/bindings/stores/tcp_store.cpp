@@ -88,9 +88,8 @@ class StoreClient final : public StoreRequests {
   Reply request(Op op, std::string_view head, std::string_view tail, double seconds) override {
     Reply reply;
     try {
-      guarded(seconds, [&](const Check& check) {
-        reply = client_->request(op, head, tail, Deadline::after(seconds), check);
-      });
+      guarded(seconds,
+              [&](const Check& check) { reply = client_->request(op, head, tail, Deadline::after(seconds), check); });
     } catch (DeadlinePassed& passed) {
       return {Status::kCancelled, std::move(passed.body)};
     }
