@@ -135,7 +135,7 @@ void bind_mpi(nb::module_& module) {
   nb::class_<MpiLibrary>(module, "MpiLibrary")
       .def(nb::new_(&make_library), "path"_a, "in_place"_a, "datatypes"_a, "moved"_a, "operations"_a, "lost"_a)
       .def_prop_ro("has_large_counts", &MpiLibrary::has_large_counts)
-      .def("finalize", &MpiLibrary::finalize, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
+      .def("finalize", &MpiLibrary::finalize, "seconds"_a, nb::call_guard<Unlocked>());
   nb::class_<MpiCommunicator>(module, "MpiCommunicator")
       .def(nb::new_([](std::shared_ptr<MpiLibrary> library, Word handle, int rank, int size, uint64_t largest_tag) {
              return std::make_shared<MpiCommunicator>(std::move(library), handle, rank, size, largest_tag);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "bindings.hpp"
+#include "python_host.hpp"
 
 namespace nb = nanobind;
 
@@ -43,7 +44,7 @@ void random_permutation(nb::handle output, uint32_t seed) {
   Py_buffer buffer{};
   if (PyObject_GetBuffer(output.ptr(), &buffer, PyBUF_WRITABLE) != 0) throw nb::python_error();
   {
-    const nb::gil_scoped_release others_run;
+    const procgroup::Unlocked others_run;
     const Py_ssize_t count = buffer.len / static_cast<Py_ssize_t>(sizeof(int64_t));
     std::mt19937 random(seed);
     (count < kWideFrom ? permute : permute_wide)(static_cast<int64_t*>(buffer.buf), count, random);

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import subprocess
 import sys
 import time
+from contextlib import closing, suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from failures.operations import TRANSPORTS, allowance, on
 
 import procgroup as dist
+from procgroup.stores import TCPStore
 from world import Outcome, free_port, run, run_command, start, wait_until, without_reports
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -365,3 +368,33 @@ def test_processes_of_multiprocessing_end_as_programs_do(transport: str, method:
     command = [sys.executable, "program.py", method]
     done = run_command(command, directory=tmp_path, environment={**place, **on(transport)}, timeout=50)
     assert (done.returncode, done.stdout, without_reports(done.stderr)) == (0, "", ""), done
+
+
+OUTLIVED = """
+import ctypes, sys, threading
+import numpy as np
+from procgroup import _native
+from procgroup.stores import HashStore, TCPStore
+
+store = TCPStore("127.0.0.1", int(sys.argv[2]), is_master=False)
+calls = {
+    "HashStore": lambda: HashStore().get("never", 60),
+    "TCPStore": lambda: store.get("never", 60),
+    "DistributedSampler": lambda: _native.random_permutation(np.empty(10_000_000, np.int64), 0),
+}
+for _ in range(4):
+    threading.Thread(target=calls[sys.argv[1]], daemon=True).start()
+libc = ctypes.CDLL(None)
+ctypes.pythonapi.Py_AtExit(ctypes.cast(libc.getchar, ctypes.c_void_p))  # the last thing that Python does at its end
+"""
+
+
+@pytest.mark.parametrize("call", ["HashStore", "TCPStore", "DistributedSampler"])
+def test_daemon_threads_whose_calls_outlive_the_interpreter_do_not_crash_the_process(call: str) -> None:
+    with closing(TCPStore("127.0.0.1", 0, is_master=True)) as server:
+        command = [sys.executable, "-c", OUTLIVED, call, str(server.port)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(2)  # the threads end their calls, or look for signals, meanwhile
+            process.communicate(timeout=20)
+    assert process.returncode == 0

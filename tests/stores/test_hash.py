@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 
 import pytest
 
 from procgroup.errors import DistStoreError, ForkedProcessError
-from procgroup.stores import HashStore, TCPStore
+from procgroup.stores import HashStore
 
 
 def status_of_child(work: Callable[[], int]) -> int:
@@ -134,27 +133,3 @@ def test_a_closed_store_leaves_its_clones_open() -> None:
     with pytest.raises(DistStoreError, match="this HashStore was closed"):
         store.clone()
     assert clone.get("key") == b"x"
-
-
-LAST_WAIT = """
-import ctypes, sys, threading
-from procgroup.stores import HashStore, TCPStore
-
-store = HashStore() if sys.argv[1] == "HashStore" else TCPStore("127.0.0.1", int(sys.argv[2]), is_master=False)
-for _ in range(4):
-    threading.Thread(target=store.get, args=("never", 60), daemon=True).start()
-store.set("key", "x")
-libc = ctypes.CDLL(None)
-ctypes.pythonapi.Py_AtExit(ctypes.cast(libc.getchar, ctypes.c_void_p))  # the very last thing that Python does
-"""
-
-
-@pytest.mark.parametrize("kind", ["HashStore", "TCPStore"])
-def test_threads_that_wait_past_the_interpreter_s_end_do_not_crash_the_process(kind: str) -> None:
-    with closing(TCPStore("127.0.0.1", 0, is_master=True)) as server:
-        command = [sys.executable, "-c", LAST_WAIT, kind, str(server.port)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(1)  # the threads look for signals ten times a second and more
-            process.communicate(timeout=20)
-        assert process.returncode == 0

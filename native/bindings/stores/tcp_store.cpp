@@ -147,7 +147,7 @@ void bind_tcp_store(nb::module_& module) {
       .def("list_clients", &list_clients)
       .def("stop", &Server::stop)
       .def("drain", &Server::drain)
-      .def("forget_torch", &Server::forget_torch, nb::call_guard<nb::gil_scoped_release>());
+      .def("forget_torch", &Server::forget_torch, nb::call_guard<Unlocked>());
 
   nb::class_<StoreClient, StoreRequests>(module, "StoreClient")
       .def(nb::init<std::vector<std::string>, std::string, int, std::string, nb::bytes, uint32_t, double, double>(),
