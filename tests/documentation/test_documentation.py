@@ -100,7 +100,7 @@ def provide_entry_point(directory: Path) -> None:
     (facts / "entry_points.txt").write_text("[torch.backends]\nprocgroup = procgroup.torch_plugin:register\n")
 
 
-@pytest.mark.timeout(170)
+@pytest.mark.timeout(400)  # up to ten programs, each of which has a limit of its own
 # Many programs, which test_operation_pages.py plays in one world, because each start of the launcher takes a second.
 @pytest.mark.parametrize("page", [page for page in PAGES if page != FOR_MPI4PY], ids=lambda page: page.name)
 def test_page_does_what_it_says(page: Path, tmp_path: Path) -> None:

@@ -1,6 +1,16 @@
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_is_whole() -> None:
+    """Import what torch itself imports with the first optimizer: ranks that are threads would meet it half imported."""
+    if find_spec("torch"):
+        import_module("torch._dynamo")
 
 
 @pytest.fixture
