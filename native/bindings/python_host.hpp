@@ -57,8 +57,8 @@ class Unlocked {
 };
 
 // Takes the interpreter's lock until the end of the scope, in a thread that does not have it. Python need not know
-// the thread. Where a thread may wait past the interpreter's end, Unlocked is the safe way: PyGILState_Ensure crashes
-// once the interpreter has ended, and the question before it may be answered an instant too early.
+// the thread. PyGILState_Ensure crashes once the interpreter has ended, and the interpreter may end just after it was
+// asked for, so a thread that may wait that long uses Unlocked::check_signals.
 class Relocked {
  public:
   Relocked() {

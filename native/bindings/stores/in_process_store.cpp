@@ -29,8 +29,8 @@ class PythonInProcessStore final : public StoreRequests {
         [&](const Check& check) { return store_->request(op, head, tail, Deadline::after(seconds), check); });
   }
 
-  // Call the function without the interpreter's lock, and raise what goes wrong with the lock. It is given what it
-  // calls again and again while it waits.
+  // Call the function without the interpreter's lock, and raise what goes wrong with the lock. The function calls the
+  // check, which runs the handlers of signals, time and again while it waits.
   template <class Function>
   static std::invoke_result_t<Function, const Check&> guarded(Function&& function) {
     try {

@@ -96,8 +96,8 @@ class StoreClient final : public StoreRequests {
     return reply;
   }
 
-  // Call the function without the interpreter's lock, and raise what goes wrong with the lock. It is given what it
-  // calls again and again while it waits.
+  // Call the function without the interpreter's lock, and raise what goes wrong with the lock. The function calls the
+  // check, which runs the handlers of signals, time and again while it waits.
   template <class Function>
   void guarded(double seconds, Function&& function) {
     try {
