@@ -57,8 +57,8 @@ class Unlocked {
 };
 
 // Takes the interpreter's lock until the end of the scope, in a thread that does not have it. Python need not know
-// the thread. PyGILState_Ensure crashes once the interpreter has ended, and the interpreter may end just after it was
-// asked for, so a thread that may wait that long uses Unlocked::check_signals.
+// the thread. PyGILState_Ensure crashes once the interpreter has ended, which may happen between Py_IsInitialized and
+// that call, so a thread that may wait that long uses Unlocked::check_signals.
 class Relocked {
  public:
   Relocked() {
