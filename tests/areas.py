@@ -34,6 +34,8 @@ AREAS = {
     "liveness": ["failures/test_dead_peer.py", "failures/test_deadlocks.py", "failures/test_timeouts.py"],
     "messages": ["collectives/test_messages.py", "collectives/test_strided_messages.py", "random_calls"],
     "mpi": ["mpi"],
+    "cuda": ["nccl/test_staging.py"],
+    "nccl": ["nccl"],
     "ops": ["native/test_operations.py", "collectives/test_collectives.py"],
     "runtime": ["native", "failures/test_timeouts.py", "diagnostics/test_flight_records.py"],
     "schedules": ["collectives"],

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda_array.hpp"
 #include "exceptions.hpp"
 #include "torch_tensor.hpp"
 
@@ -68,7 +69,8 @@ Dtype dtype_from_name(const char* name) {
 }
 
 ArrayView::ArrayView(nb::handle array, Access access, ParameterName name) : access_(access) {
-  if (!from_torch(array, name) && !from_buffer(array, name)) from_python(array, name);
+  if (!from_torch(array, name) && !from_buffer(array, name) && !from_cuda_interface(array, name))
+    from_python(array, name);
 }
 
 ArrayView::ArrayView(ArrayView&& other) noexcept
@@ -97,10 +99,23 @@ bool ArrayView::from_torch(nb::handle array, ParameterName name) {
   return true;
 }
 
+bool ArrayView::from_cuda_interface(nb::handle array, ParameterName name) {
+  CudaArray read;
+  if (!read_cuda_array(array, access_ != Access::kRead, read)) return false;
+  owner_ = nb::borrow(array);
+  on_device_ = std::make_unique<OnDevice>(read.device, owner_, name.text());
+  dtype_ = read.dtype;
+  data_ = reinterpret_cast<void*>(read.address);
+  count_ = read.count;
+  rows_ = read.rows;
+  return true;
+}
+
 bool ArrayView::from_buffer(nb::handle array, ParameterName name) {
   const int flags = PyBUF_STRIDES | PyBUF_FORMAT | (access_ == Access::kRead ? 0 : PyBUF_WRITABLE);
   // bytes and its like are buffers, but nobody means them as arrays of numbers.
-  if (PyBytes_Check(array.ptr()) || PyByteArray_Check(array.ptr())) return false;
+  if (PyObject_CheckBuffer(array.ptr()) == 0 || PyBytes_Check(array.ptr()) || PyByteArray_Check(array.ptr()))
+    return false;
   // The buffer of a masked array shows its elements and hides its mask. NumPy's own arrays are of no heap type.
   if (PyType_HasFeature(Py_TYPE(array.ptr()), Py_TPFLAGS_HEAPTYPE) && PyObject_HasAttrString(array.ptr(), "mask") != 0)
     return false;
@@ -170,12 +185,6 @@ void ArrayView::retain() {
 Strided ArrayView::place() const {
   if (scratch_) return scratch_->place;
   return {.base = static_cast<std::byte*>(data_), .element_bytes = bytes(), .shape = {}, .strides = {}};
-}
-
-void ArrayView::refuse_device() const {
-  // Which raises.
-  nb::module_::import_("procgroup.arrays.view").attr("view")(on_device_->array, false, on_device_->name);
-  throw nb::type_error(("`" + on_device_->name + "` is on a GPU").c_str());
 }
 
 void ArrayView::hold_memory() {

@@ -28,9 +28,10 @@ struct ParameterName {
   std::string text() const { return index < 0 ? name : name + ("[" + std::to_string(index) + "]"); }
 };
 
-// An array in memory. Buffers and torch's own tensors are read here. Everything else, and every invalid argument, goes
-// through procgroup.arrays.view, which has the adapters of other libraries and the error texts. An array that is not
-// contiguous, or that is retained, has its elements in scratch memory while it is in use: see move_through_scratch.
+// An array in memory. Buffers, torch's own tensors and arrays of CuPy and its like are read here. Everything else, and
+// every invalid argument, goes through procgroup.arrays.view, which has the adapters of other libraries and the error
+// texts. An array that is not contiguous, or that is retained, has its elements in scratch memory while it is in use:
+// see move_through_scratch.
 class ArrayView {
  public:
   ArrayView(nanobind::handle array, Access access, ParameterName name);
@@ -50,8 +51,6 @@ class ArrayView {
   int device() const { return on_device_->number; }
   // The array itself, of an array on a device.
   nanobind::handle array() const { return on_device_->array; }
-  // Raise the TypeError of an array on a device where only the host's memory is read.
-  [[noreturn]] void refuse_device() const;
   // The array's own memory.
   Strided place() const;
   bool has_scratch() const { return scratch_ != nullptr; }
@@ -77,6 +76,7 @@ class ArrayView {
 
   bool from_buffer(nanobind::handle array, ParameterName name);
   bool from_torch(nanobind::handle array, ParameterName name);
+  bool from_cuda_interface(nanobind::handle array, ParameterName name);
   void from_python(nanobind::handle array, ParameterName name);
   void lie_at(Strided place, ParameterName name);
 

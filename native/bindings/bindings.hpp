@@ -10,6 +10,7 @@ void bind_group(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 void bind_log(nanobind::module_& module);
 void bind_mpi(nanobind::module_& module);
+void bind_nccl(nanobind::module_& module);
 void bind_permutation(nanobind::module_& module);
 void bind_stores(nanobind::module_& module);
 void bind_timeouts(nanobind::module_& module);

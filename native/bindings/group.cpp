@@ -8,7 +8,6 @@
 #include "bindings.hpp"
 #include "messages/single_copy.hpp"
 #include "python_group.hpp"
-#include "staged_call.hpp"
 
 using namespace nanobind::literals;
 
@@ -73,23 +72,9 @@ void PythonGroup::handshake(const std::string& call, const nb::dict& data, doubl
   }
 }
 
-void PythonGroup::set_device_backend(nb::object prepare, nb::object supports, nb::object on_broken) {
-  device_prepare_ = std::move(prepare);
-  device_supports_ = std::move(supports);
-  const std::shared_ptr<nb::object> call(new nb::object(std::move(on_broken)), [](nb::object* ended) {
-    if (Py_IsInitialized() == 0) return;
-    const Relocked relocked;
-    delete ended;
-  });
-  group_->on_broken([call] {
-    if (Py_IsInitialized() == 0) return;
-    const Relocked relocked;
-    try {
-      (*call)();
-    } catch (nb::python_error& raised) {
-      raised.discard_as_unraisable("the end of a group's work on a GPU");
-    }
-  });
+void PythonGroup::set_backend(std::shared_ptr<NcclBackend> backend) {
+  nccl_ = std::move(backend);
+  group_->on_broken([nccl = nccl_] { nccl->abort(); });
 }
 
 nb::object PythonGroup::join(const nb::list& works, const std::string& op, nb::handle arrays) const {
@@ -139,68 +124,99 @@ nb::object PythonGroup::try_recv(nb::handle array, nb::handle peer, nb::handle t
   return from ? recv(array, from->peer, from->tag, async_op, seconds_in_force()) : nb::borrow(Py_NotImplemented);
 }
 
+// The request of a collective by which a backend moves a message.
+static Request as_request(const MessageRequest& message) {
+  Request request;
+  request.descriptor.op = message.op;
+  request.descriptor.dtype = message.dtype;
+  request.descriptor.count = message.count;
+  request.descriptor.root = message.peer;
+  request.input = request.output = message.data;
+  return request;
+}
+
 nb::object PythonGroup::message(OpKind op, nb::handle array, ArrayView view, int peer, uint64_t tag, bool async_op,
                                 double seconds) {
   engine_->require_not_forked();
   if (tag >> 63) throw nb::value_error("expected a tag from 0 to 2**63 - 1");
-  const bool is_staged = this->is_staged(view, op);
-  const bool on_device = view.is_on_device() && !is_staged;
+  const bool on_device = view.is_on_device();
   if (only_checks_) return nb::none();
   if (!async_op) require_outside_transfer(op_name(op));
   MessageRequest request{op, view.data(), view.count(), view.dtype(), peer, tag};
   request.source = engine_->source_line();
-  request.on_device = on_device;
-  const std::shared_ptr<BackendTransfer> staged = is_staged ? stage(request, view, seconds) : nullptr;
-  const bool is_external = on_device || has_backend();
-  Descriptor call;
-  call.op = op;
-  call.dtype = request.dtype;
-  call.count = request.count;
   if (view.has_scratch()) {
     Request copies;
     move_through_scratch(copies, {&view, 1});
     if (copies.before) copies.before();
     request.after = std::move(copies.after);
   }
-  if (async_op && !is_external && !is_staged && group_->start_at_once(request))
+  const bool is_plain = !on_device && !has_backend();
+  if (async_op && is_plain && group_->start_at_once(request))
     return nb::cast(Work(engine_, group_, op_name(op), array, peer));
   std::shared_ptr<Issued> issued;
-  if (async_op || is_external) {
+  if (async_op || !is_plain) {
     issued = std::make_shared<Issued>();
-    issued->staged = staged;
     issued->arrays.push_back(std::move(view));
   }
-  if (staged && op == OpKind::kRecv) {
-    request.after = staged->follow_in(group_, call, seconds, !async_op);
-    request.after_takes_locks = true;
-  }
-  if (on_device) {
-    issued->transfer = prepare_device_transfer(device_prepare_, request, std::move(issued->arrays));
-    request.transfer = issued->transfer->as_function();
-    call.external = call.on_device = true;
-    request.after = issued->transfer->follow_in(group_, call, seconds, !async_op);
-  } else if (mpi_) {
-    move_by_mpi(mpi_, *group_, request, std::move(issued->arrays), [staged] {});
-  } else if (has_backend()) {
-    issued->transfer = prepare_transfer(prepare_, request, std::move(issued->arrays), [staged] {});
-    request.transfer = issued->transfer->as_function();
-  }
-  if (async_op) {
+  if (on_device)
+    move_on_device(request, *issued, async_op, seconds);
+  else if (has_backend())
+    move_by_backend(request, *issued, nullptr);
+  if (async_op || on_device) {
     for (ArrayView& kept : issued->arrays) kept.hold_memory();
-    return adopt({op_name(op), array, async_op, seconds}, std::move(issued),
-                 [&] { return group_->start_message(request, seconds); });
+    nb::object work = adopt({op_name(op), array, async_op, seconds}, std::move(issued),
+                            [&] { return group_->start_message(request, seconds); });
+    if (async_op) return work;
+    nb::cast<Work&>(work).wait_as_blocking();
+    return op == OpKind::kRecv ? nb::object(nb::int_(nb::cast<Work&>(work).source())) : nb::none();
   }
   PythonRuntime language(engine_->rank_threads());
   try {
     const int source = group_->run_message(request, seconds, language);
     language.rethrow();
-    if (on_device) issued->transfer->let_streams_wait();
-    if (staged && op == OpKind::kRecv) staged->let_streams_wait();
     return op == OpKind::kRecv ? nb::object(nb::int_(source)) : nb::none();
   } catch (const OperationFailed& failed) {
     language.rethrow();
     raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued ? issued->error() : nb::handle()));
   }
+}
+
+void PythonGroup::move_by_backend(MessageRequest& request, Issued& issued, std::shared_ptr<StagedTask> staged) const {
+  Request moved = as_request(request);
+  if (staged) moved.before = [staged] {};  // which owns the memory
+  move_by_backend(moved, issued, std::move(issued.arrays), request.tag);
+  issued.arrays.clear();
+  request.task = std::move(moved.task);
+  request.external = true;
+}
+
+// A send that is staged waits here until its elements have been copied.
+void PythonGroup::move_on_device(MessageRequest& request, Issued& issued, bool async_op, double seconds) const {
+  const bool is_staged = this->is_staged(issued.arrays.front(), request.op);
+  const ArrayStreams used = take_device_arrays(issued);
+  request.is_unawaited = !async_op;
+  Request moved = as_request(request);
+  if (!is_staged) {
+    const auto task = move_by_nccl(nccl_, moved, std::move(issued.arrays), used, !async_op);
+    issued.arrays.clear();
+    issued.device_task = task;
+    request.task = task;
+    request.external = request.on_device = true;
+    return;
+  }
+  const auto staged = stage(moved, std::move(issued.arrays), used, group_->rank());
+  issued.arrays.clear();
+  issued.device_task = staged;
+  request.data = moved.output;
+  if (request.op == OpKind::kSend) {
+    wait_until_copied(*staged, issued.device, seconds);
+    request.data = const_cast<void*>(moved.input);
+  }
+  if (has_backend()) {
+    move_by_backend(request, issued, staged);
+    staged->let_move(std::move(request.task));
+  }
+  if (has_backend() || request.op == OpKind::kRecv) request.task = staged;
 }
 
 }  // namespace procgroup
@@ -299,17 +315,15 @@ void bind_group(nb::module_& module) {
            nb::sig("def try_send(self, array: object, peer: object, tag: object, async_op: bool) -> typing.Any"))
       .def("try_recv", &PythonGroup::try_recv, "array"_a.none(), "peer"_a.none(), "tag"_a.none(), "async_op"_a,
            nb::sig("def try_recv(self, array: object, peer: object, tag: object, async_op: bool) -> typing.Any"))
-      .def("set_backend", &PythonGroup::set_backend, "prepare"_a,
-           nb::sig("def set_backend(self, prepare: "
-                   "collections.abc.Callable[..., collections.abc.Callable[[int, int], typing.Any]]) -> None"))
-      .def("set_device_backend", &PythonGroup::set_device_backend, "prepare"_a, "supports"_a, "on_broken"_a,
-           nb::sig("def set_device_backend(self, prepare: collections.abc.Callable[..., "
-                   "collections.abc.Callable[[int, int], typing.Any]], supports: collections.abc.Callable[[str, str, "
-                   "str], bool], on_broken: collections.abc.Callable[[], None]) -> None"))
-      .def("set_mpi", &PythonGroup::set_mpi, "communicator"_a)
-      .def("open_backend", &PythonGroup::open_backend, "advance"_a, "timeout"_a,
-           nb::sig("def open_backend(self, advance: "
-                   "collections.abc.Callable[[int, int], typing.Any], timeout: float) -> None"))
+      .def("set_backend", nb::overload_cast<MpiBackend>(&PythonGroup::set_backend), "backend"_a)
+      .def("set_backend", nb::overload_cast<std::shared_ptr<NcclBackend>>(&PythonGroup::set_backend), "backend"_a)
+      .def("set_backend", nb::overload_cast<nb::object>(&PythonGroup::set_backend), "backend"_a,
+           nb::sig("def set_backend(self, backend: "
+                   "collections.abc.Callable[..., collections.abc.Callable[[int, int], "
+                   "collections.abc.Iterator[int | collections.abc.Sequence[int] | None]]]) -> None"))
+      .def("open_backend", &PythonGroup::open_backend, "start"_a, "timeout"_a,
+           nb::sig("def open_backend(self, start: collections.abc.Callable[[int, int], "
+                   "collections.abc.Iterator[int | collections.abc.Sequence[int] | None]], timeout: float) -> None"))
       .def("join", &PythonGroup::join, "works"_a, "op"_a, "arrays"_a,
            nb::sig("def join(self, works: list[Work], op: str, arrays: " PROCGROUP_ARRAYS ") -> Work"))
       .PROCGROUP_COLLECTIVE(broadcast, "array: object, root: int, ", "array"_a.none(), "root"_a)

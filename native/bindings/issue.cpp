@@ -8,7 +8,6 @@
 
 #include "dtype/scale.hpp"
 #include "python_group.hpp"
-#include "staged_call.hpp"
 
 namespace procgroup {
 namespace {
@@ -41,19 +40,16 @@ void premultiply(Request& request) {
 }  // namespace
 
 nb::object PythonGroup::issue(Request request, const Options& options, ArrayView& view) {
-  if (view.is_on_device()) {
-    auto issued = std::make_shared<Issued>();
-    issued->arrays.push_back(std::move(view));
-    return issue(std::move(request), options, std::move(issued));
-  }
-  if (only_checks_) return nb::none();
-  request.source = engine_->source_line();
-  if (!options.async_op && (mpi_ || !needs_backend(request))) {
-    if (request.factor != 1.0) premultiply(request);
-    if (view.has_scratch()) move_through_scratch(request, {&view, 1});
-    if (!needs_backend(request)) return run(request, options.seconds);
-    const BlockingMpiCall call(mpi_, *group_, request, view);
-    return run(request, options.seconds);
+  if (!view.is_on_device()) {
+    if (only_checks_) return nb::none();
+    request.source = engine_->source_line();
+    if (!options.async_op && (mpi_ || !needs_backend(request))) {
+      if (request.factor != 1.0) premultiply(request);
+      if (view.has_scratch()) move_through_scratch(request, {&view, 1});
+      if (!needs_backend(request)) return run(request, options.seconds);
+      const BlockingMpiCall call(mpi_, *group_, request, view);
+      return run(request, options.seconds);
+    }
   }
   auto issued = std::make_shared<Issued>();
   issued->arrays.push_back(std::move(view));
@@ -61,30 +57,18 @@ nb::object PythonGroup::issue(Request request, const Options& options, ArrayView
 }
 
 nb::object PythonGroup::issue(Request request, const Options& options, std::shared_ptr<Issued> issued) {
-  const Descriptor& call = request.descriptor;
-  const bool is_staged = !issued->arrays.empty() && this->is_staged(issued->arrays.front(), call.op, call.reduce_op);
-  const bool on_device = !issued->arrays.empty() && issued->arrays.front().is_on_device() && !is_staged;
-  if (on_device && options.retain)
-    site(options.op)
-        .refuse("`retain` is for arrays in host memory, and NCCL works in the array itself. Keep a copy of it instead");
+  if (!issued->arrays.empty() && issued->arrays.front().is_on_device())
+    return issue_on_device(std::move(request), options, std::move(issued));
   if (only_checks_) return nb::none();
   if (request.source == 0) request.source = engine_->source_line();
-  if (is_staged) {
-    engine_->require_not_forked();
-    issued->staged = stage(request, issued->arrays, group_->rank(), options.seconds);
-    request.after = issued->staged->follow_in(group_, call, options.seconds, !options.async_op);
-  }
-  if (request.factor != 1.0 && !on_device) premultiply(request);  // a backend on a device has its own way
+  if (request.factor != 1.0) premultiply(request);
   move_through_scratch(request, issued->arrays);
-  if (on_device)
-    move_on_device(request, *issued, options);
-  else if (needs_backend(request) && !issued->arrays.empty())
-    move_by_backend(request, *issued);
-  if (!options.async_op) {
-    run(request, options.seconds, issued.get());
-    if (is_staged || on_device) issued->on_device()->let_streams_wait();
-    return nb::none();
-  }
+  if (needs_backend(request) && !issued->arrays.empty()) move_by_backend(request, *issued, std::move(issued->arrays));
+  return start_or_run(std::move(request), options, std::move(issued));
+}
+
+nb::object PythonGroup::start_or_run(Request request, const Options& options, std::shared_ptr<Issued> issued) {
+  if (!options.async_op) return run(request, options.seconds, issued.get());
   for (ArrayView& view : issued->arrays) view.hold_memory();
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
@@ -92,36 +76,99 @@ nb::object PythonGroup::issue(Request request, const Options& options, std::shar
                [&] { return group_->start(std::move(request), options.seconds, language); });
 }
 
-void PythonGroup::move_by_backend(Request& request, Issued& issued) const {
+void PythonGroup::move_by_backend(Request& request, Issued& issued, std::vector<ArrayView> arrays, uint64_t tag) const {
   request.descriptor.external = true;
-  if (mpi_) return move_by_mpi(mpi_, *group_, request, std::move(issued.arrays));
-  issued.transfer = prepare_transfer(prepare_, request, std::move(issued.arrays), group_->rank());
-  request.transfer = issued.transfer->as_function();
+  if (mpi_) return move_by_mpi(mpi_, *group_, request, std::move(arrays));
+  issued.backend_task = prepare_task(prepare_, request, std::move(arrays), group_->rank(), group_->size(), tag);
+  request.task = issued.backend_task;
 }
 
 bool PythonGroup::is_staged(const ArrayView& view, OpKind op, ReduceOp reduce_op) const {
   if (!view.is_on_device()) return false;
-  const char* const reduction = reduces(op) ? reduce_op_name(reduce_op) : "";
-  if (device_supports_.is_valid() && nb::cast<bool>(device_supports_(op_name(op), dtype_name(view.dtype()), reduction)))
-    return false;
-  if (!nb::cast<bool>(nb::module_::import_("procgroup.backends.staging").attr("is_available")())) view.refuse_device();
-  return true;
+  return !nccl_ || !nccl_->supports(op, view.dtype(), reduce_op);
 }
 
-void PythonGroup::move_on_device(Request& request, Issued& issued, const Options& options) const {
+// A call that waits for nobody on the host returns when its work is queued. One that a library's arrays make the host
+// wait for is an asynchronous call that is awaited.
+nb::object PythonGroup::issue_on_device(Request request, const Options& options, std::shared_ptr<Issued> issued) {
+  const Descriptor& call = request.descriptor;
+  const bool is_staged = this->is_staged(issued->arrays.front(), call.op, call.reduce_op);
+  if (!is_staged && options.retain)
+    site(options.op)
+        .refuse("`retain` is for arrays in host memory, and NCCL works in the array itself. Keep a copy of it instead");
+  if (only_checks_) return nb::none();
+  if (request.source == 0) request.source = engine_->source_line();
+  engine_->require_not_forked();
+  if (!options.async_op) require_outside_transfer(op_name(call.op));
+  const ArrayStreams used = take_device_arrays(*issued);
+  request.is_unawaited = !options.async_op;
+  if (!is_staged) return issue_to_nccl(std::move(request), options, std::move(issued), used);
+  const auto staged = stage(request, std::move(issued->arrays), used, group_->rank());
+  issued->arrays.clear();
+  issued->device_task = staged;
+  if (request.factor != 1.0) premultiply(request);
+  if (needs_backend(request)) {
+    request.before = [staged, before = std::move(request.before)] {
+      if (before) before();
+    };
+    move_by_backend(request, *issued, {});
+    staged->let_move(std::move(request.task));
+  }
+  request.task = staged;
+  nb::object work = adopt(options, std::move(issued), [&] {
+    PythonRuntime language(engine_->rank_threads());
+    return group_->start(std::move(request), options.seconds, language);
+  });
+  return options.async_op ? work : waited(work);
+}
+
+nb::object PythonGroup::waited(const nb::object& work) {
+  nb::cast<Work&>(work).wait_as_blocking();
+  return nb::none();
+}
+
+ArrayStreams PythonGroup::take_device_arrays(Issued& issued) const {
+  issued.device = issued.arrays.front().device();
+  for (const ArrayView& view : issued.arrays) issued.device_arrays.push_back(nb::borrow(view.array()));
+  return current_streams(issued.device_arrays, issued.device);
+}
+
+nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued,
+                                      const ArrayStreams& used) {
+  const auto task = move_by_nccl(nccl_, request, std::move(issued->arrays), used, !options.async_op);
+  issued->arrays.clear();
+  issued->device_task = task;
   request.descriptor.external = request.descriptor.on_device = true;
-  issued.transfer = prepare_device_transfer(device_prepare_, request, std::move(issued.arrays), group_->rank());
-  request.transfer = issued.transfer->as_function();
-  request.after = issued.transfer->follow_in(group_, request.descriptor, options.seconds, !options.async_op);
+  request.task = task;
+  bool is_queued = false;
+  const auto start = [&]() -> std::shared_ptr<GroupOperation> {
+    {
+      const Unlocked unlocked;  // NCCL may wait for other ranks, which may be threads of this process
+      const std::lock_guard issuing(nccl_->issuing());
+      if (!task->copies_out() && nccl_->has_gate()) {
+        task->take_gate();
+        std::shared_ptr<GroupOperation> operation = group_->start(std::move(request), options.seconds);
+        task->queue_behind_gate();
+        is_queued = !task->has_failed();
+        return operation;
+      }
+      task->queue_later();
+    }
+    PythonRuntime language(engine_->rank_threads());
+    return group_->start(std::move(request), options.seconds, language);
+  };
+  nb::object work = adopt(options, std::move(issued), start);
+  if (options.async_op) return work;
+  return is_queued && !used.has_unordered ? nb::none() : waited(work);
 }
 
-void PythonGroup::open_backend(nb::object advance, double seconds) {
+nb::object PythonGroup::open_backend(nb::object start, double seconds) {
   Issued issued;
-  issued.transfer = make_transfer(std::move(advance));
+  issued.backend_task = make_python_task(std::move(start), group_->size());
   Request request;
   request.descriptor.external = true;
-  request.transfer = issued.transfer->as_function();
-  run(request, seconds, &issued);
+  request.task = issued.backend_task;
+  return run(request, seconds, &issued);
 }
 
 nb::object PythonGroup::run(Request& request, double seconds, const Issued* issued) {

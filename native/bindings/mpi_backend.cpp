@@ -28,17 +28,24 @@ namespace {
 // Calls that failed while MPI was moving their bytes. MPI cannot be finalised then: it would wait for them.
 std::atomic<int> abandoned{0};
 
-struct MpiCall {
+class MpiCall final : public Task {
+ public:
   MpiCall(const MpiBackend& backend, const Group& group, Request moved, std::vector<ArrayView> used)
-      : communicator(backend),
-        request(std::move(moved)),
-        arrays(std::move(used)),
-        transfer(*communicator, request, group.reduces_in_rank_order()) {}
+      : communicator_(backend),
+        request_(std::move(moved)),
+        arrays_(std::move(used)),
+        transfer_(*communicator_, request_, group.reduces_in_rank_order()) {}
 
-  const MpiBackend communicator;
-  const Request request;
-  const std::vector<ArrayView> arrays;
-  MpiTransfer transfer;
+  void start(int root, uint64_t number) override { transfer_.start(root, number); }
+  State test(std::vector<int>& awaited) override { return transfer_.test(awaited); }
+  int64_t longest_sleep_ns() const override { return transfer_.longest_sleep_ns(); }
+  bool is_pending() const { return transfer_.is_pending(); }
+
+ private:
+  const MpiBackend communicator_;
+  const Request request_;
+  const std::vector<ArrayView> arrays_;
+  MpiTransfer transfer_;
 };
 
 void require_countable(const MpiBackend& backend, const Request& request) {
@@ -46,23 +53,6 @@ void require_countable(const MpiBackend& backend, const Request& request) {
   raise(nb::module_::import_("procgroup.errors")
             .attr("DistBackendError")("this MPI library counts to 2**31 - 1 elements only, and the call has more of "
                                       "them. Use an MPI library with the functions of MPI 4, or several calls."));
-}
-
-ExternalTransfer transfer_of(const MpiBackend& backend, const Group& group, Request request,
-                             std::vector<ArrayView> arrays) {
-  require_countable(backend, request);
-  for (ArrayView& view : arrays) view.hold_memory();
-  const std::shared_ptr<MpiCall> call(new MpiCall(backend, group, std::move(request), std::move(arrays)),
-                                      [](MpiCall* ended) {
-                                        if (ended->transfer.is_pending()) {
-                                          ++abandoned;
-                                          return;
-                                        }
-                                        if (Py_IsInitialized() == 0) return;
-                                        const Relocked relocked;
-                                        delete ended;
-                                      });
-  return [call](int root, uint64_t number, std::vector<int>&) { return call->transfer.advance(root, number); };
 }
 
 // Native, so that it happens also when Python has ended.
@@ -92,28 +82,22 @@ std::shared_ptr<MpiLibrary> make_library(const std::string& path, Word in_place,
 }  // namespace
 
 void move_by_mpi(const MpiBackend& backend, const Group& group, Request& request, std::vector<ArrayView> arrays) {
-  request.transfer = transfer_of(backend, group, request, std::move(arrays));
-  request.transfer_sleep_ns = 0;
-}
-
-void move_by_mpi(const MpiBackend& backend, const Group& group, MessageRequest& request, std::vector<ArrayView> arrays,
-                 std::function<void()> scratch) {
-  Request moved;
-  moved.before = std::move(scratch);
-  moved.descriptor.op = request.op;
-  moved.descriptor.dtype = request.dtype;
-  moved.descriptor.count = request.count;
-  moved.input = moved.output = request.data;
-  request.transfer = transfer_of(backend, group, std::move(moved), std::move(arrays));
-  request.transfer_sleep_ns = 0;
+  require_countable(backend, request);
+  for (ArrayView& view : arrays) view.hold_memory();
+  request.task = std::shared_ptr<MpiCall>(new MpiCall(backend, group, request, std::move(arrays)), [](MpiCall* ended) {
+    if (ended->is_pending()) {
+      ++abandoned;
+      return;
+    }
+    delete_with_lock(ended);
+  });
 }
 
 BlockingMpiCall::BlockingMpiCall(const MpiBackend& backend, const Group& group, Request& request, ArrayView& array)
     : request_(request), array_(array), transfer_(*backend, request, group.reduces_in_rank_order()) {
   require_countable(backend, request);
   request.descriptor.external = true;
-  request.transfer = [this](int root, uint64_t number, std::vector<int>&) { return transfer_.advance(root, number); };
-  request.transfer_sleep_ns = 0;
+  request.task = std::shared_ptr<Task>(std::shared_ptr<Task>(), &transfer_);  // which owns nothing
 }
 
 BlockingMpiCall::~BlockingMpiCall() {

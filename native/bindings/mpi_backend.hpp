@@ -15,10 +15,9 @@ namespace procgroup {
 using MpiBackend = std::shared_ptr<const MpiCommunicator>;
 
 // Let MPI move the bytes of a call. Its arrays are kept until MPI has no more use of them: for ever, if the call fails
-// before; so is the memory that `scratch` owns. Raises DistBackendError for more elements than the library can count.
+// before; so is the memory that the function `before` of the request owns. Raises DistBackendError for more elements
+// than the library can count.
 void move_by_mpi(const MpiBackend& backend, const Group& group, Request& request, std::vector<ArrayView> arrays);
-void move_by_mpi(const MpiBackend& backend, const Group& group, MessageRequest& request, std::vector<ArrayView> arrays,
-                 std::function<void()> scratch);
 
 // The same for one array and a request that outlive this object: a blocking call allocates no memory then.
 class BlockingMpiCall {

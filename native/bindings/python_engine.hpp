@@ -14,12 +14,13 @@
 #include <vector>
 
 #include "array_view.hpp"
-#include "backend_transfer.hpp"
 #include "base/diagnostics.hpp"
+#include "device_call.hpp"
 #include "exceptions.hpp"
 #include "group/engine.hpp"
 #include "group/group.hpp"
 #include "python_host.hpp"
+#include "python_task.hpp"
 #include "source_lines.hpp"
 
 namespace procgroup {
@@ -49,27 +50,27 @@ inline std::shared_ptr<Group> make_group(const std::shared_ptr<Engine>& engine, 
 // first: the operation, which may still be running, before its arrays, and both before the group.
 struct Issued {
   std::shared_ptr<Group> group;
-  std::vector<ArrayView> arrays;
-  std::shared_ptr<BackendTransfer> staged;  // of a call on a device that is staged through host memory, which it keeps
+  std::vector<ArrayView> arrays;  // none where a task has them
   std::shared_ptr<GroupOperation> operation;
   nb::object callback;
-  std::shared_ptr<BackendTransfer> transfer;  // of a call whose bytes another backend moves
+  std::shared_ptr<PythonTask> backend_task;  // of a program's own backend
+  std::shared_ptr<DeviceTask> device_task;   // of a call on arrays on a GPU, which are these
+  std::vector<nb::object> device_arrays;
+  int device = 0;
 
-  // The work on a device that the completed call has started; null where there is none.
-  const std::shared_ptr<GroupOperation>& device_work() const {
-    static const std::shared_ptr<GroupOperation> kNone;
-    return on_device() && operation->is_completed() ? on_device()->device_work() : kNone;
+  // The work on a device that the completed call has queued; null where there is none.
+  const GroupOperation* device_work() const {
+    return operation->is_completed() ? operation->device_work().get() : nullptr;
   }
-  const std::shared_ptr<BackendTransfer>& on_device() const { return staged ? staged : transfer; }
-  bool is_completed() const { return operation->is_completed() && (!device_work() || device_work()->is_completed()); }
+  bool is_completed() const {
+    return operation->is_completed() && (device_work() == nullptr || device_work()->is_completed());
+  }
   const Failure* failure() const {
-    if (!operation->is_completed() || operation->failure() != nullptr || !device_work()) return operation->failure();
+    if (!operation->is_completed() || operation->failure() != nullptr || device_work() == nullptr)
+      return operation->failure();
     return device_work()->is_completed() ? device_work()->failure() : nullptr;
   }
-  nb::handle error() const {
-    if (staged && staged->error().is_valid()) return staged->error();
-    return transfer ? transfer->error() : nb::handle();
-  }
+  nb::handle error() const { return backend_task ? backend_task->error() : nb::handle(); }
 };
 
 class PythonEngine {

@@ -4,7 +4,7 @@
 //                 read and check the arguments                                        collectives.cpp
 //     issue       number, record and agree, then move the bytes: by the engine, or by the group's backend for
 //                 arrays in host memory, or on a device. Arrays on a device whose call no backend makes there are
-//                 copied to host memory and back                                      staged_call.hpp
+//                 copied to host memory and back                                      device_call.hpp
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -57,17 +57,14 @@ class PythonGroup {
   nb::object pass_on(const char* op, Arguments... arguments) const {
     return intercept_(op, arguments...);
   }
-  // Let another backend move the bytes of calls: `prepare` takes the call's data and returns the function that
-  // advances its transfer (procgroup.groups.backend.prepare). Before the first call, on all ranks.
+  // Let a backend move the bytes of calls, from the first one on, on all ranks: a program's own, given by
+  // procgroup.groups.backend.prepare; MPI; or NCCL, for arrays on GPUs.
   void set_backend(nb::object prepare) { prepare_ = std::move(prepare); }
-  // The same for calls on arrays on CUDA devices (procgroup.groups.backend.prepare_on_device), where `supports` returns
-  // true for the names of the operation, the dtype and the reduce op. `on_broken` is called once when a failure ends
-  // the group, from any thread.
-  void set_device_backend(nb::object prepare, nb::object supports, nb::object on_broken);
-  void set_mpi(MpiBackend communicator) { mpi_ = std::move(communicator); }
-  // Let a backend get ready, while the engine watches the other ranks: `advance` is called, after all ranks have come,
-  // until it returns None (procgroup.groups.backend.prepare).
-  void open_backend(nb::object advance, double seconds);
+  void set_backend(MpiBackend communicator) { mpi_ = std::move(communicator); }
+  void set_backend(std::shared_ptr<NcclBackend> backend);
+  // Let a backend get ready, while the engine watches the other ranks: `start` is called, after all ranks have come,
+  // and the generator that it returns is run to its end.
+  nb::object open_backend(nb::object start, double seconds);
 
   // These calls of the group as one, which `op` names, with these arrays as its result.
   nb::object join(const nb::list& works, const std::string& op, nb::handle arrays) const;
@@ -128,16 +125,23 @@ class PythonGroup {
   // Run the request here, or, with `async_op`, start it and keep its arrays until it has completed.
   nb::object issue(Request request, const Options& options, ArrayView& view);
   nb::object issue(Request request, const Options& options, std::shared_ptr<Issued> issued);
+  nb::object issue_on_device(Request request, const Options& options, std::shared_ptr<Issued> issued);
+  nb::object issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued,
+                           const ArrayStreams& used);
+  nb::object start_or_run(Request request, const Options& options, std::shared_ptr<Issued> issued);
+  ArrayStreams take_device_arrays(Issued& issued) const;
+  static nb::object waited(const nb::object& work);
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
   // MPI need not move what the engine's announcements carry in any case.
   bool needs_backend(const Request& request) const {
     return has_backend() && !(mpi_ && group_->is_announced_whole(request.descriptor));
   }
   bool has_backend() const { return prepare_.is_valid() || mpi_ != nullptr; }
-  void move_by_backend(Request& request, Issued& issued) const;
-  // Whether a call on this array is staged through host memory. Raises TypeError where that cannot be.
+  void move_by_backend(Request& request, Issued& issued, std::vector<ArrayView> arrays, uint64_t tag = 0) const;
+  void move_by_backend(MessageRequest& request, Issued& issued, std::shared_ptr<StagedTask> staged) const;
+  void move_on_device(MessageRequest& request, Issued& issued, bool async_op, double seconds) const;
+  // Whether a call on this array is staged through host memory: it is on a GPU, where no backend makes the call.
   bool is_staged(const ArrayView& view, OpKind op, ReduceOp reduce_op = {}) const;
-  void move_on_device(Request& request, Issued& issued, const Options& options) const;
   nb::object run_iovecs(Request& request, const InputIovecs& input, double seconds);
   struct Message {
     int peer;
@@ -155,9 +159,8 @@ class PythonGroup {
   double seconds_ = 0;
   nb::object intercept_;
   nb::object prepare_;
-  nb::object device_prepare_;
-  nb::object device_supports_;
-  MpiBackend mpi_;  // null unless MPI moves the bytes
+  MpiBackend mpi_;                     // null unless MPI moves the bytes
+  std::shared_ptr<NcclBackend> nccl_;  // null unless NCCL moves those of arrays on GPUs
 };
 
 template <class Start>

@@ -78,6 +78,14 @@ class Relocked {
   PyGILState_STATE state_;
 };
 
+// The end of what owns Python objects, on whatever thread; never after the interpreter.
+template <class Owned>
+void delete_with_lock(Owned* owned) {
+  if (Py_IsInitialized() == 0) return;
+  const Relocked relocked;
+  delete owned;
+}
+
 // An exception that a signal's handler raised on this thread while it advanced a backend's transfer, perhaps for
 // another call than the one that the thread waits for. An owned reference, or null.
 inline constinit thread_local PyObject* raised_in_transfer = nullptr;

@@ -27,12 +27,12 @@ struct ExchangeFunctions {
   ExchangeFunctions* older;
   void* unused[3];
   int (*read_tensor)(void* python_object, DlpackTensor* out);
+  int (*current_stream)(int32_t device_type, int32_t device, void** out);
 };
 
 constexpr int32_t kCpu = 1;
 constexpr int32_t kCuda = 2;
 
-// Found once, when the first tensor comes; torch is never imported here. Guarded by the interpreter's lock.
 struct Torch {
   PyObject* tensor = nullptr;
   PyObject* parameter = nullptr;
@@ -41,7 +41,10 @@ struct Torch {
   PyObject* is_conj = nullptr;
 };
 
-bool find(Torch& torch) {
+// Found once, when the first tensor comes; torch is never imported here. Guarded by the interpreter's lock.
+constinit Torch torch;
+
+bool find() {
   const nb::object module = nb::steal(PyImport_GetModule(nb::str("torch").ptr()));
   if (!module.is_valid()) return false;
   const nb::object tensor = nb::getattr(module, "Tensor", nb::none());
@@ -101,15 +104,29 @@ bool parse_dtype(const DlpackTensor& tensor, Dtype& dtype) {
   return false;
 }
 
-}  // namespace
-
-bool read_torch_tensor(nb::handle array, Strided& place, Dtype& dtype, int& device) {
+// Whether it is a tensor, and a parameter counts as one.
+bool is_tensor(nb::handle array) {
   // torch's classes are written in Python; arrays of NumPy are not of a heap type, and need not look for torch.
   if (!PyType_HasFeature(Py_TYPE(array.ptr()), Py_TPFLAGS_HEAPTYPE)) return false;
-  static Torch torch;
-  if (torch.tensor == nullptr && !find(torch)) return false;
+  if (torch.tensor == nullptr && !find()) return false;
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()));
-  if (type != torch.tensor && type != torch.parameter) return false;
+  return type == torch.tensor || type == torch.parameter;
+}
+
+}  // namespace
+
+bool read_torch_stream(nb::handle array, int device, CudaStream& stream) {
+  if (!is_tensor(array) || torch.functions->current_stream == nullptr) return false;
+  if (torch.functions->current_stream(kCuda, device, &stream) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  if (stream == nullptr) stream = legacy_stream();
+  return true;
+}
+
+bool read_torch_tensor(nb::handle array, Strided& place, Dtype& dtype, int& device) {
+  if (!is_tensor(array)) return false;
   DlpackTensor tensor{};
   if (torch.functions->read_tensor(array.ptr(), &tensor) != 0) {
     PyErr_Clear();

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "cuda/cuda_driver.hpp"
 #include "dtype/dtype.hpp"
 #include "dtype/strided.hpp"
 
@@ -15,5 +16,8 @@ inline constexpr int kHostMemory = -1;
 // tensors that procgroup.arrays.view must judge: of other devices, layouts and dtypes, with lazy conjugation or
 // negation.
 bool read_torch_tensor(nanobind::handle array, Strided& place, Dtype& dtype, int& device);
+
+// The current stream of torch on a CUDA device, on which it uses this tensor. False for everything else.
+bool read_torch_stream(nanobind::handle tensor, int device, CudaStream& stream);
 
 }  // namespace procgroup

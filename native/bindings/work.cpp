@@ -58,9 +58,23 @@ bool Work::wait(nb::handle timeout) {
   return true;
 }
 
+void Work::wait_as_blocking() {
+  try {
+    wait(nb::none());
+  } catch (nb::python_error&) {
+    PythonRuntime language(engine_->rank_threads());
+    for (const std::shared_ptr<Issued>& issued : issued_)
+      if (!issued->operation->is_completed()) group_->end_interrupted(*issued->operation, language);
+    throw;
+  }
+}
+
 // Whether it completed in time. Raises its error.
 bool Work::wait_for(const Issued& issued, Deadline deadline) const {
-  GroupOperation& operation = *issued.operation;
+  return wait_for(issued, *issued.operation, deadline) && let_streams_wait(issued, deadline);
+}
+
+bool Work::wait_for(const Issued& issued, GroupOperation& operation, Deadline deadline) const {
   if (!operation.is_completed()) require_outside_transfer("wait");
   engine_->require_not_forked();
   PythonRuntime language(engine_->rank_threads());
@@ -68,10 +82,21 @@ bool Work::wait_for(const Issued& issued, Deadline deadline) const {
   const Group::Outcome outcome = group_->await(operation, deadline, language, interrupted);
   language.rethrow();
   if (!outcome.has_completed) return false;
-  if (outcome.failure) raise(exception(issued, *outcome.failure));
+  if (outcome.failure) {
+    const OperationFailed failed = group_->reported(*outcome.failure, issued.operation->call());
+    raise(with_cause(build_exception(failed.failure, failed.call, *group_), issued.error()));
+  }
   if (const nb::object error = exception(issued); !error.is_none()) raise(error);  // of its work on a device
-  if (issued.device_work()) issued.on_device()->let_streams_wait();
   return true;
+}
+
+// Let the streams on which the arrays are used wait for the work on a device; the host, where a library states none.
+bool Work::let_streams_wait(const Issued& issued, Deadline deadline) const {
+  const std::shared_ptr<GroupOperation>& work = issued.operation->device_work();
+  if (!work || work->is_completed()) return true;
+  const ArrayStreams used = current_streams(issued.device_arrays, issued.device);
+  issued.device_task->let_wait(used.streams);
+  return !used.has_unordered || wait_for(issued, *work, deadline);
 }
 
 // To look advances a backend's transfer, too, and a signal handler may raise inside of it: here, not in a later call.
@@ -85,7 +110,8 @@ bool Work::is_completed() const {
 bool Work::is_completed(const Issued& issued) const {
   if (engine_->forked()) return true;
   if (!issued.operation->is_completed() && issued.operation->help() != Progress::kDone) return false;
-  return !issued.device_work() || issued.device_work()->help() == Progress::kDone;
+  const std::shared_ptr<GroupOperation>& work = issued.operation->device_work();
+  return !work || work->help() == Progress::kDone;
 }
 
 nb::object Work::exception() const {
@@ -119,12 +145,14 @@ nb::object Work::result() {
   return arrays_;
 }
 
+int Work::source() const { return issued_.empty() ? source_ : issued_.front()->operation->source(); }
+
 int Work::source_rank() {
   if (op_ != op_name(OpKind::kRecv))
     throw std::runtime_error(
         "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.");
   result();
-  const int source = issued_.empty() ? source_ : issued_.front()->operation->source();
+  const int source = this->source();
   const std::vector<int>& ranks = group_->global_ranks();
   return ranks.empty() ? source : ranks[static_cast<size_t>(source)];
 }

@@ -26,17 +26,22 @@ class Work {
 
   const std::string& op() const { return op_; }
   bool wait(nb::handle timeout);
+  // Of a blocking call: one that a signal's handler interrupts ends.
+  void wait_as_blocking();
   bool is_completed() const;
   bool is_success() const { return is_completed() && exception().is_none(); }
   nb::object exception() const;
   nb::object result();
   int source_rank();
+  int source() const;  // group rank, of a message that has been received
   std::string describe() const;
   static nb::object get_future(nb::handle self);
 
  private:
   std::string where() const;
   bool wait_for(const Issued& issued, Deadline deadline) const;
+  bool wait_for(const Issued& issued, GroupOperation& operation, Deadline deadline) const;
+  bool let_streams_wait(const Issued& issued, Deadline deadline) const;
   bool is_completed(const Issued& issued) const;
   nb::object exception(const Issued& issued) const;
   nb::object exception(const Issued& issued, const Failure& failure) const;

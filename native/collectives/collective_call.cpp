@@ -22,7 +22,7 @@ namespace {
 // When some ranks are known to disagree, how long to wait for the rest before saying so without them.
 constexpr int64_t kMismatchWaitNs = 1'000'000'000;
 
-// Where a transfer is polled without a pause, a look at it takes less time than one at the connections.
+// Where a task is polled without a pause, a look at it takes less time than one at the connections.
 constexpr uint32_t kLooksBetweenMessages = 16;
 
 }  // namespace
@@ -56,11 +56,11 @@ Progress CollectiveCall::advance() try {
       take_slots();
     }
     phase_ = Phase::kExecute;
-    // A waiter that is about to sleep looks again: it sleeps less long during a transfer.
-    if (request_.descriptor.external && transfer() == Progress::kWaiting) return Progress::kMoved;
+    // A waiter that is about to sleep looks again: it sleeps less long while a task runs.
+    if (request_.descriptor.external && advance_task() == Progress::kWaiting) return Progress::kMoved;
     if (is_completed()) return Progress::kDone;
   }
-  return request_.descriptor.external ? transfer() : execute();
+  return request_.descriptor.external ? advance_task() : execute();
 } catch (const std::exception& error) {
   give_up({.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()});
   return Progress::kDone;
@@ -82,17 +82,18 @@ Progress CollectiveCall::execute() {
 }
 
 // The connections are still advanced: other ranks' failures come by them.
-Progress CollectiveCall::transfer() {
+Progress CollectiveCall::advance_task() {
   if (confirmation_) return confirm();
-  const bool is_polled = request_.transfer_sleep_ns == 0;
+  const bool is_polled = request_.task->longest_sleep_ns() == 0;
   if (state_.messages && (!is_polled || ++looks_ % kLooksBetweenMessages == 0)) {
     const std::lock_guard lock(state_.messages->mutex);
     state_.messages->pump();
   }
-  if (!has_moved_) has_moved_ = request_.transfer(request_.descriptor.root, request_.descriptor.sequence, awaited_);
+  if (!task_) request_.task->start(request_.descriptor.root, request_.descriptor.sequence);
+  if (!task_ || task_ == Task::State::kPending) task_ = request_.task->test(awaited_);
   // MPICH reports success where it could not read the memory of a process that was killed. The engine finds the loss
   // within moments, and that ends the call.
-  if (!has_moved_ || has_dead_member()) return Progress::kWaiting;
+  if (task_ == Task::State::kPending || has_dead_member()) return Progress::kWaiting;
   if (needs_confirmation()) {
     confirmation_.emplace(request_.descriptor.sequence);
     return confirm();
@@ -108,10 +109,9 @@ bool CollectiveCall::needs_confirmation() const {
   return state_.messages && !call.on_device && has_bytes;
 }
 
-// Advance a polled backend: transfers of other ranks may still need this rank.
+// Advance a polled task: those of other ranks may still need this rank.
 Progress CollectiveCall::confirm() {
-  if (request_.transfer_sleep_ns == 0)
-    request_.transfer(request_.descriptor.root, request_.descriptor.sequence, awaited_);
+  if (request_.task->longest_sleep_ns() == 0) request_.task->test(awaited_);
   Progress progress;
   {
     const std::lock_guard lock(state_.messages->mutex);
@@ -139,8 +139,9 @@ bool CollectiveCall::has_dead_member() const {
 
 // Nothing wakes a rank when another backend has moved something.
 int64_t CollectiveCall::longest_sleep_ns() const {
-  const bool is_polled = request_.transfer_sleep_ns == 0;
-  return is_transferring() && (is_polled || !confirmation_) ? request_.transfer_sleep_ns : kAnySleepNs;
+  if (!is_transferring()) return kAnySleepNs;
+  const int64_t sleep_ns = request_.task->longest_sleep_ns();
+  return sleep_ns == 0 || !confirmation_ ? sleep_ns : kAnySleepNs;
 }
 
 // A message that its receive refused is none that a correct peer sends.
@@ -164,6 +165,10 @@ void CollectiveCall::give_up(Failure failure) {
   executor_.cancel_transfers();
   cancel_messages();
   failure.wrote = phase_ == Phase::kExecute && !request_.after;
+  if (request_.task) {
+    failure.wrote = failure.wrote || request_.task->may_have_written();
+    request_.task->cancel();
+  }
   fail(std::move(failure));
 }
 

@@ -7,7 +7,7 @@
 //                every block is as long as its receiver expects, for all pairs of ranks, so that all ranks find the
 //                same result
 //     finish     small: combine the data beside the announcements; large: run a schedule; external: advance the
-//                transfer of another backend; between hosts, then confirm its success (collectives/confirmation.hpp)
+//                task of another backend; between hosts, then confirm its success (collectives/confirmation.hpp)
 //
 // In a group that spans hosts the leader of each host relays announcements (collectives/relay.hpp); all else is the
 // same. Nothing is written into an output before all ranks are known to agree.
@@ -40,6 +40,8 @@ class CollectiveCall final : public Operation {
   int64_t longest_sleep_ns() const override;
   bool outlives_peer() const override { return is_transferring() && !confirmation_; }
   bool waits_in_chain() const override { return confirmation_.has_value(); }
+  // Of a call that has succeeded: whether its task goes on, on a device.
+  bool is_queued() const { return task_ == Task::State::kQueued; }
 
  private:
   enum class Phase : uint8_t { kAnnounce, kAgree, kExecute };
@@ -55,7 +57,7 @@ class CollectiveCall final : public Operation {
   bool is_small_call() const;
   bool is_transferring() const { return phase_ == Phase::kExecute && request_.descriptor.external; }
   Progress execute();
-  Progress transfer();
+  Progress advance_task();
   bool has_dead_member() const;
   bool needs_confirmation() const;
   Progress confirm();
@@ -69,13 +71,13 @@ class CollectiveCall final : public Operation {
   Phase phase_ = Phase::kAnnounce;
   bool scheduled_ = false;
   bool mismatch_ = false;
-  int next_ = 0;              // the rank whose arrival is awaited
-  std::vector<int> awaited_;  // the ranks that another backend waits for, where it names them
-  bool has_moved_ = false;    // another backend says that it has moved all bytes
+  int next_ = 0;                     // the rank whose arrival is awaited
+  std::vector<int> awaited_;         // the ranks that another backend waits for, where it names them
+  std::optional<Task::State> task_;  // once it has been started
   std::optional<Confirmation> confirmation_;
   uint64_t fingerprint_;
   int64_t mismatch_since_ns_ = 0;
-  uint32_t looks_ = 0;  // at another backend's transfer
+  uint32_t looks_ = 0;  // at another backend's task
 };
 
 }  // namespace procgroup

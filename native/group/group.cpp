@@ -13,31 +13,55 @@ namespace {
 // How long the caller of an asynchronous call waits for the other ranks' part of it.
 constexpr int64_t kAlongNs = 200'000;
 
-void run_unlocked(const std::function<void()>& step, LanguageRuntime& language) {
-  if (!step) return;
-  language.unlock();
-  step();
-  language.lock();
+// What a task throws here, it throws again in the call's turn.
+bool is_ready(const Request& request) {
+  try {
+    return !request.task || request.task->ready();
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 }  // namespace
 
 void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   require_usable(request.descriptor);
-  const bool waits = request.ready || (request.after_device_work && has_device_work());
+  const bool waits = !is_ready(request) || (request.after_device_work && has_device_work());
   const bool idle = queued_.load(std::memory_order_acquire) == 0 && !waits;
   if (!idle || busy_.exchange(true, std::memory_order_acquire)) return run_queued(request, seconds, language);
   const Turn turn(*this);
   number(request.descriptor);
   Recording recording(engine_.recorder(), request.descriptor, request.source);
-  run_unlocked(request.before, language);
+  if (request.before) {
+    language.unlock();
+    request.before();
+    language.lock();
+  }
   CollectiveCall call(*state_, request);
   std::optional<Failure> failure;
   if (!ends_soon(call))
     failure = supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, language);
-  recording.end(call.failure());
-  if (failure) throw OperationFailed{reported(*std::move(failure)), request.descriptor};
-  run_unlocked(request.after, language);
+  if (!failure && (request.after || request.task)) {
+    language.unlock();
+    failure = failure_of([&] { conclude(request, call, seconds); });
+    if (failure) break_with(*failure, request.descriptor);
+    language.lock();
+  }
+  recording.end(failure ? &*failure : nullptr);
+  if (failure) throw reported(*std::move(failure), request.descriptor);
+}
+
+// After a call has gone well. Return what goes on on a device.
+std::shared_ptr<GroupOperation> Group::conclude(const Request& request, const CollectiveCall& call, double seconds) {
+  const Descriptor& made = request.descriptor;
+  bool is_queued = call.is_queued();
+  if (request.task && !made.external) {
+    std::vector<int> awaited;
+    request.task->start(made.root, made.sequence);
+    is_queued = request.task->test(awaited) == Task::State::kQueued;
+  }
+  if (request.after) request.after();
+  return is_queued ? follow(made, request.task, seconds, request.is_unawaited) : nullptr;
 }
 
 // Whether the call completes within a few polls, with the language's lock held. A call that keeps moving is large, and
@@ -56,18 +80,22 @@ void Group::run_queued(const Request& request, double seconds, LanguageRuntime& 
   bool interrupted = false;
   const std::optional<Failure> failure = await(*operation, Deadline::never(), language, interrupted).failure;
   if (interrupted) {
-    // The call may be running in the progress thread, with this caller's arrays: it has to end first.
-    break_with({.kind = Failure::Kind::kInterrupted}, operation->call());
-    language.unlock();
-    while (!operation->is_completed()) engine_.sleep(1'000'000, [&] { return operation->is_completed(); });
-    language.lock();
+    end_interrupted(*operation, language);
     throw OperationFailed{{.kind = Failure::Kind::kInterrupted}, operation->call()};
   }
   if (failure) {
     Descriptor call = operation->call();
     if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
-    throw OperationFailed{reported(*failure), call};
+    throw reported(*failure, call);
   }
+}
+
+// The call may be running in the progress thread, with this caller's arrays: it has to end first.
+void Group::end_interrupted(GroupOperation& operation, LanguageRuntime& language) {
+  break_with({.kind = Failure::Kind::kInterrupted}, operation.call());
+  language.unlock();
+  while (!operation.is_completed()) engine_.sleep(1'000'000, [&] { return operation.is_completed(); });
+  language.lock();
 }
 
 void Group::finish_turn() {
@@ -137,15 +165,15 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
   return operation;
 }
 
-std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::function<bool()> is_done, double seconds,
-                                              bool is_blocking) {
+std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::shared_ptr<Task> task, double seconds,
+                                              bool is_unawaited) {
   std::shared_ptr<GroupOperation> operation;
   bool is_watched = false;
   {
     const std::lock_guard lock(queue_mutex_);
     std::weak_ptr<GroupOperation>& last =
         device_queues_[is_message(call.op) ? std::pair(call.op, call.root) : std::pair(OpKind::kBarrier, -1)];
-    operation = std::make_shared<DeviceOperation>(*this, call, std::move(is_done), last.lock(), seconds, is_blocking);
+    operation = std::make_shared<DeviceOperation>(*this, call, std::move(task), last.lock(), seconds, is_unawaited);
     last = operation;
     has_used_device_.store(true, std::memory_order_release);
     is_watched = !is_completed();  // under the mutex: what is added after leave() would never end
@@ -345,10 +373,6 @@ void Group::number(Descriptor& call) {
   call.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-std::unique_ptr<Operation> Group::make_call(const Request& request) {
-  return std::make_unique<CollectiveCall>(*state_, request);
-}
-
 bool Group::takes_iovecs(const Descriptor& call) const {
   const bool copies_once = call.op == OpKind::kBroadcast || call.op == OpKind::kAllGather;
   return copies_once && !is_small(*state_, call);
@@ -368,21 +392,22 @@ const char* Group::last_schedule() const {
 void Group::require_usable(Descriptor call) {
   if (!completed_.load(std::memory_order_acquire)) return;
   if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
-  throw OperationFailed{*take_reason(), call};
+  throw reported(*broken(), call);
 }
 
-// The failure that a call raises in place of `failure`. A failure of work on a device that ended the group, and that no
-// call has raised, replaces kBroken. Any other failure is raised as it is.
-Failure Group::reported(Failure failure) {
+// A call that fails ends the group, and no caller waits for it.
+void Group::keep_unreported(Failure failure, Descriptor call) {
+  if (failure.kind == Failure::Kind::kAborted) return;
+  if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
   const std::lock_guard lock(reason_mutex_);
-  std::optional<Failure> unreported = std::exchange(unreported_, std::nullopt);
-  return unreported && failure.kind == Failure::Kind::kBroken ? *std::move(unreported) : std::move(failure);
+  if (!reason_) unreported_ = OperationFailed{std::move(failure), call};
 }
 
-// Why the group has ended. The first call that asks gets the failure itself, where no call has reported it.
-std::optional<Failure> Group::take_reason() {
+OperationFailed Group::reported(Failure failure, const Descriptor& call) {
   const std::lock_guard lock(reason_mutex_);
-  return unreported_ ? std::exchange(unreported_, std::nullopt) : reason_;
+  std::optional<OperationFailed> unreported = std::exchange(unreported_, std::nullopt);
+  return unreported && failure.kind == Failure::Kind::kBroken ? *std::move(unreported)
+                                                              : OperationFailed{std::move(failure), call};
 }
 
 int Group::group_rank(int world_rank) const {
@@ -398,7 +423,7 @@ Descriptor Group::describe(const MessageRequest& request) {
   call.dtype = request.dtype;
   call.count = request.count;
   call.root = request.peer;
-  call.external = request.transfer != nullptr;
+  call.external = request.external;
   call.on_device = request.on_device;
   return call;
 }

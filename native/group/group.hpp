@@ -58,11 +58,11 @@ struct MessageRequest {
   Dtype dtype;
   int peer;  // group rank, or kAnySource
   uint64_t tag;
-  uint32_t source = 0;                           // as in Request
-  std::function<void()> after = {};              // as in Request: run when a receive has succeeded, before it completes
-  bool after_takes_locks = false;                // run `after` without the mutex of messages; it may throw
-  ExternalTransfer transfer = {};                // as in Request
-  int64_t transfer_sleep_ns = kTransferSleepNs;  // as in Request
+  uint32_t source = 0;               // as in Request
+  std::function<void()> after = {};  // as in Request: run when a receive has succeeded, before it completes
+  std::shared_ptr<Task> task = {};   // as in Request; its `ready` is not asked
+  bool external = false;             // the task moves the elements, and the engine a header in their place
+  bool is_unawaited = false;         // as in Request
   // The array is on a device, whose queues run one transfer after the other: messages from one rank to another move in
   // the order in which the receiver has matched them.
   bool on_device = false;
@@ -114,16 +114,20 @@ class Group final : public Source {
     std::optional<Failure> failure{};
   };
   Outcome await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language, bool& interrupted);
+  // A signal's handler has ended the wait of a blocking call: end the group, and wait for the end of the call.
+  void end_interrupted(GroupOperation& operation, LanguageRuntime& language);
+  // What a call raises that ends with `failure`. A failure that ended the group, and that no call has raised, replaces
+  // kBroken, with its own call. Any other one is raised as it is.
+  OperationFailed reported(Failure failure, const Descriptor& call);
   // Send or receive a small message if that is possible in so many looks; whether it was.
   bool message_at_once(const MessageRequest& request, int looks = 1);
   // As message_at_once(), for an asynchronous message.
   bool start_at_once(const MessageRequest& request);
 
-  // Watch over work that a call, which has ended, has started on a device: until `is_done`, which throws what makes the
-  // work fail. The work fails, and ends the group, at its deadline, when a member is lost, and with the group. Where
-  // the call was a blocking one, the next call of the group reports the failure.
-  std::shared_ptr<GroupOperation> follow(const Descriptor& call, std::function<bool()> is_done, double seconds,
-                                         bool is_blocking = false);
+  // Watch over a task that a call, which has ended, has queued on a device, until it has completed. It fails, and ends
+  // the group, at its deadline, when a member is lost, and with the group.
+  std::shared_ptr<GroupOperation> follow(const Descriptor& call, std::shared_ptr<Task> task, double seconds,
+                                         bool is_unawaited = false);
   // Called once, when a failure ends the group, from any thread. Set before the first call.
   void on_broken(std::function<void()> end_device_work) { end_device_work_ = std::move(end_device_work); }
 
@@ -194,10 +198,11 @@ class Group final : public Source {
   [[noreturn]] void refuse_to_begin(const Failure& failure);  // which has world ranks
   std::optional<Failure> misplaced(const std::vector<uint64_t>& offsets) const;
   void announce_leaving();
+  void report_unraised();
   std::optional<Failure> what_ends(const GroupOperation& operation);
   void require_usable(Descriptor call);
   void number(Descriptor& call);
-  std::unique_ptr<Operation> make_call(const Request& request);
+  std::shared_ptr<GroupOperation> conclude(const Request& request, const CollectiveCall& call, double seconds);
   void finish_turn();
   [[nodiscard]] std::vector<std::shared_ptr<GroupOperation>> sweep_messages();
   bool has_device_work();
@@ -246,8 +251,7 @@ class Group final : public Source {
   Failure cause_of(Failure failure) const;
   void add_own_wait(Failure& failure, std::vector<int> awaited) const;
   std::optional<Failure> broken() const;
-  std::optional<Failure> take_reason();
-  Failure reported(Failure failure);
+  void keep_unreported(Failure failure, Descriptor call);
   std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);
   Progress advance_queue();
@@ -271,7 +275,7 @@ class Group final : public Source {
   std::atomic<uint64_t> ended_{0};             // of the last collective whose turn has ended
   std::atomic<bool> busy_{false};              // a call is running
   std::atomic<int> queued_{0};                 // calls in queue_
-  // The messages that another backend is to move and has not moved, in the order in which they started; and how many
+  // The messages that tasks are to move and have not moved, in the order in which they started; and how many
   // messages on devices have been matched of each member. Guarded by the mutex of messages.
   std::vector<const MessageOperation*> external_messages_;
   std::vector<uint64_t> matched_;
@@ -290,8 +294,8 @@ class Group final : public Source {
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
-  std::optional<Failure> unreported_;      // of work on a device that no caller waits for; guarded by reason_mutex_
-  std::map<int, std::string> seen_calls_;  // by world rank; guarded by reason_mutex_
+  std::optional<OperationFailed> unreported_;  // a call that nobody waits for; guarded by reason_mutex_
+  std::map<int, std::string> seen_calls_;      // by world rank; guarded by reason_mutex_
   bool left_ = false;
   std::mutex driving_;          // held to advance the head of queue_; taken before other mutexes
   bool head_has_turn_ = false;  // guarded by driving_: busy_ is held for the head of queue_
@@ -310,6 +314,8 @@ class GroupOperation : public Operation {
   Deadline deadline() const { return deadline_; }
   virtual Descriptor call() const = 0;
   virtual int source() const { return -1; }  // completed receives: the sender's group rank
+  // Once it has completed: what goes on on a device; null where nothing does.
+  const std::shared_ptr<GroupOperation>& device_work() const { return device_work_; }
   // The world ranks without which it cannot end; nothing where that is not known. Takes locks.
   virtual std::optional<Awaited> awaited() { return std::nullopt; }
   // What it may do while it is pending and a thread of this rank waits for another operation, which awaits these world
@@ -334,7 +340,10 @@ class GroupOperation : public Operation {
   const double seconds_;
   const Deadline deadline_;
 
+  void queue(std::shared_ptr<GroupOperation> device_work) { device_work_ = std::move(device_work); }
+
  private:
+  std::shared_ptr<GroupOperation> device_work_;
   std::atomic<bool> watched_{false};
   LastLooks last_looks_;
   WaitReport wait_report_;

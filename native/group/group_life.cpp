@@ -269,6 +269,7 @@ void Group::announce_leaving() {
 void Group::leave() {
   if (left_) return;
   left_ = true;
+  report_unraised();
   mark_left();
   announce_leaving();
   // From here on the progress thread does not touch this group: pending calls end now, and no thread waits for ever.
@@ -276,6 +277,18 @@ void Group::leave() {
   examine_pending();
   end_pending();
   engine_.completed();
+}
+
+// A program that makes no further call would not learn that results are wrong.
+void Group::report_unraised() {
+  const std::lock_guard lock(reason_mutex_);
+  if (!unreported_) return;
+  log_line(LogLevel::kError,
+           unreported_->call.describe(&global_ranks_) + " (#" + std::to_string(unreported_->call.sequence) +
+               ") on group " + name() +
+               " has failed, and no call has raised it: " + unreported_->failure.summary(&global_ranks_),
+           engine_.global_rank(engine_.rank()));
+  unreported_.reset();
 }
 
 // End also the operations that moved while they were examined: no thread looks at them again.

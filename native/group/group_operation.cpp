@@ -10,16 +10,6 @@ namespace {
 // Headers of messages that another backend moves have keys of their own, beside all keys of the group.
 MessageKey header_key(uint64_t group, uint64_t tag) { return {~group, tag}; }
 
-// Run a step of a call; return what it throws as a failure.
-std::optional<Failure> failure_of(const std::function<void()>& step) {
-  try {
-    step();
-    return std::nullopt;
-  } catch (const std::exception& error) {
-    return Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
-  }
-}
-
 // The receiver's answer to the header of a message on a device, by the number that the sender gave the message. No tag
 // has the highest bit.
 MessageKey acceptance_key(uint64_t group, uint64_t number) { return {~group, number | uint64_t{1} << 63}; }
@@ -34,7 +24,7 @@ void GroupOperation::watch() {
 QueuedCall::QueuedCall(Group& group, Request request, double seconds)
     : GroupOperation(group, request.descriptor.bytes(), seconds),
       request_(std::move(request)),
-      is_polling_(request_.ready != nullptr) {}
+      is_polling_(request_.task != nullptr) {}
 
 void QueuedCall::record() {
   Descriptor call = request_.descriptor;
@@ -51,27 +41,24 @@ Progress QueuedCall::advance() {
       fail(std::move(*broken));
       return Progress::kDone;
     }
-    if (std::optional<Failure> failure = failure_of([this] { awaits_arrays_ = request_.ready && !request_.ready(); })) {
-      recording_->end(&*failure);
-      group_.end_with(*this, *failure);
-      fail(*std::move(failure));
+    const auto look = [this] { awaits_arrays_ = request_.task && !request_.task->ready(); };
+    if (const std::optional<Failure> failure = failure_of(look)) {
+      end(&*failure);
       return Progress::kDone;
     }
     if (awaits_arrays_) return Progress::kWaiting;
     group_.number(request_.descriptor);
     recording_->start(request_.descriptor);
     if (request_.before) request_.before();
-    running_ = group_.make_call(request_);
+    running_ = std::make_unique<CollectiveCall>(*group_.state_, request_);
   }
   const Progress progress = running_->advance();
-  is_polling_ = request_.transfer && running_->longest_sleep_ns() != kAnySleepNs;
+  is_polling_ = request_.task && running_->longest_sleep_ns() != kAnySleepNs;
   if (progress != Progress::kDone) return progress;
-  if (running_->failure() != nullptr || !request_.after) {
-    end(running_->failure());
-    return Progress::kDone;
-  }
-  const std::optional<Failure> failure = failure_of(request_.after);
-  end(failure ? &*failure : nullptr);
+  std::optional<Failure> failure;
+  if (running_->failure() == nullptr)
+    failure = failure_of([this] { queue(group_.conclude(request_, *running_, seconds_)); });
+  end(failure ? &*failure : running_->failure());
   return Progress::kDone;
 }
 
@@ -85,6 +72,7 @@ void QueuedCall::end(const Failure* failure) {
   }
   Failure own = group_.own_view(group_.cause_of(*failure));
   // Before the call completes, because that thread may ask whether the group has failed.
+  if (request_.is_unawaited) group_.keep_unreported(own, request_.descriptor);
   if (group_.has_turn(*this)) group_.end_with(*this, own);
   fail(std::move(own));
 }
@@ -101,8 +89,10 @@ void QueuedCall::give_up(Failure failure) {
   if (running_) {
     running_->give_up(std::move(failure));
     failure = *running_->failure();
-  } else if (awaits_arrays_ && failure.kind == Failure::Kind::kTimeout) {
-    failure.reason = "the work that was queued on its GPU before the call";
+  } else {
+    if (awaits_arrays_ && failure.kind == Failure::Kind::kTimeout)
+      failure.reason = "the work that was queued on its GPU before the call";
+    if (request_.task) request_.task->cancel();
   }
   end(&failure);
 }
@@ -127,7 +117,7 @@ MessageOperation::~MessageOperation() {
 
 Progress MessageOperation::advance() {
   if (is_completed()) return Progress::kDone;
-  return header_moved_.load(std::memory_order_acquire) ? advance_external() : advance_transfer();
+  return header_moved_.load(std::memory_order_acquire) ? advance_task() : advance_transfer();
 }
 
 Progress MessageOperation::advance_transfer() {
@@ -150,8 +140,8 @@ Progress MessageOperation::advance_transfer() {
   return moved ? Progress::kMoved : Progress::kWaiting;
 }
 
-Progress MessageOperation::advance_external() {
-  const std::unique_lock lock(external_, std::try_to_lock);
+Progress MessageOperation::advance_task() {
+  const std::unique_lock lock(advancing_, std::try_to_lock);
   if (!lock) return Progress::kWaiting;
   if (is_completed()) return Progress::kDone;
   {
@@ -162,12 +152,19 @@ Progress MessageOperation::advance_external() {
   }
   bool is_done = false;
   std::optional<Failure> failure = failure_of([&] {
-    std::vector<int> awaited{peer()};  // unless the backend says something else
-    if (!has_moved_) has_moved_ = !is_external() || request_.transfer(peer(), header_.number, awaited);
-    awaits_peer_ = !has_moved_ && std::ranges::find(awaited, peer()) != awaited.end();
+    std::vector<int> awaited{peer()};  // unless the task says something else
+    if (!task_) request_.task->start(peer(), header_.number);
+    if (!task_ || task_ == Task::State::kPending) task_ = request_.task->test(awaited);
+    const bool has_moved = task_ != Task::State::kPending;
+    awaits_peer_ = !has_moved && std::ranges::find(awaited, peer()) != awaited.end();
     // The engine finds the loss within moments, and that ends the message.
-    is_done = has_moved_ && !has_dead_sender();
+    is_done = has_moved && !has_dead_sender();
     if (is_done && request_.after) request_.after();
+    if (is_done && task_ == Task::State::kQueued) {
+      Descriptor queued = call_;
+      queued.root = peer();
+      queue(group_.follow(queued, request_.task, seconds_, request_.is_unawaited));
+    }
   });
   if (!is_done && !failure) return Progress::kWaiting;
   recording_->end(failure ? &*failure : nullptr);
@@ -222,7 +219,7 @@ void MessageOperation::start() {
 void MessageOperation::conclude() {
   const Failure* failure = transfer_->failure();
   if (failure == nullptr && is_external()) return compare_header();
-  if (failure == nullptr && request_.after_takes_locks) return header_moved_.store(true, std::memory_order_release);
+  if (failure == nullptr && request_.task) return header_moved_.store(true, std::memory_order_release);
   recording_->end(failure);
   if (failure == nullptr) {
     if (request_.after) request_.after();
@@ -296,10 +293,10 @@ int MessageOperation::source() const {
 }
 
 std::optional<Awaited> MessageOperation::awaited() {
-  // The header of a message that another backend moves goes ahead, and the backend may wait for the receive: it is
-  // asked again, since the other rank may have received meanwhile. A rank that has matched the header waits for nobody.
+  // The header of a message that a task moves goes ahead, and the task may wait for the receive: it is asked again,
+  // since the other rank may have received meanwhile. A rank that has matched the header waits for nobody.
   const bool may_await = request_.op == OpKind::kSend && is_external() && !request_.on_device && awaits_peer_;
-  if (may_await) advance_external();
+  if (may_await) advance_task();
   const std::lock_guard lock(group_.engine_.messages_mutex());
   const bool is_open = transfer_ && !transfer_->is_completed() && transfer_->source < 0;
   const bool awaits_receive = may_await && awaits_peer_ && !is_completed();
@@ -308,10 +305,10 @@ std::optional<Awaited> MessageOperation::awaited() {
 }
 
 GroupOperation::Beside MessageOperation::beside(const std::vector<int>& awaited) const {
-  if (request_.on_device || request_.after_takes_locks) return Beside::kAnything;
+  if (request_.on_device || (request_.task && !is_external())) return Beside::kAnything;
   if (request_.op == OpKind::kSend || (is_small_message(call_) && !is_external())) return Beside::kNothing;
   const std::lock_guard lock(group_.engine_.messages_mutex());
-  // It has answered; but the sender of a message that another backend moves has not seen that.
+  // It has answered; but the sender of a message that a task moves has not seen that.
   if (transfer_->source >= 0) return is_external() ? Beside::kAnything : Beside::kNothing;
   const bool is_from_awaited = request_.peer != kAnySource && awaited.size() == 1 &&
                                group_.options_.members[static_cast<size_t>(request_.peer)] == awaited.front();
@@ -319,8 +316,7 @@ GroupOperation::Beside MessageOperation::beside(const std::vector<int>& awaited)
 }
 
 void MessageOperation::give_up(Failure failure) {
-  const bool has_second_step = is_external() || request_.after_takes_locks;
-  const std::unique_lock external = has_second_step ? std::unique_lock(external_) : std::unique_lock<std::mutex>();
+  const std::unique_lock advancing = request_.task ? std::unique_lock(advancing_) : std::unique_lock<std::mutex>();
   std::unique_lock lock(group_.engine_.messages_mutex());
   if (transfer_ && !transfer_->is_completed()) group_.engine_.messages().cancel(*transfer_, failure);
   if (is_completed()) return;
@@ -330,6 +326,7 @@ void MessageOperation::give_up(Failure failure) {
   // The other rank may have begun to move a message whose header has gone, and all later ones wait for this one.
   const bool has_begun = is_external() && transfer_ && (awaits_acceptance_ || transfer_->failure() == nullptr);
   if (!has_begun) forget();
+  if (request_.task) request_.task->cancel();
   Failure ended = failure;
   fail(std::move(failure));
   lock.unlock();
@@ -343,7 +340,9 @@ Progress DeviceOperation::advance() {
   if (before_ && !before_->is_completed()) return Progress::kWaiting;
   before_.reset();
   bool is_done = false;
-  if (const std::optional<Failure> failure = failure_of([&] { is_done = is_done_(); })) {
+  std::vector<int> ignored;
+  const auto look = [&] { is_done = task_->test(ignored) == Task::State::kCompleted; };
+  if (const std::optional<Failure> failure = failure_of(look)) {
     end_group(*failure);
     return Progress::kDone;
   }
@@ -364,18 +363,16 @@ void DeviceOperation::give_up(Failure failure) {
 }
 
 void DeviceOperation::end_group(const Failure& failure) {
-  if (is_blocking_ && failure.kind != Failure::Kind::kAborted) {
-    const std::lock_guard lock(group_.reason_mutex_);
-    if (!group_.reason_) group_.unreported_ = failure;
-  }
+  if (is_unawaited_) group_.keep_unreported(failure, call_);
   group_.break_with(failure, call_);
   end(&failure);
 }
 
-// What the work refers to may refer to this operation.
+// What the task refers to may refer to this operation.
 void DeviceOperation::end(const Failure* failure) {
   before_.reset();
-  is_done_ = nullptr;
+  if (failure != nullptr) task_->cancel();
+  task_.reset();
   failure == nullptr ? finish() : fail(*failure);
 }
 

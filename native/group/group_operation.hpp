@@ -13,6 +13,16 @@
 
 namespace procgroup {
 
+// Run a step of a call; return what it throws as a failure.
+inline std::optional<Failure> failure_of(const std::function<void()>& step) {
+  try {
+    step();
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    return Failure{.kind = Failure::Kind::kBroken, .reason = std::string("it cannot go on: ") + error.what()};
+  }
+}
+
 // A collective that is numbered and started when all earlier ones have completed.
 class QueuedCall final : public GroupOperation {
  public:
@@ -25,7 +35,7 @@ class QueuedCall final : public GroupOperation {
   std::vector<int> missing() const override;
   Descriptor call() const override { return request_.descriptor; }
   void give_up(Failure failure) override;
-  int64_t longest_sleep_ns() const override { return is_polling_ ? request_.transfer_sleep_ns : kAnySleepNs; }
+  int64_t longest_sleep_ns() const override { return is_polling_ ? request_.task->longest_sleep_ns() : kAnySleepNs; }
   bool outlives_peer() const override { return running_ && running_->outlives_peer(); }
   bool waits_in_chain() const override { return running_ && running_->waits_in_chain(); }
   std::optional<Awaited> awaited() override;
@@ -35,16 +45,16 @@ class QueuedCall final : public GroupOperation {
 
   Request request_;
   std::optional<Recording> recording_;
-  std::unique_ptr<Operation> running_;
+  std::unique_ptr<CollectiveCall> running_;
   bool awaits_arrays_ = false;    // its turn has come, and it is not ready
-  std::atomic<bool> is_polling_;  // until it is ready, and while another backend moves it
+  std::atomic<bool> is_polling_;  // its task, until that is ready, and while that moves its bytes
 };
 
 // A message that never waits for its receiver: see Messages.
 inline bool is_small_message(const Descriptor& call) { return call.count * dtype_size(call.dtype) <= kEagerBytes; }
 
-// A message. A thread that waits for it may advance it, beside the progress thread. If another backend moves its bytes,
-// the engine moves a header in their place, by which the receiver finds the sender and compares size and dtype.
+// A message. A thread that waits for it may advance it, beside the progress thread. If a task moves its bytes, the
+// engine moves a header in their place, by which the receiver finds the sender and compares size and dtype.
 class MessageOperation final : public GroupOperation {
  public:
   MessageOperation(Group& group, const MessageRequest& request, double seconds);
@@ -60,7 +70,7 @@ class MessageOperation final : public GroupOperation {
   Beside beside(const std::vector<int>& awaited) const override;
   bool depends_on_all() const override { return request_.peer == kAnySource; }
   void give_up(Failure failure) override;
-  int64_t longest_sleep_ns() const override { return header_moved_ ? request_.transfer_sleep_ns : kAnySleepNs; }
+  int64_t longest_sleep_ns() const override { return header_moved_ ? request_.task->longest_sleep_ns() : kAnySleepNs; }
   bool outlives_peer() const override { return header_moved_; }
 
  private:
@@ -72,8 +82,8 @@ class MessageOperation final : public GroupOperation {
 
   void start();
   Progress advance_transfer();  // by the engine
-  Progress advance_external();  // by the backend
-  bool is_external() const { return request_.transfer != nullptr; }
+  Progress advance_task();
+  bool is_external() const { return request_.external; }
   void conclude();
   void compare_header();
   void accept();
@@ -86,7 +96,7 @@ class MessageOperation final : public GroupOperation {
   void fail_by_mismatch(Failure failure, std::string theirs);
   // Whether a message has been matched to this receive, which writes to the caller's array itself.
   bool may_have_written() const {
-    return request_.op == OpKind::kRecv && !request_.after && transfer_ && transfer_->source >= 0;
+    return request_.op == OpKind::kRecv && !request_.after && !request_.task && transfer_ && transfer_->source >= 0;
   }
 
   const MessageRequest request_;
@@ -96,23 +106,22 @@ class MessageOperation final : public GroupOperation {
   std::shared_ptr<Transfer> transfer_;
   Header header_;
   bool awaits_acceptance_ = false;
-  std::atomic<bool> header_moved_{false};  // or the message itself, where only `after` is left to be run
-  std::atomic<bool> awaits_peer_{false};   // the backend has last said that it waits for the other rank
-  bool has_moved_ = false;                 // the backend says that it has moved the message; guarded by external_
-  std::mutex external_;                    // held to advance the backend's transfer; taken before the mutex of messages
+  std::atomic<bool> header_moved_{false};  // or the message itself, where only the task is left to be run
+  std::atomic<bool> awaits_peer_{false};   // the task has last said that it waits for the other rank
+  std::optional<Task::State> task_;        // once it has been started; guarded by advancing_
+  std::mutex advancing_;                   // held to advance the task; taken before the mutex of messages
 };
 
-// Work that a call has started on a device, and that the call does not wait for. The work of one queue of the device
-// ends in order.
+// A task that its call has queued on a device. The work of one queue of the device ends in order.
 class DeviceOperation final : public GroupOperation {
  public:
-  DeviceOperation(Group& group, const Descriptor& call, std::function<bool()> is_done,
-                  std::shared_ptr<GroupOperation> before, double seconds, bool is_blocking)
+  DeviceOperation(Group& group, const Descriptor& call, std::shared_ptr<Task> task,
+                  std::shared_ptr<GroupOperation> before, double seconds, bool is_unawaited)
       : GroupOperation(group, call.bytes(), seconds),
         call_(call),
-        is_blocking_(is_blocking),
+        is_unawaited_(is_unawaited),
         before_(std::move(before)),
-        is_done_(std::move(is_done)) {}
+        task_(std::move(task)) {}
 
   Progress advance() override;
   Progress help() override { return advance(); }
@@ -130,10 +139,10 @@ class DeviceOperation final : public GroupOperation {
   void end(const Failure* failure);
 
   const Descriptor call_;
-  const bool is_blocking_;
+  const bool is_unawaited_;
   std::mutex looking_;  // guards the members below
   std::shared_ptr<GroupOperation> before_;
-  std::function<bool()> is_done_;
+  std::shared_ptr<Task> task_;
 };
 
 }  // namespace procgroup

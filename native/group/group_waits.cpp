@@ -12,7 +12,7 @@ namespace procgroup {
 
 // A small message that can go, or comes while nobody pauses for long, makes no operation: see Messages::send_at_once.
 bool Group::message_at_once(const MessageRequest& request, int looks) {
-  if (request.peer == kAnySource || request.transfer || request.after_takes_locks || is_completed()) return false;
+  if (request.peer == kAnySource || request.task || is_completed()) return false;
   const uint64_t started = kDiagnoses ? now_ticks() : 0;
   AtOnce became;
   {
@@ -57,7 +57,7 @@ int Group::run_message(const MessageRequest& request, double seconds, LanguageRu
   require_usable(operation.call());
   const auto failure =
       drive_watched(operation, operation.call(), [&] { return operation.awaited(); }, seconds, language);
-  if (failure) throw OperationFailed{reported(*failure), operation.call()};
+  if (failure) throw reported(*failure, operation.call());
   return operation.source();
 }
 

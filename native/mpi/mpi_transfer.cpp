@@ -63,40 +63,41 @@ bool MpiTransfer::is_too_large(const MpiLibrary& library, const Request& request
   return !library.has_large_counts() && most > kMost;
 }
 
-bool MpiTransfer::advance(int root, uint64_t number) {
+Task::State MpiTransfer::test(std::vector<int>& /*awaited*/) {
   if (error_ns_ != 0) {
     if (now_ns() - error_ns_ > kErrorWaitNs) throw std::runtime_error(error_);
-    return false;
+    return State::kPending;
   }
   try {
-    return move(root, number);
+    return move() ? State::kCompleted : State::kPending;
   } catch (const std::runtime_error& error) {
     error_ = error.what();
     error_ns_ = now_ns();
-    return false;
+    return State::kPending;
   }
 }
 
-bool MpiTransfer::move(int root, uint64_t number) {
-  if (state_ == State::kNew) start(root, number);
+bool MpiTransfer::move() {
+  if (phase_ == Phase::kNew) begin();
   if (is_lost_) return false;
-  if (state_ == State::kCompleted) {
+  if (phase_ == Phase::kCompleted) {
     mpi_.library->progress(mpi_.handle);
     return true;
   }
   const MpiLibrary::State now = mpi_.library->test(handle_);
   is_lost_ = now == MpiLibrary::State::kLost;
   if (now != MpiLibrary::State::kCompleted) return false;
-  state_ = State::kCompleted;
-  finish(root);
+  phase_ = Phase::kCompleted;
+  finish(root_);
   return true;
 }
 
-void MpiTransfer::start(int root, uint64_t number) {
-  state_ = State::kPending;
+void MpiTransfer::begin() {
+  const int root = root_;
+  phase_ = Phase::kPending;
   if (is_message(call_.op)) {
     const bool sends = call_.op == OpKind::kSend;
-    const auto tag = static_cast<int>(number % (mpi_.largest_tag + 1));
+    const auto tag = static_cast<int>(number_ % (mpi_.largest_tag + 1));
     if (sends)
       call(MpiFunction::kIsend, request_.input, call_.count, moved(), root, tag);
     else

@@ -32,7 +32,7 @@ struct MpiCommunicator {
   uint64_t largest_tag = 32767;
 };
 
-class MpiTransfer {
+class MpiTransfer final : public Task {
  public:
   // All of these, and the memory of the request's arrays, outlive the transfer; the memory also while it is pending.
   MpiTransfer(const MpiCommunicator& communicator, const Request& request, bool in_rank_order)
@@ -41,21 +41,25 @@ class MpiTransfer {
         in_rank_order_(in_rank_order),
         result_(static_cast<std::byte*>(request.output)) {}
 
-  // Start, test or finish; true when the transfer has completed. After that, each call lets MPI go on with what other
-  // ranks may still need of this one. `root` is the root of a collective, or the other rank of a message, whose
-  // `number` is the same on both ranks. Throws std::runtime_error for an error of MPI, one second later: if a lost
+  // MPI is called by the tests alone: the first one starts the request. After the transfer has completed, each lets MPI
+  // go on with what other ranks may still need of this one. An error of MPI is thrown one second later: if a lost
   // process is the reason, the engine has found it by then, and has ended the call.
-  bool advance(int root, uint64_t number);
+  void start(int root, uint64_t number) override {
+    root_ = root;
+    number_ = number;
+  }
+  State test(std::vector<int>& awaited) override;
+  int64_t longest_sleep_ns() const override { return 0; }
   // Whether MPI may still read or write the memory of the call.
-  bool is_pending() const { return state_ == State::kPending; }
+  bool is_pending() const { return phase_ == Phase::kPending; }
   // Whether the call has more elements than the library can count.
   static bool is_too_large(const MpiLibrary& library, const Request& request);
 
  private:
-  enum class State { kNew, kPending, kCompleted };
+  enum class Phase { kNew, kPending, kCompleted };
 
-  bool move(int root, uint64_t number);
-  void start(int root, uint64_t number);
+  bool move();
+  void begin();
   void start_reduction(int root);
   void start_reduce_scatter();
   void start_gathered(int root);
@@ -84,7 +88,9 @@ class MpiTransfer {
   const Request& request_;
   const Descriptor& call_ = request_.descriptor;
   const bool in_rank_order_;  // a reduction combines in the order of the ranks
-  State state_ = State::kNew;
+  Phase phase_ = Phase::kNew;
+  int root_ = -1;
+  uint64_t number_ = 0;
   bool is_lost_ = false;
   std::string error_;
   int64_t error_ns_ = 0;           // when MPI reported it

@@ -17,10 +17,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "base/iovec.hpp"
 #include "ops/descriptor.hpp"
+#include "ops/task.hpp"
 
 namespace procgroup {
 
@@ -40,16 +42,6 @@ inline uint64_t hash_of_sizes(const std::vector<Block>& blocks) {
   return hash | 1;
 }
 
-// A transfer of another backend: do what can be done now, once all ranks are known to agree; true when this rank's part
-// has completed. Otherwise `awaited` gets the group ranks that the transfer waits for, where the backend names them.
-// `root` is the root; of a message, the other rank. `number` is the same on all ranks of the call: of a collective, its
-// sequence number; of a message, the number that its sender gave to no other message. Throws what makes the call fail.
-using ExternalTransfer = std::function<bool(int root, uint64_t number, std::vector<int>& awaited)>;
-
-// Nothing wakes a waiter when another backend has moved something: this is how long it sleeps at most between two
-// looks.
-inline constexpr int64_t kTransferSleepNs = 200'000;
-
 struct Request {
   Descriptor descriptor;        // group and sequence are filled in when the call starts
   uint32_t source = 0;          // number of the source line that issued it: see Recorder
@@ -65,15 +57,12 @@ struct Request {
   std::function<void()> after;
   // The factor of PREMUL_SUM, by which the inputs are still to be multiplied; 1 where that is done.
   double factor = 1.0;
-  // Where it is set, the call is not begun before it returns true. Throws what makes the call fail. Polled by the
-  // thread that would begin the call.
-  std::function<bool()> ready;
   // Not begun before the work of earlier collectives on a device has completed.
   bool after_device_work = false;
-  ExternalTransfer transfer;  // where another backend moves the bytes (`descriptor.external`)
-  // At most between two polls of the transfer, or at `ready`; 0 for a transfer that moves only while it is advanced.
-  // Such a transfer may be advanced also after it has completed, because other ranks may still need it.
-  int64_t transfer_sleep_ns = kTransferSleepNs;
+  // It moves the bytes where `descriptor.external`; else the engine does, and it is started after that. Null for most.
+  std::shared_ptr<Task> task;
+  // No caller waits for the call: its failure is raised by the group's next call.
+  bool is_unawaited = false;
 };
 
 }  // namespace procgroup

@@ -138,6 +138,12 @@ PROCGROUP_HOST_ID = _text(
     "PROCGROUP_HOST_ID",
     "Ranks with different ones share no memory, as if they ran on different hosts: for tests on one machine.",
 )
+PROCGROUP_NCCL_GATE = Variable[bool](
+    "PROCGROUP_NCCL_GATE",
+    _flag,
+    True,
+    "0: a call on a GPU waits on the host until all ranks have made it, before NCCL gets it",
+)
 PROCGROUP_WAIT_REPORT_SECONDS = Variable[float](
     "PROCGROUP_WAIT_REPORT_SECONDS",
     _seconds,

@@ -12,18 +12,19 @@ from typing import Any
 ParameterUse = tuple[str, tuple[int, ...], int, int]
 """A parameter's name and shape, and how often the first backward used it, and this one."""
 
+_UNCHANGED = "no array was changed."
 _DIFFERENT_CALLS = (
     "the ranks made different calls",
-    "Make the same call with the same op, dtype, count and root on every rank; no array was changed.",
+    f"Make the same call with the same op, dtype, count and root on every rank; {_UNCHANGED}",
 )
 _DIFFERENT_BLOCKS = (
     "the ranks do not agree on the size of a block",
     "Give rank r, in its output split for rank s, the size that rank s gives in its input split for rank r; "
-    "no array was changed.",
+    f"{_UNCHANGED}",
 )
 _DIFFERENT_MESSAGES = (
     "the message is not what was expected",
-    "Send and receive the same dtype and count; no array was changed.",
+    f"Send and receive the same dtype and count; {_UNCHANGED}",
 )
 _DIFFERENT_GROUPS = (
     "the ranks make different groups",
@@ -84,6 +85,8 @@ def mismatch(
         if text != mine
     ]
     shown = pair or ", ".join([f"this rank {did} {mine}{at.get(call['rank'], '')}", *others])
+    if call.get("intact") is False:  # the GPU may have begun before the ranks knew
+        advice = advice.replace(_UNCHANGED, "the array that this call writes may have been changed.")
     return f"{happened}: {shown}", advice
 
 

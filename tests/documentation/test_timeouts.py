@@ -100,7 +100,6 @@ NO_DEADLINES_OF_USERS = {
     "launch.nodes.departure.SETTLE_SECONDS": "other agents learn that this one leaves",
     "launch.nodes.announcer.WAIT_REPORT_SECONDS": "how soon a line is printed",
     "backends.mpi._REPORT_SECONDS": "how soon a line is printed",
-    "backends.nccl_communicator._CLOSE_SECONDS": "the last work of a communicator that ends in order",
     "launch.nodes.announcer._REPEAT_SECONDS": "how often a line is repeated",
     "launch.flag_values.MOST_SECONDS": "bounds what a flag may say",
     "launch.output.byte_mover.FLUSH_SECONDS": "output that nobody reads",

@@ -66,6 +66,16 @@ def all_reduce(rank: int, **how: Any) -> None:
         work.wait()
 
 
+def failure_of(call: Callable[[], Any], group: Any = None) -> SimpleNamespace:
+    """Make a call; return its error, which a call that waits for no other rank leaves to the group's next call."""
+
+    def call_and_another() -> None:
+        call()
+        dist.barrier(group)
+
+    return error_of(call_and_another)
+
+
 def first_error(group: Any = None) -> SimpleNamespace:
     """Make calls on a group until one fails; return its error."""
 
@@ -136,7 +146,7 @@ def call_differently(rank: int, size: int, is_connected: bool) -> dict[str, Simp
             part.start(dist, async_op=rank == 1, group=group)
             part.wait()
 
-        seen[name] = error_of(call)
+        seen[name] = failure_of(call, group)
         assert not part.changed(), name
         seen[name].later = error_of(lambda group=group: dist.all_reduce(ones(), group=group)).kind  # type: ignore[misc]
     total = ones()
@@ -288,7 +298,7 @@ def time_out(rank: int, size: int, ended: Path) -> dict[str, SimpleNamespace] | 
             time.sleep(0.01)
         return None
     seen = {
-        name: error_of(lambda call=call, group=group: call(group=group, timeout=LIMIT))  # type: ignore[misc]
+        name: failure_of(lambda call=call, group=group: call(group=group, timeout=LIMIT), group)  # type: ignore[misc]
         for (name, call), group in zip(WAITS.items(), groups, strict=True)
     }
     ended.touch()
@@ -312,7 +322,7 @@ def raise_on_one(rank: int, size: int) -> SimpleNamespace:
             raise ValueError("no such file")
         finally:
             dist.destroy_process_group()
-    return error_of(lambda: all_reduce(rank))
+    return failure_of(lambda: all_reduce(rank))
 
 
 def test_an_exception_of_one_rank_is_raised_on_the_others() -> None:
@@ -338,9 +348,9 @@ def end_before_the_call(rank: int, size: int, meeting: Meeting, is_killed: bool)
         return None
     meeting.wait_until_collected("end")
     for (name, call), group in zip(WAITS.items(), groups, strict=True):
-        seen = error_of(lambda call=call, group=group: call(group=group))  # type: ignore[misc]
+        seen = failure_of(lambda call=call, group=group: call(group=group), group)  # type: ignore[misc]
         assert (seen.kind, seen.peer) == ("PeerLost", ABSENT), f"{name}: {seen}"
-    seen = error_of(lambda: all_reduce(rank))
+    seen = failure_of(lambda: all_reduce(rank))
     end_in_time()
     return seen
 
@@ -359,7 +369,7 @@ def wait_for_a_rank(rank: int, size: int, name: str) -> SimpleNamespace:
     if rank == ABSENT:
         time.sleep(60)
     print("waiting", flush=True)
-    return error_of(WAITS[name])
+    return failure_of(WAITS[name])
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "asynchronous all_reduce", "recv", "send"])
@@ -463,7 +473,7 @@ def keep_a_subgroup(rank: int, size: int) -> bool:
     print("queued", flush=True)
     if rank == ABSENT:
         time.sleep(60)
-    assert error_of(lambda: dist.all_reduce(ones())).kind == "PeerLost"
+    assert failure_of(lambda: dist.all_reduce(ones())).kind == "PeerLost"
     total = ones()
     dist.all_reduce(total, group=pair)
     assert (total.get() == len(SURVIVORS)).all()
@@ -489,7 +499,7 @@ def be_interrupted(rank: int, size: int, ended: Path) -> SimpleNamespace | None:
         return None
     try:
         print("waiting", flush=True)
-        return error_of(lambda: dist.all_reduce(ones()))
+        return failure_of(lambda: dist.all_reduce(ones()))
     except KeyboardInterrupt:
         print(f"interrupted at {time.monotonic()}", flush=True)
         raise
@@ -581,7 +591,7 @@ def test_a_gpu_that_never_finishes_is_a_timeout_of_its_call(is_async: bool) -> N
 
 def hang_in_the_start_of_nccl(rank: int, size: int) -> SimpleNamespace:
     join()
-    seen = error_of(lambda: dist.all_reduce(ones(), timeout=2 * LIMIT))
+    seen = failure_of(lambda: dist.all_reduce(ones(), timeout=2 * LIMIT))
     end_in_time()
     return seen
 

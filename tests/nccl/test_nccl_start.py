@@ -229,34 +229,6 @@ def test_without_the_library_of_nccl_the_error_says_what_to_install() -> None:
     assert "libnccl" in text and "pip install" in text, text
 
 
-WITHOUT = """
-import sys
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def find_spec(self, name, path=None, target=None):
-        return None if name == "PACKAGE" else self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = map(Without, sys.meta_path)
-import procgroup as dist
-try:
-    dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
-except dist.DistBackendError as error:
-    print(dist.is_nccl_available(), dist.is_backend_available("nccl"), error, end="")
-"""
-
-
-@pytest.mark.parametrize(("package", "project"), [("nccl", "nccl4py"), ("cuda", "cuda-bindings")])
-def test_without_a_package_the_error_says_what_to_install(package: str, project: str) -> None:
-    command = [sys.executable, "-c", WITHOUT.replace("PACKAGE", package)]
-    done = run_command(command, environment=stand_ins.environment(gpus=1))
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert done.stdout.startswith("False False "), done.stdout
-    assert "pip install" in done.stdout and project in done.stdout, done.stdout
-
-
 PROGRAM = """
 import sys
 import numpy as np

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -23,14 +22,14 @@ from nccl import gpu_arrays, stand_ins
 from nccl.gpu_arrays import LEGACY, PER_THREAD, GpuArray, comes_true, held, new_stream
 from nccl.gpu_parts import case_of
 from nccl.test_nccl_collectives import GPUS, expect, full, of, play_one
-from nccl.test_nccl_start import WITHOUT
 
 import procgroup as dist
 from cases import Case
 from operations import EVERY_RANK, OPERATIONS
 from oracle import COMPLEX, FLOAT8, INTEGERS, is_defined
+from procgroup._native import staged_bytes
 from tiers import SAMPLED
-from world import WorldFailed, attempt, run, run_command
+from world import WorldFailed, attempt, run
 
 if gpu_arrays.MISSING:
     pytest.skip(gpu_arrays.MISSING, allow_module_level=True)
@@ -190,17 +189,11 @@ def a_call_that_is_refused_leaves_all_arrays_as_they_were(rank: int, size: int) 
 
 @program
 def many_calls_need_no_more_memory_than_those_that_run_at_once(rank: int, size: int) -> None:
-    from procgroup.backends import staging
-
     array = full(200_000, 1, new_stream())
+    before = staged_bytes(0)
     for _ in range(30):
         dist.all_reduce(array, dist.ReduceOp.MAX)
-    host = staging._staging(0)
-    memories = [
-        *(used.memory for used in host._used if used.memory),
-        *(one for free in host._free.values() for one in free),
-    ]
-    assert [len(memory.pages) for memory in memories].count(1 << 21) < 6
+    assert staged_bytes(0) - before < 6 << 21
 
 
 Played = tuple[list[Report], list[Report], dict[str, str]]
@@ -313,21 +306,3 @@ def die_before_the_call(rank: int, size: int) -> str:
 def test_a_lost_rank_is_named_as_on_cpu_arrays() -> None:
     survivor, _ = attempt(die_before_the_call, 2, environment=GPUS)
     assert survivor.value is not None and "PeerLost" in survivor.value and "rank 1" in survivor.value, survivor
-
-
-def test_without_cuda_bindings_the_error_says_what_to_install() -> None:
-    begin, _, _ = WITHOUT.replace('"PACKAGE"', '"cuda"').partition("try:")
-    program = f"""{begin}
-class OnGpu:
-    __cuda_array_interface__ = {{"data": (4096, False), "shape": (3,), "typestr": "<f4", "version": 3}}
-    device = 0
-
-dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-try:
-    dist.all_reduce(OnGpu())
-except TypeError as error:
-    print(error, end="")
-"""
-    done = run_command([sys.executable, "-c", program])
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert "is on a CUDA device" in done.stdout and "pip install 'procgroup[nccl-cu13]'" in done.stdout, done.stdout

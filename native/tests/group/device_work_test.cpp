@@ -10,6 +10,7 @@
 
 #include "group/group_operation.hpp"
 #include "tests/engine_fixture.hpp"
+#include "tests/function_task.hpp"
 
 using namespace procgroup;
 
@@ -47,13 +48,13 @@ struct Queue {
   std::atomic<uint64_t> next{0};
   std::vector<uint64_t> tags;
 
-  ExternalTransfer transfer(uint64_t tag) {
-    return [this, tag](int, uint64_t number, std::vector<int>&) {
+  std::shared_ptr<Task> task(uint64_t tag) {
+    return moved_by([this, tag](int, uint64_t number, std::vector<int>&) {
       if (next != number) return false;
       tags.push_back(tag);
       ++next;
       return true;
-    };
+    });
   }
 };
 
@@ -73,8 +74,8 @@ void messages_have_the_same_places_on_both_sides(const std::vector<int>& hosts) 
       for (uint64_t index = 0; index < kMessages; ++index) {
         const uint64_t tag = (sends ? index : kMessages - 1 - index) / 2;  // two of each
         MessageRequest request{sends ? OpKind::kSend : OpKind::kRecv, &data, 1, Dtype::kInt64, sends ? 1 : 0, tag};
-        request.transfer = queue.transfer(tag);
-        request.on_device = true;
+        request.task = queue.task(tag);
+        request.external = request.on_device = true;
         operations.push_back(group.start_message(request, 60));
       }
       for (bool all = false; !all;) {
@@ -94,8 +95,8 @@ void work_ends_when_the_device_has_finished_and_in_order() {
   Group& group = *world[0].group;
   std::atomic<bool> first_ends{false};
   std::atomic<int> looked_at_second{0};
-  const auto first = group.follow(collective(1), [&] { return first_ends.load(); }, 60);
-  const auto second = group.follow(collective(2), [&] { return ++looked_at_second > 0; }, 60);
+  const auto first = group.follow(collective(1), queued_until([&] { return first_ends.load(); }), 60);
+  const auto second = group.follow(collective(2), queued_until([&] { return ++looked_at_second > 0; }), 60);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   check(!first->is_completed() && !second->is_completed() && !group.is_idle(), "expected them to run", 0);
   check(looked_at_second == 0, "expected to wait for the first", 0);
@@ -108,7 +109,7 @@ void work_ends_when_the_device_has_finished_and_in_order() {
 void the_next_call_reports_the_failure_of_a_blocking_one() {
   std::vector<Rank> world = world_of(1, {});
   Group& group = *world[0].group;
-  const auto work = group.follow(collective(1), [] { return false; }, 0.05, true);
+  const auto work = group.follow(collective(1), queued_until([] { return false; }), 0.05, true);
   wait_for(*work);
   NoRuntime language;
   std::vector<Failure::Kind> kinds;
@@ -127,7 +128,7 @@ void the_next_call_reports_the_failure_of_a_blocking_one() {
 void a_call_that_waits_reports_the_failure_of_a_blocking_one() {
   std::vector<Rank> world = world_of(2, {0, 0});
   Group& group = *world[0].group;
-  const auto work = group.follow(collective(1), [] { return false; }, 0.2, true);
+  const auto work = group.follow(collective(1), queued_until([] { return false; }), 0.2, true);
   NoRuntime language;
   std::vector<Failure::Kind> kinds;
   for (int call = 0; call < 2; ++call) {
@@ -147,7 +148,7 @@ void a_barrier_waits_for_the_work_of_collectives() {
   std::atomic<int> passed{0};
   in_all_ranks(world, [&](Group& group) {
     NoRuntime language;
-    const auto work = group.follow(collective(1), [&] { return ends.load(); }, 60);
+    const auto work = group.follow(collective(1), queued_until([&] { return ends.load(); }), 60);
     std::thread later;
     if (group.rank() == 0)
       later = std::thread([&] {
@@ -172,13 +173,11 @@ void work_that_fails_ends_the_group(const char* how) {
   in_all_ranks(world, [&](Group& group) {
     group.on_broken([&] { ++ended; });
     const bool is_first = group.rank() == 0;
-    const auto work = group.follow(
-        collective(1),
-        [&, is_first] {
-          if (is_first && reason == "throws") throw std::runtime_error("out of ink");
-          return false;
-        },
-        is_first && reason == "deadline" ? 0.1 : 60);
+    const auto work = group.follow(collective(1), queued_until([&, is_first] {
+                                     if (is_first && reason == "throws") throw std::runtime_error("out of ink");
+                                     return false;
+                                   }),
+                                   is_first && reason == "deadline" ? 0.1 : 60);
     if (is_first && reason == "abort") group.abort();
     wait_for(*work);
     const std::string text = work->failure()->summary();
@@ -186,7 +185,7 @@ void work_that_fails_ends_the_group(const char* how) {
     if (is_first && reason == "deadline")
       check(work->failure()->kind == Failure::Kind::kTimeout && text.find("GPU") != std::string::npos, text.c_str(), 0);
     check(group.is_completed(), "expected the group to have ended", group.rank());
-    const auto later = group.follow(collective(2), [] { return false; }, 60);
+    const auto later = group.follow(collective(2), queued_until([] { return false; }), 60);
     check(later->is_completed() && later->failure() != nullptr, "expected later work to fail", group.rank());
   });
   check(ended == 2, "expected each rank to end its work once", 0);
@@ -200,7 +199,7 @@ void a_call_is_not_begun_before_it_is_ready(const std::vector<int>& hosts) {
     std::atomic<bool> is_copied{false};
     std::vector<int64_t> first(3, 0), second(3, 1);
     Request late = sum_of(first);
-    late.ready = [&] { return is_copied.load(); };
+    late.task = ready_when([&] { return is_copied.load(); });
     late.before = [&] { first.assign(3, 5); };
     const auto operation = group.start(std::move(late), 60);
     const auto behind = group.start(sum_of(second), 60);
@@ -208,7 +207,7 @@ void a_call_is_not_begun_before_it_is_ready(const std::vector<int>& hosts) {
     check(!operation->is_completed() && !behind->is_completed(), "expected them to wait", group.rank());
     is_copied = true;
     Request blocking = sum_of(second);
-    blocking.ready = [] { return true; };
+    blocking.task = std::make_shared<FunctionTask>();
     group.run(blocking, 60, language);
     check(operation->is_completed() && behind->is_completed(), "expected the order of the calls", group.rank());
     check(first == std::vector<int64_t>(3, 10) && second == std::vector<int64_t>(3, 4), "expected sums", group.rank());
@@ -220,7 +219,7 @@ void a_call_that_cannot_become_ready_ends_the_group() {
   in_all_ranks(world, [&](Group& group) {
     std::vector<int64_t> data(1, 1);
     Request request = sum_of(data);
-    if (group.rank() == 1) request.ready = []() -> bool { throw std::runtime_error("illegal address"); };
+    if (group.rank() == 1) request.task = ready_when([]() -> bool { throw std::runtime_error("illegal address"); });
     const auto operation = group.start(std::move(request), 60);
     wait_for(*operation);
     const std::string text = operation->failure()->summary();
@@ -236,10 +235,9 @@ void a_call_whose_end_throws_ends_the_group() {
   in_all_ranks(world, [&](Group& group) {
     std::vector<int64_t> data(1, 1);
     Request request = sum_of(data);
-    request.ready = [] { return true; };
-    request.after = [&] {
+    request.task = started_by([&] {
       if (group.rank() == 1) throw std::runtime_error("illegal address");
-    };
+    });
     const auto operation = group.start(std::move(request), 60);
     wait_for(*operation);
     const std::string text = group.rank() == 1 ? operation->failure()->summary() : "";
@@ -265,10 +263,10 @@ void a_group_has_ended_before_a_call_that_fails_completes(const char* how) {
   std::atomic<bool> completed_first{true};
   group.on_broken([&] { completed_first = operation->is_completed(); });
   Request request = sum_of(data);
-  request.ready = [&]() -> bool {
+  request.task = ready_when([&]() -> bool {
     if (is_known && reason == "throws") throw std::runtime_error("illegal address");
     return is_known;
-  };
+  });
   operation = group.start(std::move(request), reason == "deadline" ? 0.1 : 60);
   is_known = true;
   if (reason == "abort") world[1].group->abort();
@@ -284,8 +282,7 @@ void a_receive_whose_end_throws_ends_the_group() {
     if (group.rank() == 0)
       return static_cast<void>(group.run_message({OpKind::kSend, &data, 1, Dtype::kInt64, 1, 3}, 60, language));
     MessageRequest request{OpKind::kRecv, &data, 1, Dtype::kInt64, 0, 3};
-    request.after_takes_locks = true;
-    request.after = [] { throw std::runtime_error("illegal address"); };
+    request.task = started_by([] { throw std::runtime_error("illegal address"); });
     try {
       group.run_message(request, 60, language);
       check(false, "expected a failure", 1);
@@ -312,11 +309,10 @@ void what_follows_a_receive_may_take_locks(const std::vector<int>& hosts) {
       }
       std::shared_ptr<GroupOperation> reply;
       MessageRequest request{OpKind::kRecv, &answer, 1, Dtype::kInt64, round % 3 == 0 ? kAnySource : 0, 3};
-      request.after_takes_locks = true;
-      request.after = [&] {
+      request.task = started_by([&] {
         ++answer;
         reply = group.start_message({OpKind::kSend, &answer, 1, Dtype::kInt64, 0, 4}, 60);
-      };
+      });
       if (round % 2 == 0) {
         group.run_message(request, 60, language);
       } else {
@@ -338,7 +334,7 @@ void work_that_an_abort_has_ended_fails() {
     has_finished = true;
     work->help();
   });
-  work = group.follow(collective(1), [&] { return has_finished.load(); }, 60);
+  work = group.follow(collective(1), queued_until([&] { return has_finished.load(); }), 60);
   group.abort();
   wait_for(*work);
   check(work->failure() != nullptr, "expected a failure", 0);

@@ -13,6 +13,7 @@
 
 #include "group/group_operation.hpp"
 #include "tests/engine_fixture.hpp"
+#include "tests/function_task.hpp"
 
 using namespace procgroup;
 
@@ -43,7 +44,7 @@ class Board {
  public:
   explicit Board(int size) : shown_(static_cast<size_t>(size)) {}
 
-  ExternalTransfer transfer(int rank, std::vector<int64_t>& data) {
+  FunctionTask::Move transfer(int rank, std::vector<int64_t>& data) {
     started_ = false;
     return [this, rank, &data, begun = std::make_shared<bool>(false)](int, uint64_t, std::vector<int>&) {
       const std::lock_guard lock(mutex_);
@@ -69,10 +70,10 @@ class Board {
   std::atomic<bool> started_{false};
 };
 
-Request external_request(std::vector<int64_t>& data, ExternalTransfer transfer) {
+Request external_request(std::vector<int64_t>& data, FunctionTask::Move transfer) {
   Request request = request_for(OpKind::kAllReduce, data);
   request.descriptor.external = true;
-  request.transfer = std::move(transfer);
+  request.task = moved_by(std::move(transfer));
   return request;
 }
 
@@ -211,14 +212,15 @@ void ranks_of_several_hosts_wait_until_all_bytes_have_moved(OpKind op, const std
     std::vector<int64_t> taken(3);
     const bool is_last = group.rank() == 1;
     Request request = op == OpKind::kAllToAll ? exchange_of(data, taken) : external_request(data, {});
-    request.transfer = [&, is_last, has_moved = std::make_shared<bool>(false)](int, uint64_t, std::vector<int>&) {
+    const auto task = moved_by([&, is_last, has_moved = std::make_shared<bool>(false)](auto...) {
       if (*has_moved)
         ++later_looks;
       else if ((*has_moved = !is_last || may_move))
         ++moved;
       return *has_moved;
-    };
-    if (is_polled) request.transfer_sleep_ns = 0;
+    });
+    if (is_polled) task->sleep_ns = 0;
+    request.task = task;
     std::thread later;
     if (is_last)
       later = std::thread([&] {
@@ -328,7 +330,8 @@ void messages_that_were_moved_take_no_memory(const std::vector<int>& hosts) {
       int64_t data = 0;
       MessageRequest request{
           group.rank() == 0 ? OpKind::kSend : OpKind::kRecv, &data, 1, Dtype::kInt64, 1 - group.rank(), 0};
-      request.transfer = [](int, uint64_t, std::vector<int>&) { return true; };
+      request.task = std::make_shared<FunctionTask>();
+      request.external = true;
       for (request.tag = tag; request.tag < end; ++request.tag) group.run_message(request, 60, language);
     });
     tag = end;
@@ -347,11 +350,12 @@ void a_message_is_moved_by_the_backend(const std::vector<int>& hosts, int source
     NoRuntime language;
     std::vector<int64_t> data(count);
     MessageRequest request{OpKind::kSend, data.data(), 4, Dtype::kInt64, 1, 9};
-    request.transfer = [&](int peer, uint64_t, std::vector<int>&) {
+    request.task = moved_by([&](int peer, uint64_t, std::vector<int>&) {
       check(peer == 1 - group.rank(), "wrong peer", group.rank());
       if (group.rank() == 0) sent = 1;
       return sent == 1;
-    };
+    });
+    request.external = true;
     if (group.rank() == 0) return static_cast<void>(group.run_message(request, 60, language));
     request.op = OpKind::kRecv;
     request.count = count;

@@ -148,7 +148,8 @@ void all_ranks_get_the_same_nans() {
         request.descriptor.count = call.count;
         request.input = request.output = data.data();
         MpiTransfer transfer(communicator, request, false);
-        while (!transfer.advance(-1, 1)) std::this_thread::yield();
+        transfer.start(-1, 1);
+        while (!has_completed(transfer)) std::this_thread::yield();
       });
       for (const Bytes& result : results) CHECK_EQUAL(result, results[0]);
     }
@@ -163,9 +164,10 @@ void mpi_goes_on_while_other_ranks_are_waited_for() {
     request.descriptor.count = 1;
     request.input = request.output = &data;
     MpiTransfer transfer(communicator, request, false);
-    while (!transfer.advance(-1, 1)) std::this_thread::yield();
+    transfer.start(-1, 1);
+    while (!has_completed(transfer)) std::this_thread::yield();
     const int before = ThreadsAsMpi::instance().probes();
-    CHECK(transfer.advance(-1, 1) && !transfer.is_pending() && data == 10);
+    CHECK(has_completed(transfer) && !transfer.is_pending() && data == 10);
     CHECK(ThreadsAsMpi::instance().probes() > before);
   });
 }
@@ -194,11 +196,12 @@ class Message {
     request_.descriptor.count = count;
     request_.input = request_.output = memory_.data();
     transfer_.emplace(communicator, request_, false);
+    transfer_->start(peer_, number_);
   }
   bool advance() {
     CHECK(!is_started_ || transfer_->is_pending());
     is_started_ = true;
-    const bool completed = transfer_->advance(peer_, number_);
+    const bool completed = has_completed(*transfer_);
     CHECK(transfer_->is_pending() == !completed);
     CASE("message %zu, peer %d", static_cast<size_t>(number_), peer_);
     if (completed) CHECK_EQUAL(memory_, expected_);
@@ -256,7 +259,7 @@ std::string error_within(int64_t watched_ns, MpiTransfer& transfer) {
   const int64_t begin = now_ns();
   try {
     while (now_ns() - begin < watched_ns) {
-      CHECK(!transfer.advance(-1, 1));
+      CHECK(!has_completed(transfer));
       std::this_thread::yield();
     }
   } catch (const std::runtime_error& error) {
@@ -283,9 +286,10 @@ void check_error_of_all_reduce(const MpiError& error, const std::string& expecte
   request.descriptor.count = 1;
   request.input = request.output = &data;
   MpiTransfer transfer(communicator, request, false);
+  transfer.start(-1, 1);
   CHECK(!transfer.is_pending());
   ThreadsAsMpi::instance().set_errors(handle, error.at_start, 0);
-  if (error.at_test != 0) CHECK(!transfer.advance(-1, 1));
+  if (error.at_test != 0) CHECK(!has_completed(transfer));
   ThreadsAsMpi::instance().set_errors(handle, error.at_start, error.at_test);
   CHECK(error_within((expected_text.empty() ? 2 : 60) * kErrorWaitNs, transfer) == expected_text);
   CHECK(transfer.is_pending());

@@ -89,7 +89,7 @@ def is_mpi_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Tell whether nccl4py and cuda-bindings, over which "nccl" works, are installed. There may still be no GPU."""
+    """Tell whether NCCL's library, over which "nccl" works, is installed. There may still be no GPU."""
     return registry.is_backend_available("nccl")
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from procgroup import types
-from procgroup.backends import nccl_communicator, registry
+from procgroup.backends import nccl_library, registry
 from procgroup.timeouts import context_timeout
 from procgroup.types import DEFAULT_TIMEOUT, Timeout
 
@@ -67,7 +67,7 @@ def read_backend(backend: str | None, device_id: Any, pg_options: Any) -> regist
     options = pg_options
     if isinstance(pg_options, Mapping):
         options = pg_options.get("nccl") or {name: pg_options[name] for name in pg_options if name not in _NAMES}
-    given = nccl_communicator.read_options(options) if options else None
+    given = nccl_library.read_options(options) if options else None
     gpu = _gpu_of(device_id)  # without a backend's name there need be no GPU
     return config._replace(gpu=None if backend is None else gpu, nccl_options=given)
 
@@ -88,17 +88,15 @@ def _gpu_of(device_id: Any) -> int | None:
 
 
 def _as_mapping(pg_options: Any) -> Mapping[str, Any]:
-    if pg_options is None or nccl_communicator.is_configuration(pg_options):
+    if pg_options is None or nccl_library.is_configuration(pg_options):
         return {}
     if not isinstance(pg_options, Mapping):
         raise TypeError(f"Expected pg_options argument to be a dict of {_NAMES}, got {pg_options!r}")
     unknown = {name for name in pg_options if name not in _NAMES}
-    if unknown:  # to know the names of NCCL's options takes a third of a second
-        names = nccl_communicator.option_names()
-        unknown.difference_update(names)
-        if unknown:
-            expected = ", ".join((*_NAMES, *names))
-            raise ValueError(f"pg_options has unknown names {sorted(map(str, unknown))}; expected {expected}")
+    unknown.difference_update(nccl_library.OPTIONS)
+    if unknown:
+        expected = ", ".join((*_NAMES, *nccl_library.OPTIONS))
+        raise ValueError(f"pg_options has unknown names {sorted(map(str, unknown))}; expected {expected}")
     return pg_options
 
 

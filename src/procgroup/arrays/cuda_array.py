@@ -70,11 +70,7 @@ def refusal(array: Any, name: str) -> str:
     else:
         where = f"CUDA device {device.id}" if hasattr(device, "id") else "a CUDA device"
         copies = f"{name}.get(), and copy the result back with {name}.set()" if whose == "cupy" else "a copy on the CPU"
-    return (
-        f"`{name}` is on {where}, and this group moves arrays in CPU memory. Install NVIDIA's cuda-bindings, by which "
-        f"procgroup copies them (pip install 'procgroup[nccl-cu13]' or, for CUDA 12, 'procgroup[nccl-cu12]'), or "
-        f"pass {copies}."
-    )
+    return f"`{name}` is on {where}, and this call reads arrays in CPU memory. Pass {copies}."
 
 
 def current_stream(array: Any) -> int | None:
@@ -122,10 +118,11 @@ def _device_of(array: Any, address: int) -> int:
         return int(number)
     if not address:  # an array without elements may have no memory
         return 0
-    from cuda.bindings import driver
+    from procgroup import _native
 
-    ordinal = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    error, found = driver.cuPointerGetAttribute(ordinal, address)
-    if int(error) != 0:
-        raise TypeError(f"expected an array in the memory of a CUDA device, got an address that has {error.name}")
-    return int(found)
+    try:
+        return _native.gpu_of(address)
+    except RuntimeError as error:
+        raise TypeError(
+            f"expected an array in the memory of a CUDA device, got an address that has none: {error}"
+        ) from error

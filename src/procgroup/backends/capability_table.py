@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from procgroup import _native
 from procgroup.arrays.array_view import DTYPES
-from procgroup.backends import nccl
 from procgroup.types import ReduceOp
 
 BACKENDS = ("gloo", "mpi", "nccl")
@@ -81,4 +80,4 @@ def _is_staged(backend: str, device: str, operation: str, reduce_op: str, dtype:
     """Groups with the backend "nccl" move arrays in CPU memory, too, by procgroup's own transport."""
     if device == "cpu" or not dtype or _reason(operation, reduce_op, dtype):
         return False
-    return backend != "nccl" or not nccl.supports(operation, dtype, reduce_op)
+    return backend != "nccl" or not _native.nccl_supports(operation, dtype, reduce_op)

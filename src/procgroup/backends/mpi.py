@@ -152,7 +152,7 @@ class MpiBackend:
             raise DistBackendError(self._refusal)
         handle = MPI._handleof(self._communicator)
         largest_tag = self._communicator.Get_attr(MPI.TAG_UB)
-        calls.set_mpi(_native.MpiCommunicator(_library(), handle, self._rank, self._size, largest_tag))
+        calls.set_backend(_native.MpiCommunicator(_library(), handle, self._rank, self._size, largest_tag))
 
     def close(self, failed: bool) -> None:
         if failed:

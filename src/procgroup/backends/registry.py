@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from procgroup.backends import mpi, nccl, nccl_communicator
+from procgroup.backends import mpi, nccl, nccl_library
 from procgroup.errors import DistBackendError
 from procgroup.groups.backend import AnyBackend, Backend
 from procgroup.groups.engine import GroupEngine
@@ -59,13 +59,13 @@ class BackendConfig(NamedTuple):
             mpi.load()
         # Beside another backend it is loaded for the first array on a GPU, which may never come.
         if self.name == "nccl" or (self.gpu is not None and "nccl" in self.by_device.values()):
-            nccl_communicator.load()
+            nccl_library.load()
 
 
 def is_backend_available(backend: str) -> bool:
     """Return whether the libraries that a backend needs are installed."""
     name = backend.lower()
-    is_installed = {"mpi": mpi.is_installed, "nccl": nccl_communicator.is_installed}
+    is_installed: Mapping[str, Callable[[], bool]] = {"mpi": mpi.is_installed, "nccl": nccl_library.is_installed}
     return name in (*_OURS, *_registered) or (name in is_installed and is_installed[name]())
 
 
@@ -97,7 +97,7 @@ def parse(backend: str | None) -> BackendConfig:
     a GPU is used.
     """
     if backend is None:
-        on_gpus = {"cuda": "nccl"} if nccl_communicator.is_installed() else {}
+        on_gpus = {"cuda": "nccl"} if nccl_library.is_installed() else {}
         return BackendConfig(DEFAULT, {"cpu": DEFAULT, **on_gpus})
     if not isinstance(backend, str):
         raise TypeError(f"Expected parameter `backend` to be a str, got {backend!r} of type {type(backend).__name__}.")
@@ -145,8 +145,8 @@ def _devices_of(name: str) -> tuple[str, ...]:
 def _check_available(name: str, backend: str) -> None:
     if name == "mpi" and not mpi.is_installed():
         mpi.load()  # which raises
-    if name == "nccl" and not nccl_communicator.is_installed():
-        nccl_communicator.load()  # which raises
+    if name == "nccl" and not nccl_library.is_installed():
+        nccl_library.load()  # which raises
     if not is_backend_available(name):
         raise DistBackendError(
             f"Backend {name!r} (from {backend!r}) is not in this version of procgroup. Use 'gloo', which names its own "

@@ -9,15 +9,14 @@ bytes of one call in a generator that yields wherever it would wait for another 
 itself: the agreement on the call is the barrier. A generator must not wait in any other way: a blocking call on a
 group, or destroy_process_group, raises DistBackendError there.
 
-A backend that has to make something together with the other ranks, such as a communicator, is an OpeningBackend. One
-whose calls native code moves is a NativeBackend. Arrays in the memory of a device are moved by a DeviceBackend: its
-part of a call ends when the work on the device has started, and the group follows that work to its end. Without one
-they are copied to host memory and back (backends/staging.py).
+A backend that has to make something together with the other ranks, such as a communicator, has ``open``, too. One whose
+calls native code moves has ``attach`` in place of ``supports`` and ``move``: it gives the native group MPI's or NCCL's
+part. Arrays on a GPU are moved by NCCL, or copied to host memory and back: a backend sees arrays in host memory alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -62,84 +61,8 @@ class Call(NamedTuple):
     message gave to no other message."""
 
 
-Span = tuple[int, int]
-"""Memory of a device: an address, and a number of bytes."""
-
-
-class DeviceCall(NamedTuple):
-    """One call on contiguous arrays in the memory of one device; the fields that Call has, too, mean the same."""
-
-    op: str
-    inputs: list[Span]
-    """Several coalesced arrays of an all_reduce are as many inputs and outputs."""
-    outputs: list[Span]
-    dtype: str
-    reduce_op: str | None
-    """For PREMUL_SUM the inputs are still to be multiplied by ``factor``."""
-    factor: float
-    root: int
-    device: int
-    """The number of the device in this process."""
-    arrays: list[Any]
-    """The arrays themselves. The group keeps them until the call's work has ended, also when it has failed."""
-    number: int = 0
-    """Of a collective as in Call; of a message, its place among those from its sender to its receiver, from 0."""
-
-
-class DeviceWork(Protocol):
-    """What one call has started on a device."""
-
-    def is_completed(self) -> bool:
-        """Return whether the device has finished. Called again and again, on any thread, one at a time.
-
-        An exception ends the group, as one of ``move`` does.
-        """
-        ...
-
-    def let_streams_wait(self) -> None:
-        """Let the work that is queued from now on, where the call's arrays are used, wait for this work."""
-        ...
-
-
-@runtime_checkable
-class DeviceBackend(Protocol):
-    """Moves the bytes of one group's calls on arrays of one kind of device.
-
-    Collectives start one after the other, in the same order on all ranks; messages start concurrently.
-    """
-
-    def supports(self, op: str, dtype: str, reduce_op: str) -> bool:
-        """Return whether it makes such calls, the same on all ranks; others are staged through host memory.
-
-        ``reduce_op`` is "" where nothing is reduced.
-        """
-        ...
-
-    def begin(self, call: DeviceCall) -> Any:
-        """Take note of what a call has to wait for on the device, in the thread that issues it, and return that.
-
-        Raises what refuses the call, before anything is sent.
-        """
-        ...
-
-    def move(self, call: DeviceCall, begun: Any) -> Generator[Awaited, None, DeviceWork | None]:
-        """Start the call's work on the device, and return it; a generator as that of Backend."""
-        ...
-
-    def end_work(self) -> None:
-        """End all work on the device, because the group has failed: it may wait for a rank that is lost.
-
-        Called at most once, from any thread; does not wait for the end.
-        """
-        ...
-
-    def close(self, failed: bool) -> None:
-        """See Backend.close."""
-        ...
-
-
 class Backend(Protocol):
-    """Moves the bytes of one group's calls on arrays of one kind of device."""
+    """Moves the bytes of one group's calls on arrays in host memory."""
 
     def supports(self, op: str, dtype: str, reduce_op: str) -> bool:
         """Return whether it makes such calls, the same on all ranks; others raise before anything is sent.
@@ -154,7 +77,8 @@ class Backend(Protocol):
         It yields the group rank that it waits for, or a list of them, which a timeout names; None where it knows none.
         The generator runs on any thread, one step at a time. Collectives of a group move one after the other, in the
         same order on all ranks; messages move concurrently. An exception ends the group: this rank's call raises
-        GroupBroken from it, and the other ranks' calls raise PeerFailed.
+        GroupBroken from it, and the other ranks' calls raise PeerFailed. The generator of a call that fails otherwise
+        is closed.
         """
         ...
 
@@ -195,7 +119,7 @@ class NativeBackend(Protocol):
         ...
 
 
-AnyBackend = Backend | NativeBackend | DeviceBackend
+AnyBackend = Backend | NativeBackend
 MakeBackends = Callable[[Store, int, int, timedelta], Mapping[str, AnyBackend]]
 """From a group's store, rank, size and timeout to its backends by kind of device: "cpu", "cuda"."""
 
@@ -205,43 +129,31 @@ def no_backends(store: Store, rank: int, size: int, timeout: timedelta) -> Mappi
     return {}
 
 
-Advance = Callable[[int, int], list[int] | DeviceWork | None]
-"""Advances a transfer, given the call's root and number: None, or the work that it has started on a device, when this
-rank's part has completed, else the ranks that the transfer waits for."""
+Start = Callable[[int, int], Iterator[Awaited]]
+"""Starts a transfer, given the call's root and number: the generator of ``move``."""
 
 
-def use(backend: AnyBackend, name: str, calls: _native.Group, where: str, size: int, seconds: float) -> None:
+def use(backend: AnyBackend, name: str, calls: _native.Group, where: str, seconds: float) -> None:
     """Let a backend move the bytes of a group's calls, from now on. ``name`` and ``where`` are for errors.
 
     Raises what the backend raises, and CollectiveTimeout when it is not open on all ranks after ``seconds``.
     """
     if isinstance(backend, OpeningBackend):
         opening = backend
-        calls.open_backend(_advancing(lambda root, number: opening.open(), size), seconds)
+        calls.open_backend(lambda root, number: opening.open(), seconds)
     if isinstance(backend, NativeBackend):
         backend.attach(calls)
-    elif isinstance(backend, DeviceBackend):
-        calls.set_device_backend(_prepare_on_device(backend, size), backend.supports, backend.end_work)
     else:
-        calls.set_backend(prepare(backend, name, where, size))
+        calls.set_backend(prepare(backend, name, where))
 
 
-def _prepare_on_device(backend: DeviceBackend, size: int) -> Callable[..., Advance]:
-    def prepare_call(*fields: Any) -> Advance:
-        call = DeviceCall(*fields)
-        begun = backend.begin(call)
-        return _advancing(lambda root, number: backend.move(call._replace(root=root, number=number), begun), size)
-
-    return prepare_call
-
-
-def prepare(backend: Backend, name: str, where: str, size: int) -> Callable[..., Advance]:
-    """Return the function that turns a call's data into the function that advances its transfer.
+def prepare(backend: Backend, name: str, where: str) -> Callable[..., Start]:
+    """Return the function that turns a call's data into the function that starts its transfer.
 
     The returned function raises DistBackendError for a call that the backend does not support.
     """
 
-    def prepare_call(*fields: Any) -> Advance:
+    def prepare_call(*fields: Any) -> Start:
         call = Call(*fields)
         reduce_op = "SUM" if call.reduce_op == "PREMUL_SUM" else call.reduce_op
         if not backend.supports(call.op, call.dtype, reduce_op or ""):
@@ -252,7 +164,7 @@ def prepare(backend: Backend, name: str, where: str, size: int) -> Callable[...,
                 "transport: new_group(backend='gloo')."
             )
         call = call._replace(reduce_op=reduce_op)
-        return _advancing(lambda root, number: backend.move(call._replace(root=root, number=number)), size)
+        return lambda root, number: backend.move(call._replace(root=root, number=number))
 
     return prepare_call
 
@@ -269,30 +181,3 @@ def _alternatives(backend: Backend, call: Call) -> str:
     dtypes = [dtype for dtype in sorted(DTYPES) if is_supported(dtype, call.reduce_op or "")]
     found = (("reduce op", ops), ("dtype", dtypes))
     return "".join(f"the {kind} {', '.join(names)}, or " for kind, names in found if names)
-
-
-def _advancing(start: Callable[[int, int], Iterable[Awaited]], size: int) -> Advance:
-    moving: Iterator[Awaited] | None = None
-
-    def advance(root: int, number: int) -> list[int] | DeviceWork | None:
-        nonlocal moving
-        if moving is None:
-            moving = iter(start(root, number))
-        try:
-            awaited = next(moving)
-        except StopIteration as end:
-            work: DeviceWork | None = end.value
-            return work
-        return _ranks(awaited, size)
-
-    return advance
-
-
-def _ranks(awaited: Any, size: int) -> list[int]:
-    """Return what a transfer yields as a list of ranks. Raises ValueError for what is none."""
-    if awaited is None:
-        return []
-    ranks = [awaited] if isinstance(awaited, int) else list(awaited)
-    if not all(isinstance(rank, int) and 0 <= rank < size for rank in ranks):
-        raise ValueError(f"Backend.move must yield ranks from 0 to {size - 1}, or None, but yielded {awaited!r}")
-    return ranks

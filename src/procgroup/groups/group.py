@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from procgroup import log, types
 from procgroup.errors import DistError, ForkedProcessError, GroupDestroyed
 from procgroup.groups import checks, receive_pool
-from procgroup.groups.backend import AnyBackend, DeviceBackend, MakeBackends, no_backends, use
+from procgroup.groups.backend import AnyBackend, MakeBackends, NativeBackend, no_backends, use
 from procgroup.groups.calls import GroupCalls
 from procgroup.groups.engine import FLUSH_SECONDS, GroupEngine
 from procgroup.groups.issue import Deferral, Hook, Issue, QueuedCall
@@ -61,8 +61,8 @@ class ProcessGroup(GroupCalls):
         try:
             self.backends = make_backends(store, rank, self._size, timeout)
             for device, backend in self.backends.items():
-                if (device == "cpu") != isinstance(backend, DeviceBackend):
-                    use(backend, self.name(), self.calls, self._where(), self._size, self._seconds)
+                if device == "cpu" or isinstance(backend, NativeBackend):
+                    use(backend, self.name(), self.calls, self._where(), self._seconds)
         except BaseException:  # the other members have this group already, and would wait for this rank
             engine.abort()
             engine.shutdown("", 0.0)

@@ -1,0 +1,97 @@
+#include "cuda_array.hpp"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "cuda/gpu.hpp"
+
+namespace nb = nanobind;
+
+namespace procgroup {
+namespace {
+
+// Whether an array is of this class of a library that is imported.
+bool is_of(nb::handle array, const char* library, const char* name) {
+  const nb::object module = nb::steal(PyImport_GetModule(nb::str(library).ptr()));
+  const nb::object type = module.is_valid() ? nb::getattr(module, name, nb::none()) : nb::none();
+  return !type.is_none() && PyObject_IsInstance(array.ptr(), type.ptr()) == 1;
+}
+
+// Nothing for arrays of JAX, which are immutable, and tensors of torch, whose interface states no stream.
+nb::object interface_of(nb::handle array) {
+  if (!PyType_HasFeature(Py_TYPE(array.ptr()), Py_TPFLAGS_HEAPTYPE)) return {};
+  if (is_of(array, "jax", "Array") || is_of(array, "torch", "Tensor")) return {};
+  static PyObject* const name = PyUnicode_InternFromString("__cuda_array_interface__");
+  nb::object interface = nb::steal(PyObject_GetAttr(array.ptr(), name));
+  if (!interface.is_valid()) PyErr_Clear();
+  return interface.is_valid() && PyDict_Check(interface.ptr()) ? interface : nb::object();
+}
+
+nb::handle entry(nb::handle interface, const char* key) {
+  PyObject* const found = PyDict_GetItemString(interface.ptr(), key);
+  return found == nullptr ? nb::handle(Py_None) : nb::handle(found);
+}
+
+bool parse_type(nb::handle given, Dtype& dtype) {
+  if (!PyUnicode_Check(given.ptr())) return false;
+  struct Known {
+    const char* type;
+    Dtype dtype;
+  };
+  static constexpr Known kKnown[] = {
+      {"<f4", Dtype::kFloat32},   {"<f2", Dtype::kFloat16},     {"<f8", Dtype::kFloat64}, {"<i8", Dtype::kInt64},
+      {"<i4", Dtype::kInt32},     {"|u1", Dtype::kUint8},       {"|i1", Dtype::kInt8},    {"|b1", Dtype::kBool},
+      {"<i2", Dtype::kInt16},     {"<u2", Dtype::kUint16},      {"<u4", Dtype::kUint32},  {"<u8", Dtype::kUint64},
+      {"<c8", Dtype::kComplex64}, {"<c16", Dtype::kComplex128},
+  };
+  for (const Known& known : kKnown) {
+    if (PyUnicode_CompareWithASCIIString(given.ptr(), known.type) != 0) continue;
+    dtype = known.dtype;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool read_cuda_array(nb::handle array, bool is_written, CudaArray& read) {
+  const nb::object interface = interface_of(array);
+  if (!interface.is_valid() || !entry(interface, "mask").is_none() || !entry(interface, "strides").is_none())
+    return false;
+  const nb::handle data = entry(interface, "data");
+  const nb::handle shape = entry(interface, "shape");
+  if (!PyTuple_Check(data.ptr()) || PyTuple_Size(data.ptr()) != 2 || !PyTuple_Check(shape.ptr())) return false;
+  if (is_written && PyTuple_GetItem(data.ptr(), 1) != Py_False) return false;
+  if (!parse_type(entry(interface, "typestr"), read.dtype)) return false;
+  read.count = 1;
+  const Py_ssize_t dimensions = PyTuple_Size(shape.ptr());
+  for (Py_ssize_t index = 0; index < dimensions; ++index) {
+    const size_t length = PyLong_AsSize_t(PyTuple_GetItem(shape.ptr(), index));
+    if (index == 0) read.rows = length;
+    read.count *= length;
+  }
+  if (PyErr_Occurred() == nullptr) read.address = PyLong_AsSize_t(PyTuple_GetItem(data.ptr(), 0));
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  if (read.count == 0 || read.address == 0) return false;
+  try {
+    read.device = gpu_of(read.address);
+  } catch (const std::runtime_error&) {
+    return false;
+  }
+  return true;
+}
+
+bool read_cuda_stream(nb::handle array, CudaStream& stream) {
+  const nb::object interface = interface_of(array);
+  if (!interface.is_valid()) return false;
+  const nb::handle given = entry(interface, "stream");
+  stream = given.is_none() ? nullptr : PyLong_AsVoidPtr(given.ptr());
+  if (PyErr_Occurred() == nullptr) return true;
+  PyErr_Clear();
+  return false;
+}
+
+}  // namespace procgroup

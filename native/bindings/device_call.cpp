@@ -1,0 +1,124 @@
+#include "device_call.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#include "cuda_array.hpp"
+#include "exceptions.hpp"
+#include "python_host.hpp"
+#include "python_task.hpp"
+#include "runtime/waiting.hpp"
+#include "torch_tensor.hpp"
+
+namespace nb = nanobind;
+
+namespace procgroup {
+namespace {
+
+std::vector<DeviceSpan> spans_of(const std::vector<Block>& blocks, Dtype dtype) {
+  std::vector<DeviceSpan> spans;
+  spans.reserve(blocks.size());
+  for (const Block& block : blocks)
+    spans.push_back({reinterpret_cast<CudaAddress>(block.data), block.count * dtype_size(dtype)});
+  return spans;
+}
+
+// An error of the driver, or of NCCL, before anything is sent.
+template <class Step>
+auto with_backend_error(Step step) {
+  try {
+    return step();
+  } catch (const std::runtime_error& error) {
+    raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(error.what()));
+  }
+}
+
+}  // namespace
+
+ArrayStreams current_streams(const std::vector<nb::object>& arrays, int device) {
+  ArrayStreams used;
+  for (const nb::object& array : arrays) {
+    CudaStream stream = nullptr;
+    if (!read_torch_stream(array, device, stream) && !read_cuda_stream(array, stream)) {
+      const nb::object given = nb::module_::import_("procgroup.arrays.cuda_array").attr("current_stream")(array);
+      stream = given.is_none() ? nullptr : reinterpret_cast<CudaStream>(nb::cast<uintptr_t>(given));
+    }
+    if (stream == nullptr) {
+      used.has_unordered = true;
+      continue;
+    }
+    if (std::ranges::find(used.streams, stream) == used.streams.end()) used.streams.push_back(stream);
+  }
+  return used;
+}
+
+std::shared_ptr<StagedTask> stage(Request& request, std::vector<ArrayView> arrays, const ArrayStreams& used, int rank) {
+  const Descriptor& call = request.descriptor;
+  const int device = arrays.front().device();
+  const std::vector<DeviceSpan> inputs = spans_of(inputs_of(request, rank), call.dtype);
+  const std::vector<DeviceSpan> outputs = spans_of(outputs_of(request, rank), call.dtype);
+  const std::shared_ptr<const KeptMemory> owner = keep(std::move(arrays), {});
+  const auto staged = with_backend_error(
+      [&] { return std::make_shared<StagedTask>(Gpu::get(device), used.streams, inputs, outputs, owner); });
+  const std::vector<void*>& read = staged->inputs();
+  const std::vector<void*>& written = staged->outputs();
+  const bool is_in_place = request.input != nullptr && request.input == request.output;
+  for (size_t index = 0; index < request.inputs.size(); ++index) request.inputs[index].data = read.at(index);
+  for (size_t index = 0; index < request.outputs.size(); ++index) request.outputs[index].data = written.at(index);
+  if (!has_input_blocks(call.op)) request.input = read.empty() ? nullptr : read[0];
+  if (!has_output_blocks(call.op)) request.output = written.empty() ? nullptr : written[0];
+  if (is_in_place && read.empty()) request.input = request.output;
+  if (is_in_place && written.empty()) request.output = const_cast<void*>(request.input);
+  return staged;
+}
+
+void wait_until_copied(StagedTask& staged, int device, double seconds) {
+  constexpr int64_t kPauseNs = 50'000;
+  constexpr int kLooksBetweenSignals = 100;
+  const Deadline deadline = Deadline::after(seconds);
+  const bool is_copied = with_backend_error([&] {
+    Unlocked unlocked;
+    for (int looks = 0; !staged.ready(); ++looks) {
+      if (deadline.passed()) return false;
+      if (looks % kLooksBetweenSignals == 0) unlocked.check_signals();
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kPauseNs));
+    }
+    return true;
+  });
+  if (is_copied) return;
+  std::ostringstream text;
+  text << "GPU " << device << " has not finished the work that was queued before the send, after " << seconds << " s.";
+  raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(text.str()));
+}
+
+std::shared_ptr<NcclTask> move_by_nccl(const std::shared_ptr<NcclBackend>& backend, const Request& request,
+                                       std::vector<ArrayView> arrays, const ArrayStreams& used, bool stays) {
+  const Descriptor& call = request.descriptor;
+  const int device = arrays.front().device();
+  backend->load();
+  if (!backend->use(device))
+    raise(nb::module_::import_("procgroup.errors")
+              .attr("ArgumentError")(
+                  std::string(op_name(call.op)) + ": the arrays are on GPU " + std::to_string(device) +
+                  ", but this group uses GPU " + std::to_string(backend->device()) + " on this rank, as " +
+                  (backend->is_eager() ? "device_id says" : "in its first call") + ". Move them there."));
+  const bool is_coalesced = call.op == OpKind::kAllReduce && !request.inputs.empty();
+  NcclCall moved{
+      .op = call.op,
+      .dtype = call.dtype,
+      .reduce_op = reduces(call.op) ? call.reduce_op : ReduceOp::kSum,
+      .factor = request.factor,
+      .root = call.root,
+      .inputs = spans_of(is_coalesced ? request.inputs : inputs_of(request, backend->rank()), call.dtype),
+      .outputs = spans_of(is_coalesced ? request.outputs : outputs_of(request, backend->rank()), call.dtype)};
+  const std::shared_ptr<const KeptMemory> owner = keep(std::move(arrays), {});
+  return with_backend_error(
+      [&] { return std::make_shared<NcclTask>(backend, std::move(moved), used.streams, stays, owner); });
+}
+
+}  // namespace procgroup

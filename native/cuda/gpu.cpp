@@ -1,0 +1,183 @@
+#include "cuda/gpu.hpp"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <stdexcept>
+
+namespace procgroup {
+namespace {
+
+constexpr int kNotReady = 600;
+constexpr unsigned kNoTiming = 2;     // of an event
+constexpr unsigned kNonBlocking = 1;  // of a stream
+constexpr unsigned kPortable = 1;     // registered memory, for all GPUs
+constexpr unsigned kReached = 0;      // CU_STREAM_WAIT_VALUE_GEQ
+constexpr int kDeviceOrdinal = 9;     // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr size_t kPageBytes = 65536;
+constexpr size_t kWordBytes = 64;  // a word has a cache line of its own
+
+// Memory that a forked child gets a copy of, as of all memory that CUDA does not make itself.
+void* map_pages(size_t bytes) {
+  void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) throw std::runtime_error("no memory");
+  return pages;
+}
+
+}  // namespace
+
+Gpu& Gpu::get(int number) {
+  static std::mutex mutex;
+  static auto* const gpus = new std::map<int, std::unique_ptr<Gpu>>;  // never destroyed: threads outlive the end
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<Gpu>& gpu = (*gpus)[number];
+  if (gpu == nullptr) gpu.reset(new Gpu(number));
+  return *gpu;
+}
+
+Gpu::Gpu(int number) : driver_(CudaDriver::get()), number_(number) {
+  const int count = driver_.count();
+  if (number >= count)
+    throw std::runtime_error("there is no GPU " + std::to_string(number) + ": this process has " +
+                             std::to_string(count) + ", which are numbered from 0");
+  driver_.require(driver_.cuDeviceGet(&device_, number));
+  driver_.require(driver_.cuDevicePrimaryCtxRetain(&context_, device_));
+}
+
+std::string Gpu::uuid() const {
+  std::array<char, 16> bytes{};
+  driver_.require(driver_.cuDeviceGetUuid(bytes.data(), device_));
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string text;
+  for (const char byte : bytes) {
+    text += kDigits[static_cast<uint8_t>(byte) >> 4];
+    text += kDigits[static_cast<uint8_t>(byte) & 15];
+  }
+  return text;
+}
+
+CudaStream Gpu::make_stream() const {
+  CudaStream stream = nullptr;
+  driver_.require(driver_.cuStreamCreateWithPriority(&stream, kNonBlocking, 0));
+  return stream;
+}
+
+void Gpu::destroy_stream(CudaStream stream) const { driver_.require(driver_.cuStreamDestroy(stream)); }
+
+CudaEvent Gpu::record(CudaStream stream) {
+  CudaEvent event = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!events_.empty()) {
+      event = events_.back();
+      events_.pop_back();
+    }
+  }
+  if (event == nullptr) driver_.require(driver_.cuEventCreate(&event, kNoTiming));
+  driver_.require(driver_.cuEventRecord(event, stream));
+  return event;
+}
+
+void Gpu::give_back(CudaEvent event) {
+  const std::lock_guard lock(mutex_);
+  events_.push_back(event);
+}
+
+void Gpu::let_wait(CudaStream stream, CudaEvent event) const {
+  driver_.require(driver_.cuStreamWaitEvent(stream, event, 0));
+}
+
+bool Gpu::has_come(CudaEvent event) const {
+  const int result = driver_.cuEventQuery(event);
+  if (result == kNotReady) return false;
+  driver_.require(result);
+  return true;
+}
+
+void Gpu::check(CudaStream stream) const {
+  const int result = driver_.cuStreamQuery(stream);
+  if (result != kNotReady) driver_.require(result);
+}
+
+void Gpu::copy(CudaStream stream, CudaAddress to, CudaAddress from, size_t bytes) const {
+  driver_.require(driver_.cuMemcpyAsync(to, from, bytes, stream));
+}
+
+CudaAddress Gpu::allocate(CudaStream stream, size_t bytes) const {
+  CudaMemoryPool pool = nullptr;
+  driver_.require(driver_.cuDeviceGetMemPool(&pool, device_));
+  CudaAddress address = 0;
+  driver_.require(driver_.cuMemAllocFromPoolAsync(&address, bytes, pool, stream));
+  return address;
+}
+
+void Gpu::free(CudaStream stream, CudaAddress address) const {
+  driver_.require(driver_.cuMemFreeAsync(address, stream));
+}
+
+bool Gpu::has_words() {
+  const std::lock_guard lock(mutex_);
+  if (has_words_ != Tried::kNot) return has_words_ == Tried::kYes;
+  has_words_ = Tried::kNo;
+  if (driver_.cuStreamWaitValue32 == nullptr || driver_.cuStreamWriteValue32 == nullptr) return false;
+  CudaStream stream = nullptr;
+  if (driver_.cuStreamCreateWithPriority(&stream, kNonBlocking, 0) != 0) return false;
+  add_words();
+  const auto at = reinterpret_cast<CudaAddress>(words_.back());
+  words_.pop_back();  // the stream may write it later
+  const bool works =
+      driver_.cuStreamWaitValue32(stream, at, 0, kReached) == 0 && driver_.cuStreamWriteValue32(stream, at, 1, 0) == 0;
+  driver_.cuStreamDestroy(stream);
+  if (works) has_words_ = Tried::kYes;
+  return works;
+}
+
+// With the mutex.
+void Gpu::add_words() {
+  auto* const page = static_cast<std::byte*>(map_pages(kPageBytes));
+  driver_.require(driver_.cuMemHostRegister(page, kPageBytes, kPortable));
+  for (size_t at = 0; at < kPageBytes; at += kWordBytes) words_.push_back(reinterpret_cast<Word*>(page + at));
+}
+
+Gpu::Word* Gpu::take_word() {
+  const std::lock_guard lock(mutex_);
+  if (words_.empty()) add_words();
+  Word* const word = words_.back();
+  words_.pop_back();
+  word->store(0, std::memory_order_relaxed);
+  return word;
+}
+
+void Gpu::give_back(Word* word) {
+  const std::lock_guard lock(mutex_);
+  words_.push_back(word);
+}
+
+void Gpu::let_wait(CudaStream stream, const Word* word, uint32_t value) const {
+  driver_.require(driver_.cuStreamWaitValue32(stream, reinterpret_cast<CudaAddress>(word), value, kReached));
+}
+
+void Gpu::write(CudaStream stream, Word* word, uint32_t value) const {
+  driver_.require(driver_.cuStreamWriteValue32(stream, reinterpret_cast<CudaAddress>(word), value, 0));
+}
+
+OnGpu::OnGpu(const Gpu& gpu) : driver_(gpu.driver_) {
+  driver_.require(driver_.cuCtxGetCurrent(&before_));
+  is_other_ = before_ != gpu.context_;
+  if (is_other_) driver_.require(driver_.cuCtxSetCurrent(gpu.context_));
+}
+
+OnGpu::~OnGpu() {
+  if (is_other_) driver_.cuCtxSetCurrent(before_);
+}
+
+int gpu_of(CudaAddress address) {
+  const CudaDriver& driver = CudaDriver::get();
+  int number = 0;
+  driver.require(driver.cuPointerGetAttribute(&number, kDeviceOrdinal, address));
+  return number;
+}
+
+}  // namespace procgroup

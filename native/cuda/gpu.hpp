@@ -1,0 +1,89 @@
+// One GPU of this process: streams, events that order them, and words of memory that the GPU and the host share.
+//
+// A stream runs what is queued on it in order. An *event* is recorded on one stream; another stream that waits for it
+// runs nothing before the first has come to the event. A *word* is 32 bits of host memory that a stream can wait for
+// and write: cheaper than an event, and the host can write it, too.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/cuda_driver.hpp"
+
+namespace procgroup {
+
+class Gpu {
+ public:
+  // That of a number; the same object for the life of the process. Throws std::runtime_error where there is none.
+  static Gpu& get(int number);
+
+  int number() const { return number_; }
+  // The number by which NVIDIA tells this GPU apart from all others, in hexadecimal digits.
+  std::string uuid() const;
+
+  // All that follows throws std::runtime_error for an error of the driver. This GPU is the current one of the thread:
+  // see OnGpu.
+
+  // A stream that does not wait for the legacy default stream.
+  CudaStream make_stream() const;
+  void destroy_stream(CudaStream stream) const;
+  // An event that is recorded on a stream. Give it back when it has come and nobody asks for it any more.
+  CudaEvent record(CudaStream stream);
+  void give_back(CudaEvent event);
+  void let_wait(CudaStream stream, CudaEvent event) const;
+  bool has_come(CudaEvent event) const;
+  // Throw for an error of what has run on a stream.
+  void check(CudaStream stream) const;
+  // Queue a copy between places in the memory of the GPU, or in registered memory of the host.
+  void copy(CudaStream stream, CudaAddress to, CudaAddress from, size_t bytes) const;
+  // Memory for what is queued on a stream from now on, until it is freed there.
+  CudaAddress allocate(CudaStream stream, size_t bytes) const;
+  void free(CudaStream stream, CudaAddress address) const;
+
+  using Word = std::atomic<uint32_t>;
+  // Whether streams can wait for words and write them. Tried out at the first call.
+  bool has_words();
+  // A word, which is 0. Give it back when no stream waits for it or is to write it any more.
+  Word* take_word();
+  void give_back(Word* word);
+  // Let a stream wait until the word has reached the value, or has passed it by less than 2^31.
+  void let_wait(CudaStream stream, const Word* word, uint32_t value) const;
+  void write(CudaStream stream, Word* word, uint32_t value) const;
+
+ private:
+  explicit Gpu(int number);
+  friend class OnGpu;
+  void add_words();
+
+  const CudaDriver& driver_;
+  const int number_;
+  int device_ = 0;
+  CudaContext context_ = nullptr;
+  std::mutex mutex_;  // guards what follows
+  std::vector<CudaEvent> events_;
+  std::vector<Word*> words_;
+  enum class Tried : uint8_t { kNot, kYes, kNo } has_words_ = Tried::kNot;
+};
+
+// Makes a GPU the current one of this thread, until the end of the scope. The program has a choice of its own, which is
+// put back.
+class OnGpu {
+ public:
+  explicit OnGpu(const Gpu& gpu);
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+  ~OnGpu();
+
+ private:
+  const CudaDriver& driver_;
+  CudaContext before_ = nullptr;
+  bool is_other_;
+};
+
+// The GPU whose memory has this address. Throws std::runtime_error for other addresses.
+int gpu_of(CudaAddress address);
+
+}  // namespace procgroup

@@ -1,0 +1,139 @@
+#include "nccl/nccl_communicator.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <utility>
+
+#include "base/native_thread.hpp"
+
+namespace procgroup {
+namespace {
+
+// How long an abort waits for threads that are inside of NCCL: it has told them, and they look again and again.
+constexpr auto kLeaving = std::chrono::seconds(10);
+constexpr int kInProgress = 7;
+
+}  // namespace
+
+std::shared_ptr<NcclCommunicator> NcclCommunicator::connect(std::shared_ptr<const NcclLibrary> library, Gpu& gpu,
+                                                            int size, int rank, const NcclId& id, std::string config) {
+  const std::shared_ptr<NcclCommunicator> made(new NcclCommunicator(std::move(library), gpu));
+  start_native_thread("pg-nccl", [made, size, rank, id, config = std::move(config)]() mutable {
+    made->run(size, rank, id, config);
+  }).detach();
+  return made;
+}
+
+// Until the communicator has ended. Nothing else waits for this thread, which may be inside of NCCL for ever.
+void NcclCommunicator::run(int size, int rank, const NcclId& id, std::string& config) {
+  make(size, rank, id, config);
+  for (;;) {
+    std::function<void()> calls;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !posted_.empty() || state_ != State::kConnected; });
+      if (state_ == State::kClosing) break;
+      if (state_ != State::kConnected) return;
+      calls = std::move(posted_.front());
+      posted_.pop_front();
+    }
+    calls();
+  }
+  {
+    const std::lock_guard calling(calling_);
+    const OnGpu on_gpu(gpu_);
+    library_->ncclCommDestroy(handle_);
+  }
+  const std::lock_guard lock(mutex_);
+  state_ = State::kEnded;
+  changed_.notify_all();
+}
+
+void NcclCommunicator::make(int size, int rank, const NcclId& id, std::string& config) {
+  NcclHandle handle = nullptr;
+  std::string error;
+  try {
+    const OnGpu on_gpu(gpu_);
+    library_->require(library_->ncclCommInitRankConfig(&handle, size, id, rank, config.data()));
+  } catch (const std::runtime_error& failed) {
+    error = failed.what();
+  }
+  std::unique_lock lock(mutex_);
+  if (state_ == State::kAborted) {  // the group has failed meanwhile
+    lock.unlock();
+    if (handle != nullptr) library_->ncclCommAbort(handle);
+    return;
+  }
+  handle_ = handle;
+  error_ = std::move(error);
+  state_ = error_.empty() ? State::kConnected : State::kFailed;
+}
+
+bool NcclCommunicator::is_connected() {
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kFailed) throw std::runtime_error(error_);
+  if (state_ != State::kConnecting && state_ != State::kConnected)
+    throw std::runtime_error("NCCL's communicator was aborted, because the group has failed");
+  return state_ == State::kConnected;
+}
+
+NcclHandle NcclCommunicator::usable_handle() {
+  if (!is_connected()) throw std::runtime_error("NCCL's communicator is not connected");
+  const std::lock_guard lock(mutex_);
+  return handle_;
+}
+
+void NcclCommunicator::post(std::function<void()> calls) {
+  const std::lock_guard lock(mutex_);
+  posted_.push_back(std::move(calls));
+  changed_.notify_all();
+}
+
+void NcclCommunicator::check() {
+  const std::unique_lock calling(calling_, std::try_to_lock);
+  if (!calling) return;
+  int state = 0;
+  library_->require(library_->ncclCommGetAsyncError(usable_handle(), &state));
+  if (state != kInProgress) library_->require(state);
+}
+
+void NcclCommunicator::abort(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators,
+                             std::function<void()> begin) {
+  std::vector<std::shared_ptr<NcclCommunicator>> told;
+  for (const std::shared_ptr<NcclCommunicator>& one : communicators) {
+    const std::lock_guard lock(one->mutex_);
+    if (one->state_ == State::kConnected) told.push_back(one);
+    if (one->state_ == State::kConnected || one->state_ == State::kConnecting) one->state_ = State::kAborted;
+    one->posted_.clear();
+    one->changed_.notify_all();
+  }
+  if (told.empty()) return begin();
+  start_native_thread("pg-nccl-abort", [told = std::move(told), begin = std::move(begin)] {
+    const NcclLibrary& nccl = *told.front()->library_;
+    nccl.ncclGroupStart();
+    for (const std::shared_ptr<NcclCommunicator>& one : told) nccl.ncclCommAbort(one->handle_);
+    begin();
+    for (const std::shared_ptr<NcclCommunicator>& one : told) {
+      const std::unique_lock left(one->calling_, kLeaving);
+      if (!left) return;  // a thread is still there: these communicators are never freed
+    }
+    nccl.ncclGroupEnd();
+  }).detach();
+}
+
+void NcclCommunicator::close(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators, double seconds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  for (const std::shared_ptr<NcclCommunicator>& one : communicators) {
+    const std::lock_guard lock(one->mutex_);
+    if (one->state_ == State::kConnecting) one->state_ = State::kAborted;
+    if (one->state_ == State::kConnected) one->state_ = State::kClosing;
+    one->changed_.notify_all();
+  }
+  for (const std::shared_ptr<NcclCommunicator>& one : communicators) {
+    std::unique_lock lock(one->mutex_);
+    one->changed_.wait_until(lock, until, [&] { return one->state_ != State::kClosing; });
+  }
+}
+
+}  // namespace procgroup

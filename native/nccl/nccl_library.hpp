@@ -1,0 +1,73 @@
+// NCCL, loaded into this process and called without its header.
+//
+// Numbers and structures are those of nccl.h, which only ever appends to them
+// (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cuda/cuda_driver.hpp"
+#include "ops/descriptor.hpp"
+
+namespace procgroup {
+
+using NcclHandle = void*;  // ncclComm_t
+
+struct NcclId {  // ncclUniqueId
+  std::array<char, 128> bytes;
+};
+
+class NcclLibrary {
+ public:
+  // The library that this process has loaded already, as torch does; else the one at `path`; else the system's. Throws
+  // std::runtime_error, with the loader's text, where there is none.
+  explicit NcclLibrary(const std::string& path);
+
+  int version() const;
+  // Throws std::runtime_error, with NCCL's texts, unless a function has succeeded.
+  void require(int result) const;
+
+  int (*ncclGetUniqueId)(NcclId* id);
+  int (*ncclCommInitRankConfig)(NcclHandle* communicator, int size, NcclId id, int rank, void* config);
+  int (*ncclCommGetAsyncError)(NcclHandle communicator, int* error);
+  int (*ncclCommFinalize)(NcclHandle communicator);
+  int (*ncclCommDestroy)(NcclHandle communicator);
+  int (*ncclCommAbort)(NcclHandle communicator);
+  int (*ncclGroupStart)();
+  int (*ncclGroupEnd)();
+  int (*ncclAllReduce)(const void*, void*, size_t count, int type, int op, NcclHandle, CudaStream);
+  int (*ncclBroadcast)(const void*, void*, size_t count, int type, int root, NcclHandle, CudaStream);
+  int (*ncclReduce)(const void*, void*, size_t count, int type, int op, int root, NcclHandle, CudaStream);
+  int (*ncclAllGather)(const void*, void*, size_t count, int type, NcclHandle, CudaStream);
+  int (*ncclReduceScatter)(const void*, void*, size_t count, int type, int op, NcclHandle, CudaStream);
+  int (*ncclSend)(const void*, size_t count, int type, int peer, NcclHandle, CudaStream);
+  int (*ncclRecv)(void*, size_t count, int type, int peer, NcclHandle, CudaStream);
+  int (*ncclRedOpCreatePreMulSum)(int* op, const void* factor, int type, int residence, NcclHandle);
+  int (*ncclRedOpDestroy)(int op, NcclHandle);
+
+ private:
+  int (*ncclGetVersion)(int* version);
+  const char* (*ncclGetErrorString)(int result);
+  const char* (*ncclGetLastError)(NcclHandle);
+};
+
+// In which elements NCCL handles memory, and by which operation it combines them.
+struct NcclType {
+  int number;
+  size_t bytes;
+  int op = 0;  // of PREMUL_SUM none: it is made for the call
+};
+
+// What is only moved is moved as bytes.
+inline constexpr NcclType kNcclBytes{1, 1};
+// How NCCL combines elements; nothing where it does not, or not as procgroup does: its mean of integers is that of a
+// sum that may have wrapped around.
+std::optional<NcclType> nccl_reduction(ReduceOp op, Dtype dtype);
+// Whether NCCL makes such calls.
+bool nccl_supports(OpKind op, Dtype dtype, ReduceOp reduce_op);
+
+}  // namespace procgroup

@@ -1,0 +1,326 @@
+#include "nccl/nccl_task.hpp"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+
+#include "base/clock.hpp"
+#include "dtype/scale.hpp"
+
+namespace procgroup {
+namespace {
+
+constexpr int64_t kCheckNs = 50'000'000;
+constexpr int kHostValue = 1;  // ncclScalarHostImmediate: the factor is read at once
+constexpr uint32_t kDone = 1;
+
+void* pointer(CudaAddress address) { return reinterpret_cast<void*>(address); }
+void* pointer(const DeviceSpan& span) { return pointer(span.address); }
+
+// Whether there are blocks, of one size: the same on all ranks.
+bool are_equal(const std::vector<DeviceSpan>& spans) {
+  return !spans.empty() &&
+         std::ranges::all_of(spans, [&](const DeviceSpan& span) { return span.bytes == spans[0].bytes; });
+}
+
+// Whether blocks of one size follow each other without a gap.
+bool are_one_piece(const std::vector<DeviceSpan>& spans) {
+  for (size_t place = 0; place < spans.size(); ++place)
+    if (spans[place].address != spans[0].address + place * spans[0].bytes) return false;
+  return true;
+}
+
+bool has_bytes(const std::vector<DeviceSpan>& spans) {
+  return std::ranges::any_of(spans, [](const DeviceSpan& span) { return span.bytes != 0; });
+}
+
+// The factor of PREMUL_SUM as an element of NCCL's.
+std::array<std::byte, 8> as_element(double factor, int type) {
+  constexpr std::array kTypes = {Dtype::kFloat16, Dtype::kFloat32, Dtype::kFloat64, Dtype::kBfloat16};
+  const Dtype dtype = kTypes[static_cast<size_t>(type) - 6];
+  const uint16_t half = dtype == Dtype::kFloat16 ? 0x3c00 : 0x3f80;
+  const float single = 1;
+  const double full = 1;
+  const void* one = dtype == Dtype::kFloat32   ? static_cast<const void*>(&single)
+                    : dtype == Dtype::kFloat64 ? static_cast<const void*>(&full)
+                                               : static_cast<const void*>(&half);
+  std::array<std::byte, 8> element{};
+  scale(dtype, element.data(), one, factor, 1);
+  return element;
+}
+
+}  // namespace
+
+NcclTask::NcclTask(std::shared_ptr<NcclBackend> backend, NcclCall call, std::vector<CudaStream> streams, bool stays,
+                   std::shared_ptr<const void> owner)
+    : backend_(std::move(backend)),
+      nccl_(backend_->library()),
+      gpu_(backend_->gpu()),
+      call_(std::move(call)),
+      owner_(std::move(owner)),
+      streams_(std::move(streams)),
+      stays_(stays && !streams_.empty() && !is_message(call_.op)) {
+  if (call_.reduce_op == ReduceOp::kAvg && backend_->size() == 1) call_.reduce_op = ReduceOp::kSum;  // see supports()
+  if (stays_) stream_ = streams_[0];
+  const OnGpu on_gpu(gpu_);
+  for (const CudaStream stream : streams_)
+    if (stream != stream_) events_.push_back(gpu_.record(stream));
+}
+
+// The events may still be waited for by streams, which is no use of theirs that a later recording changes; but who asks
+// for one must get the answer for this call.
+NcclTask::~NcclTask() {
+  for (const CudaEvent event : events_) gpu_.give_back(event);
+  if (ended_.load() != nullptr) gpu_.give_back(ended_.load());
+  if (done_ != nullptr && done_->load() == kDone) gpu_.give_back(done_);
+}
+
+void NcclTask::queue_behind_gate() try {
+  const OnGpu on_gpu(gpu_);
+  if (!stays_) stream_ = backend_->stream_of(NcclBackend::kAll);
+  backend_->let_wait(stream_, gate_);
+  communicator_ = backend_->communicator_for(NcclBackend::kAll, 0);
+  queue();
+} catch (const std::runtime_error& error) {
+  fail(error.what());
+}
+
+// The thread's own default stream is another one in the thread that queues the call.
+void NcclTask::queue_later() {
+  is_later_ = true;
+  backend_->add_ungated();
+  if (stream_ != per_thread_stream()) return;
+  stays_ = false;
+  const OnGpu on_gpu(gpu_);
+  events_.push_back(gpu_.record(stream_));
+}
+
+void NcclTask::require_no_error() const {
+  if (has_failed()) throw std::runtime_error(error_);
+}
+
+bool NcclTask::ready() {
+  require_no_error();
+  return true;
+}
+
+void NcclTask::start(int root, uint64_t number) {
+  require_no_error();
+  if (gate_ != 0) return backend_->open(gate_);
+  call_.root = root;
+  number_ = number;
+}
+
+Task::State NcclTask::test(std::vector<int>& awaited) {
+  require_no_error();
+  if (gate_ == 0 && !is_posted_) is_posted_ = post();
+  if (is_queued_.load(std::memory_order_acquire)) return has_ended() ? State::kCompleted : State::kQueued;
+  if (gate_ != 0) return State::kQueued;
+  if (!is_message(call_.op)) awaited.clear();
+  return State::kPending;
+}
+
+// Whether it is done: the communicator may not be there yet. NCCL may wait for other ranks, but not for the only one.
+bool NcclTask::post() {
+  communicator_ = backend_->communicator_for(ranks(), number_);
+  if (communicator_ == nullptr) return false;
+  if (backend_->size() == 1) {
+    queue();
+    return true;
+  }
+  communicator_->post([self = shared_from_this()] {
+    try {
+      self->queue();
+    } catch (const std::runtime_error& error) {
+      self->fail(error.what());
+    }
+  });
+  return true;
+}
+
+void NcclTask::fail(const char* error) {
+  error_ = error;
+  has_failed_.store(true, std::memory_order_release);
+}
+
+NcclBackend::Pair NcclTask::ranks() const {
+  if (call_.op == OpKind::kSend) return {backend_->rank(), call_.root};
+  return call_.op == OpKind::kRecv ? NcclBackend::Pair{call_.root, backend_->rank()} : NcclBackend::kAll;
+}
+
+NcclType NcclTask::type() const { return nccl_reduction(call_.reduce_op, call_.dtype).value_or(kNcclBytes); }
+
+void NcclTask::queue() {
+  const OnGpu on_gpu(gpu_);
+  if (!stays_) stream_ = backend_->stream_of(ranks());
+  for (const CudaEvent event : events_) gpu_.let_wait(stream_, event);
+  if (has_bytes(call_.inputs) || has_bytes(call_.outputs)) make(*communicator_);
+  const bool has_words = gpu_.has_words();
+  if (!stays_ || streams_.size() > 1 || !has_words) ended_.store(gpu_.record(stream_));
+  if (stays_ && gate_ != 0)  // in the caller's thread, which does not wait for the call
+    for (const CudaStream stream : streams_)
+      if (stream != stream_) gpu_.let_wait(stream, ended_.load());
+  if (has_words) {
+    done_ = gpu_.take_word();
+    gpu_.write(stream_, done_, kDone);
+  }
+  is_queued_.store(true, std::memory_order_release);
+  backend_->finish_turn(ranks());
+  if (is_later_) backend_->remove_ungated();
+}
+
+// Which of NCCL's operations moves the blocks must not depend on where they are, which may differ between ranks: it
+// depends on their sizes, on which all ranks agree. So blocks of one size that are scattered are copied into one piece
+// before the call, or out of it after the call.
+void NcclTask::make(NcclCommunicator& communicator) {
+  std::vector<DeviceSpan> none;
+  std::vector<DeviceSpan>& blocks = call_.op == OpKind::kAllGather       ? call_.outputs
+                                    : call_.op == OpKind::kReduceScatter ? call_.inputs
+                                                                         : none;
+  const std::vector<DeviceSpan> places = blocks;
+  const bool are_apart = is_apart(blocks);
+  if (are_apart) {
+    const size_t bytes = blocks[0].bytes;
+    scratch_ = gpu_.allocate(stream_, bytes * blocks.size());
+    for (size_t place = 0; place < blocks.size(); ++place) blocks[place].address = scratch_ + place * bytes;
+    if (call_.op == OpKind::kReduceScatter)
+      for (size_t place = 0; place < blocks.size(); ++place)
+        gpu_.copy(stream_, blocks[place].address, places[place].address, bytes);
+  }
+  op_ = type().op;
+  communicator.call(!is_one_call(), [&](NcclHandle handle) {
+    if (call_.reduce_op != ReduceOp::kPremulSum) return call_nccl(handle);
+    const auto factor = as_element(call_.factor, type().number);
+    if (const int result = nccl_.ncclRedOpCreatePreMulSum(&op_, factor.data(), type().number, kHostValue, handle);
+        result != 0)
+      return result;
+    const int result = call_nccl(handle);
+    const int destroyed = nccl_.ncclRedOpDestroy(op_, handle);
+    return result != 0 ? result : destroyed;
+  });
+  if (!are_apart) return;
+  if (call_.op == OpKind::kAllGather)
+    for (size_t place = 0; place < blocks.size(); ++place)
+      gpu_.copy(stream_, places[place].address, blocks[place].address, places[place].bytes);
+  gpu_.free(stream_, scratch_);
+}
+
+bool NcclTask::is_apart(const std::vector<DeviceSpan>& blocks) { return are_equal(blocks) && !are_one_piece(blocks); }
+
+bool NcclTask::is_one_call() const {
+  switch (call_.op) {
+    case OpKind::kAllReduce:
+    case OpKind::kReduce:
+      return call_.inputs.size() == 1;
+    case OpKind::kAllGather:
+      return are_equal(call_.outputs);
+    case OpKind::kReduceScatter:
+      return are_equal(call_.inputs);
+    default:
+      return call_.op == OpKind::kBroadcast || call_.op == OpKind::kSend || call_.op == OpKind::kRecv;
+  }
+}
+
+// Make the calls of NCCL's that together move the bytes; stop at the first error.
+int NcclTask::call_nccl(NcclHandle communicator) const {
+  const std::vector<DeviceSpan>& inputs = call_.inputs;
+  const std::vector<DeviceSpan>& outputs = call_.outputs;
+  const CudaStream stream = stream_;
+  const NcclType reduced = type();
+  const int rank = backend_->rank();
+  int result = 0;
+  const auto broadcast = [&](int root, const DeviceSpan& from, const DeviceSpan& to) {
+    if (result == 0 && to.bytes != 0)
+      result = nccl_.ncclBroadcast(pointer(from), pointer(to), to.bytes, kNcclBytes.number, root, communicator, stream);
+  };
+  const auto reduce = [&](int root, const DeviceSpan& from, const DeviceSpan& to) {
+    if (result == 0 && from.bytes != 0)
+      result = nccl_.ncclReduce(pointer(from), pointer(to), from.bytes / reduced.bytes, reduced.number, op_, root,
+                                communicator, stream);
+  };
+  const auto send = [&](int peer, const DeviceSpan& span) {
+    if (result == 0 && span.bytes != 0)
+      result = nccl_.ncclSend(pointer(span), span.bytes, kNcclBytes.number, peer, communicator, stream);
+  };
+  const auto receive = [&](int peer, const DeviceSpan& span) {
+    if (result == 0 && span.bytes != 0)
+      result = nccl_.ncclRecv(pointer(span), span.bytes, kNcclBytes.number, peer, communicator, stream);
+  };
+  switch (call_.op) {
+    case OpKind::kAllReduce:
+      for (size_t place = 0; place < inputs.size() && result == 0; ++place)
+        if (inputs[place].bytes != 0)
+          result = nccl_.ncclAllReduce(pointer(inputs[place]), pointer(outputs[place]),
+                                       inputs[place].bytes / reduced.bytes, reduced.number, op_, communicator, stream);
+      break;
+    case OpKind::kReduce:
+      reduce(call_.root, inputs[0], outputs.empty() ? inputs[0] : outputs[0]);
+      break;
+    case OpKind::kBroadcast: {
+      const DeviceSpan& span = inputs.empty() ? outputs[0] : inputs[0];
+      broadcast(call_.root, span, span);
+      break;
+    }
+    case OpKind::kAllGather:
+      if (are_equal(outputs)) {
+        result = nccl_.ncclAllGather(pointer(inputs[0]), pointer(outputs[0]), inputs[0].bytes, kNcclBytes.number,
+                                     communicator, stream);
+        break;
+      }
+      for (int root = 0; root < backend_->size(); ++root) {
+        const DeviceSpan& span = outputs[static_cast<size_t>(root)];
+        broadcast(root, root == rank ? inputs[0] : span, span);
+      }
+      break;
+    case OpKind::kReduceScatter:
+      if (are_equal(inputs)) {
+        result = nccl_.ncclReduceScatter(pointer(inputs[0]), pointer(outputs[0]), outputs[0].bytes / reduced.bytes,
+                                         reduced.number, op_, communicator, stream);
+        break;
+      }
+      for (int root = 0; root < backend_->size(); ++root) {
+        const DeviceSpan& span = inputs[static_cast<size_t>(root)];
+        reduce(root, span, root == rank ? outputs[0] : span);
+      }
+      break;
+    case OpKind::kSend:
+      send(1, inputs[0]);  // in a communicator of the sender and the receiver
+      break;
+    case OpKind::kRecv:
+      receive(0, outputs[0]);
+      break;
+    default:  // gather, scatter and all_to_all consist of messages
+      for (size_t place = 0; place < inputs.size(); ++place)
+        send(call_.op == OpKind::kGather ? call_.root : static_cast<int>(place), inputs[place]);
+      for (size_t place = 0; place < outputs.size(); ++place)
+        receive(call_.op == OpKind::kScatter ? call_.root : static_cast<int>(place), outputs[place]);
+  }
+  return result;
+}
+
+bool NcclTask::has_ended() {
+  if (done_ != nullptr && done_->load(std::memory_order_acquire) == kDone) {
+    owner_.reset();
+    return true;
+  }
+  const bool is_late = now_ns() - checked_ns_ > kCheckNs;
+  if (done_ != nullptr && !is_late) return false;
+  const OnGpu on_gpu(gpu_);
+  if (is_late && checked_ns_ != 0) {
+    communicator_->check();
+    gpu_.check(backend_->stream_of(NcclBackend::kAll));
+  }
+  if (is_late) checked_ns_ = now_ns();
+  if (done_ != nullptr || !gpu_.has_come(ended_.load())) return false;
+  owner_.reset();
+  return true;
+}
+
+void NcclTask::let_wait(const std::vector<CudaStream>& streams) {
+  const CudaEvent ended = ended_.load();
+  if (ended == nullptr) return;
+  const OnGpu on_gpu(gpu_);
+  for (const CudaStream stream : streams) gpu_.let_wait(stream, ended);
+}
+
+}  // namespace procgroup
