@@ -4,14 +4,22 @@
 // that nobody may read or write, as on a real GPU: a host that dereferences it crashes. The bytes are elsewhere, in
 // *backing* memory. Host memory that is no allocation is *pageable*. A *stream* is a queue and a thread that runs its
 // work in order; a *position* is a stream and a number of its operations, and is reached when so many are complete.
-// An event is a position. A *fault* is what a real GPU would call an illegal address, and is final.
+// An event is a position. A *fault* is what a real GPU would call an illegal address, and is final. A *channel* is
+// the hardware queue with the thread that runs it: each stream has its own, or shares one with other streams.
 //
-//      enqueue ──> [ work | work | wait for a position | work ] ──> thread of the stream ──> completed += 1
+//      enqueue ──> [ work | work | wait for a position | work ] ──> thread of the channel ──> completed += 1
 //
 // Each operation starts PROCGROUP_STAND_IN_DELAY_US microseconds after its turn came, so that work that is not
-// ordered after it runs first, and a test sees the wrong data. One mutex guards everything, and one condition
-// variable announces every completion: simple, and fast enough for tests. Nothing is freed at exit, because threads
-// still run then.
+// ordered after it runs first, and a test sees the wrong data. With PROCGROUP_STAND_IN_BURST_US=n a channel begins
+// work only at multiples of n microseconds of the monotonic clock, and then runs all that is queued: completions come
+// late, and many at once. With PROCGROUP_STAND_IN_CHANNELS=n the streams of one device and one priority share n
+// channels, in turn as they are created; a channel runs the work of its streams in the order of the calls, so a wait
+// on one stream holds up the other streams of its channel, as where a real GPU has more streams than channels.
+// PROCGROUP_STAND_IN_STRICT_EVENTS=1 makes it a fault to record an event whose last recording is not reached yet:
+// CUDA allows it, and who then asks for the end of the earlier work gets that of the later work.
+//
+// One mutex guards everything, and one condition variable announces every completion: simple, and fast enough for
+// tests. Nothing is freed at exit, because threads still run then.
 #pragma once
 
 #include <sys/mman.h>
@@ -23,6 +31,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -46,12 +55,26 @@ enum Result : int {  // CUresult
   kNotFound = 500,
   kNotReady = 600,
   kIllegalAddress = 700,
+  kNotSupported = 801,
 };
 
 inline int64_t number_from_environment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr && *text != '\0' ? std::atoll(text) : otherwise;
 }
+
+// What the environment asks for, read once.
+struct Settings {
+  const int64_t delay = number_from_environment("PROCGROUP_STAND_IN_DELAY_US", 0);
+  const int64_t burst = number_from_environment("PROCGROUP_STAND_IN_BURST_US", 0);
+  const size_t channels = number_from_environment("PROCGROUP_STAND_IN_CHANNELS", 0);
+  const bool has_strict_events = number_from_environment("PROCGROUP_STAND_IN_STRICT_EVENTS", 0) != 0;
+
+  static const Settings& get() {
+    static const Settings settings;
+    return settings;
+  }
+};
 
 struct Allocation {
   uintptr_t address;
@@ -66,15 +89,26 @@ struct Allocation {
   bool contains(uintptr_t where, size_t count) const { return where >= address && where + count <= address + bytes; }
 };
 
+struct Stream;
+
+struct Channel {
+  struct Work {
+    std::shared_ptr<Stream> stream;
+    std::function<void()> function;
+  };
+  std::deque<Work> queue{};
+  std::condition_variable filled{};
+  bool is_closing = false;
+};
+
 struct Stream {
   int device;
   bool waits_for_legacy;  // created without CU_STREAM_NON_BLOCKING
   bool is_legacy = false;
   int priority = 0;
-  bool is_closing = false;
   uint64_t submitted = 0;
   uint64_t completed = 0;
-  std::deque<std::function<void()>> queue{};
+  std::shared_ptr<Channel> channel{};
 };
 
 struct Position {
@@ -84,6 +118,7 @@ struct Position {
   bool is_reached() const { return stream == nullptr || stream->completed >= count; }
 };
 
+// Guarded by the mutex of the devices, as streams are.
 struct Event {
   Position position;
   std::chrono::steady_clock::time_point time{};
@@ -157,15 +192,40 @@ class Devices {
   // Let the stream's thread end once all its work is complete; does not wait for that, like CUDA.
   void destroy_stream(const std::shared_ptr<Stream>& stream) {
     std::lock_guard lock(mutex_);
-    stream->is_closing = true;
     streams_.erase(stream.get());
-    changed_.notify_all();
+    if (Settings::get().channels > 0) return;  // the channel is for other streams too
+    stream->channel->is_closing = true;
+    stream->channel->filled.notify_all();
   }
 
   Position enqueue(const std::shared_ptr<Stream>& stream, std::function<void()> work) {
     std::lock_guard lock(mutex_);
-    for (auto& other : implicit_predecessors(*stream)) push(stream, [this, other] { wait(other); });
-    return push(stream, std::move(work));
+    return push_in_order(stream, std::move(work));
+  }
+
+  // Record an event on a stream; false where it is recorded again too early, and this is a fault.
+  bool record(const std::shared_ptr<Event>& event, const std::shared_ptr<Stream>& stream) {
+    std::lock_guard lock(mutex_);
+    if (Settings::get().has_strict_events && !event->position.is_reached()) {
+      std::fputs("stand-in CUDA: cuEventRecord on an event whose last recording is not reached yet\n", stderr);
+      has_fault = true;
+      return false;
+    }
+    event->position = push_in_order(stream, [this, event] {
+      std::lock_guard lock(mutex_);
+      event->time = std::chrono::steady_clock::now();
+    });
+    return true;
+  }
+
+  Position position_of(const Event& event) {
+    std::lock_guard lock(mutex_);
+    return event.position;
+  }
+
+  std::chrono::steady_clock::time_point time_of(const Event& event) {
+    std::lock_guard lock(mutex_);
+    return event.time;
   }
 
   void wait(const Position& position) {
@@ -206,7 +266,20 @@ class Devices {
 
   void start(const std::shared_ptr<Stream>& stream) {
     streams_[stream.get()] = stream;
-    std::thread([this, stream] { work(*stream); }).detach();  // its work may never end, and the process shall
+    stream->channel = channel_for(*stream);
+  }
+
+  std::shared_ptr<Channel> channel_for(const Stream& stream) {
+    if (Settings::get().channels == 0) return new_channel();
+    auto& [channels, streams] = channels_[{stream.device, stream.priority}];
+    if (channels.size() < Settings::get().channels) channels.push_back(new_channel());
+    return channels[streams++ % Settings::get().channels];
+  }
+
+  std::shared_ptr<Channel> new_channel() {
+    auto channel = std::make_shared<Channel>();
+    std::thread([this, channel] { work(*channel); }).detach();  // its work may never end, and the process shall
+    return channel;
   }
 
   std::shared_ptr<Stream> default_stream(uintptr_t handle, int device) {
@@ -223,6 +296,7 @@ class Devices {
   // What the legacy default stream waits for, and who waits for it.
   std::vector<Position> implicit_predecessors(const Stream& stream) {
     std::vector<Position> positions;
+    if (!stream.is_legacy && !stream.waits_for_legacy) return positions;
     for (auto& [key, other] : streams_) {
       const bool is_ordered =
           (stream.is_legacy && other->waits_for_legacy) || (stream.waits_for_legacy && other->is_legacy);
@@ -233,28 +307,49 @@ class Devices {
     return positions;
   }
 
+  Position push_in_order(const std::shared_ptr<Stream>& stream, std::function<void()> work) {
+    for (auto& other : implicit_predecessors(*stream)) push(stream, [this, other] { wait(other); });
+    return push(stream, std::move(work));
+  }
+
   Position push(const std::shared_ptr<Stream>& stream, std::function<void()> work) {
-    stream->queue.push_back(std::move(work));
-    changed_.notify_all();
+    stream->channel->queue.push_back({stream, std::move(work)});
+    stream->channel->filled.notify_all();
     return {stream, ++stream->submitted};
   }
 
-  void work(Stream& stream) {
-    const std::chrono::microseconds delay(number_from_environment("PROCGROUP_STAND_IN_DELAY_US", 0));
+  void work(Channel& channel) {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return !stream.queue.empty() || stream.is_closing; });
-      if (stream.queue.empty()) return;
-      auto work = std::move(stream.queue.front());
-      stream.queue.pop_front();
-      lock.unlock();
-      if (delay.count() > 0) std::this_thread::sleep_for(delay);
-      work();
-      work = nullptr;
-      lock.lock();
-      ++stream.completed;
-      changed_.notify_all();
+      channel.filled.wait(lock, [&] { return !channel.queue.empty() || channel.is_closing; });
+      if (channel.queue.empty()) return;
+      if (Settings::get().burst > 0) {
+        lock.unlock();
+        sleep_until_burst();
+        lock.lock();
+      }
+      for (auto count = Settings::get().burst > 0 ? channel.queue.size() : 1; count > 0; --count) {
+        run_next(channel, lock);
+      }
     }
+  }
+
+  void run_next(Channel& channel, std::unique_lock<std::mutex>& lock) {
+    auto work = std::move(channel.queue.front());
+    channel.queue.pop_front();
+    lock.unlock();
+    if (Settings::get().delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(Settings::get().delay));
+    work.function();
+    work.function = nullptr;
+    lock.lock();
+    ++work.stream->completed;
+    changed_.notify_all();
+  }
+
+  static void sleep_until_burst() {
+    const std::chrono::microseconds interval(Settings::get().burst);
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    std::this_thread::sleep_until(std::chrono::steady_clock::time_point((now / interval + 1) * interval));
   }
 
   std::mutex mutex_;
@@ -262,6 +357,8 @@ class Devices {
   std::map<uintptr_t, std::shared_ptr<Allocation>> allocations_;
   std::map<Stream*, std::shared_ptr<Stream>> streams_;
   std::map<std::pair<int, std::thread::id>, std::shared_ptr<Stream>> default_streams_;
+  // The shared channels of a device and priority, and how many streams they have got.
+  std::map<std::pair<int, int>, std::pair<std::vector<std::shared_ptr<Channel>>, size_t>> channels_;
 };
 
 }  // namespace stand_in

@@ -7,6 +7,9 @@
 // Copies are as asynchronous as CUDA documents: from pageable memory the bytes are taken at the call, to pageable
 // memory the call waits for the copy, and between device and pinned memory all happens when the stream gets there.
 // Device memory that is freed before the stream gets there is a fault.
+//
+// With PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS=1 cuStreamWaitValue32 and cuStreamWriteValue32 are there, and
+// return CUDA_ERROR_NOT_SUPPORTED, as on GPUs and drivers without them.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -25,7 +28,15 @@ constexpr uintptr_t kContexts = 0x1000;
 constexpr uintptr_t kPools = 0x2000;
 constexpr uintptr_t kHostPool = 0x3000;
 
-thread_local int current_device = -1;
+thread_local std::vector<int> current_contexts;  // each thread's stack, of the devices of its contexts
+thread_local int capture_mode = 0;               // CU_STREAM_CAPTURE_MODE_GLOBAL
+
+int current_device() { return current_contexts.empty() ? -1 : current_contexts.back(); }
+int device_of(Handle context) { return static_cast<int>(uintptr_t(context) - kContexts); }
+bool has_memory_operations() {
+  static const bool has = number_from_environment("PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS", 0) == 0;
+  return has;
+}
 
 Devices& devices() { return Devices::get(); }
 bool is_device(int device) { return device >= 0 && device < devices().count; }
@@ -41,7 +52,7 @@ Result give(T* output, T value) {
 
 template <class Action>
 Result with_stream(Handle handle, Action action) {
-  auto stream = devices().stream(handle, current_device);
+  auto stream = devices().stream(handle, current_device());
   return stream == nullptr ? kInvalidHandle : action(stream);
 }
 
@@ -117,18 +128,44 @@ Result free_now(uintptr_t address) {
   return kSuccess;
 }
 
+// The 32 bits of a memory operation on a stream, which must be device memory or pinned.
+bool is_word(const Place& place) {
+  return place.address % sizeof(uint32_t) == 0 && place.is_valid() && !place.is_pageable();
+}
+
+bool is_met(uint32_t value, uint32_t expected, unsigned condition) {
+  if (condition == 0) return static_cast<int32_t>(value - expected) >= 0;  // GEQ, which counts round
+  if (condition == 1) return value == expected;                            // EQ
+  if (condition == 2) return (value & expected) != 0;                      // AND
+  return ~(value | expected) != 0;                                         // NOR
+}
+
+// Looks often at first, and then rarely: a wait may last, and the cores are few.
+void wait_for_value(const Place& place, uint32_t expected, unsigned condition) {
+  auto* bytes = place.now();
+  if (bytes == nullptr) {
+    devices().has_fault = true;
+    return;
+  }
+  const std::atomic_ref<uint32_t> word(*reinterpret_cast<uint32_t*>(bytes));
+  for (int looks = 0; !devices().has_fault && !is_met(word.load(std::memory_order_acquire), expected, condition);) {
+    if (++looks > 100) std::this_thread::sleep_for(std::chrono::microseconds(30));
+  }
+}
+
 // An event's handle is a reference that the event's user holds; a recording may hold another.
 std::shared_ptr<Event>& event_of(Handle handle) { return *static_cast<std::shared_ptr<Event>*>(handle); }
 
 int attribute_of(int attribute) {
   static const std::map<int, int> kAttributes = {
-      {1, 1024},  // MAX_THREADS_PER_BLOCK
-      {10, 32},   // WARP_SIZE
-      {16, 132},  // MULTIPROCESSOR_COUNT
-      {41, 1},    // UNIFIED_ADDRESSING
-      {75, 9},    // COMPUTE_CAPABILITY_MAJOR
-      {115, 1},   // MEMORY_POOLS_SUPPORTED
-      {144, 1},   // HOST_MEMORY_POOLS_SUPPORTED
+      {1, 1024},                       // MAX_THREADS_PER_BLOCK
+      {10, 32},                        // WARP_SIZE
+      {16, 132},                       // MULTIPROCESSOR_COUNT
+      {41, 1},                         // UNIFIED_ADDRESSING
+      {75, 9},                         // COMPUTE_CAPABILITY_MAJOR
+      {115, 1},                        // MEMORY_POOLS_SUPPORTED
+      {123, has_memory_operations()},  // CAN_USE_STREAM_WAIT_VALUE_NOR
+      {144, 1},                        // HOST_MEMORY_POOLS_SUPPORTED
   };
   const auto found = kAttributes.find(attribute);
   return found == kAttributes.end() ? 0 : found->second;
@@ -144,7 +181,8 @@ const char* name_of(int result) {
                                                     {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
                                                     {kNotFound, "CUDA_ERROR_NOT_FOUND"},
                                                     {kNotReady, "CUDA_ERROR_NOT_READY"},
-                                                    {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"}};
+                                                    {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+                                                    {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"}};
   const auto found = kNames.find(result);
   return found == kNames.end() ? nullptr : found->second;
 }
@@ -200,24 +238,38 @@ CUDA_API int cuDevicePrimaryCtxRetain(Handle* context, int device) {
   return is_device(device) ? give(context, context_of(device)) : kInvalidDevice;
 }
 CUDA_API int cuDevicePrimaryCtxRelease(int) { return kSuccess; }
-CUDA_API int cuCtxGetCurrent(Handle* context) { return give(context, context_of(current_device)); }
+CUDA_API int cuCtxGetCurrent(Handle* context) { return give(context, context_of(current_device())); }
+// Like CUDA's, replaces the top of the stack, or takes it off.
 CUDA_API int cuCtxSetCurrent(Handle context) {
-  return give(&current_device, context == nullptr ? -1 : static_cast<int>(uintptr_t(context) - kContexts));
+  if (!current_contexts.empty()) current_contexts.pop_back();
+  if (context != nullptr) current_contexts.push_back(device_of(context));
+  return kSuccess;
+}
+CUDA_API int cuCtxPushCurrent(Handle context) {
+  if (context == nullptr || !is_device(device_of(context))) return kInvalidContext;
+  current_contexts.push_back(device_of(context));
+  return kSuccess;
+}
+CUDA_API int cuCtxPopCurrent(Handle* context) {
+  if (current_contexts.empty()) return kInvalidContext;
+  if (context != nullptr) *context = context_of(current_contexts.back());
+  current_contexts.pop_back();
+  return kSuccess;
 }
 CUDA_API int cuCtxGetDevice(int* device) {
-  return current_device < 0 ? kInvalidContext : give(device, int{current_device});
+  return current_device() < 0 ? kInvalidContext : give(device, current_device());
 }
 CUDA_API int cuCtxGetStreamPriorityRange(int* least, int* greatest) { return give(least, 0), give(greatest, -5); }
 CUDA_API int cuCtxSynchronize() {
-  devices().synchronize(current_device);
-  return current_device < 0 ? kInvalidContext : fault_or(kSuccess);
+  devices().synchronize(current_device());
+  return current_device() < 0 ? kInvalidContext : fault_or(kSuccess);
 }
 
 // Streams
 
 CUDA_API int cuStreamCreateWithPriority(Handle* stream, unsigned flags, int priority) {
-  if (current_device < 0) return kInvalidContext;
-  return give<Handle>(stream, devices().create_stream(current_device, (flags & 1) == 0, priority).get());
+  if (current_device() < 0) return kInvalidContext;
+  return give<Handle>(stream, devices().create_stream(current_device(), (flags & 1) == 0, priority).get());
 }
 CUDA_API int cuStreamDestroy(Handle handle) {
   return with_stream(handle, [](auto& stream) { return devices().destroy_stream(stream), kSuccess; });
@@ -247,8 +299,30 @@ CUDA_API int cuStreamGetPriority(Handle handle, int* priority) {
   return with_stream(handle, [&](auto& stream) { return give(priority, stream->priority); });
 }
 CUDA_API int cuStreamIsCapturing(Handle, int* status) { return give(status, 0); }
+CUDA_API int cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < 0 || *mode > 2) return kInvalidValue;
+  std::swap(capture_mode, *mode);
+  return kSuccess;
+}
 CUDA_API int cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
-  return submit(stream, [position = event_of(event)->position] { devices().wait(position); });
+  return submit(stream, [position = devices().position_of(*event_of(event))] { devices().wait(position); });
+}
+CUDA_API int cuStreamWaitValue32(Handle stream, uintptr_t address, uint32_t value, unsigned condition) {
+  if (!has_memory_operations()) return kNotSupported;
+  const Place place{address, sizeof(uint32_t)};
+  if (condition > 3 || !is_word(place)) return kInvalidValue;
+  return submit(stream, [=] { wait_for_value(place, value, condition); });
+}
+CUDA_API int cuStreamWriteValue32(Handle stream, uintptr_t address, uint32_t value, unsigned flags) {
+  if (!has_memory_operations()) return kNotSupported;
+  const Place place{address, sizeof(uint32_t)};
+  if (flags > 1 || !is_word(place)) return kInvalidValue;
+  return submit(stream, [=] {
+    auto* bytes = place.now();
+    if (bytes == nullptr) devices().has_fault = true;
+    if (bytes == nullptr) return;
+    std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(bytes)).store(value, std::memory_order_release);
+  });
 }
 CUDA_API int cuLaunchHostFunc(Handle stream, void (*function)(void*), void* argument) {
   return submit(stream, [function, argument] { function(argument); });
@@ -257,44 +331,60 @@ CUDA_API int cuLaunchHostFunc(Handle stream, void (*function)(void*), void* argu
 // Events
 
 CUDA_API int cuEventCreate(Handle* event, unsigned) {
-  if (current_device < 0) return kInvalidContext;
+  if (current_device() < 0) return kInvalidContext;
   return give<Handle>(event, new std::shared_ptr<Event>(new Event));
 }
 CUDA_API int cuEventDestroy(Handle event) {
   delete &event_of(event);
   return kSuccess;
 }
-CUDA_API int cuEventRecord(Handle event, Handle stream) {
-  auto stamp = [event = event_of(event)] { event->time = std::chrono::steady_clock::now(); };
-  return submit(stream, stamp, &event_of(event)->position);
+CUDA_API int cuEventRecord(Handle event, Handle handle) {
+  return with_stream(handle, [&](auto& stream) {
+    if (devices().has_fault || !devices().record(event_of(event), stream)) return kIllegalAddress;
+    return kSuccess;
+  });
 }
 CUDA_API int cuEventQuery(Handle event) {
-  return fault_or(devices().is_reached(event_of(event)->position) ? kSuccess : kNotReady);
+  return fault_or(devices().is_reached(devices().position_of(*event_of(event))) ? kSuccess : kNotReady);
 }
 CUDA_API int cuEventSynchronize(Handle event) {
-  devices().wait(event_of(event)->position);
+  devices().wait(devices().position_of(*event_of(event)));
   return fault_or(kSuccess);
 }
 CUDA_API int cuEventElapsedTime(float* milliseconds, Handle begin, Handle end) {
   if (cuEventQuery(begin) != kSuccess || cuEventQuery(end) != kSuccess) return kNotReady;
-  const std::chrono::duration<float, std::milli> elapsed = event_of(end)->time - event_of(begin)->time;
+  const std::chrono::duration<float, std::milli> elapsed =
+      devices().time_of(*event_of(end)) - devices().time_of(*event_of(begin));
   return give(milliseconds, elapsed.count());
 }
 
 // Memory
 
-CUDA_API int cuMemAlloc(uintptr_t* address, size_t bytes) { return allocate(address, bytes, current_device, false); }
+CUDA_API int cuMemAlloc(uintptr_t* address, size_t bytes) { return allocate(address, bytes, current_device(), false); }
 CUDA_API int cuMemFree(uintptr_t address) { return free_now(address); }
-CUDA_API int cuMemAllocHost(uintptr_t* address, size_t bytes) { return allocate(address, bytes, current_device, true); }
+CUDA_API int cuMemAllocHost(uintptr_t* address, size_t bytes) {
+  return allocate(address, bytes, current_device(), true);
+}
+CUDA_API int cuMemHostAlloc(uintptr_t* address, size_t bytes, unsigned flags) {
+  return flags > 7 ? kInvalidValue : allocate(address, bytes, current_device(), true);
+}
+// The same address, as CUDA has it for all pinned memory.
+CUDA_API int cuMemHostGetDevicePointer(uintptr_t* on_device, uintptr_t address, unsigned flags) {
+  const auto allocation = devices().find(address);
+  const bool is_valid = flags == 0 && allocation != nullptr && allocation->is_pinned_host;
+  return is_valid ? give(on_device, address) : kInvalidValue;
+}
 CUDA_API int cuMemFreeHost(uintptr_t address) { return free_now(address); }
 CUDA_API int cuMemHostRegister(uintptr_t address, size_t bytes, unsigned) {
-  if (current_device < 0) return kInvalidContext;
-  return devices().add_registered(address, bytes, current_device) ? kSuccess : kAlreadyRegistered;
+  if (current_device() < 0) return kInvalidContext;
+  return devices().add_registered(address, bytes, current_device()) ? kSuccess : kAlreadyRegistered;
 }
-CUDA_API int cuMemHostUnregister(uintptr_t address) { return current_device < 0 ? kInvalidContext : free_now(address); }
+CUDA_API int cuMemHostUnregister(uintptr_t address) {
+  return current_device() < 0 ? kInvalidContext : free_now(address);
+}
 CUDA_API int cuMemAllocFromPoolAsync(uintptr_t* address, size_t bytes, Handle pool, Handle) {
   const bool is_host = uintptr_t(pool) == kHostPool;
-  return allocate(address, bytes, is_host ? current_device : static_cast<int>(uintptr_t(pool) - kPools), is_host);
+  return allocate(address, bytes, is_host ? current_device() : static_cast<int>(uintptr_t(pool) - kPools), is_host);
 }
 CUDA_API int cuMemFreeAsync(uintptr_t address, Handle stream) {
   return submit(stream, [address] { devices().free(address); });

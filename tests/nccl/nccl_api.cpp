@@ -12,7 +12,19 @@
 // its stream comes to it, and the first init never end. Names are NCCL's functions', in small letters. Kinds: cuda,
 // system, internal, argument, usage, remote, timeout: the error that ncclCommGetAsyncError then returns; hang: no
 // error and no end; with "call-" in front, as in call-system, the call itself returns the error.
-// PROCGROUP_STAND_IN_NCCL_VERSION is what ncclGetVersion returns, 23007 if it is not set.
+// PROCGROUP_STAND_IN_NCCL_VERSION is what ncclGetVersion returns, 22807 if it is not set.
+//
+// As unforgiving as NCCL, where its documentation says little:
+// - A non-blocking communicator of two or more ranks is for one thread at a time. Where two threads find a job done at
+//   once, or one asks for the state while another launches, both join the job's thread: "NCCL WARN Thread join failed:
+//   No such process" on stderr, and the communicator is in progress until it is aborted.
+// - The first collective on a blocking communicator blocks the host until all ranks are in theirs, or until an abort.
+// - ncclCommAbort waits for all kernels that run on the GPU, also those of other communicators, and until the streams
+//   have come to the work that is queued on this communicator. To abort several, call it for each between
+//   ncclGroupStart and ncclGroupEnd: the end of the group waits for all.
+// - In a group, what asks for the state of a communicator with operations in the group, or ends it, is refused.
+// - PROCGROUP_STAND_IN_NCCL_LATE_ABORT=1: a kernel that begins after the abort spoils the first bytes of its receive
+//   buffer, up to 64 become 0xEE, and then leaves; a real one looks at the abort flag only after some 10,000 spins.
 #include <sys/random.h>
 
 #include <algorithm>
@@ -86,8 +98,8 @@ Status end_as_requested(Communicator& communicator, Status failure) {
 }
 
 Status init(Comm* comm, const std::string& id, int size, int rank, bool blocks) {
-  require(size > 0, kInvalidArgument, text("invalid device count (", size, ") requested"));
-  require(rank >= 0 && rank < size, kInvalidArgument, text("rank ", rank, " exceeds ndev=", size));
+  require(size > 0, kInvalidArgument, "invalid device count (", size, ") requested");
+  require(rank >= 0 && rank < size, kInvalidArgument, "rank ", rank, " exceeds ndev=", size);
   auto communicator = std::make_shared<Communicator>(id, rank, size, current_device(), blocks);
   communicator->start([communicator = communicator.get(), failure = requested_failure("init")] {
     return failure ? end_as_requested(*communicator, *failure) : communicator->connect();
@@ -95,7 +107,7 @@ Status init(Comm* comm, const std::string& id, int size, int rank, bool blocks) 
   *comm = publish(communicator);
   const auto status = add_init(communicator);
   const bool has_failed = status != kSuccess && status != kInProgress;
-  if (has_failed) forget(std::exchange(*comm, nullptr));
+  if (has_failed) take(std::exchange(*comm, nullptr), "CommInitRank");
   return status;
 }
 
@@ -155,7 +167,7 @@ Status finalize(const std::shared_ptr<Communicator>& communicator) {
 }  // namespace
 
 NCCL_API Status ncclGetVersion(int* version) {
-  return give(version, int(stand_in::number_from_environment("PROCGROUP_STAND_IN_NCCL_VERSION", 23007)));
+  return give(version, int(stand_in::number_from_environment("PROCGROUP_STAND_IN_NCCL_VERSION", 22807)));
 }
 
 NCCL_API const char* ncclGetErrorString(Status status) {
@@ -202,7 +214,11 @@ NCCL_API Status ncclCommInitRank(Comm* comm, int size, UniqueId id, int rank) {
 }
 
 NCCL_API Status ncclCommGetAsyncError(Comm comm, Status* status) {
-  return guarded([&] { return give(status, find(comm, "CommGetAsyncError")->state()); });
+  return guarded([&] {
+    auto communicator = find(comm, "CommGetAsyncError");
+    require_none_in_group(communicator, "CommGetAsyncError");
+    return give(status, communicator->poll());
+  });
 }
 NCCL_API Status ncclCommCount(Comm comm, int* count) {
   return guarded([&] { return give(count, int{ready(comm, "CommCount")->size}); });
@@ -216,6 +232,7 @@ NCCL_API Status ncclCommUserRank(Comm comm, int* rank) {
 
 NCCL_API Status ncclCommFinalize(Comm comm) {
   return guarded([&] {
+    require_none_in_group(find(comm, "CommFinalize"), "CommFinalize");
     auto communicator = ready(comm, "CommFinalize");
     const bool is_late = communicator->is_revoked() || communicator->is_finalized;
     require(!is_late, kInvalidUsage, "CommFinalize : the communicator was revoked or finalized");
@@ -226,21 +243,19 @@ NCCL_API Status ncclCommFinalize(Comm comm) {
 NCCL_API Status ncclCommDestroy(Comm comm) {
   return guarded([&] {
     auto communicator = find(comm, "CommDestroy");
-    if (communicator->state() == kInProgress) ready(comm, "CommDestroy");
+    require_none_in_group(communicator, "CommDestroy");
+    if (communicator->poll() == kInProgress) ready(comm, "CommDestroy");
     const bool is_usable = communicator->state() == kSuccess && !communicator->is_revoked();
     if (is_usable && !communicator->is_finalized) finalize(communicator);
     communicator->join();
+    take(comm, "CommDestroy");
     communicator->abort();
-    forget(comm);
+    communicator->wait_for_kernels();
     return kSuccess;
   });
 }
 NCCL_API Status ncclCommAbort(Comm comm) {
-  return guarded([&] {
-    find(comm, "CommAbort")->abort();
-    forget(comm);
-    return kSuccess;
-  });
+  return guarded([&] { return add_abort(take(comm, "CommAbort")); });
 }
 NCCL_API Status ncclCommRevoke(Comm comm, int flags) {
   return guarded([&] {
@@ -266,8 +281,7 @@ NCCL_API Status ncclCommShrink(Comm comm, int* excluded, int count, Comm* child,
     auto parent = flags == 0 ? ready(comm, "CommShrink") : find(comm, "CommShrink");
     const std::vector<int> ranks(excluded, excluded + count);
     const bool is_member = std::find(ranks.begin(), ranks.end(), parent->rank) == ranks.end();
-    require(!ranks.empty() && is_member, kInvalidArgument,
-            text("CommShrink : rank ", parent->rank, " is excluded, or none"));
+    require(!ranks.empty() && is_member, kInvalidArgument, "CommShrink : rank ", parent->rank, " is excluded, or none");
     require(!is_in_group(), kInvalidUsage, "CommShrink : not in a group, in the stand-in");
     if (flags != 0) parent->revoke();
     const bool blocks = is_blocking(config, parent->is_blocking);
@@ -317,7 +331,7 @@ NCCL_API Status ncclRedOpCreatePreMulSum(int* reduction, const void* factor, int
 NCCL_API Status ncclRedOpDestroy(int reduction, Comm comm) {
   return guarded([&] {
     const bool was_known = find(comm, "RedOpDestroy")->factors.erase(reduction) > 0;
-    require(was_known, kInvalidArgument, text("RedOpDestroy : operator ", reduction, " unknown to this communicator"));
+    require(was_known, kInvalidArgument, "RedOpDestroy : operator ", reduction, " unknown to this communicator");
     return kSuccess;
   });
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "cuda_device.hpp"
 
@@ -57,6 +58,51 @@ void copy_into(void* address, size_t offset, const Bytes& bytes) {
   std::copy(bytes.begin(), bytes.end(), memory_at(address, offset, bytes.size()).bytes);
 }
 
+// The batches of all communicators of this process that have begun and not left yet.
+class Kernels {
+ public:
+  // Never destroyed: streams run while the process ends.
+  static Kernels& get() {
+    static Kernels* kernels = new Kernels;
+    return *kernels;
+  }
+
+  uint64_t begin(int device) {
+    std::lock_guard lock(mutex_);
+    devices_.emplace(++last_, device);
+    return last_;
+  }
+
+  void end(uint64_t number) {
+    std::lock_guard lock(mutex_);
+    devices_.erase(number);
+    changed_.notify_all();
+  }
+
+  // Wait for those that run now.
+  void wait_for_device(int device) {
+    std::unique_lock lock(mutex_);
+    const auto is_earlier = [device, last = last_](auto& entry) {
+      return entry.first <= last && entry.second == device;
+    };
+    changed_.wait(lock, [&] { return std::none_of(devices_.begin(), devices_.end(), is_earlier); });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, int> devices_;
+  uint64_t last_ = 0;
+};
+
+// A real kernel looks at the abort flag only after many looks at its data, and has begun to write by then.
+void spoil(const Operation& operation, size_t bytes) {
+  try {
+    if (operation.receive != nullptr && bytes > 0) copy_into(operation.receive, 0, Bytes(bytes, std::byte{0xEE}));
+  } catch (const Refused&) {  // the memory was freed
+  }
+}
+
 }  // namespace
 
 const char* name_of(Kind kind) {
@@ -86,20 +132,62 @@ bool has_block_from_each(Kind kind) {
   return kind == Kind::kAllGather || kind == Kind::kAlltoAll || kind == Kind::kGather;
 }
 
+bool receives(const Header& header, int rank) {
+  const bool is_to_root = header.kind == Kind::kReduce || header.kind == Kind::kGather;
+  return header.kind != Kind::kSend && (!is_to_root || rank == header.root);
+}
+
 bool is_reduction(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
 }
 
 // Batches
 
+uint64_t Communicator::issue() {
+  std::lock_guard lock(mutex_);
+  if (is_aborted_) throw Refused{kInternalError, "the communicator was aborted"};
+  return issued_++;
+}
+
+void Communicator::withdraw() {
+  std::lock_guard lock(mutex_);
+  --issued_;
+  changed_.notify_all();
+}
+
 void Communicator::run(uint64_t number, const std::vector<Operation>& batch) {
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return completed_ == number || is_over(); });
-    is_running_ = true;
+    ++running_;
   }
+  if (is_over()) {
+    leave_unbegun(batch);
+  } else {
+    const auto kernel = Kernels::get().begin(device);
+    perform_or_fail(batch);
+    Kernels::get().end(kernel);
+  }
+  std::lock_guard lock(mutex_);
+  --running_;
+  ++completed_;
+  changed_.notify_all();
+}
+
+void Communicator::leave_unbegun(const std::vector<Operation>& batch) {
+  static const bool is_late = number_from_environment("PROCGROUP_STAND_IN_NCCL_LATE_ABORT", 0) != 0;
+  if (!is_late || !is_aborted_) return;
+  for (const auto& operation : batch) {
+    const auto& header = operation.header;
+    if (!receives(header, rank)) continue;
+    const size_t blocks = has_block_from_each(header.kind) ? size : 1;
+    spoil(operation, std::min<size_t>(64, header.count * size_of(header.type) * blocks));
+  }
+}
+
+void Communicator::perform_or_fail(const std::vector<Operation>& batch) {
   try {
-    if (!is_over()) perform(batch);
+    perform(batch);
   } catch (const Refused& refused) {
     fail(refused.status, refused.reason);
     const auto* letters = reinterpret_cast<const std::byte*>(refused.reason.data());
@@ -110,10 +198,6 @@ void Communicator::run(uint64_t number, const std::vector<Operation>& batch) {
     hang();
   } catch (const Ended&) {
   }
-  std::lock_guard lock(mutex_);
-  is_running_ = false;
-  ++completed_;
-  changed_.notify_all();
 }
 
 void Communicator::perform(const std::vector<Operation>& batch) {
@@ -221,11 +305,14 @@ bool Communicator::flush() {
 }
 
 void Communicator::start(std::function<Status()> job) {
+  const Call call(*this);
   join();
   {
     std::lock_guard lock(mutex_);
     state_ = kInProgress;
   }
+  std::lock_guard lock(joining_);
+  has_job_ = true;
   job_ = std::thread([this, job = std::move(job)] {
     Status status;
     try {
@@ -240,13 +327,49 @@ void Communicator::start(std::function<Status()> job) {
 }
 
 Status Communicator::join() {
-  if (job_.joinable()) job_.join();
+  {
+    std::lock_guard lock(joining_);
+    if (job_.joinable()) job_.join();
+    has_job_ = false;
+  }
   return state();
 }
 
 Status Communicator::state() {
   std::lock_guard lock(mutex_);
-  return state_;
+  return has_lost_job_ ? kInProgress : state_;
+}
+
+Status Communicator::poll() {
+  const auto status = state();
+  if (status == kInProgress) return status;
+  if (!has_job_) {  // nothing to join, unless another thread's call is about to link a job
+    if (is_in_call_elsewhere()) lose_job();
+    return state();
+  }
+  const Call call(*this);
+  // Long enough for another thread to come, as it can in the real one.
+  if (is_for_one_caller()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  join();
+  return state();
+}
+
+bool Communicator::enter() {
+  std::thread::id caller;
+  if (!is_for_one_caller() || caller_.compare_exchange_strong(caller, std::this_thread::get_id())) return true;
+  if (caller != std::this_thread::get_id()) lose_job();
+  return false;
+}
+
+bool Communicator::is_in_call_elsewhere() const {
+  const auto caller = caller_.load();
+  return caller != std::thread::id() && caller != std::this_thread::get_id();
+}
+
+void Communicator::lose_job() {
+  std::lock_guard lock(mutex_);
+  if (!has_lost_job_) std::fputs("NCCL WARN Thread join failed: No such process\n", stderr);
+  has_lost_job_ = true;
 }
 
 void Communicator::fail(Status status, const std::string& reason) {
@@ -266,6 +389,7 @@ void Communicator::revoke() {
   flush();
 }
 
+// Nothing waits for a stream here: that is for wait_for_device().
 void Communicator::abort() {
   std::shared_ptr<Communicator> child;
   {
@@ -276,14 +400,31 @@ void Communicator::abort() {
     child = child_;
   }
   if (child != nullptr) child->abort();
-  join();
-  if (reader_.joinable()) reader_.join();
+}
+
+void Communicator::wait_for_device() {
+  Kernels::get().wait_for_device(device);
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return completed_ == issued_; });
+  }
+  end_threads();
+}
+
+void Communicator::wait_for_kernels() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !is_running_; });
+  changed_.wait(lock, [this] { return running_ == 0; });
+}
+
+void Communicator::end_threads() {
+  join();
+  std::lock_guard lock(joining_);
+  if (reader_.joinable()) reader_.join();
 }
 
 void Communicator::close() {
   abort();
+  end_threads();
   for (auto& peer : peers_) {
     if (peer.socket >= 0) ::close(peer.socket);
   }

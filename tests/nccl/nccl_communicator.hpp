@@ -11,6 +11,9 @@
 //
 // As in NCCL, batches run in the order in which they were issued, whatever their streams; a rank that dies leaves the
 // others waiting; an operation that failed waits too; only abort (or revoke) ends them.
+//
+// Also as in NCCL, a non-blocking communicator has a *job* while a thread does something for it, and the first call
+// that finds the job done joins the thread, without a lock: calls of two threads at once are an error of the program.
 #pragma once
 
 #include <atomic>
@@ -61,7 +64,7 @@ void set_last_error(const std::string& reason);
 // clang-format off
 enum class Kind : int32_t {
   kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kAlltoAll, kGather, kScatter,
-  kSend, kRecv, kAck, kControl, kFailure
+  kSend, kRecv, kAck, kControl, kConnect, kFailure
 };
 // clang-format on
 
@@ -72,6 +75,8 @@ bool sends(const struct Header& header, int from, int to);
 bool has_block_for_each(Kind kind);
 bool has_block_from_each(Kind kind);
 bool is_reduction(Kind kind);
+// Whether the call of a rank has a buffer for what it receives.
+bool receives(const Header& header, int rank);
 
 struct Header {
   Kind kind{};
@@ -111,14 +116,20 @@ class Communicator {
   // Connect to all ranks; returns once all are there. An abort ends it with kInternalError.
   Status connect();
 
+  // Let the other ranks know that this one is in its first collective; wait until all are, false after an abort.
+  // NCCL connects the ranks then, and not before.
+  void announce_collective();
+  bool wait_for_collectives();
+
   // Connect a child, which an abort of this communicator ends too while it lasts.
   Status connect_child(const std::shared_ptr<Communicator>& child);
 
   // Return each rank's bytes, in rank order; nothing after an abort. All ranks must call it.
   std::optional<std::vector<Bytes>> gather(const Bytes& own);
 
-  // Number the next batch. Its thread is to call run() with the number.
-  uint64_t issue() { return issued_++; }
+  // Number the next batch. Its thread is to call run() with the number, unless it is withdrawn at once.
+  uint64_t issue();
+  void withdraw();
   void run(uint64_t number, const std::vector<Operation>& batch);
 
   // Wait until all batches are complete; false after an abort.
@@ -129,11 +140,22 @@ class Communicator {
   Status join();
 
   Status state();
+  // Return the state, as ncclCommGetAsyncError: of a job that is done, join the thread.
+  Status poll();
+  // Note that this thread is in a call. Return false where it was so already; where another thread is in one, the
+  // communicator is in progress for ever.
+  bool enter();
+  void leave() { caller_ = std::thread::id(); }
   void fail(Status status, const std::string& reason);
 
   // End what waits here, and everything to come.
   void revoke();
   void abort();
+  // Wait after an abort, as NCCL, until the kernels of all communicators have left that now run on the GPU of this
+  // one, and until the streams have come to all that was queued on this one.
+  void wait_for_device();
+  // Wait until no kernel of this communicator runs.
+  void wait_for_kernels();
   bool is_revoked() const { return is_revoked_; }
   // Wait for an abort, as whatever hangs does.
   void hang();
@@ -141,7 +163,7 @@ class Communicator {
   std::map<int, Operation> factors;  // of PreMulSum, by the number of the reduction
   int split_count = 0;
   std::map<std::string, int> child_counts;  // by the group of ranks
-  bool is_finalized = false;
+  std::atomic<bool> is_finalized = false;
 
  private:
   struct Peer {
@@ -150,10 +172,12 @@ class Communicator {
     std::deque<Frame> control;
     uint64_t acks = 0;
     uint64_t empty_announced = 0;
+    bool is_in_collective = false;
     std::mutex writing{};
   };
 
   void close();
+  void end_threads();
   void read_all();
   void deliver(int peer, Frame frame);
   void write(int peer, Header header, const Bytes& payload);
@@ -161,11 +185,17 @@ class Communicator {
   bool wait(const std::function<bool()>& is_met, bool is_control = false);
 
   bool is_over() const { return is_aborted_ || is_revoked_; }
+  bool is_in_call_elsewhere() const;
+  void lose_job();
+  // Whether calls of two threads at once go wrong: one rank alone needs no threads.
+  bool is_for_one_caller() const { return !is_blocking && size > 1; }
   void connect_to(int peer);
   void accept_from_higher_ranks(int listener);
   void refuse_shared_devices();
 
+  void perform_or_fail(const std::vector<Operation>& batch);
   void perform(const std::vector<Operation>& batch);
+  void leave_unbegun(const std::vector<Operation>& batch);
   void collective(const Operation& operation);
   void messages(const std::vector<Operation>& batch);
   Bytes contribution(const Operation& operation, int peer);
@@ -174,15 +204,35 @@ class Communicator {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Peer> peers_;
+  std::mutex joining_;  // guards both threads' handles: an abort may come from any thread
   std::thread reader_;
   std::thread job_;
+  std::atomic<bool> has_job_ = false;
+  std::atomic<std::thread::id> caller_{};
   std::shared_ptr<Communicator> child_;  // while it is connected
   std::atomic<bool> is_aborted_ = false;
   std::atomic<bool> is_revoked_ = false;
+  std::atomic<bool> is_announced_ = false;
+  std::atomic<bool> is_connected_ = false;
   Status state_ = kSuccess;
-  std::atomic<uint64_t> issued_ = 0;
+  bool has_lost_job_ = false;  // and so is in progress for ever
+  uint64_t issued_ = 0;
   uint64_t completed_ = 0;
-  bool is_running_ = false;
+  int running_ = 0;
+};
+
+// A call on a communicator, while it lasts.
+class Call {
+ public:
+  explicit Call(Communicator& communicator) : communicator_(communicator), has_entered_(communicator.enter()) {}
+  Call(const Call&) = delete;
+  ~Call() {
+    if (has_entered_) communicator_.leave();
+  }
+
+ private:
+  Communicator& communicator_;
+  bool has_entered_;
 };
 
 }  // namespace stand_in::nccl

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <unordered_map>
 #include <utility>
 
 #include "cuda_device.hpp"
@@ -23,7 +24,7 @@ namespace {
 
 struct Process {
   std::mutex mutex;
-  std::map<Comm, std::shared_ptr<Communicator>> communicators;
+  std::unordered_map<Comm, std::shared_ptr<Communicator>> communicators;
   std::map<std::string, int> calls;
   std::string last_error;
   uintptr_t next_handle = 0x4e43434c0000;
@@ -48,6 +49,7 @@ struct Group {
   std::optional<bool> is_blocking{};
   std::vector<std::shared_ptr<Communicator>> inits{};
   std::vector<Batch> batches{};
+  std::vector<std::shared_ptr<Communicator>> aborts{};
 };
 thread_local Group group;
 
@@ -82,23 +84,41 @@ void launch(Batch batch) {
     batch->communicator->run(batch->number, batch->operations);
   };
   const OnDevice on_device(batch.communicator->device);
+  const auto communicator = batch.communicator;
   const auto streams = batch.streams;
   for (auto stream : streams) {
     if (stream != streams[0]) join(streams[0], stream);
   }
-  batch.number = batch.communicator->issue();
-  const int result = cuLaunchHostFunc(streams[0], run, new Batch(std::move(batch)));
-  require(result == 0, kUnhandledCudaError, text("Cuda failure ", result, " on stream ", streams[0]));
+  batch.number = communicator->issue();
+  auto argument = std::make_unique<Batch>(std::move(batch));
+  const int result = cuLaunchHostFunc(streams[0], run, argument.get());
+  if (result != 0) communicator->withdraw();
+  require(result == 0, kUnhandledCudaError, "Cuda failure ", result, " on stream ", streams[0]);
+  argument.release();  // NOLINT: the stream has it
   for (auto stream : streams) {
     if (stream != streams[0]) join(stream, streams[0]);
   }
 }
 
+bool has_collective(const Batch& batch) {
+  const auto is_collective = [](auto& operation) { return operation.header.kind < Kind::kSend; };
+  return std::any_of(batch.operations.begin(), batch.operations.end(), is_collective);
+}
+
+// NCCL drops a collective of nothing, and so need not connect for it.
+bool needs_ranks(const Batch& batch) {
+  const auto moves = [](auto& operation) { return operation.header.kind < Kind::kSend && operation.header.count > 0; };
+  return std::any_of(batch.operations.begin(), batch.operations.end(), moves);
+}
+
 Status launch_or_start(Batch batch) {
+  static const auto delay = number_from_environment("PROCGROUP_STAND_IN_NCCL_DELAY_US", 1000);
   auto communicator = batch.communicator;
-  if (communicator->is_blocking) return launch(std::move(batch)), kSuccess;
+  if (communicator->is_blocking && needs_ranks(batch)) {
+    require(communicator->wait_for_collectives(), kInternalError, "the communicator was aborted or revoked");
+  }
+  if (communicator->is_blocking || communicator->size == 1) return launch(std::move(batch)), kSuccess;
   communicator->start([batch = std::move(batch)] {
-    const auto delay = number_from_environment("PROCGROUP_STAND_IN_NCCL_DELAY_US", 1000);
     std::this_thread::sleep_for(std::chrono::microseconds(delay));
     launch(batch);
     return kSuccess;
@@ -114,43 +134,44 @@ void require_one_mode(bool is_blocking) {
   if (group.depth > 0) group.is_blocking = is_blocking;
 }
 
-void check_pointer(const Communicator& communicator, const void* pointer, size_t bytes, const std::string& name) {
+// The buffer is one of a call: AllReduce, sendbuff.
+void check_pointer(const Communicator& communicator, const void* pointer, size_t bytes, Kind kind, const char* buffer) {
   if (bytes == 0) return;
   const auto allocation = stand_in_find_memory(pointer);
-  require(allocation != nullptr, kInvalidArgument, text(name, " ", pointer, " is not a valid pointer"));
-  require(allocation->contains(reinterpret_cast<uintptr_t>(pointer), bytes), kInvalidArgument,
-          text(name, " ", pointer, " has not the ", bytes, " bytes of the call"));
-  require(allocation->is_pinned_host || allocation->device == communicator.device, kInvalidArgument,
-          text(name, " allocated on device ", allocation->device, " mismatchs with NCCL device ", communicator.device));
+  const auto* call = name_of(kind);
+  require(allocation != nullptr, kInvalidArgument, call, " : ", buffer, " ", pointer, " is not a valid pointer");
+  require(allocation->contains(reinterpret_cast<uintptr_t>(pointer), bytes), kInvalidArgument, call, " : ", buffer, " ",
+          pointer, " has not the ", bytes, " bytes of the call");
+  require(allocation->is_pinned_host || allocation->device == communicator.device, kInvalidArgument, call, " : ",
+          buffer, " allocated on device ", allocation->device, " mismatchs with NCCL device ", communicator.device);
 }
 
 void check(const Communicator& communicator, const Operation& operation) {
   const auto& header = operation.header;
-  const auto call = text(name_of(header.kind), " : ");
-  require(header.root >= 0 && header.root < communicator.size, kInvalidArgument,
-          text(call, "invalid root ", header.root, " (root should be in the 0..", communicator.size, " range)"));
-  require(header.type >= 0 && header.type < kTypes, kInvalidArgument, text(call, "invalid type ", header.type));
+  const auto* call = name_of(header.kind);
+  require(header.root >= 0 && header.root < communicator.size, kInvalidArgument, call, " : invalid root ", header.root,
+          " (root should be in the 0..", communicator.size, " range)");
+  require(header.type >= 0 && header.type < kTypes, kInvalidArgument, call, " : invalid type ", header.type);
   const auto bytes = header.count * size_of(header.type);
   if (header.kind != Kind::kRecv && sends(header, communicator.rank, header.root)) {
     const auto blocks = has_block_for_each(header.kind) ? communicator.size : 1;
-    check_pointer(communicator, operation.send, bytes * blocks, call + "sendbuff");
+    check_pointer(communicator, operation.send, bytes * blocks, header.kind, "sendbuff");
   }
-  const bool is_to_root = header.kind == Kind::kReduce || header.kind == Kind::kGather;
-  if (header.kind != Kind::kSend && (!is_to_root || communicator.rank == header.root)) {
+  if (receives(header, communicator.rank)) {
     const auto blocks = has_block_from_each(header.kind) ? communicator.size : 1;
-    check_pointer(communicator, operation.receive, bytes * blocks, call + "recvbuff");
+    check_pointer(communicator, operation.receive, bytes * blocks, header.kind, "recvbuff");
   }
 }
 
 // Check the reduction; that of a PreMulSum is replaced by its factor.
 void resolve_reduction(const Communicator& communicator, Operation& operation) {
   auto& header = operation.header;
-  const auto call = text(name_of(header.kind), " : ");
-  require(header.type < kReducedTypes, kInvalidArgument, call + "float8 is not reduced by the stand-in");
+  const auto* call = name_of(header.kind);
+  require(header.type < kReducedTypes, kInvalidArgument, call, " : float8 is not reduced by the stand-in");
   if (header.reduction >= 0 && header.reduction < kPreMulSum) return;
   const auto found = communicator.factors.find(header.reduction);
-  require(found != communicator.factors.end() && found->second.header.type == header.type, kInvalidArgument,
-          text(call, "reduction operation ", header.reduction, " unknown to this communicator, or of another type"));
+  require(found != communicator.factors.end() && found->second.header.type == header.type, kInvalidArgument, call,
+          " : reduction operation ", header.reduction, " unknown to this communicator, or of another type");
   operation.factor = found->second.factor;
   operation.factor_address = found->second.factor_address;
   header.reduction = kPreMulSum;
@@ -173,28 +194,22 @@ std::string last_error() {
   return process().last_error;
 }
 
-void require(bool condition, Status status, const std::string& reason) {
-  if (!condition) throw Refused{status, reason};
+Status refuse(const Refused& refused) {
+  set_last_error(refused.reason);
+  if (group.depth > 0 && group.error == kSuccess) group.error = refused.status;
+  return refused.status;
 }
 
-Status guarded(const std::function<Status()>& body) {
-  try {
-    return body();
-  } catch (const Refused& refused) {
-    set_last_error(refused.reason);
-    if (group.depth > 0 && group.error == kSuccess) group.error = refused.status;
-    return refused.status;
-  }
-}
-
-std::optional<Status> requested_failure(const std::string& call) {
+std::optional<Status> requested_failure(const char* function) {
   constexpr const char* kKinds[] = {"", "cuda", "system", "internal", "argument", "usage", "remote", "hang", "timeout"};
+  static const char* requests = std::getenv("PROCGROUP_STAND_IN_NCCL_FAIL");
+  if (requests == nullptr) return std::nullopt;
+  const auto call = in_small_letters(function);
   const auto number = [&] {
     std::lock_guard lock(process().mutex);
     return ++process().calls[call];
   }();
-  const char* requests = std::getenv("PROCGROUP_STAND_IN_NCCL_FAIL");
-  std::istringstream stream(requests != nullptr ? requests : "");
+  std::istringstream stream(requests);
   const auto prefix = text(call, ":", number, ":");
   for (std::string request; std::getline(stream, request, ',');) {
     if (request.rfind(prefix, 0) != 0) continue;
@@ -202,7 +217,7 @@ std::optional<Status> requested_failure(const std::string& call) {
     const bool is_of_call = kind.rfind("call-", 0) == 0;
     if (is_of_call) kind.erase(0, 5);
     const auto status = static_cast<Status>(std::find(std::begin(kKinds), std::end(kKinds), kind) - std::begin(kKinds));
-    require(!is_of_call, status, text(call, " failed on request"));
+    require(!is_of_call, status, call, " failed on request");
     return status;
   }
   return std::nullopt;
@@ -215,24 +230,34 @@ Comm publish(const std::shared_ptr<Communicator>& communicator) {
   return handle;
 }
 
-void forget(Comm comm) {
+namespace {
+
+[[noreturn]] void refuse_unknown(Comm comm, const char* call) {
+  throw Refused{kInvalidArgument, text(call, " : comm ", comm, " was destroyed or aborted, or never was one")};
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> take(Comm comm, const char* call) {
   std::lock_guard lock(process().mutex);
-  process().communicators.erase(comm);
+  const auto found = process().communicators.extract(comm);
+  if (found.empty()) refuse_unknown(comm, call);
+  return found.mapped();
 }
 
 std::shared_ptr<Communicator> find(Comm comm, const char* call) {
   std::lock_guard lock(process().mutex);
   const auto found = process().communicators.find(comm);
-  if (found != process().communicators.end()) return found->second;
-  throw Refused{kInvalidArgument, text(call, " : comm ", comm, " was destroyed or aborted, or never was one")};
+  if (found == process().communicators.end()) refuse_unknown(comm, call);
+  return found->second;
 }
 
 std::shared_ptr<Communicator> ready(Comm comm, const char* call) {
   auto communicator = find(comm, call);
-  const auto state = communicator->state();
-  require(state != kInProgress, kInvalidArgument,
-          text(call, " : Attempt to use communicator before the previous operation returned ncclSuccess"));
-  require(state == kSuccess, state, text(call, " : the communicator failed before"));
+  const auto state = communicator->poll();
+  require(state != kInProgress, kInvalidArgument, call,
+          " : Attempt to use communicator before the previous operation returned ncclSuccess");
+  require(state == kSuccess, state, call, " : the communicator failed before");
   return communicator;
 }
 
@@ -240,17 +265,39 @@ void start_group() { ++group.depth; }
 
 bool is_in_group() { return group.depth > 0; }
 
+void require_none_in_group(const std::shared_ptr<Communicator>& communicator, const char* call) {
+  const auto& batches = group.batches;
+  const bool is_there =
+      std::any_of(batches.begin(), batches.end(), [&](auto& batch) { return batch.communicator == communicator; });
+  require(!is_there, kInvalidUsage, call, " : the communicator has operations in the open group of this thread");
+}
+
 Status end_group() {
   if (group.depth > 0 && --group.depth > 0) return kSuccess;
-  const auto ended = std::exchange(group, {});
+  auto ended = std::exchange(group, {});
+  for (auto& communicator : ended.aborts) communicator->wait_for_device();
   Status status = ended.error;
   if (status != kSuccess) return status;
   for (auto& init : ended.inits) {
     const auto result = init->is_blocking ? init->join() : kInProgress;
     if (status == kSuccess) status = result;
   }
-  for (auto& batch : ended.batches) status = launch_or_start(batch);
+  // All first, and then the waits: so two ranks may have the communicators of a group in different orders.
+  for (auto& batch : ended.batches) {
+    if (batch.communicator->is_blocking && has_collective(batch)) batch.communicator->announce_collective();
+  }
+  for (auto& batch : ended.batches) {
+    const auto result = launch_or_start(std::move(batch));
+    if (status == kSuccess) status = result;
+  }
   return status;
+}
+
+Status add_abort(const std::shared_ptr<Communicator>& communicator) {
+  communicator->abort();
+  std::erase_if(group.batches, [&](auto& batch) { return batch.communicator == communicator; });
+  group.aborts.push_back(communicator);
+  return end_unless_started();
 }
 
 Status add_init(const std::shared_ptr<Communicator>& communicator) {
@@ -263,14 +310,16 @@ Status add_init(const std::shared_ptr<Communicator>& communicator) {
 Status add_operation(Operation operation, Comm comm, Stream stream) {
   return guarded([&] {
     const char* call = name_of(operation.header.kind);
-    const auto communicator = ready(comm, call);
-    require(!communicator->is_finalized, kInvalidUsage, text(call, " : the communicator was finalized"));
-    require(!communicator->is_revoked(), kInvalidUsage, text(call, " : the communicator was revoked"));
-    require(group.inits.empty(), kInvalidUsage, text(call, " : not in one group with ncclCommInitRank"));
+    const auto communicator = find(comm, call);
+    const Call entered(*communicator);
+    ready(comm, call);
+    require(!communicator->is_finalized, kInvalidUsage, call, " : the communicator was finalized");
+    require(!communicator->is_revoked(), kInvalidUsage, call, " : the communicator was revoked");
+    require(group.inits.empty(), kInvalidUsage, call, " : not in one group with ncclCommInitRank");
     require_one_mode(communicator->is_blocking);
     check(*communicator, operation);
     if (is_reduction(operation.header.kind)) resolve_reduction(*communicator, operation);
-    operation.failure = requested_failure(in_small_letters(call));
+    operation.failure = requested_failure(call);
     auto& batches = group.batches;
     auto batch =
         std::find_if(batches.begin(), batches.end(), [&](auto& entry) { return entry.communicator == communicator; });

@@ -1,7 +1,8 @@
 // What a thread called since the outermost ncclGroupStart, and what the process knows of its communicators.
 //
 // A call checks its arguments and adds its operation to the thread's group; the end of the outermost group enqueues
-// one batch per communicator. A call outside of a group is a group of its own.
+// one batch per communicator, and waits for the communicators that were aborted. A call outside of a group is a group
+// of its own.
 #pragma once
 
 #include "nccl_communicator.hpp"
@@ -11,19 +12,34 @@ namespace stand_in::nccl {
 using Comm = void*;
 using Stream = void*;
 
-void require(bool condition, Status status, const std::string& reason);
+// What the reason consists of becomes text only where the condition is not met.
+template <class... Parts>
+void require(bool condition, Status status, const Parts&... reason) {
+  if (!condition) throw Refused{status, text(reason...)};
+}
+
+// Make a refusal the last error, and that of the open group; return its status.
+Status refuse(const Refused& refused);
 
 // Run the body of an API function; what it refuses becomes its result and the last error.
-Status guarded(const std::function<Status()>& body);
+template <class Body>
+Status guarded(const Body& body) {
+  try {
+    return body();
+  } catch (const Refused& refused) {
+    return refuse(refused);
+  }
+}
 
 std::string last_error();
 
 // Return the error that PROCGROUP_STAND_IN_NCCL_FAIL requests for this call, if any; kInProgress stands for a hang.
-std::optional<Status> requested_failure(const std::string& call);
+std::optional<Status> requested_failure(const char* call);
 
 // Communicators have numbers that are never used again, so that a destroyed one is known to be so.
 Comm publish(const std::shared_ptr<Communicator>& communicator);
-void forget(Comm comm);
+// Take a communicator out of those that are known.
+std::shared_ptr<Communicator> take(Comm comm, const char* call);
 std::shared_ptr<Communicator> find(Comm comm, const char* call);
 
 // Find a communicator that takes calls: the one before is complete and none has failed.
@@ -32,6 +48,12 @@ std::shared_ptr<Communicator> ready(Comm comm, const char* call);
 void start_group();
 Status end_group();
 bool is_in_group();
+
+// Refuse a call on a communicator that has operations in this thread's open group.
+void require_none_in_group(const std::shared_ptr<Communicator>& communicator, const char* call);
+
+// Abort a communicator, and wait for its GPU: at the end of the group, where one was started.
+Status add_abort(const std::shared_ptr<Communicator>& communicator);
 
 // Add a communicator that is being initialised, or an operation, and end the group unless one was started.
 Status add_init(const std::shared_ptr<Communicator>& communicator);

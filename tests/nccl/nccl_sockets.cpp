@@ -1,6 +1,7 @@
 // How the ranks of a communicator connect, and how frames get from one to another.
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -36,15 +37,59 @@ bool read_fully(int socket, void* to, size_t bytes) {
   return bytes == 0 || recv(socket, to, bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes);
 }
 
-// A write to a rank that died is lost, as in NCCL.
-bool write_fully(int socket, const void* from, size_t bytes) {
-  for (size_t done = 0; done < bytes;) {
-    const auto count = send(socket, static_cast<const char*>(from) + done, bytes - done, MSG_NOSIGNAL);
-    if (count < 0 && errno != EINTR) return false;
-    done += count < 0 ? 0 : static_cast<size_t>(count);
+// A header and its payload, in one call where they fit. A write to a rank that died is lost, as in NCCL.
+void write_fully(int socket, const void* header, size_t header_bytes, const void* payload, size_t payload_bytes) {
+  iovec parts[] = {{const_cast<void*>(header), header_bytes}, {const_cast<void*>(payload), payload_bytes}};
+  while (parts[0].iov_len + parts[1].iov_len > 0) {
+    const msghdr message{.msg_iov = parts, .msg_iovlen = 2};
+    const auto count = sendmsg(socket, &message, MSG_NOSIGNAL);
+    if (count < 0 && errno != EINTR) return;
+    for (size_t rest = count < 0 ? 0 : static_cast<size_t>(count); auto& part : parts) {
+      const auto taken = std::min(rest, part.iov_len);
+      part.iov_base = static_cast<char*>(part.iov_base) + taken;
+      part.iov_len -= taken;
+      rest -= taken;
+    }
   }
-  return true;
 }
+
+// What has arrived from one rank, and is no whole frame yet.
+class Arrivals {
+ public:
+  explicit Arrivals(int socket) : socket_(socket) {}
+
+  // Read what is there; false once the rank has ended.
+  bool read() {
+    constexpr size_t kMost = 1 << 18;
+    bytes_.resize(end_ + kMost);
+    const auto count = recv(socket_, bytes_.data() + end_, kMost, 0);
+    end_ += count > 0 ? static_cast<size_t>(count) : 0;
+    return count > 0 || (count < 0 && errno == EINTR);
+  }
+
+  std::optional<Frame> take_frame() {
+    Frame frame;
+    if (end_ - begin_ < sizeof(Header)) return std::nullopt;
+    std::memcpy(&frame.header, bytes_.data() + begin_, sizeof(Header));
+    if (end_ - begin_ - sizeof(Header) < frame.header.bytes) return std::nullopt;
+    const auto* payload = bytes_.data() + begin_ + sizeof(Header);
+    frame.payload.assign(payload, payload + frame.header.bytes);
+    begin_ += sizeof(Header) + frame.header.bytes;
+    return frame;
+  }
+
+  // Move the beginning of a frame to the front, after all whole ones were taken.
+  void compact() {
+    std::copy(bytes_.begin() + begin_, bytes_.begin() + end_, bytes_.begin());
+    end_ -= std::exchange(begin_, 0);
+  }
+
+ private:
+  int socket_;
+  Bytes bytes_{};
+  size_t begin_ = 0;
+  size_t end_ = 0;
+};
 
 }  // namespace
 
@@ -88,7 +133,7 @@ void Communicator::connect_to(int peer) {
   const int connection = new_socket();
   while (!is_aborted_ && ::connect(connection, address.get(), address.length) != 0) usleep(2000);
   const Hello hello{rank, size};
-  write_fully(connection, &hello, sizeof(hello));
+  write_fully(connection, &hello, sizeof(hello), nullptr, 0);
   std::lock_guard lock(mutex_);
   peers_[peer].socket = connection;
 }
@@ -96,7 +141,7 @@ void Communicator::connect_to(int peer) {
 void Communicator::accept_from_higher_ranks(int listener) {
   for (int missing = size - 1 - rank; missing > 0 && !is_aborted_;) {
     pollfd ready{listener, POLLIN, 0};
-    if (poll(&ready, 1, 10) <= 0) continue;
+    if (::poll(&ready, 1, 10) <= 0) continue;
     const int connection = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     Hello hello{};
     const bool is_complete = read_fully(connection, &hello, sizeof(hello));
@@ -133,20 +178,18 @@ void Communicator::refuse_shared_devices() {
 
 void Communicator::read_all() {
   std::vector<pollfd> sockets;
-  for (auto& peer : peers_) sockets.push_back({peer.socket, POLLIN, 0});  // poll ignores this rank's own, -1
+  std::vector<Arrivals> arrivals;
+  for (auto& peer : peers_) {
+    sockets.push_back({peer.socket, POLLIN, 0});  // poll ignores this rank's own, -1
+    arrivals.emplace_back(peer.socket);
+  }
   while (std::any_of(sockets.begin(), sockets.end(), [](const pollfd& entry) { return entry.fd >= 0; })) {
-    poll(sockets.data(), sockets.size(), -1);
+    ::poll(sockets.data(), sockets.size(), -1);
     for (int peer = 0; peer < size; ++peer) {
       if (sockets[peer].revents == 0) continue;
-      Frame frame;
-      bool is_complete = read_fully(sockets[peer].fd, &frame.header, sizeof(Header));
-      if (is_complete) frame.payload.resize(frame.header.bytes);
-      is_complete = is_complete && read_fully(sockets[peer].fd, frame.payload.data(), frame.payload.size());
-      if (is_complete) {
-        deliver(peer, std::move(frame));
-      } else {
-        sockets[peer].fd = -1;  // the rank ended, and who waits for it waits on
-      }
+      if (!arrivals[peer].read()) sockets[peer].fd = -1;  // the rank ended, and who waits for it waits on
+      while (auto frame = arrivals[peer].take_frame()) deliver(peer, std::move(*frame));
+      arrivals[peer].compact();
     }
   }
 }
@@ -159,6 +202,8 @@ void Communicator::deliver(int peer, Frame frame) {
   std::lock_guard lock(mutex_);
   if (frame.header.kind == Kind::kAck) {
     ++peers_[peer].acks;
+  } else if (frame.header.kind == Kind::kConnect) {
+    peers_[peer].is_in_collective = true;
   } else {
     auto& queue = frame.header.kind == Kind::kControl ? peers_[peer].control : peers_[peer].data;
     queue.push_back(std::move(frame));
@@ -170,9 +215,20 @@ void Communicator::write(int peer, Header header, const Bytes& payload) {
   header.bytes = payload.size();
   if (peer == rank) return deliver(peer, {header, payload});
   std::lock_guard lock(peers_[peer].writing);
-  if (write_fully(peers_[peer].socket, &header, sizeof(header))) {
-    write_fully(peers_[peer].socket, payload.data(), payload.size());
-  }
+  write_fully(peers_[peer].socket, &header, sizeof(header), payload.data(), payload.size());
+}
+
+void Communicator::announce_collective() {
+  if (is_announced_.exchange(true)) return;
+  for (int peer = 0; peer < size; ++peer) write(peer, {.kind = Kind::kConnect}, {});
+}
+
+bool Communicator::wait_for_collectives() {
+  if (is_connected_) return true;
+  const auto is_there = [](const Peer& peer) { return peer.is_in_collective; };
+  if (!wait([&] { return std::all_of(peers_.begin(), peers_.end(), is_there); })) return false;
+  is_connected_ = true;
+  return true;
 }
 
 std::optional<std::vector<Bytes>> Communicator::gather(const Bytes& own) {

@@ -13,10 +13,23 @@ A program that a test starts finds them by its environment::
 
     run_command([sys.executable, "program.py"], environment=stand_ins.environment(gpus=2))
 
-Variables: PROCGROUP_STAND_IN_GPUS is the number of GPUs of a process (1); PROCGROUP_STAND_IN_DELAY_US delays each
-operation of a stream (0); PROCGROUP_STAND_IN_NCCL_FAIL requests errors, PROCGROUP_STAND_IN_NCCL_DELAY_US delays the
-calls on non-blocking communicators, and PROCGROUP_STAND_IN_NCCL_VERSION is the version that ncclGetVersion returns
-(see nccl_api.cpp). NCCL_HOSTID and NCCL_MULTI_RANK_GPU_ENABLE are NCCL's own.
+Variables of the GPUs (see cuda_device.hpp), with their defaults::
+
+    PROCGROUP_STAND_IN_GPUS=1           the number of GPUs of a process
+    PROCGROUP_STAND_IN_DELAY_US=0       delays each operation of a stream
+    PROCGROUP_STAND_IN_BURST_US=0       streams begin work only at multiples of so many microseconds, and then all of it
+    PROCGROUP_STAND_IN_CHANNELS=0       so many queues run the work of all streams of a device and priority; 0: no limit
+    PROCGROUP_STAND_IN_STRICT_EVENTS=0  1: to record an event whose last recording is not reached yet is a fault
+    PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS=0  1: streams neither wait for words of memory nor write them
+
+and of NCCL (see nccl_api.cpp)::
+
+    PROCGROUP_STAND_IN_NCCL_FAIL=          requests errors
+    PROCGROUP_STAND_IN_NCCL_DELAY_US=1000  delays operations on non-blocking communicators of two or more ranks
+    PROCGROUP_STAND_IN_NCCL_LATE_ABORT=0   1: a kernel that begins after an abort spoils its receive buffer
+    PROCGROUP_STAND_IN_NCCL_VERSION=22807  what ncclGetVersion returns
+
+All are read once, at their first use, except for the last. NCCL_HOSTID and NCCL_MULTI_RANK_GPU_ENABLE are NCCL's own.
 """
 
 from __future__ import annotations
@@ -33,7 +46,7 @@ from pathlib import Path
 _SOURCES = Path(__file__).resolve().parent
 _BUILDS = _SOURCES.parents[1] / "build" / "stand-ins"
 _LIBRARIES = ("libcuda.so.1", "libnccl.so.2")
-_FLAGS = ("-std=c++20", "-fwrapv", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra")
+_FLAGS = ("-std=c++20", "-O1", "-fwrapv", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra")
 _UNUSED = "-Wno-missing-field-initializers"  # fields left out are meant to be zero
 
 

@@ -140,6 +140,26 @@ class Rank:
         assert re.search(words, self.communicator.get_last_error())
 
 
+class Caller(threading.Thread):
+    """A call in a thread of its own, and its error."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self.function = function
+        self.error: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.function()
+        except Exception as error:
+            self.error = error
+
+    def ends_within(self, seconds: float) -> bool:
+        self.join(seconds)
+        return not self.is_alive()
+
+
 def _values(dtype: Any, count: int, rank: int) -> np.ndarray:
     """Small integers, so that every dtype has the sums and products exactly."""
     return ((np.arange(count) + rank) % 3 + 1).astype(dtype)
@@ -250,7 +270,7 @@ def use_public_names(rank: int, size: int) -> None:
         with me.refuses(INVALID_ARGUMENT, f"AllReduce : reduction operation {op} unknown"):
             me.call("all_reduce", result, result, 8, FLOAT32, op)
 
-    assert str(me.nccl.get_version().libnccl.version) == "2.30.7"
+    assert str(me.nccl.get_version().libnccl.version) == "2.28.7"
     handle = me.communicator.register_buffer(buffer)
     handle.close()
     me.communicator.destroy()
@@ -638,4 +658,447 @@ print(nccl.core.get_version().libnccl.version, len(nccl.core.get_unique_id().as_
 
 def test_a_program_finds_the_stand_ins_by_its_environment() -> None:
     done = run_command([sys.executable, "-c", PROGRAM], environment=stand_ins.environment(gpus=3))
-    assert done.stdout == "2.30.7 128 3\n", done.stderr
+    assert done.stdout == "2.28.7 128 3\n", done.stderr
+
+
+def ask_from_two_threads(rank: int, size: int) -> str:
+    me = Rank(rank, size, blocking=False)
+    buffer = me.upload(np.ones(10, "f4"))
+    all_reduce = ("all_reduce", buffer, buffer, 10, FLOAT32, SUM)
+    lock = threading.Lock()
+
+    def ask() -> int:
+        return int(me.communicator.get_async_error())
+
+    def ask_in_turn() -> None:
+        with lock:
+            ask()
+
+    def operate(also: Callable[[], Any]) -> int:
+        """Ask for the state of an operation that is enqueued, in two threads."""
+        with lock:
+            me.call(*all_reduce)
+        time.sleep(0.02)  # for NCCL's thread to end
+        barrier = threading.Barrier(2)
+        other = threading.Thread(target=lambda: (barrier.wait(), also()))
+        other.start()
+        barrier.wait()
+        also()
+        other.join()
+        return ask()
+
+    me.settle()
+    assert [operate(ask_in_turn) for _ in range(20)] == [SUCCESS] * 20
+    assert IN_PROGRESS in (operate(ask) for _ in range(20))
+    with me.refuses(INVALID_ARGUMENT, "before the previous operation returned ncclSuccess"):
+        me.call(*all_reduce)
+    time.sleep(0.1)
+    assert ask() == IN_PROGRESS
+    me.communicator.abort()
+    return "aborted"
+
+
+def call_while_another_thread_asks(rank: int, size: int) -> str:
+    me = Rank(rank, size, blocking=False)
+    buffer = me.upload(np.ones(10, "f4"))
+    me.settle()
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            me.communicator.get_async_error()
+
+    other = threading.Thread(target=ask)
+    other.start()
+    deadline = time.monotonic() + 10
+    try:
+        while time.monotonic() < deadline:
+            me.call("all_reduce", buffer, buffer, 10, FLOAT32, SUM)
+            time.sleep(0.005)
+    except me.bindings.NCCLError as error:
+        assert error.status == INVALID_ARGUMENT
+    is_over.set()
+    other.join()
+    assert int(me.communicator.get_async_error()) == IN_PROGRESS
+    me.communicator.abort()
+    return "aborted"
+
+
+def operate_alone(rank: int, size: int) -> None:
+    me = Rank(rank, size, blocking=False)
+    buffer = me.upload(np.ones(10, "f4"))
+    me.settle()
+    others = [Caller(me.settle) for _ in range(4)]
+    for _ in range(20):
+        me.call("all_reduce", buffer, buffer, 10, FLOAT32, SUM)
+        assert int(me.communicator.get_async_error()) == SUCCESS
+    assert all(other.ends_within(5) and other.error is None for other in others)
+
+
+@pytest.mark.parametrize("function", [ask_from_two_threads, call_while_another_thread_asks])
+def test_calls_of_two_threads_at_once_leave_a_communicator_in_progress(function: Callable[..., str]) -> None:
+    environment = {**GPUS, "PROCGROUP_STAND_IN_NCCL_DELAY_US": "100"}
+    for outcome in attempt(function, 2, environment=environment):
+        assert outcome.value == "aborted", outcome
+        assert outcome.output.count("NCCL WARN Thread join failed: No such process\n") == 1
+
+
+def test_a_communicator_of_one_rank_is_never_in_progress_for_an_operation() -> None:
+    run(operate_alone, 1, environment={"PROCGROUP_STAND_IN_NCCL_DELAY_US": "1000000"})
+
+
+def call_first(rank: int, size: int) -> None:
+    me = Rank(rank, size)
+    buffer = me.upload(np.ones(10, "f4"))
+    all_reduce = ("all_reduce", buffer, buffer, 10, FLOAT32, SUM)
+    if rank == 1:
+        time.sleep(0.5)
+    begin = time.monotonic()
+    me.call(*all_reduce)
+    seconds = time.monotonic() - begin
+    assert seconds > 0.3 if rank == 0 else seconds < 0.3
+    if rank == 0:
+        begin = time.monotonic()
+        me.call(*all_reduce)  # for which rank 1 is late too
+        assert time.monotonic() - begin < 0.3
+    else:
+        time.sleep(0.5)
+        me.call(*all_reduce)
+    assert (me.download(buffer, np.ones(10, "f4")) == size * size).all()
+
+    pair = [me.communicator.split(0, rank) for _ in range(2)]
+    streams = [me.device.create_stream() for _ in pair]
+    with me.nccl.group():  # in another order on each rank
+        for communicator, stream in list(zip(pair, streams, strict=True))[:: -1 if rank else 1]:
+            me.call(*all_reduce, communicator=communicator, stream=stream)
+    for stream in streams:
+        stream.sync()
+    lonely = me.communicator.split(0, rank)
+    if rank == 0:
+        call = Caller(lambda: me.call(*all_reduce, communicator=lonely))
+        assert not call.ends_within(0.3)
+        lonely.abort()
+        assert call.ends_within(5)
+        assert call.error.status == INTERNAL_ERROR  # type: ignore[union-attr]
+        me.send_signal(1)
+    else:
+        me.receive_signal(0)
+        lonely.abort()
+
+
+def test_the_first_collective_blocks_until_all_ranks_are_in_it_or_an_abort() -> None:
+    run(call_first, 2, environment=GPUS)
+
+
+def abort_in_turn(rank: int, size: int) -> None:
+    me = Rank(rank, size)
+    buffer = me.upload(np.ones(10, "f4"))
+    other = me.device.create_stream()
+    all_reduce = ("all_reduce", buffer, buffer, 10, FLOAT32, SUM)
+    children = [me.communicator.split(0, rank) for _ in range(6)]
+    for child in children:
+        me.call(*all_reduce, communicator=child)  # connects
+    me.stream.sync()
+    if rank == 1:
+        return me.receive_signal(0)
+
+    def is_known(communicator: Any) -> bool:
+        try:
+            me.bindings.comm_get_async_error(me.bindings.Comm(communicator))
+        except me.bindings.NCCLError as error:
+            assert error.status == INVALID_ARGUMENT
+            return False
+        return True
+
+    def abort(communicator: Any) -> Caller:
+        return Caller(lambda: me.bindings.comm_abort(communicator._comm))
+
+    def stuck(communicator: Any, stream: Any) -> int:
+        me.call(*all_reduce, communicator=communicator, stream=stream)  # rank 1 is not in it
+        time.sleep(0.05)  # for the stream to begin it
+        return int(communicator.ptr)
+
+    first, second = children[0], children[1]
+    stuck(first, me.stream), stuck(second, other)
+    call = abort(first)
+    assert not call.ends_within(0.3)  # for the kernel of the second
+    assert abort(second).ends_within(5)
+    assert call.ends_within(5)
+    assert call.error is None
+
+    first, second = children[2], children[3]
+    handle = stuck(first, me.stream)
+    stuck(second, other)
+    begin = time.monotonic()
+    me.nccl.group_start()
+    me.bindings.comm_abort(first._comm)
+    me.bindings.comm_abort(second._comm)
+    me.nccl.group_end()
+    assert time.monotonic() - begin < 2
+    assert not is_known(handle)
+    me.stream.sync()
+    other.sync()
+
+    with me.held():  # the kernel is behind what nobody opens yet
+        me.call(*all_reduce, communicator=children[4])
+        call = abort(children[4])
+        assert not call.ends_within(0.3)
+        assert abort(children[5]).ends_within(5)  # which has no operation there
+    assert call.ends_within(5)
+    return me.send_signal(1)
+
+
+def test_an_abort_waits_for_every_kernel_on_the_gpu_and_a_group_aborts_all_together() -> None:
+    run(abort_in_turn, 2, environment=GPUS)
+
+
+def ask_in_a_group(rank: int, size: int) -> None:
+    me = Rank(rank, size)
+    buffer = me.upload(np.ones(10, "f4"))
+    idle = me.communicator.split(0, rank)
+    calls = (me.bindings.comm_get_async_error, me.bindings.comm_finalize, me.bindings.comm_destroy)
+    for name, call in zip(("GetAsyncError", "Finalize", "Destroy"), calls, strict=True):
+        me.nccl.group_start()
+        assert int(idle.get_async_error()) == SUCCESS
+        me.call("all_reduce", buffer, buffer, 10, FLOAT32, SUM)
+        assert int(idle.get_async_error()) == SUCCESS
+        with me.refuses(INVALID_USAGE, f"Comm{name} : the communicator has operations in the open group"):
+            call(me.communicator._comm)
+        with me.refuses(INVALID_USAGE):
+            me.nccl.group_end()
+    assert int(me.communicator.get_async_error()) == SUCCESS
+    assert (me.download(buffer, np.ones(10, "f4")) == 1).all()
+
+
+def test_in_a_group_a_communicator_with_operations_is_not_asked_nor_ended() -> None:
+    run(ask_in_a_group, 1)
+
+
+class Pinned:
+    """Some pinned words of the host."""
+
+    def __init__(self, me: Rank, count: int = 4) -> None:
+        status, self.address = me.driver.cuMemHostAlloc(4 * count, 1)
+        assert status == 0
+        self.words = np.frombuffer((ctypes.c_uint32 * count).from_address(int(self.address)), "u4")
+        self.words[:] = 0
+
+    def at(self, index: int) -> int:
+        return int(self.address) + 4 * index
+
+
+GEQ, EQ, AND, NOR = range(4)
+
+
+def operate_on_memory(rank: int, size: int) -> None:
+    me = Rank(rank, size)
+    pinned = Pinned(me)
+    stream = int(me.stream.handle)
+
+    def wait(address: int, value: int, condition: int = GEQ) -> int:
+        return int(me.driver.cuStreamWaitValue32(stream, address, value, condition)[0])
+
+    def write(address: int, value: int) -> int:
+        return int(me.driver.cuStreamWriteValue32(stream, address, value, 0)[0])
+
+    last = 2**32 - 1
+    cases = [
+        (GEQ, 5, 4, (5, 6)),
+        (GEQ, 1, last, (1, 2**31)),  # counts round
+        (EQ, 7, 8, (7,)),
+        (AND, 6, 8 + 1, (2, 4 + 1)),
+        (NOR, 3, last - 1, (4, last - 8)),
+    ]
+    for condition, value, unmet, met in cases:
+        for word in met:
+            pinned.words[:] = unmet, 0, 0, 0
+            assert wait(pinned.at(0), value, condition) == write(pinned.at(1), 9) == 0
+            done = me.stream.record()
+            time.sleep(0.01)  # for nothing to happen
+            assert not done.is_done, (condition, unmet)
+            assert pinned.words[1] == 0
+            pinned.words[0] = word
+            done.sync()
+            assert pinned.words[1] == 9
+
+    other = me.device.create_stream()  # a stream opens another, through device memory
+    word = me.upload(np.zeros(1, "u4"))
+    assert wait(int(word.handle), 3) == 0
+    done = me.stream.record()
+    assert not done.is_done
+    assert me.driver.cuStreamWriteValue32(int(other.handle), int(word.handle), 3, 0)[0] == 0
+    done.sync()
+
+    pageable = np.zeros(4, "u4")
+    for address in (0, pageable.ctypes.data, pinned.at(0) + 2, pinned.at(4)):
+        assert wait(address, 1) == write(address, 1) == 1  # CUDA_ERROR_INVALID_VALUE
+    me.stream.sync()
+
+
+def use_what_native_code_needs(rank: int, size: int) -> None:
+    """What the driver has besides, by the names under which it is looked up."""
+    stand_ins.load()
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def call(name: str, *arguments: Any) -> int:
+        function, status = ctypes.c_void_p(), ctypes.c_int()
+        found = cuda.cuGetProcAddress_v2(name.encode(), ctypes.byref(function), 13000, ctypes.c_uint64(0), status)
+        assert found == status.value == 0, name
+        assert function.value
+        return int(ctypes.CFUNCTYPE(ctypes.c_int, *map(type, arguments))(function.value)(*arguments))
+
+    def pointer(value: Any) -> ctypes.c_void_p:
+        return ctypes.c_void_p(ctypes.addressof(value))
+
+    contexts = [ctypes.c_void_p(), ctypes.c_void_p()]
+    current = ctypes.c_void_p()
+
+    def is_current(context: ctypes.c_void_p | None) -> bool:
+        assert call("cuCtxGetCurrent", pointer(current)) == 0
+        return current.value == (context.value if context else None)
+
+    assert call("cuInit", ctypes.c_uint(0)) == 0
+    for number, context in enumerate(contexts):
+        assert call("cuDevicePrimaryCtxRetain", pointer(context), ctypes.c_int(number)) == 0
+    assert call("cuCtxPopCurrent", pointer(current)) == 201  # CUDA_ERROR_INVALID_CONTEXT
+    assert call("cuCtxPushCurrent", contexts[0]) == 0
+    assert call("cuCtxPushCurrent", contexts[1]) == 0
+    assert is_current(contexts[1])
+    with_its_own = threading.Thread(target=lambda: found.append(is_current(None)))
+    found: list[bool] = []
+    with_its_own.start()
+    with_its_own.join()
+    assert found == [True]
+    assert call("cuCtxPopCurrent", pointer(current)) == 0
+    assert current.value == contexts[1].value
+    assert is_current(contexts[0])
+    assert call("cuCtxSetCurrent", contexts[1]) == 0  # in place of the top
+    assert is_current(contexts[1])
+
+    address, on_device, number = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_int(-1)
+    assert call("cuMemHostAlloc", pointer(address), ctypes.c_size_t(64), ctypes.c_uint(3)) == 0
+    assert call("cuMemHostGetDevicePointer", pointer(on_device), address, ctypes.c_uint(0)) == 0
+    assert on_device.value == address.value
+    for attribute, value in ((9, 1), (2, 1)):  # the device's number, and host memory
+        assert call("cuPointerGetAttribute", pointer(number), ctypes.c_int(attribute), address) == 0
+        assert number.value == value
+    assert call("cuMemFreeHost", address) == 0
+    assert call("cuMemHostGetDevicePointer", pointer(on_device), address, ctypes.c_uint(0)) == 1
+
+    mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+    assert call("cuThreadExchangeStreamCaptureMode", pointer(mode)) == 0
+    assert mode.value == 0
+    assert call("cuThreadExchangeStreamCaptureMode", pointer(mode)) == 0
+    assert mode.value == 2
+
+
+def lack_memory_operations(rank: int, size: int) -> list[int]:
+    me = Rank(rank, size)
+    pinned = Pinned(me)
+    operations = (me.driver.cuStreamWaitValue32, me.driver.cuStreamWriteValue32)
+    return [int(operation(int(me.stream.handle), pinned.at(0), 1, 0)[0]) for operation in operations]
+
+
+def test_a_stream_waits_for_and_writes_words_of_memory() -> None:
+    run(operate_on_memory, 1)
+
+
+def test_native_code_finds_contexts_and_pinned_memory_by_name() -> None:
+    run(use_what_native_code_needs, 1, environment=GPUS)
+
+
+def test_streams_have_no_memory_operations_on_request() -> None:
+    environment = {"PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS": "1"}
+    assert run(lack_memory_operations, 1, environment=environment) == [[801, 801]]
+
+
+def record_again(rank: int, size: int) -> tuple[int, int, int]:
+    """Return what a recording that is in order gives, one that is too early, and a call after it."""
+    me = Rank(rank, size)
+    _, event = me.driver.cuEventCreate(0)
+    stream = int(me.stream.handle)
+
+    def record() -> int:
+        return int(me.driver.cuEventRecord(event, stream)[0])
+
+    pinned = Pinned(me)
+    record()
+    me.stream.sync()
+    me.driver.cuStreamWaitValue32(stream, pinned.at(0), 1, GEQ)
+    in_order, too_early = record(), record()
+    after = int(me.driver.cuEventQuery(event)[0])
+    pinned.words[0] = 1
+    return in_order, too_early, after
+
+
+def test_an_event_that_is_recorded_again_too_early_is_a_fault_on_request() -> None:
+    assert run(record_again, 1) == [(0, 0, 600)]  # CUDA_ERROR_NOT_READY
+    (outcome,) = attempt(record_again, 1, environment={"PROCGROUP_STAND_IN_STRICT_EVENTS": "1"})
+    assert outcome.value == (0, 700, 700)  # CUDA_ERROR_ILLEGAL_ADDRESS
+    assert "cuEventRecord on an event whose last recording is not reached yet" in outcome.output
+
+
+def work_in_bursts(rank: int, size: int) -> None:
+    me = Rank(rank, size)
+    pinned = Pinned(me, 8)
+    seconds = 0.2
+    for _ in range(3):
+        pinned.words[:] = 0
+        time.sleep(max(0.0, seconds * (time.monotonic() // seconds + 1) - time.monotonic()) + 0.02)
+        begin = time.monotonic()
+        for index in range(8):
+            me.driver.cuStreamWriteValue32(int(me.stream.handle), pinned.at(index), 1, 0)
+        if time.monotonic() % seconds < 0.1:  # unless this process was held up
+            assert pinned.words.sum() == 0
+        me.stream.sync()
+        assert pinned.words.sum() == 8
+        assert time.monotonic() // seconds > begin // seconds
+        if begin % seconds < 0.1:
+            assert time.monotonic() - begin < 2 * seconds  # one burst, not one for each
+
+
+def test_a_stream_begins_its_work_in_bursts_on_request() -> None:
+    run(work_in_bursts, 1, environment={"PROCGROUP_STAND_IN_BURST_US": "200000"})
+
+
+def share_channels(rank: int, size: int) -> list[bool]:
+    """Return which streams run while the first one waits: of its priority, and one of another."""
+    me = Rank(rank, size)
+    pinned = Pinned(me)
+    options = [0] * 5 + [-1]
+    streams = [int(me.driver.cuStreamCreateWithPriority(1, priority)[1]) for priority in options]
+    me.driver.cuStreamWaitValue32(streams[0], pinned.at(0), 1, 0)
+    for stream in streams[1:]:
+        me.driver.cuStreamWriteValue32(stream, pinned.at(1), 1, 0)
+    time.sleep(0.2)
+    has_run = [int(me.driver.cuStreamQuery(stream)[0]) == 0 for stream in streams]
+    pinned.words[0] = 1
+    for stream in streams:
+        assert me.driver.cuStreamSynchronize(stream)[0] == 0
+    return has_run
+
+
+def test_streams_of_one_priority_share_channels_on_request() -> None:
+    assert run(share_channels, 1) == [[False] + [True] * 5]
+    shared = run(share_channels, 1, environment={"PROCGROUP_STAND_IN_CHANNELS": "2"})
+    assert shared == [[False, True, False, True, False, True]]
+
+
+def abort_before_the_kernel(rank: int, size: int) -> list[float]:
+    me = Rank(rank, size)
+    values = np.ones(20, "f4")
+    received, sent = me.upload(values), me.upload(values)
+    with me.held():
+        me.call("all_reduce", sent, received, 20, FLOAT32, SUM)
+        call = Caller(lambda: me.bindings.comm_abort(me.communicator._comm))
+        assert not call.ends_within(0.2)
+    assert call.ends_within(5)
+    assert (me.download(sent, values) == 1).all()
+    return me.download(received, values).view("u1").tolist()
+
+
+def test_a_kernel_that_begins_after_an_abort_spoils_its_buffer_on_request() -> None:
+    untouched = np.ones(20, "f4").view("u1").tolist()
+    assert run(abort_before_the_kernel, 2, environment=GPUS) == [untouched] * 2
+    environment = {**GPUS, "PROCGROUP_STAND_IN_NCCL_LATE_ABORT": "1"}
+    assert run(abort_before_the_kernel, 2, environment=environment) == [[0xEE] * 64 + untouched[64:]] * 2
