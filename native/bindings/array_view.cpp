@@ -83,6 +83,7 @@ ArrayView::ArrayView(ArrayView&& other) noexcept
       owner_(std::move(other.owner_)),
       memory_(std::move(other.memory_)),
       on_device_(std::move(other.on_device_)),
+      is_tensor_(other.is_tensor_),
       scratch_(std::move(other.scratch_)) {}
 
 ArrayView::~ArrayView() {
@@ -94,7 +95,11 @@ bool ArrayView::from_torch(nb::handle array, ParameterName name) {
   int device = kHostMemory;
   if (!read_torch_tensor(array, place, dtype_, device)) return false;
   owner_ = nb::borrow(array);
-  if (device != kHostMemory) on_device_ = std::make_unique<OnDevice>(device, owner_, name.text());
+  is_tensor_ = true;
+  if (device != kHostMemory) {
+    on_device_ = std::make_unique<OnDevice>(device, owner_, name.text());
+    if (CudaStream stream = nullptr; read_torch_stream(array, device, stream)) on_device_->stream = stream;
+  }
   lie_at(std::move(place), name);
   return true;
 }
@@ -103,7 +108,7 @@ bool ArrayView::from_cuda_interface(nb::handle array, ParameterName name) {
   CudaArray read;
   if (!read_cuda_array(array, access_ != Access::kRead, read)) return false;
   owner_ = nb::borrow(array);
-  on_device_ = std::make_unique<OnDevice>(read.device, owner_, name.text());
+  on_device_ = std::make_unique<OnDevice>(read.device, owner_, name.text(), read.stream);
   dtype_ = read.dtype;
   data_ = reinterpret_cast<void*>(read.address);
   count_ = read.count;
@@ -188,7 +193,7 @@ Strided ArrayView::place() const {
 }
 
 void ArrayView::hold_memory() {
-  if (owner_.is_valid() && nb::hasattr(owner_, "untyped_storage")) memory_ = owner_.attr("untyped_storage")();
+  if (is_tensor_) memory_ = owner_.attr("untyped_storage")();
 }
 
 void move_through_scratch(Request& request, std::span<const ArrayView> views) {

@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
+#include "cuda/cuda_driver.hpp"
 #include "dtype/dtype.hpp"
 #include "dtype/strided.hpp"
 #include "ops/request.hpp"
@@ -49,8 +51,10 @@ class ArrayView {
   // Whether the elements are in the memory of a CUDA device, which this process cannot read; and of which one.
   bool is_on_device() const { return on_device_ != nullptr; }
   int device() const { return on_device_->number; }
-  // The array itself, of an array on a device.
+  // The array itself, of an array on a device, and the stream on which it was used when it was read, if that is known:
+  // null where the library states none.
   nanobind::handle array() const { return on_device_->array; }
+  std::optional<CudaStream> stream() const { return on_device_->stream; }
   // The array's own memory.
   Strided place() const;
   bool has_scratch() const { return scratch_ != nullptr; }
@@ -72,6 +76,7 @@ class ArrayView {
     int number;
     nanobind::object array;
     std::string name;
+    std::optional<CudaStream> stream;
   };
 
   bool from_buffer(nanobind::handle array, ParameterName name);
@@ -89,6 +94,7 @@ class ArrayView {
   nanobind::object owner_;
   nanobind::object memory_;
   std::unique_ptr<OnDevice> on_device_;
+  bool is_tensor_ = false;
   std::unique_ptr<Scratch> scratch_;  // keeps its address when the view moves
 };
 

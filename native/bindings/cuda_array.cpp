@@ -52,6 +52,14 @@ bool parse_type(nb::handle given, Dtype& dtype) {
   return false;
 }
 
+bool read_stream(nb::handle interface, CudaStream& stream) {
+  const nb::handle given = entry(interface, "stream");
+  stream = given.is_none() ? nullptr : PyLong_AsVoidPtr(given.ptr());
+  if (PyErr_Occurred() == nullptr) return true;
+  PyErr_Clear();
+  return false;
+}
+
 }  // namespace
 
 bool read_cuda_array(nb::handle array, bool is_written, CudaArray& read) {
@@ -75,7 +83,7 @@ bool read_cuda_array(nb::handle array, bool is_written, CudaArray& read) {
     PyErr_Clear();
     return false;
   }
-  if (read.count == 0 || read.address == 0) return false;
+  if (read.count == 0 || read.address == 0 || !read_stream(interface, read.stream)) return false;
   try {
     read.device = gpu_of(read.address);
   } catch (const std::runtime_error&) {
@@ -86,12 +94,7 @@ bool read_cuda_array(nb::handle array, bool is_written, CudaArray& read) {
 
 bool read_cuda_stream(nb::handle array, CudaStream& stream) {
   const nb::object interface = interface_of(array);
-  if (!interface.is_valid()) return false;
-  const nb::handle given = entry(interface, "stream");
-  stream = given.is_none() ? nullptr : PyLong_AsVoidPtr(given.ptr());
-  if (PyErr_Occurred() == nullptr) return true;
-  PyErr_Clear();
-  return false;
+  return interface.is_valid() && read_stream(interface, stream);
 }
 
 }  // namespace procgroup

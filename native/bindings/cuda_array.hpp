@@ -15,6 +15,7 @@ struct CudaArray {
   size_t rows = 1;
   Dtype dtype = Dtype::kUint8;
   int device = 0;
+  CudaStream stream = nullptr;  // as read_cuda_stream gives it
 };
 
 // Read a contiguous array in which this call may write, if it writes. False for everything else, also for arrays that

@@ -40,20 +40,23 @@ auto with_backend_error(Step step) {
 
 }  // namespace
 
+void ArrayStreams::add(CudaStream stream) {
+  if (stream == nullptr)
+    has_unordered = true;
+  else if (std::ranges::find(streams, stream) == streams.end())
+    streams.push_back(stream);
+}
+
+CudaStream current_stream(nb::handle array, int device) {
+  CudaStream stream = nullptr;
+  if (read_torch_stream(array, device, stream) || read_cuda_stream(array, stream)) return stream;
+  const nb::object given = nb::module_::import_("procgroup.arrays.cuda_array").attr("current_stream")(array);
+  return given.is_none() ? nullptr : reinterpret_cast<CudaStream>(nb::cast<uintptr_t>(given));
+}
+
 ArrayStreams current_streams(const std::vector<nb::object>& arrays, int device) {
   ArrayStreams used;
-  for (const nb::object& array : arrays) {
-    CudaStream stream = nullptr;
-    if (!read_torch_stream(array, device, stream) && !read_cuda_stream(array, stream)) {
-      const nb::object given = nb::module_::import_("procgroup.arrays.cuda_array").attr("current_stream")(array);
-      stream = given.is_none() ? nullptr : reinterpret_cast<CudaStream>(nb::cast<uintptr_t>(given));
-    }
-    if (stream == nullptr) {
-      used.has_unordered = true;
-      continue;
-    }
-    if (std::ranges::find(used.streams, stream) == used.streams.end()) used.streams.push_back(stream);
-  }
+  for (const nb::object& array : arrays) used.add(current_stream(array, device));
   return used;
 }
 

@@ -17,7 +17,10 @@ namespace procgroup {
 struct ArrayStreams {
   std::vector<CudaStream> streams;
   bool has_unordered = false;
+
+  void add(CudaStream stream);  // null where the library states none
 };
+CudaStream current_stream(nanobind::handle array, int device);
 ArrayStreams current_streams(const std::vector<nanobind::object>& arrays, int device);
 
 // Let a call move host memory, to and from which the elements are copied: its request gets the addresses there. Raises

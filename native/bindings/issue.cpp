@@ -129,8 +129,12 @@ nb::object PythonGroup::waited(const nb::object& work) {
 
 ArrayStreams PythonGroup::take_device_arrays(Issued& issued) const {
   issued.device = issued.arrays.front().device();
-  for (const ArrayView& view : issued.arrays) issued.device_arrays.push_back(nb::borrow(view.array()));
-  return current_streams(issued.device_arrays, issued.device);
+  ArrayStreams used;
+  for (const ArrayView& view : issued.arrays) {
+    issued.device_arrays.push_back(nb::borrow(view.array()));
+    used.add(view.stream() ? *view.stream() : current_stream(view.array(), issued.device));
+  }
+  return used;
 }
 
 nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued,

@@ -10,6 +10,9 @@
 namespace procgroup {
 namespace {
 
+// In place of a message's operation and peer, in the name of a device's queue.
+constexpr std::pair kCollectives{OpKind::kBarrier, -1};
+
 // How long the caller of an asynchronous call waits for the other ranks' part of it.
 constexpr int64_t kAlongNs = 200'000;
 
@@ -167,17 +170,14 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
 
 std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::shared_ptr<Task> task, double seconds,
                                               bool is_unawaited) {
-  std::shared_ptr<GroupOperation> operation;
+  const auto operation = std::make_shared<DeviceOperation>(*this, call, std::move(task), seconds, is_unawaited);
   bool is_watched = false;
   {
     const std::lock_guard lock(queue_mutex_);
-    std::weak_ptr<GroupOperation>& last =
-        device_queues_[is_message(call.op) ? std::pair(call.op, call.root) : std::pair(OpKind::kBarrier, -1)];
-    operation = std::make_shared<DeviceOperation>(*this, call, std::move(task), last.lock(), seconds, is_unawaited);
-    last = operation;
-    has_used_device_.store(true, std::memory_order_release);
     is_watched = !is_completed();  // under the mutex: what is added after leave() would never end
-    if (is_watched) messages_.push_back(operation);
+    if (is_watched)
+      device_queues_[is_message(call.op) ? std::pair(call.op, call.root) : kCollectives].push_back(operation);
+    has_used_device_.store(true, std::memory_order_release);
   }
   if (!is_watched) operation->give_up(*broken());
   engine_.progress().notify();
@@ -188,10 +188,8 @@ std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::share
 bool Group::has_device_work() {
   if (!has_used_device_.load(std::memory_order_acquire)) return false;
   const std::lock_guard lock(queue_mutex_);
-  const auto last = device_queues_.find({OpKind::kBarrier, -1});
-  if (last == device_queues_.end()) return false;
-  const std::shared_ptr<GroupOperation> work = last->second.lock();
-  return work && !work->is_completed();
+  const auto queue = device_queues_.find(kCollectives);
+  return queue != device_queues_.end() && !queue->second.empty();
 }
 
 int64_t Group::longest_sleep_ns() {
@@ -199,6 +197,8 @@ int64_t Group::longest_sleep_ns() {
   int64_t longest = queue_.empty() ? kAnySleepNs : queue_.front()->longest_sleep_ns();
   for (const std::shared_ptr<GroupOperation>& message : messages_)
     longest = std::min(longest, message->longest_sleep_ns());
+  for (const auto& [key, queue] : device_queues_)
+    if (!queue.empty()) longest = std::min(longest, DeviceOperation::kSleepNs);
   return longest;
 }
 
@@ -221,12 +221,15 @@ std::vector<std::shared_ptr<GroupOperation>> Group::sweep_messages() {
 
 bool Group::is_idle() {
   const std::lock_guard lock(queue_mutex_);
-  return queue_.empty() && std::ranges::all_of(messages_, [](const auto& one) { return one->is_completed(); });
+  return queue_.empty() && std::ranges::all_of(messages_, [](const auto& one) { return one->is_completed(); }) &&
+         std::ranges::all_of(device_queues_, [](const auto& one) { return one.second.empty(); });
 }
 
 std::optional<size_t> Group::open_receives(const Operation& waited, const std::vector<int>& awaited) {
   const std::lock_guard lock(queue_mutex_);
   if (!queue_.empty() && queue_.front().get() != &waited) return std::nullopt;
+  for (const auto& [key, queue] : device_queues_)
+    if (!queue.empty() && queue.front().get() != &waited) return std::nullopt;
   size_t open = 0;
   for (const std::shared_ptr<GroupOperation>& message : messages_) {
     if (message->is_completed() || message.get() == &waited) continue;
@@ -240,6 +243,7 @@ std::optional<size_t> Group::open_receives(const Operation& waited, const std::v
 bool Group::hurries() {
   const std::lock_guard lock(queue_mutex_);
   const uint64_t before = std::exchange(looked_at_, message_sequence_.load(std::memory_order_relaxed));
+  if (std::ranges::any_of(device_queues_, [](const auto& one) { return !one.second.empty(); })) return true;
   return !queue_.empty() || std::ranges::any_of(messages_, [&](const auto& message) {
     return !message->is_completed() && (message->call().sequence <= before || !may_rest(*message));
   });
@@ -248,8 +252,11 @@ bool Group::hurries() {
 Progress Group::advance_pending() {
   const Progress queue = advance_queue();
   const Progress messages = advance_messages();
-  if (queue == Progress::kMoved || messages == Progress::kMoved) return Progress::kMoved;
-  return queue == Progress::kWaiting || messages == Progress::kWaiting ? Progress::kWaiting : Progress::kDone;
+  const Progress devices = advance_devices();
+  const auto is_any = [&](Progress one) { return queue == one || messages == one || devices == one; };
+  return is_any(Progress::kMoved)     ? Progress::kMoved
+         : is_any(Progress::kWaiting) ? Progress::kWaiting
+                                      : Progress::kDone;
 }
 
 // Only one thread at a time takes from the queue, so its head stays the head while it is advanced.
@@ -313,6 +320,38 @@ Progress Group::advance_messages() {
   return progress;
 }
 
+Progress Group::advance_devices() {
+  if (!has_used_device_.load(std::memory_order_acquire)) return Progress::kDone;
+  Progress progress = Progress::kDone;
+  std::vector<std::shared_ptr<GroupOperation>> completed;  // which may run Python when they end
+  std::vector<std::pair<OpKind, int>> keys;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    for (const auto& [key, queue] : device_queues_)
+      if (!queue.empty()) keys.push_back(key);
+  }
+  for (const auto& key : keys) {
+    for (;;) {
+      std::shared_ptr<GroupOperation> first;
+      {
+        const std::lock_guard lock(queue_mutex_);
+        auto& queue = device_queues_[key];
+        if (!completed.empty() && !queue.empty() && queue.front() == completed.back()) queue.pop_front();
+        if (queue.empty()) break;
+        first = queue.front();
+      }
+      if (first->advance() != Progress::kDone) {
+        if (progress == Progress::kDone) progress = Progress::kWaiting;
+        break;
+      }
+      progress = Progress::kMoved;
+      completed.push_back(std::move(first));
+    }
+  }
+  if (!completed.empty()) engine_.completed();
+  return progress;
+}
+
 void Group::examine_pending() {
   const std::lock_guard driving(driving_);
   std::vector<std::shared_ptr<GroupOperation>> running;
@@ -320,6 +359,10 @@ void Group::examine_pending() {
   {
     const std::lock_guard lock(queue_mutex_);
     running = messages_;
+    // Those behind the first end after it, but for their deadlines and the end of the group.
+    for (const auto& [key, queue] : device_queues_)
+      for (const std::shared_ptr<GroupOperation>& work : queue)
+        if (work == queue.front() || is_completed() || work->deadline().passed()) running.push_back(work);
     waiting.assign(queue_.begin(), queue_.end());
   }
   std::vector<int> missing;  // to the first of them, so to those behind it too

@@ -256,6 +256,7 @@ class Group final : public Source {
   void run_along(const GroupOperation& operation);
   Progress advance_queue();
   Progress advance_messages();
+  Progress advance_devices();
   int group_rank(int world_rank) const;
   Descriptor describe(const MessageRequest& request);
 
@@ -281,11 +282,11 @@ class Group final : public Source {
   std::vector<uint64_t> matched_;
   std::mutex queue_mutex_;  // guards queue_, messages_ and device_queues_
   std::deque<std::shared_ptr<GroupOperation>> queue_;
-  // Messages, and work on devices; completed ones stay for a while.
-  std::vector<std::shared_ptr<GroupOperation>> messages_;
-  // The last work of each queue of the device: of collectives, and of messages from and to each member.
-  std::map<std::pair<OpKind, int>, std::weak_ptr<GroupOperation>> device_queues_;
-  std::atomic<bool> has_used_device_{false};  // whether device_queues_ has any, without the mutex
+  std::vector<std::shared_ptr<GroupOperation>> messages_;  // completed ones stay for a while
+  // Tasks on a device, of collectives, and of messages from and to each member. Those of a queue complete in order, so
+  // only the first is looked at.
+  std::map<std::pair<OpKind, int>, std::deque<std::shared_ptr<GroupOperation>>> device_queues_;
+  std::atomic<bool> has_used_device_{false};  // whether there are device_queues_, without the mutex
   std::function<void()> end_device_work_;
   size_t crowded_ = kFewMessages;                      // messages_ is swept when it is as long as this
   std::atomic<int> receive_credits_{kReceiveCredits};  // see start_at_once()

@@ -298,6 +298,7 @@ void Group::end_pending() {
   {
     const std::lock_guard lock(queue_mutex_);
     pending = messages_;
+    for (const auto& [key, queue] : device_queues_) pending.insert(pending.end(), queue.begin(), queue.end());
     pending.insert(pending.end(), queue_.begin(), queue_.end());
   }
   for (const std::shared_ptr<GroupOperation>& operation : pending)

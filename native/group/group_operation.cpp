@@ -337,8 +337,6 @@ Progress DeviceOperation::advance() {
   const std::unique_lock lock(looking_, std::try_to_lock);
   if (!lock) return Progress::kWaiting;
   if (is_completed()) return Progress::kDone;
-  if (before_ && !before_->is_completed()) return Progress::kWaiting;
-  before_.reset();
   bool is_done = false;
   std::vector<int> ignored;
   const auto look = [&] { is_done = task_->test(ignored) == Task::State::kCompleted; };
@@ -370,7 +368,6 @@ void DeviceOperation::end_group(const Failure& failure) {
 
 // What the task refers to may refer to this operation.
 void DeviceOperation::end(const Failure* failure) {
-  before_.reset();
   if (failure != nullptr) task_->cancel();
   task_.reset();
   failure == nullptr ? finish() : fail(*failure);

@@ -112,15 +112,13 @@ class MessageOperation final : public GroupOperation {
   std::mutex advancing_;                   // held to advance the task; taken before the mutex of messages
 };
 
-// A task that its call has queued on a device. The work of one queue of the device ends in order.
+// A task that its call has queued on a device.
 class DeviceOperation final : public GroupOperation {
  public:
-  DeviceOperation(Group& group, const Descriptor& call, std::shared_ptr<Task> task,
-                  std::shared_ptr<GroupOperation> before, double seconds, bool is_unawaited)
+  DeviceOperation(Group& group, const Descriptor& call, std::shared_ptr<Task> task, double seconds, bool is_unawaited)
       : GroupOperation(group, call.bytes(), seconds),
         call_(call),
         is_unawaited_(is_unawaited),
-        before_(std::move(before)),
         task_(std::move(task)) {}
 
   Progress advance() override;
@@ -128,20 +126,18 @@ class DeviceOperation final : public GroupOperation {
   std::vector<int> missing() const override { return {}; }
   Descriptor call() const override { return call_; }
   void give_up(Failure failure) override;
-  int64_t longest_sleep_ns() const override { return kDeviceSleepNs; }
+  int64_t longest_sleep_ns() const override { return kSleepNs; }
+  // Nobody waits for the end of this work itself but whoever asks for it, and then looks.
+  static constexpr int64_t kSleepNs = 1'000'000;
   bool outlives_peer() const override { return true; }
 
  private:
-  // Nobody waits for the end of this work itself but whoever asks for it, and then looks.
-  static constexpr int64_t kDeviceSleepNs = 1'000'000;
-
   void end_group(const Failure& failure);
   void end(const Failure* failure);
 
   const Descriptor call_;
   const bool is_unawaited_;
-  std::mutex looking_;  // guards the members below
-  std::shared_ptr<GroupOperation> before_;
+  std::mutex looking_;  // guards task_
   std::shared_ptr<Task> task_;
 };
 

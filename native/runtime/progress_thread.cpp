@@ -37,9 +37,13 @@ void ProgressThread::remove(Source* source) {
   std::erase(sources_, source);
 }
 
+// While the thread runs, as in a burst of calls, it looks again without being woken. It sets `sleeps_` before it looks
+// at `work_` for the last time, here the order is the other one, and all four accesses have one order: one of the two
+// sees the other.
 void ProgressThread::notify() {
-  const std::lock_guard lock(mutex_);
   work_ = true;
+  if (!sleeps_) return;
+  const std::lock_guard lock(mutex_);
   start();
 }
 
@@ -57,7 +61,9 @@ void ProgressThread::start() {
 
 void ProgressThread::rest(std::unique_lock<std::mutex>& lock) {
   soon_.store(true);
+  sleeps_ = true;
   changed_.wait_for(lock, kRest, [this] { return work_ || stop_; });
+  sleeps_ = false;
   soon_.store(false);
 }
 
@@ -103,15 +109,13 @@ int64_t ProgressThread::longest_sleep_ns() {
 }
 
 void ProgressThread::run() {
+  sleeps_ = false;
   Backoff backoff(policy_, policy_.background_spin_ns);
   int64_t examined_ns = now_ns();
   uint32_t known = waiter_.news().load(std::memory_order_acquire);
   for (;;) {
-    {
-      std::unique_lock lock(mutex_);
-      if (stop_) return;
-      work_ = false;
-    }
+    if (stop_) return;
+    work_ = false;
     const Progress progress = advance_all();
     if (progress == Progress::kMoved) {
       backoff.renew();
@@ -121,7 +125,9 @@ void ProgressThread::run() {
       examined_ns = now_ns();
     } else if (progress == Progress::kDone) {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return work_ || stop_ || soon_.load(); });
+      sleeps_ = true;
+      changed_.wait(lock, [this] { return work_ || stop_ || soon_; });
+      sleeps_ = false;
       if (!work_ && !stop_) rest(lock);
       backoff.renew();
     } else if (progress == Progress::kWaiting && !hurries()) {

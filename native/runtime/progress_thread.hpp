@@ -63,11 +63,12 @@ class ProgressThread {
 
   Waiter& waiter_;
   const WaitPolicy& policy_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards thread_, and is held to sleep on changed_
   std::condition_variable changed_;
-  bool work_ = false;
-  bool stop_ = false;
-  std::atomic<bool> soon_{false};  // the thread rests, or is to, and looks at everything afterwards
+  std::atomic<bool> work_{false};  // there is some for which the thread has not looked
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> sleeps_{true};  // on changed_, or does not run yet
+  std::atomic<bool> soon_{false};   // the thread rests, or is to, and looks at everything afterwards
   std::thread thread_;
   std::mutex pass_;  // guards sources_; held while they are advanced, so that remove() waits for the end of a pass
   std::vector<Source*> sources_;

@@ -20,8 +20,8 @@ def version_of_library(kind: str, file: Path) -> str:
     return f"{kind} of {file.name}"
 
 
-def check_gpus(root: Path, bindings: str = "", **environment: str) -> list[Finding]:
-    return list(gpus.check(environment, root, lambda _: bindings, version_of_library))
+def check_gpus(root: Path, **environment: str) -> list[Finding]:
+    return list(gpus.check(environment, root, version_of_library))
 
 
 def write_host_with_gpus(root: Path) -> None:
@@ -37,7 +37,7 @@ def test_without_gpus_everything_is_a_note(tmp_path: Path) -> None:
 def test_gpus_with_driver_and_nccl_are_fine(tmp_path: Path) -> None:
     write_host_with_gpus(tmp_path)
     write(tmp_path, f"{LIBRARIES}/libnccl.so.2", "")
-    found = check_gpus(tmp_path, "0.6.0")
+    found = check_gpus(tmp_path)
     assert {finding.level for finding in found} == {Level.OK}
     assert "2 GPUs: 2 x X" in texts(found, Level.OK) and "driver 580.95.05" in texts(found, Level.OK)
     assert any(text.startswith("NCCL nccl of libnccl.so.2 at ") for text in texts(found, Level.OK))
@@ -57,7 +57,7 @@ def test_gpus_without_the_driver_s_library_are_a_problem(tmp_path: Path) -> None
 
 def test_a_gpu_that_does_not_exist_is_a_warning(tmp_path: Path) -> None:
     write_host_with_gpus(tmp_path)
-    found = check_gpus(tmp_path, "0.6.0", CUDA_VISIBLE_DEVICES="0,5")
+    found = check_gpus(tmp_path, CUDA_VISIBLE_DEVICES="0,5")
     assert any("names GPU 5, but there are 2" in text for text in texts(found, Level.WARNING))
 
 

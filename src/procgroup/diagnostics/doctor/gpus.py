@@ -11,7 +11,6 @@ from pathlib import Path
 from procgroup.cluster.accelerators import host_gpus, visible_lists
 from procgroup.diagnostics.doctor import shared_libraries
 from procgroup.diagnostics.doctor.findings import Finding, note, ok, problem, warning
-from procgroup.diagnostics.doctor.software import installed_version
 from procgroup.diagnostics.doctor.system_files import read_text
 
 _INSTALL = "pip install 'procgroup[nccl-cu13]', or nccl-cu12 for drivers of CUDA 12"
@@ -20,7 +19,6 @@ _INSTALL = "pip install 'procgroup[nccl-cu13]', or nccl-cu12 for drivers of CUDA
 def check(
     environment: Mapping[str, str] = os.environ,
     root: Path = Path("/"),
-    version_of: Callable[[str], str] = installed_version,
     version_of_library: Callable[[str, Path], str] = shared_libraries.version,
 ) -> Iterator[Finding]:
     """Yield findings about GPUs and NCCL. Where there are none, these are notes."""
@@ -36,7 +34,7 @@ def check(
     libraries = shared_libraries.find(["libnccl.so*"], environment, root)
     for file in libraries:
         yield (ok if is_nvidia else note)(f"NCCL {version_of_library('nccl', file)} at {file}")
-    yield from _nccl(is_nvidia, bool(libraries), bool(version_of("nccl4py")))
+    yield from _nccl(is_nvidia, bool(libraries))
 
 
 def _counted(count: int) -> str:
@@ -74,13 +72,8 @@ def _driver(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
     yield ok(f"driver {found[1]}") if found else note("the version of the driver is unknown")
 
 
-def _nccl(has_gpus: bool, has_library: bool, has_bindings: bool) -> Iterator[Finding]:
-    missing = [name for name, is_there in (("libnccl.so.2", has_library), ("nccl4py", has_bindings)) if not is_there]
-    if missing and has_gpus:
-        yield warning(
-            f"{' and '.join(missing)} not found: arrays on GPUs go through host memory", f"Install NCCL: {_INSTALL}"
-        )
-    elif missing and len(missing) < 2:
-        yield note(f"{missing[0]} not found: without it there is no NCCL")
-    elif missing:
+def _nccl(has_gpus: bool, has_library: bool) -> Iterator[Finding]:
+    if has_gpus and not has_library:
+        yield warning("libnccl.so.2 not found: arrays on GPUs go through host memory", f"Install NCCL: {_INSTALL}")
+    elif not has_library:
         yield note("NCCL is not installed")

@@ -15,7 +15,7 @@ OPTIONAL: Mapping[str, tuple[Sequence[str], str]] = {
     "jax": (("jax",), "JAX's arrays and compiled functions"),
     "cupy": (("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy"), "CuPy's arrays"),
     "mpi4py": (("mpi4py",), 'the backend "mpi"'),
-    "nccl4py": (("nccl4py",), 'the backend "nccl"'),
+    "nvidia-nccl": (("nvidia-nccl-cu13", "nvidia-nccl-cu12"), 'the backend "nccl"'),
 }
 """Optional libraries: the names of their distributions, and what they are needed for."""
 
