@@ -42,20 +42,22 @@ void Group::run(Request& request, double seconds, LanguageRuntime& language) {
   }
   CollectiveCall call(*state_, request);
   std::optional<Failure> failure;
+  bool is_queued = false;
   if (!ends_soon(call))
     failure = supervise(call, request.descriptor, [&] { return awaited(request.descriptor); }, seconds, language);
   if (!failure && (request.after || request.task)) {
     language.unlock();
-    failure = failure_of([&] { conclude(request, call, seconds); });
+    failure = failure_of([&] { is_queued = conclude(request, call, seconds, recording) != nullptr; });
     if (failure) break_with(*failure, request.descriptor);
     language.lock();
   }
-  recording.end(failure ? &*failure : nullptr);
+  if (!is_queued) recording.end(failure ? &*failure : nullptr);
   if (failure) throw reported(*std::move(failure), request.descriptor);
 }
 
 // After a call has gone well. Return what goes on on a device.
-std::shared_ptr<GroupOperation> Group::conclude(const Request& request, const CollectiveCall& call, double seconds) {
+std::shared_ptr<GroupOperation> Group::conclude(const Request& request, const CollectiveCall& call, double seconds,
+                                                const Recording& recording) {
   const Descriptor& made = request.descriptor;
   bool is_queued = call.is_queued();
   if (request.task && !made.external) {
@@ -64,7 +66,7 @@ std::shared_ptr<GroupOperation> Group::conclude(const Request& request, const Co
     is_queued = request.task->test(awaited) == Task::State::kQueued;
   }
   if (request.after) request.after();
-  return is_queued ? follow(made, request.task, seconds, request.is_unawaited) : nullptr;
+  return is_queued ? follow(made, request.task, seconds, request.is_unawaited, recording) : nullptr;
 }
 
 // Whether the call completes within a few polls, with the language's lock held. A call that keeps moving is large, and
@@ -169,8 +171,10 @@ std::shared_ptr<GroupOperation> Group::start_message(const MessageRequest& reque
 }
 
 std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::shared_ptr<Task> task, double seconds,
-                                              bool is_unawaited) {
-  const auto operation = std::make_shared<DeviceOperation>(*this, call, std::move(task), seconds, is_unawaited);
+                                              bool is_unawaited, std::optional<Recording> recording) {
+  if (recording) recording->queue();
+  const auto operation =
+      std::make_shared<DeviceOperation>(*this, call, std::move(task), seconds, is_unawaited, std::move(recording));
   bool is_watched = false;
   {
     const std::lock_guard lock(queue_mutex_);

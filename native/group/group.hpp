@@ -20,6 +20,7 @@
 #include "group/engine.hpp"
 #include "group/failure_board.hpp"
 #include "ops/request.hpp"
+#include "runtime/recording.hpp"
 
 namespace procgroup {
 
@@ -127,7 +128,7 @@ class Group final : public Source {
   // Watch over a task that a call, which has ended, has queued on a device, until it has completed. It fails, and ends
   // the group, at its deadline, when a member is lost, and with the group.
   std::shared_ptr<GroupOperation> follow(const Descriptor& call, std::shared_ptr<Task> task, double seconds,
-                                         bool is_unawaited = false);
+                                         bool is_unawaited = false, std::optional<Recording> recording = {});
   // Called once, when a failure ends the group, from any thread. Set before the first call.
   void on_broken(std::function<void()> end_device_work) { end_device_work_ = std::move(end_device_work); }
 
@@ -202,7 +203,8 @@ class Group final : public Source {
   std::optional<Failure> what_ends(const GroupOperation& operation);
   void require_usable(Descriptor call);
   void number(Descriptor& call);
-  std::shared_ptr<GroupOperation> conclude(const Request& request, const CollectiveCall& call, double seconds);
+  std::shared_ptr<GroupOperation> conclude(const Request& request, const CollectiveCall& call, double seconds,
+                                           const Recording& recording);
   void finish_turn();
   [[nodiscard]] std::vector<std::shared_ptr<GroupOperation>> sweep_messages();
   bool has_device_work();

@@ -57,13 +57,13 @@ Progress QueuedCall::advance() {
   if (progress != Progress::kDone) return progress;
   std::optional<Failure> failure;
   if (running_->failure() == nullptr)
-    failure = failure_of([this] { queue(group_.conclude(request_, *running_, seconds_)); });
+    failure = failure_of([this] { queue(group_.conclude(request_, *running_, seconds_, *recording_)); });
   end(failure ? &*failure : running_->failure());
   return Progress::kDone;
 }
 
 void QueuedCall::end(const Failure* failure) {
-  recording_->end(failure);
+  if (!device_work()) recording_->end(failure);
   // Before the call completes, because a thread that waits for it may then leave the group.
   if (request_.descriptor.sequence != 0) group_.ended_.store(request_.descriptor.sequence, std::memory_order_release);
   if (failure == nullptr) {
@@ -163,11 +163,11 @@ Progress MessageOperation::advance_task() {
     if (is_done && task_ == Task::State::kQueued) {
       Descriptor queued = call_;
       queued.root = peer();
-      queue(group_.follow(queued, request_.task, seconds_, request_.is_unawaited));
+      queue(group_.follow(queued, request_.task, seconds_, request_.is_unawaited, recording_));
     }
   });
   if (!is_done && !failure) return Progress::kWaiting;
-  recording_->end(failure ? &*failure : nullptr);
+  if (!device_work()) recording_->end(failure ? &*failure : nullptr);
   if (failure) {
     group_.break_with(*failure, call_);
     fail(*std::move(failure));
@@ -370,6 +370,7 @@ void DeviceOperation::end_group(const Failure& failure) {
 void DeviceOperation::end(const Failure* failure) {
   if (failure != nullptr) task_->cancel();
   task_.reset();
+  if (recording_) recording_->end(failure);
   failure == nullptr ? finish() : fail(*failure);
 }
 

@@ -115,10 +115,12 @@ class MessageOperation final : public GroupOperation {
 // A task that its call has queued on a device.
 class DeviceOperation final : public GroupOperation {
  public:
-  DeviceOperation(Group& group, const Descriptor& call, std::shared_ptr<Task> task, double seconds, bool is_unawaited)
+  DeviceOperation(Group& group, const Descriptor& call, std::shared_ptr<Task> task, double seconds, bool is_unawaited,
+                  std::optional<Recording> recording)
       : GroupOperation(group, call.bytes(), seconds),
         call_(call),
         is_unawaited_(is_unawaited),
+        recording_(std::move(recording)),
         task_(std::move(task)) {}
 
   Progress advance() override;
@@ -137,7 +139,8 @@ class DeviceOperation final : public GroupOperation {
 
   const Descriptor call_;
   const bool is_unawaited_;
-  std::mutex looking_;  // guards task_
+  std::mutex looking_;  // guards what follows
+  std::optional<Recording> recording_;
   std::shared_ptr<Task> task_;
 };
 

@@ -23,7 +23,7 @@ struct Header {
 // Every field is stored with release after the odd version, and loaded with acquire before the version is
 // read again: a reader that sees any new field also sees that the version has changed.
 struct Entry {
-  Field version;  // 8 * index + 2 when added, 2 more after each of at most two changes; odd meanwhile; 0: never written
+  Field version;  // 16 * index + 2 when added, 2 more after each of at most three changes; odd meanwhile; 0: not written
   Field group;
   Field sequence;
   Field count;
@@ -54,7 +54,7 @@ std::optional<Record> unpack(uint64_t index, uint64_t kind) {
   const auto byte = [kind](int position) { return static_cast<uint8_t>(kind >> (8 * position)); };
   const uint8_t op = byte(0) & 0x3f;
   if (op > static_cast<uint8_t>(kMakesGroup) || byte(1) >= kDtypes || byte(2) >= kReduceOps ||
-      byte(3) > static_cast<uint8_t>(CallState::kIssued))
+      byte(3) > static_cast<uint8_t>(CallState::kQueued))
     return std::nullopt;
   Record record{};
   record.index = index;
@@ -72,7 +72,7 @@ std::optional<Record> unpack(uint64_t index, uint64_t kind) {
 std::optional<Record> read_once(const Entry& entry) {
   const uint64_t version = entry.version.load(std::memory_order_acquire);
   if (version == 0 || version % 2 != 0) return std::nullopt;
-  std::optional<Record> record = unpack(version / 8, entry.kind.load(std::memory_order_acquire));
+  std::optional<Record> record = unpack(version / 16, entry.kind.load(std::memory_order_acquire));
   if (!record) return std::nullopt;
   record->call.group = entry.group.load(std::memory_order_acquire);
   record->call.sequence = entry.sequence.load(std::memory_order_acquire);
@@ -120,18 +120,18 @@ CallState state_of(const Entry& entry) {
 }
 
 // Whether the entry still is this call's.
-bool is_of(const Entry& entry, uint64_t index) { return entry.version.load(std::memory_order_relaxed) / 8 == index; }
+bool is_of(const Entry& entry, uint64_t index) { return entry.version.load(std::memory_order_relaxed) / 16 == index; }
 
-// Whether that is so, and the call has not ended. So an entry changes at most twice after it was added, and its
+// Whether that is so, and the call has not ended. So an entry changes at most three times after it was added, and its
 // versions stay below the next index's.
 bool is_running(const Entry& entry, uint64_t index) {
-  return is_of(entry, index) && (state_of(entry) == CallState::kStarted || state_of(entry) == CallState::kIssued);
+  return is_of(entry, index) && state_of(entry) != CallState::kCompleted && state_of(entry) != CallState::kFailed;
 }
 
 }  // namespace
 
 const char* call_state_name(CallState state) {
-  constexpr const char* kNames[] = {"started", "completed", "failed", "issued"};
+  constexpr const char* kNames[] = {"started", "completed", "failed", "issued", "queued"};
   return kNames[static_cast<int>(state)];
 }
 
@@ -163,7 +163,7 @@ uint64_t Recorder::add(const Descriptor& call, CallState state, uint32_t source,
   const uint64_t index = next_++;
   static_cast<Header*>(memory_)->added.store(next_, std::memory_order_relaxed);
   Entry& entry = entries(memory_)[index % kEntries];
-  const Change change(entry, 8 * index + 2);
+  const Change change(entry, 16 * index + 2);
   Change::set(entry.group, call.group);
   Change::set(entry.sequence, call.sequence);
   Change::set(entry.count, call.count);
@@ -193,6 +193,15 @@ uint64_t Recorder::start(uint64_t index, const Descriptor& call, uint32_t source
     }
   }
   return add(call, CallState::kStarted, source, now, 0);
+}
+
+void Recorder::queue(uint64_t index) {
+  if constexpr (!kDiagnoses) return;
+  const std::lock_guard writing(writing_);
+  Entry& entry = entries(memory_)[index % kEntries];
+  if (!is_running(entry, index)) return;
+  const Change change(entry);
+  Change::set(entry.kind, with_state(entry.kind.load(std::memory_order_relaxed), CallState::kQueued));
 }
 
 void Recorder::complete(uint64_t index) { end(index, CallState::kCompleted); }

@@ -27,7 +27,8 @@
 
 namespace procgroup {
 
-enum class CallState : uint8_t { kStarted, kCompleted, kFailed, kIssued };
+// A queued call has ended on the host: its work on a GPU has not.
+enum class CallState : uint8_t { kStarted, kCompleted, kFailed, kIssued, kQueued };
 
 const char* call_state_name(CallState state);  // "started"
 
@@ -64,7 +65,9 @@ class Recorder {
   uint64_t start(uint64_t index, const Descriptor& call, uint32_t source);
   // A call that has completed already, and started at that many ticks.
   void record(const Descriptor& call, uint64_t started, uint32_t source = 0);
-  // Ends; without effect when so many calls came after that the entry is another's by now.
+  // Ends on the host, while its work on a GPU goes on; without effect, as the next two, when so many calls came after
+  // that the entry is another's by now.
+  void queue(uint64_t index);
   void complete(uint64_t index);
   void fail(uint64_t index);
 

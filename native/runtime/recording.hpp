@@ -16,6 +16,8 @@ class Recording {
   }
 
   void start(const Descriptor& call) { index_ = recorder_.start(index_, call, source_); }
+  // Its work on a device goes on.
+  void queue() { recorder_.queue(index_); }
   void end(const Failure* failure) { failure == nullptr ? recorder_.complete(index_) : recorder_.fail(index_); }
 
  private:

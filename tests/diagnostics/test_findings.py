@@ -13,7 +13,7 @@ NOW = 100.0
 
 def call(sequence: int, state: str, started: float) -> Call:
     """A broadcast of rank 0, which took 1 s where it has ended."""
-    ended = 0.0 if state == "started" else started + 1.0
+    ended = 0.0 if state in ("started", "queued") else started + 1.0
     return Call(WORLD, sequence, "broadcast", "broadcast", False, 0, 8, state, "train.py:7", started, started, ended)
 
 
@@ -44,3 +44,20 @@ def test_only_the_rank_that_has_not_entered_a_call_is_late_for_it() -> None:
 
 def test_where_all_ranks_have_entered_the_call_none_is_late() -> None:
     assert found([call(1, "completed", 90.0)], [call(1, "started", 90.0)], [call(1, "started", 91.0)]) == []
+
+
+def test_a_gpu_that_has_not_finished_what_the_others_have_is_named_with_its_call_and_line() -> None:
+    stuck = [call(2, "queued", 88.0), call(3, "queued", 89.0)]
+    (late,) = found(
+        [call(2, "completed", 88.0), call(3, "queued", 99.5)], stuck, [call(2, "completed", 88.0), call(3, "issued", 0.0)]
+    )
+    assert late.ranks == (1,) and late.waiting == ()
+    assert late.sentence.startswith("the GPU of rank 1 has not finished broadcast #2 of group 0 at train.py:7")
+    assert "those of ranks 0, 2 have" in late.sentence and "for 12.0 s, with 1 call behind it" in late.sentence
+
+
+def test_where_no_gpu_has_finished_a_call_any_may_be_stuck() -> None:
+    (late,) = found(*([call(2, "queued", 90.0)] for _ in range(3)))
+    assert late.ranks == (0, 1, 2)
+    assert late.sentence.startswith("the GPUs of ranks 0, 1, 2 have not finished broadcast #2")
+    assert "one of them is stuck, before this call or in it" in late.sentence

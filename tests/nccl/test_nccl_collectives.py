@@ -236,6 +236,21 @@ def a_blocking_call_begins_after_what_is_queued_on_the_stream_and_the_host_does_
 
 
 @program
+def a_call_is_recorded_as_queued_until_the_gpu_has_finished_it(rank: int, size: int) -> None:
+    group: Any = dist.group.WORLD
+
+    def state() -> str:
+        return str(group.records()[-1]["state"])
+
+    array = full(1000, 1, stream := new_stream())
+    dist.all_reduce(array)  # connects the ranks
+    with held(stream):
+        dist.all_reduce(array)
+        assert comes_true(lambda: state() == "queued"), state()
+    assert comes_true(lambda: state() == "completed"), state()
+
+
+@program
 def each_array_of_a_call_is_used_on_its_own_stream(rank: int, size: int) -> None:
     for late in range(size + 1):
         streams = [new_stream() for _ in range(size + 1)]

@@ -101,7 +101,10 @@ void an_issued_call_starts_when_it_has_its_turn() {
   const Record started = recorder.read().at(0);
   CHECK(started.state == CallState::kStarted && started.source == 7 && is_whole(started));
   CHECK(started.started_ns - started.issued_ns >= 1'900'000 && started.issued_ns >= issued.issued_ns - 100'000);
+  recorder.queue(index);
+  CHECK(recorder.read().at(0).state == CallState::kQueued && recorder.read().at(0).ended_ns == 0);
   recorder.complete(index);
+  for (int times = 0; times < 3; ++times) recorder.queue(index);
   CHECK(recorder.read().at(0).state == CallState::kCompleted);
   CHECK(recorder.read().size() == 1 && Recorder::recorded(memory.get()) == 1);
 }

@@ -19,6 +19,7 @@ from procgroup.process_end import note_failure, wait_for_others
 
 _IDLE_SLICE_SECONDS = 0.01
 _MAX_CALLS = 8
+_UNFINISHED = ("started", "queued")
 
 
 def identity_of(parent: int, members: Sequence[int], count: int) -> int:
@@ -41,7 +42,7 @@ def transport_between(hosts: Sequence[int]) -> str:
 
 def calls_in_progress(engine: _native.Engine) -> str:
     """Return the calls of this rank that have not completed, or who has yet to receive what it sent, for a message."""
-    calls = [f"{call['call']} (#{call['sequence']})" for call in engine.records() if call["state"] == "started"]
+    calls = [f"{call['call']} (#{call['sequence']})" for call in engine.records() if call["state"] in _UNFINISHED]
     receivers = [f"rank {rank}" for rank in engine.unsent_to]
     return ", ".join(calls[-_MAX_CALLS:]) or f"{', '.join(receivers) or 'the receivers'} to take what was sent"
 

@@ -2,7 +2,7 @@
 // The calls of the page as objects: in lanes, one for each rank and group, and found by time or as one collective.
 // Times are microseconds since the moment that the page counts from.
 
-const STATES = ["completed", "started", "failed", "issued"];
+const STATES = ["completed", "started", "failed", "issued", "queued"];
 const PALETTE_SIZE = 8;
 const MOST_ROWS = 4;
 
@@ -172,6 +172,7 @@ function describe(call) {
   if (call.state === "started") lines.push(`! has not ended, for ${length}`);
   else if (call.state === "failed") lines.push(`! failed after ${length}`);
   else if (call.state === "issued") lines.push(`! waits for its turn, for ${length}`);
+  else if (call.state === "queued") lines.push(`! its GPU has not finished it, for ${length}`);
   else lines.push(`took ${length}, from ${duration(call.start)} on`);
   if (call.queued > 0.5) lines.push(`had waited ${duration(call.queued)} for its turn`);
   if (call.waited > 0.5) lines.push(`waited ${duration(call.waited)} for rank ${call.last.lane.rank}, the last to come`);

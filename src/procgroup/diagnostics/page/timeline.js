@@ -141,7 +141,7 @@ class Timeline {
 
   drawCall(call, y) {
     const { context } = this, [left, top, width, height] = this.rectangle(call, y);
-    const isOpen = call.state === "started" || call.state === "issued";
+    const isOpen = ["started", "issued", "queued"].includes(call.state);
     context.fillStyle = this.colour(call);
     context.globalAlpha = isOpen ? 0.3 : 1;
     context.fillRect(left, top, width, height);

@@ -9,7 +9,7 @@ from typing import Any
 from procgroup.diagnostics.recorded_job.job import Call, Group, Job, Rank
 from procgroup.diagnostics.recorded_job.text import now
 
-_STATES = ("completed", "started", "failed", "issued")
+_STATES = ("completed", "started", "failed", "issued", "queued")
 _KEYS = {
     "wheel": "zoom",
     "drag": "move",

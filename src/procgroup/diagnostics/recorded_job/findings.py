@@ -58,7 +58,7 @@ def find(job: Job, now: float | None = None) -> list[Finding]:
     if deadlock:
         found.append(deadlock)
         explained.update(deadlock.ranks)
-    others = [*_late_ranks(job, now), *_messages(job, now)]
+    others = [*_late_ranks(job, now), *_messages(job, now), *_late_gpus(job, now)]
     found += [finding for finding in others if not explained.issuperset(finding.ranks)]
     return found or _consequences(job, ended, now)
 
@@ -68,6 +68,8 @@ def place(rank: Rank, now: float) -> str:
     call = rank.call
     if call is not None:
         return f"in {_described(call)}{at(call)} for {duration(now - call.started)}"
+    if rank.on_gpu and now - rank.on_gpu[0].started >= _USUAL_SECONDS:
+        return f"in no call, but its GPU is {_on_gpu(rank, now)}"
     if rank.current_stack:
         return "in " + ", called by ".join(_short(frame) for frame in _telling(rank.current_stack))
     last = rank.last
@@ -75,6 +77,13 @@ def place(rank: Rank, now: float) -> str:
         return "in no call, and has made none"
     idle = f" for {duration(now - last.ended)}" if now - last.ended >= _USUAL_SECONDS else ""
     return f"in no call{idle}; its last was {last.name}{at(last)}"
+
+
+def _on_gpu(rank: Rank, now: float) -> str:
+    """Return where the GPU of a rank is, in words that follow "its GPU is"."""
+    call, *behind = rank.on_gpu
+    queued = f", with {len(behind)} {'call' if len(behind) == 1 else 'calls'} behind it" if behind else ""
+    return f"in {_described(call)}{at(call)} for {duration(now - call.started)}{queued}"
 
 
 def _described(call: Call) -> str:
@@ -248,6 +257,29 @@ def _messages(job: Job, now: float) -> list[Finding]:
             who = f"rank {call.peer}" if call.peer >= 0 else "any rank"
             sentence = f"rank {rank.rank} waits for {who} in {call.name}{at(call)} since {duration(now - call.started)}"
             found.append(Finding(f"{sentence}; {where}" if call.peer >= 0 else sentence, (call.peer,), (rank.rank,)))
+    return found
+
+
+def _late_gpus(job: Job, now: float) -> list[Finding]:
+    """Return the calls that all ranks have made, and that some of their GPUs have not finished.
+
+    Where the GPUs of some ranks have, those of the others are stuck; otherwise any may be, before the call or in it.
+    """
+    first: dict[tuple[str, int], list[Rank]] = {}
+    for rank in job.ranks:
+        if rank.on_gpu and now - rank.on_gpu[0].started >= _USUAL_SECONDS:
+            first.setdefault((rank.on_gpu[0].group.key, rank.on_gpu[0].sequence), []).append(rank)
+    found = []
+    for ranks in first.values():
+        numbers = tuple(sorted(rank.rank for rank in ranks))
+        members = ranks[0].on_gpu[0].group.members
+        have, one_is = ("has", "it is") if len(numbers) == 1 else ("have", "one of them is")
+        gpus = f"the GPU of {name_ranks(numbers)}" if len(numbers) == 1 else f"the GPUs of {name_ranks(numbers)}"
+        others = sorted(set(members) - set(numbers))
+        where = "; ".join(f"rank {rank.rank}'s is {_on_gpu(rank, now)}" for rank in ranks)
+        who = f"those of {name_ranks(others)} have" if others else f"{one_is} stuck, before this call or in it"
+        call = ranks[0].on_gpu[0]
+        found.append(Finding(f"{gpus} {have} not finished {call.name}{at(call)}; {who}: {where}", numbers, ()))
     return found
 
 

@@ -55,6 +55,12 @@ class Call(NamedTuple):
         return self.state == "started"
 
 
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the call has ended on the host, and its work on a GPU has not."""
+        return self.state == "queued"
+
+
 class Rank(NamedTuple):
     """One rank: its process, how that is, and its last calls, oldest first.
 
@@ -93,6 +99,11 @@ class Rank(NamedTuple):
     def call(self) -> Call | None:
         """Return the call that it is in, or None; of several the oldest."""
         return next((call for call in self.calls if call.is_running), None)
+
+    @property
+    def on_gpu(self) -> list[Call]:
+        """Return the calls that its GPU has not finished, while its host has gone on; oldest first."""
+        return [call for call in self.calls if call.is_on_gpu]
 
     @property
     def current_stack(self) -> list[str]:
