@@ -119,10 +119,7 @@ nb::object PythonGroup::issue_on_device(Request request, const Options& options,
     PythonRuntime language(engine_->rank_threads());
     return group_->start(std::move(request), options.seconds, language);
   });
-  return options.async_op ? work : waited(work);
-}
-
-nb::object PythonGroup::waited(const nb::object& work) {
+  if (options.async_op) return work;
   nb::cast<Work&>(work).wait_as_blocking();
   return nb::none();
 }
@@ -161,9 +158,13 @@ nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, s
     PythonRuntime language(engine_->rank_threads());
     return group_->start(std::move(request), options.seconds, language);
   };
-  nb::object work = adopt(options, std::move(issued), start);
-  if (options.async_op) return work;
-  return is_queued && !used.has_unordered ? nb::none() : waited(work);
+  if (options.async_op) return adopt(options, std::move(issued), start);
+  begin(issued, start);
+  if (is_queued && !used.has_unordered) return nb::none();
+  Work work(engine_, group_, options.op, nb::none());
+  work.add(std::move(issued));
+  work.wait_as_blocking();
+  return nb::none();
 }
 
 nb::object PythonGroup::open_backend(nb::object start, double seconds) {

@@ -130,7 +130,6 @@ class PythonGroup {
                            const ArrayStreams& used);
   nb::object start_or_run(Request request, const Options& options, std::shared_ptr<Issued> issued);
   ArrayStreams take_device_arrays(Issued& issued) const;
-  static nb::object waited(const nb::object& work);
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
   // MPI need not move what the engine's announcements carry in any case.
   bool needs_backend(const Request& request) const {
@@ -150,6 +149,9 @@ class PythonGroup {
   std::optional<Message> ordinary_message(nb::handle peer, nb::handle tag) const;
   nb::object message(OpKind op, nb::handle array, ArrayView view, int peer, uint64_t tag, bool async_op,
                      double seconds);
+  // Start an operation, and keep its arrays until it has completed; and then make the Work that stands for it.
+  template <class Start>
+  void begin(const std::shared_ptr<Issued>& issued, Start start);
   template <class Start>
   nb::object adopt(const Options& options, std::shared_ptr<Issued> issued, Start start);
 
@@ -164,7 +166,7 @@ class PythonGroup {
 };
 
 template <class Start>
-nb::object PythonGroup::adopt(const Options& options, std::shared_ptr<Issued> issued, Start start) {
+void PythonGroup::begin(const std::shared_ptr<Issued>& issued, Start start) {
   issued->group = group_;
   try {
     issued->operation = start();
@@ -174,6 +176,11 @@ nb::object PythonGroup::adopt(const Options& options, std::shared_ptr<Issued> is
   }
   raise_what_a_transfer_raised();
   if (!issued->is_completed()) engine_->keep(issued);
+}
+
+template <class Start>
+nb::object PythonGroup::adopt(const Options& options, std::shared_ptr<Issued> issued, Start start) {
+  begin(issued, start);
   Work work(engine_, group_, options.op, options.results);
   work.add(std::move(issued));
   return nb::cast(std::move(work));

@@ -118,19 +118,29 @@ void Gpu::free(CudaStream stream, CudaAddress address) const {
 }
 
 bool Gpu::has_words() {
+  if (has_words_ != Tried::kNot) return has_words_ == Tried::kYes;
   const std::lock_guard lock(mutex_);
   if (has_words_ != Tried::kNot) return has_words_ == Tried::kYes;
-  has_words_ = Tried::kNo;
+  const bool works = try_words();
+  has_words_ = works ? Tried::kYes : Tried::kNo;
+  return works;
+}
+
+// With the mutex.
+bool Gpu::try_words() {
   if (driver_.cuStreamWaitValue32 == nullptr || driver_.cuStreamWriteValue32 == nullptr) return false;
+  try {
+    add_words();
+  } catch (const std::runtime_error&) {
+    return false;
+  }
   CudaStream stream = nullptr;
   if (driver_.cuStreamCreateWithPriority(&stream, kNonBlocking, 0) != 0) return false;
-  add_words();
   const auto at = reinterpret_cast<CudaAddress>(words_.back());
   words_.pop_back();  // the stream may write it later
   const bool works =
       driver_.cuStreamWaitValue32(stream, at, 0, kReached) == 0 && driver_.cuStreamWriteValue32(stream, at, 1, 0) == 0;
   driver_.cuStreamDestroy(stream);
-  if (works) has_words_ = Tried::kYes;
   return works;
 }
 

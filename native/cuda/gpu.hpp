@@ -57,6 +57,7 @@ class Gpu {
   explicit Gpu(int number);
   friend class OnGpu;
   void add_words();
+  bool try_words();
 
   const CudaDriver& driver_;
   const int number_;
@@ -65,7 +66,8 @@ class Gpu {
   std::mutex mutex_;  // guards what follows
   std::vector<CudaEvent> events_;
   std::vector<Word*> words_;
-  enum class Tried : uint8_t { kNot, kYes, kNo } has_words_ = Tried::kNot;
+  enum class Tried : uint8_t { kNot, kYes, kNo };
+  std::atomic<Tried> has_words_{Tried::kNot};
 };
 
 // Makes a GPU the current one of this thread, until the end of the scope. The program has a choice of its own, which is

@@ -447,14 +447,41 @@ void Group::keep_unreported(Failure failure, Descriptor call) {
   if (failure.kind == Failure::Kind::kAborted) return;
   if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
   const std::lock_guard lock(reason_mutex_);
-  if (!reason_) unreported_ = OperationFailed{std::move(failure), call};
+  if (!reason_ && !is_reported_) unreported_ = OperationFailed{std::move(failure), call};
 }
 
 OperationFailed Group::reported(Failure failure, const Descriptor& call) {
+  const bool is_consequence = failure.kind == Failure::Kind::kBroken || failure.kind == Failure::Kind::kLost ||
+                              failure.kind == Failure::Kind::kFailed;
+  if (!is_consequence) {
+    const std::lock_guard lock(reason_mutex_);
+    const bool is_kept = unreported_ && unreported_->call.sequence == call.sequence && unreported_->call.op == call.op;
+    if (is_kept) unreported_.reset();
+    is_reported_ = is_reported_ || is_kept;
+    return {std::move(failure), call};
+  }
+  // Of a group that has ended the first is known; and who asks then may hold the mutex of the queue.
+  const bool has_ended = failure.kind == Failure::Kind::kBroken;
+  const std::optional<Descriptor> earlier = has_ended ? std::nullopt : first_unawaited();
   const std::lock_guard lock(reason_mutex_);
-  std::optional<OperationFailed> unreported = std::exchange(unreported_, std::nullopt);
-  return unreported && failure.kind == Failure::Kind::kBroken ? *std::move(unreported)
-                                                              : OperationFailed{std::move(failure), call};
+  const bool was_reported = std::exchange(is_reported_, true);
+  if (std::optional<OperationFailed> unreported = std::exchange(unreported_, std::nullopt))
+    return *std::move(unreported);
+  const bool is_of_earlier = earlier && !was_reported;
+  return {std::move(failure), is_of_earlier ? *earlier : call};
+}
+
+// The first call that has not ended and that nobody waits for: what ends the calls behind it ends it, too.
+std::optional<Descriptor> Group::first_unawaited() {
+  const std::lock_guard lock(queue_mutex_);
+  const auto devices = device_queues_.find(kCollectives);
+  const bool is_on_device = devices != device_queues_.end() && !devices->second.empty();
+  if (!is_on_device && queue_.empty()) return std::nullopt;
+  const GroupOperation& first = is_on_device ? *devices->second.front() : *queue_.front();
+  if (!first.is_unawaited()) return std::nullopt;
+  Descriptor call = first.call_so_far();
+  if (call.sequence == 0) call.sequence = sequence_.load(std::memory_order_relaxed) + 1;
+  return call;
 }
 
 int Group::group_rank(int world_rank) const {

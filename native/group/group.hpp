@@ -117,8 +117,8 @@ class Group final : public Source {
   Outcome await(GroupOperation& operation, Deadline deadline, LanguageRuntime& language, bool& interrupted);
   // A signal's handler has ended the wait of a blocking call: end the group, and wait for the end of the call.
   void end_interrupted(GroupOperation& operation, LanguageRuntime& language);
-  // What a call raises that ends with `failure`. A failure that ended the group, and that no call has raised, replaces
-  // kBroken, with its own call. Any other one is raised as it is.
+  // What a call raises that ends with `failure`. Where that is the loss or the end of what earlier calls need, too, and
+  // nobody waits for those, the first of them is the call that fails: once. Any other failure is raised as it is.
   OperationFailed reported(Failure failure, const Descriptor& call);
   // Send or receive a small message if that is possible in so many looks; whether it was.
   bool message_at_once(const MessageRequest& request, int looks = 1);
@@ -253,6 +253,7 @@ class Group final : public Source {
   Failure cause_of(Failure failure) const;
   void add_own_wait(Failure& failure, std::vector<int> awaited) const;
   std::optional<Failure> broken() const;
+  std::optional<Descriptor> first_unawaited();
   void keep_unreported(Failure failure, Descriptor call);
   std::shared_ptr<GroupOperation> enqueue(Request request, double seconds);
   void run_along(const GroupOperation& operation);
@@ -297,7 +298,8 @@ class Group final : public Source {
   std::unique_ptr<FailureBoard> board_;
   mutable std::mutex reason_mutex_;
   std::optional<Failure> reason_;
-  std::optional<OperationFailed> unreported_;  // a call that nobody waits for; guarded by reason_mutex_
+  std::optional<OperationFailed> unreported_;  // a call that nobody waits for; guarded by reason_mutex_, as the next
+  bool is_reported_ = false;                   // a call has raised what ended the group
   std::map<int, std::string> seen_calls_;      // by world rank; guarded by reason_mutex_
   bool left_ = false;
   std::mutex driving_;          // held to advance the head of queue_; taken before other mutexes
@@ -317,6 +319,9 @@ class GroupOperation : public Operation {
   Deadline deadline() const { return deadline_; }
   virtual Descriptor call() const = 0;
   virtual int source() const { return -1; }  // completed receives: the sender's group rank
+  // As call(), from any thread, also while another one gives the call its number.
+  virtual Descriptor call_so_far() const { return call(); }
+  virtual bool is_unawaited() const { return false; }  // see Request
   // Once it has completed: what goes on on a device; null where nothing does.
   const std::shared_ptr<GroupOperation>& device_work() const { return device_work_; }
   // The world ranks without which it cannot end; nothing where that is not known. Takes locks.

@@ -24,12 +24,20 @@ void GroupOperation::watch() {
 QueuedCall::QueuedCall(Group& group, Request request, double seconds)
     : GroupOperation(group, request.descriptor.bytes(), seconds),
       request_(std::move(request)),
+      issued_(request_.descriptor),
       is_polling_(request_.task != nullptr) {}
 
 void QueuedCall::record() {
   Descriptor call = request_.descriptor;
   call.group = group_.options_.id;
   recording_.emplace(Recording::issued(group_.engine_.recorder(), call, request_.source));
+}
+
+Descriptor QueuedCall::call_so_far() const {
+  Descriptor call = issued_;
+  call.group = group_.options_.id;
+  call.sequence = number_;
+  return call;
 }
 
 Progress QueuedCall::advance() {
@@ -48,6 +56,7 @@ Progress QueuedCall::advance() {
     }
     if (awaits_arrays_) return Progress::kWaiting;
     group_.number(request_.descriptor);
+    number_ = request_.descriptor.sequence;
     recording_->start(request_.descriptor);
     if (request_.before) request_.before();
     running_ = std::make_unique<CollectiveCall>(*group_.state_, request_);
@@ -341,6 +350,7 @@ Progress DeviceOperation::advance() {
   std::vector<int> ignored;
   const auto look = [&] { is_done = task_->test(ignored) == Task::State::kCompleted; };
   if (const std::optional<Failure> failure = failure_of(look)) {
+    if (group_.is_completed()) return Progress::kWaiting;  // a consequence: examine_pending() has the cause
     end_group(*failure);
     return Progress::kDone;
   }

@@ -34,6 +34,8 @@ class QueuedCall final : public GroupOperation {
   Progress advance() override;
   std::vector<int> missing() const override;
   Descriptor call() const override { return request_.descriptor; }
+  Descriptor call_so_far() const override;
+  bool is_unawaited() const override { return request_.is_unawaited; }
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return is_polling_ ? request_.task->longest_sleep_ns() : kAnySleepNs; }
   bool outlives_peer() const override { return running_ && running_->outlives_peer(); }
@@ -44,6 +46,8 @@ class QueuedCall final : public GroupOperation {
   void end(const Failure* failure);
 
   Request request_;
+  const Descriptor issued_;          // before its turn
+  std::atomic<uint64_t> number_{0};  // from its turn on
   std::optional<Recording> recording_;
   std::unique_ptr<CollectiveCall> running_;
   bool awaits_arrays_ = false;    // its turn has come, and it is not ready
@@ -127,6 +131,7 @@ class DeviceOperation final : public GroupOperation {
   Progress help() override { return advance(); }
   std::vector<int> missing() const override { return {}; }
   Descriptor call() const override { return call_; }
+  bool is_unawaited() const override { return is_unawaited_; }
   void give_up(Failure failure) override;
   int64_t longest_sleep_ns() const override { return kSleepNs; }
   // Nobody waits for the end of this work itself but whoever asks for it, and then looks.

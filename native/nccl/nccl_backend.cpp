@@ -1,5 +1,7 @@
 #include "nccl/nccl_backend.hpp"
 
+#include <unistd.h>
+
 #include <stdexcept>
 
 namespace procgroup {
@@ -12,9 +14,20 @@ constexpr uint32_t kAllGates = 1U << 30;
 }  // namespace
 
 NcclBackend::NcclBackend(int rank, int size, int device, bool may_gate)
-    : rank_(rank), size_(size), is_eager_(device >= 0), may_gate_(may_gate && size > 1), device_(device) {}
+    : rank_(rank), size_(size), eager_device_(device), may_gate_(may_gate && size > 1), process_(getpid()) {}
 
-NcclBackend::~NcclBackend() { abort(); }
+// The gate's word is not used again: the thread of an abort may still open it.
+NcclBackend::~NcclBackend() {
+  if (was_forked()) return;
+  abort();
+  try {
+    for (const auto& [ranks, queue] : queues_)
+      if (queue.stream != nullptr) gpu().destroy_stream(queue.stream);  // when what is queued on it has ended
+  } catch (const std::runtime_error&) {                                 // of a GPU that can do nothing any more
+  }
+}
+
+bool NcclBackend::was_forked() const { return getpid() != process_; }
 
 bool NcclBackend::supports(OpKind op, Dtype dtype, ReduceOp reduce_op) const {
   // NCCL leaves out the last elements of what it scales in a group of one rank (2.28.9, as under PyTorch).
@@ -25,11 +38,14 @@ bool NcclBackend::supports(OpKind op, Dtype dtype, ReduceOp reduce_op) const {
 // With the lock of the language, like all that comes before a call is issued.
 void NcclBackend::load() {
   if (!library_) library_ = load_();
+  if (is_eager()) use(eager_device_);
 }
 
 bool NcclBackend::use(int device) {
-  int none = -1;
-  return device_.compare_exchange_strong(none, device) || none == device;
+  if (is_eager() && device != eager_device_) return false;
+  Gpu* none = nullptr;
+  if (gpu_ == nullptr) gpu_.compare_exchange_strong(none, &Gpu::get(device));
+  return gpu().number() == device;
 }
 
 CudaStream NcclBackend::stream_of(Pair ranks) {
@@ -46,7 +62,11 @@ std::shared_ptr<NcclCommunicator> NcclBackend::make_communicator(int rank, int s
                                                                  std::string config) {
   const std::lock_guard lock(mutex_);
   if (is_aborted_) throw std::runtime_error("the group has failed");
-  return NcclCommunicator::connect(library_, gpu(), size, rank, id, std::move(config));
+  std::erase_if(made_, [](const std::weak_ptr<NcclCommunicator>& one) { return one.expired(); });
+  std::shared_ptr<NcclCommunicator> made =
+      NcclCommunicator::connect(library_, gpu(), size, rank, id, std::move(config));
+  made_.push_back(made);
+  return made;
 }
 
 void NcclBackend::set_communicator(Pair ranks, std::shared_ptr<NcclCommunicator> communicator) {
@@ -104,15 +124,23 @@ void NcclBackend::open(uint32_t gate) {
   }
 }
 
+// What connects a communicator refers to this backend. Let go of without the mutex, because that may run Python.
+void NcclBackend::drop_connecting() {
+  std::vector<std::shared_ptr<Task>> dropped;
+  const std::lock_guard lock(mutex_);
+  for (auto& [ranks, queue] : queues_) dropped.push_back(std::exchange(queue.connecting, nullptr));
+}
+
 std::vector<std::shared_ptr<NcclCommunicator>> NcclBackend::communicators() {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<NcclCommunicator>> all;
-  for (const auto& [ranks, queue] : queues_)
-    if (queue.communicator) all.push_back(queue.communicator);
+  for (const std::weak_ptr<NcclCommunicator>& one : made_)
+    if (std::shared_ptr<NcclCommunicator> made = one.lock()) all.push_back(std::move(made));
   return all;
 }
 
 void NcclBackend::abort() {
+  if (was_forked()) return;
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(is_aborted_, true)) return;
@@ -126,7 +154,15 @@ void NcclBackend::abort() {
 void NcclBackend::close(bool failed) {
   load_ = nullptr;
   connect_ = nullptr;
-  if (failed) return abort();
+  drop_connecting();
+  if (was_forked()) return;
+  // A call that stands behind its gate now never begins, nor does what stands behind it. A thread that issues one may
+  // wait inside of NCCL.
+  const std::unique_lock issuing(issuing_, std::try_to_lock);
+  const Gpu::Word* const gate = gate_.load();
+  const bool has_closed_gates =
+      !issuing || (gate != nullptr && static_cast<int32_t>(gates_ - gate->load(std::memory_order_acquire)) > 0);
+  if (failed || has_closed_gates) return abort();
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(is_aborted_, true)) return;

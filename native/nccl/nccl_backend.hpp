@@ -17,6 +17,8 @@
 // in the order in which the receiver matches them.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -67,9 +69,11 @@ class NcclBackend {
   void load();
   // Let the calls of this group use a GPU, after load(); false where they use another one.
   bool use(int device);
-  int device() const { return device_; }
-  bool is_eager() const { return is_eager_; }
-  Gpu& gpu() const { return Gpu::get(device_); }
+  int device() const { return gpu_ == nullptr ? eager_device_ : gpu_.load()->number(); }
+  bool is_eager() const { return eager_device_ >= 0; }
+  // The parent of a forked child still uses what the child has a copy of, and mutexes may be held for ever.
+  bool was_forked() const;
+  Gpu& gpu() const { return *gpu_; }
   // The stream of a communicator's calls that do not stay on the caller's.
   CudaStream stream_of(Pair ranks);
 
@@ -85,7 +89,7 @@ class NcclBackend {
   // Whether calls can be queued behind gates now. With `issuing`, as the next two.
   bool has_gate();
   // The number of the gate of the next call.
-  uint32_t next_gate() { return ++gates_; }
+  uint32_t next_gate() { return ++gates_ != 0 ? gates_ : ++gates_; }  // 0 is none
   // A call that is queued when the ranks have agreed; later ones cannot be queued before that.
   void add_ungated() { ++ungated_; }
   void remove_ungated() { --ungated_; }
@@ -100,17 +104,20 @@ class NcclBackend {
 
  private:
   std::vector<std::shared_ptr<NcclCommunicator>> communicators();
+  void drop_connecting();
 
   const int rank_;
   const int size_;
-  const bool is_eager_;
+  const int eager_device_;
   const bool may_gate_;
-  std::atomic<int> device_;
+  const pid_t process_;
+  std::atomic<Gpu*> gpu_{nullptr};  // null before the first call
   Load load_;
   Connect connect_;
   std::shared_ptr<const NcclLibrary> library_;
   std::mutex mutex_;  // guards what follows
   std::map<Pair, NcclQueue> queues_;
+  std::vector<std::weak_ptr<NcclCommunicator>> made_;  // also those that are not connected yet
   bool is_aborted_ = false;
   std::atomic<bool> is_connected_{false};  // the communicator of collectives
   std::mutex issuing_;

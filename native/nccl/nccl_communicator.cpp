@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "base/native_thread.hpp"
@@ -12,6 +13,7 @@ namespace {
 
 // How long an abort waits for threads that are inside of NCCL: it has told them, and they look again and again.
 constexpr auto kLeaving = std::chrono::seconds(10);
+constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr int kInProgress = 7;
 
 }  // namespace
@@ -72,6 +74,11 @@ void NcclCommunicator::make(int size, int rank, const NcclId& id, std::string& c
 
 bool NcclCommunicator::is_connected() {
   const std::lock_guard lock(mutex_);
+  return is_usable();
+}
+
+// With the mutex.
+bool NcclCommunicator::is_usable() const {
   if (state_ == State::kFailed) throw std::runtime_error(error_);
   if (state_ != State::kConnecting && state_ != State::kConnected)
     throw std::runtime_error("NCCL's communicator was aborted, because the group has failed");
@@ -79,13 +86,14 @@ bool NcclCommunicator::is_connected() {
 }
 
 NcclHandle NcclCommunicator::usable_handle() {
-  if (!is_connected()) throw std::runtime_error("NCCL's communicator is not connected");
   const std::lock_guard lock(mutex_);
+  if (!is_usable()) throw std::runtime_error("NCCL's communicator is not connected");
   return handle_;
 }
 
 void NcclCommunicator::post(std::function<void()> calls) {
   const std::lock_guard lock(mutex_);
+  if (state_ != State::kConnected) return;  // what refers to this communicator must not be kept by it
   posted_.push_back(std::move(calls));
   changed_.notify_all();
 }
@@ -101,11 +109,12 @@ void NcclCommunicator::check() {
 void NcclCommunicator::abort(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators,
                              std::function<void()> begin) {
   std::vector<std::shared_ptr<NcclCommunicator>> told;
+  std::vector<std::deque<std::function<void()>>> ended;  // let go of without the mutex: that may run Python
   for (const std::shared_ptr<NcclCommunicator>& one : communicators) {
     const std::lock_guard lock(one->mutex_);
     if (one->state_ == State::kConnected) told.push_back(one);
     if (one->state_ == State::kConnected || one->state_ == State::kConnecting) one->state_ = State::kAborted;
-    one->posted_.clear();
+    ended.push_back(std::exchange(one->posted_, {}));
     one->changed_.notify_all();
   }
   if (told.empty()) return begin();
@@ -114,8 +123,13 @@ void NcclCommunicator::abort(const std::vector<std::shared_ptr<NcclCommunicator>
     nccl.ncclGroupStart();
     for (const std::shared_ptr<NcclCommunicator>& one : told) nccl.ncclCommAbort(one->handle_);
     begin();
+    const auto until = std::chrono::steady_clock::now() + kLeaving;
     for (const std::shared_ptr<NcclCommunicator>& one : told) {
-      const std::unique_lock left(one->calling_, kLeaving);
+      std::unique_lock left(one->calling_, std::try_to_lock);
+      while (!left && std::chrono::steady_clock::now() < until) {
+        std::this_thread::sleep_for(kPause);
+        left.try_lock();
+      }
       if (!left) return;  // a thread is still there: these communicators are never freed
     }
     nccl.ncclGroupEnd();
@@ -124,10 +138,12 @@ void NcclCommunicator::abort(const std::vector<std::shared_ptr<NcclCommunicator>
 
 void NcclCommunicator::close(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators, double seconds) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  std::vector<std::deque<std::function<void()>>> ended;
   for (const std::shared_ptr<NcclCommunicator>& one : communicators) {
     const std::lock_guard lock(one->mutex_);
     if (one->state_ == State::kConnecting) one->state_ = State::kAborted;
     if (one->state_ == State::kConnected) one->state_ = State::kClosing;
+    ended.push_back(std::exchange(one->posted_, {}));
     one->changed_.notify_all();
   }
   for (const std::shared_ptr<NcclCommunicator>& one : communicators) {

@@ -67,14 +67,15 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
 
   NcclCommunicator(std::shared_ptr<const NcclLibrary> library, Gpu& gpu) : library_(std::move(library)), gpu_(gpu) {}
 
+  bool is_usable() const;
   NcclHandle usable_handle();
   void run(int size, int rank, const NcclId& id, std::string& config);
   void make(int size, int rank, const NcclId& id, std::string& config);
 
   const std::shared_ptr<const NcclLibrary> library_;
   Gpu& gpu_;
-  std::timed_mutex calling_;  // held inside of NCCL
-  std::mutex mutex_;          // guards what follows
+  std::mutex calling_;  // held inside of NCCL
+  std::mutex mutex_;    // guards what follows
   std::condition_variable changed_;
   State state_ = State::kConnecting;
   NcclHandle handle_ = nullptr;

@@ -70,6 +70,7 @@ NcclTask::NcclTask(std::shared_ptr<NcclBackend> backend, NcclCall call, std::vec
 // The events may still be waited for by streams, which is no use of theirs that a later recording changes; but who asks
 // for one must get the answer for this call.
 NcclTask::~NcclTask() {
+  if (backend_->was_forked()) return;
   for (const CudaEvent event : events_) gpu_.give_back(event);
   if (ended_.load() != nullptr) gpu_.give_back(ended_.load());
   if (done_ != nullptr && done_->load() == kDone) gpu_.give_back(done_);
@@ -165,7 +166,7 @@ void NcclTask::queue() {
     gpu_.write(stream_, done_, kDone);
   }
   is_queued_.store(true, std::memory_order_release);
-  backend_->finish_turn(ranks());
+  if (is_message(call_.op)) backend_->finish_turn(ranks());
   if (is_later_) backend_->remove_ungated();
 }
 

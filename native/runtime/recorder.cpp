@@ -23,7 +23,8 @@ struct Header {
 // Every field is stored with release after the odd version, and loaded with acquire before the version is
 // read again: a reader that sees any new field also sees that the version has changed.
 struct Entry {
-  Field version;  // 16 * index + 2 when added, 2 more after each of at most three changes; odd meanwhile; 0: not written
+  Field
+      version;  // 16 * index + 2 when added, 2 more after each of at most three changes; odd meanwhile; 0: not written
   Field group;
   Field sequence;
   Field count;

@@ -49,7 +49,9 @@ def test_where_all_ranks_have_entered_the_call_none_is_late() -> None:
 def test_a_gpu_that_has_not_finished_what_the_others_have_is_named_with_its_call_and_line() -> None:
     stuck = [call(2, "queued", 88.0), call(3, "queued", 89.0)]
     (late,) = found(
-        [call(2, "completed", 88.0), call(3, "queued", 99.5)], stuck, [call(2, "completed", 88.0), call(3, "issued", 0.0)]
+        [call(2, "completed", 88.0), call(3, "queued", 99.5)],
+        stuck,
+        [call(2, "completed", 88.0), call(3, "issued", 0.0)],
     )
     assert late.ranks == (1,) and late.waiting == ()
     assert late.sentence.startswith("the GPU of rank 1 has not finished broadcast #2 of group 0 at train.py:7")

@@ -54,7 +54,6 @@ class Call(NamedTuple):
         """Whether the call has started and not ended."""
         return self.state == "started"
 
-
     @property
     def is_on_gpu(self) -> bool:
         """Whether the call has ended on the host, and its work on a GPU has not."""

@@ -1,0 +1,139 @@
+"""Ten thousand small reductions in a plain loop, none waited for: each is made once, in order, and the loop ends.
+
+A training loop can be that far ahead of its GPU. What a stream has no room for yet, a late completion, a hardware queue
+that all streams share, and an event that is used again too early all show in the sums, or as a loop that never ends.
+The GPUs and NCCL are stand-ins. The tier "all" plays the loop of blocking calls 20 times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import pytest
+from nccl import gpu_arrays, stand_ins
+from nccl.gpu_arrays import GpuArray
+
+import procgroup as dist
+from tiers import SAMPLED
+from world import run
+
+if gpu_arrays.MISSING:
+    pytest.skip(gpu_arrays.MISSING, allow_module_level=True)
+
+CALLS = 10_000
+FEWER = 1_000
+"""Where every call has to wait for the other ranks."""
+ARRAYS = 200
+"""That are reduced in turn. Each is so 50 times at most: the sum, 4 ** 50 times a small number, is exact."""
+REPETITIONS = 1 if SAMPLED else 20
+
+SETTINGS: dict[str, dict[str, str]] = {
+    "GPUs that run work at once": {},
+    "completions that come late and many at once": {"PROCGROUP_STAND_IN_BURST_US": "2000"},
+    "events that may not be recorded again too early": {"PROCGROUP_STAND_IN_STRICT_EVENTS": "1"},
+    "one hardware queue for all streams": {"PROCGROUP_STAND_IN_CHANNELS": "1"},
+}
+NO_WORDS = {"PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS": "1"}
+"""Streams that cannot wait for words of memory."""
+
+each_size = pytest.mark.parametrize("size", [2, 4])
+each_setting = pytest.mark.parametrize("setting", SETTINGS)
+each_time = pytest.mark.parametrize("repetition", range(REPETITIONS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    stand_ins.build()  # before the deadlines of the worlds begin
+
+
+def joined_group() -> Any:
+    gpu_arrays.start()
+    dist.init_process_group("nccl", timeout=60)
+    return dist.group.WORLD
+
+
+def start_of(number: int, rank: int) -> np.ndarray:
+    """Return the two elements of an array before its first reduction: small, and others on each rank."""
+    return np.array([rank + 1, (number + rank) % 7], np.float32)
+
+
+class Sums:
+    """Arrays on the default stream, and how often each was reduced."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._size = size
+        self._starts = [[start_of(number, peer) for peer in range(size)] for number in range(ARRAYS)]
+        self._arrays = [GpuArray.of(starts[rank]) for starts in self._starts]
+        self._times = [0] * ARRAYS
+
+    def in_turn(self, calls: int) -> Iterator[GpuArray]:
+        """Yield an array for each of so many reductions."""
+        for number in islice(cycle(range(ARRAYS)), calls):
+            self._times[number] += 1
+            yield self._arrays[number]
+
+    def require_exact(self) -> None:
+        for array, starts, times in zip(self._arrays, self._starts, self._times, strict=True):
+            wanted = np.sum(starts, axis=0, dtype=np.float64) * float(self._size) ** (times - 1)
+            assert (array.get() == wanted.astype(np.float32)).all(), f"{array.get()} after {times} sums, not {wanted}"
+
+
+def reduce_in_a_loop(rank: int, size: int, calls: int) -> None:
+    joined_group()
+    sums = Sums(rank, size)
+    for array in sums.in_turn(calls):
+        dist.all_reduce(array)
+    sums.require_exact()
+    dist.destroy_process_group()
+
+
+def reduce_asynchronously(rank: int, size: int, calls: int) -> None:
+    joined_group()
+    sums = Sums(rank, size)
+    work: Any = None
+    for array in sums.in_turn(calls):
+        work = dist.all_reduce(array, async_op=True)
+    assert work.wait()
+    sums.require_exact()
+    dist.destroy_process_group()
+
+
+def reduce_in_two_groups_in_turn(rank: int, size: int, calls: int) -> None:
+    groups = [joined_group(), dist.new_group(list(range(size)))]
+    sums = Sums(rank, size)
+    for array, group in zip(sums.in_turn(calls), cycle(groups), strict=False):
+        dist.all_reduce(array, group=group)
+    sums.require_exact()
+    dist.destroy_process_group()
+
+
+def play(burst: Any, size: int, setting: Mapping[str, str], calls: int = CALLS) -> None:
+    run(burst, size, args=(calls,), environment={"PROCGROUP_STAND_IN_GPUS": "4", **setting}, timeout=120)
+
+
+@each_time
+@each_setting
+@each_size
+def test_blocking_reductions_in_a_plain_loop_are_exact(size: int, setting: str, repetition: int) -> None:
+    play(reduce_in_a_loop, size, SETTINGS[setting])
+
+
+@each_setting
+@each_size
+def test_of_asynchronous_reductions_only_the_last_need_be_waited_for(size: int, setting: str) -> None:
+    play(reduce_asynchronously, size, SETTINGS[setting])
+
+
+@each_setting
+@each_size
+def test_two_groups_may_reduce_in_turn(size: int, setting: str) -> None:
+    play(reduce_in_two_groups_in_turn, size, SETTINGS[setting])
+
+
+@each_size
+@pytest.mark.parametrize("burst", [reduce_in_a_loop, reduce_asynchronously, reduce_in_two_groups_in_turn])
+def test_bursts_are_exact_where_streams_cannot_wait_for_words_of_memory(burst: Any, size: int) -> None:
+    play(burst, size, NO_WORDS, FEWER)
