@@ -8,7 +8,7 @@ The GPUs and NCCL are stand-ins. The tier "all" plays the loop of blocking calls
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,18 @@ SETTINGS: dict[str, dict[str, str]] = {
 NO_WORDS = {"PROCGROUP_STAND_IN_NO_STREAM_MEMORY_OPERATIONS": "1"}
 """Streams that cannot wait for words of memory."""
 
-each_size = pytest.mark.parametrize("size", [2, 4])
-each_setting = pytest.mark.parametrize("setting", SETTINGS)
+ORDINARY, LATE, STRICT, CROWDED = SETTINGS
+
+
+def each_setting(*chosen: tuple[int, str]) -> pytest.MarkDecorator:
+    """Give a test each number of ranks with each setting: these in all tiers, the others in the tier "all"."""
+    products = list(product((2, 4), SETTINGS))
+    marks: dict[bool, Any] = {True: (), False: pytest.mark.slow}
+    return pytest.mark.parametrize(
+        ("size", "setting"), [pytest.param(*one, marks=marks[one in chosen]) for one in products]
+    )
+
+
 each_time = pytest.mark.parametrize("repetition", range(REPETITIONS))
 
 
@@ -115,25 +125,29 @@ def play(burst: Any, size: int, setting: Mapping[str, str], calls: int = CALLS) 
 
 
 @each_time
-@each_setting
-@each_size
+@each_setting((2, ORDINARY), (2, LATE), (2, STRICT), (2, CROWDED), (4, ORDINARY))
 def test_blocking_reductions_in_a_plain_loop_are_exact(size: int, setting: str, repetition: int) -> None:
     play(reduce_in_a_loop, size, SETTINGS[setting])
 
 
-@each_setting
-@each_size
+@each_setting((2, CROWDED))
 def test_of_asynchronous_reductions_only_the_last_need_be_waited_for(size: int, setting: str) -> None:
     play(reduce_asynchronously, size, SETTINGS[setting])
 
 
-@each_setting
-@each_size
+@each_setting((2, STRICT))
 def test_two_groups_may_reduce_in_turn(size: int, setting: str) -> None:
     play(reduce_in_two_groups_in_turn, size, SETTINGS[setting])
 
 
-@each_size
-@pytest.mark.parametrize("burst", [reduce_in_a_loop, reduce_asynchronously, reduce_in_two_groups_in_turn])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(
+    "burst",
+    [
+        reduce_in_a_loop,
+        pytest.param(reduce_asynchronously, marks=pytest.mark.slow),
+        pytest.param(reduce_in_two_groups_in_turn, marks=pytest.mark.slow),
+    ],
+)
 def test_bursts_are_exact_where_streams_cannot_wait_for_words_of_memory(burst: Any, size: int) -> None:
     play(burst, size, NO_WORDS, FEWER)
