@@ -64,10 +64,6 @@ nb::object PythonGroup::issue(Request request, const Options& options, std::shar
   if (request.factor != 1.0) premultiply(request);
   move_through_scratch(request, issued->arrays);
   if (needs_backend(request) && !issued->arrays.empty()) move_by_backend(request, *issued, std::move(issued->arrays));
-  return start_or_run(std::move(request), options, std::move(issued));
-}
-
-nb::object PythonGroup::start_or_run(Request request, const Options& options, std::shared_ptr<Issued> issued) {
   if (!options.async_op) return run(request, options.seconds, issued.get());
   for (ArrayView& view : issued->arrays) view.hold_memory();
   engine_->require_not_forked();
@@ -88,8 +84,8 @@ bool PythonGroup::is_staged(const ArrayView& view, OpKind op, ReduceOp reduce_op
   return !nccl_ || !nccl_->supports(op, view.dtype(), reduce_op);
 }
 
-// A call that waits for nobody on the host returns when its work is queued. One that a library's arrays make the host
-// wait for is an asynchronous call that is awaited.
+// NCCL's call returns when it is queued, where it has a gate. A blocking call that has none, or that is staged, is started
+// as an asynchronous one and awaited.
 nb::object PythonGroup::issue_on_device(Request request, const Options& options, std::shared_ptr<Issued> issued) {
   const Descriptor& call = request.descriptor;
   const bool is_staged = this->is_staged(issued->arrays.front(), call.op, call.reduce_op);

@@ -100,6 +100,5 @@ void bind_nccl(nb::module_& module) {
             self.set_communicator({first, second}, std::move(communicator));
           },
           "first"_a, "second"_a, "communicator"_a)
-      .def("abort", &NcclBackend::abort)
       .def("close", &NcclBackend::close, "failed"_a, nb::call_guard<Unlocked>());
 }

@@ -128,7 +128,6 @@ class PythonGroup {
   nb::object issue_on_device(Request request, const Options& options, std::shared_ptr<Issued> issued);
   nb::object issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued,
                            const ArrayStreams& used);
-  nb::object start_or_run(Request request, const Options& options, std::shared_ptr<Issued> issued);
   ArrayStreams take_device_arrays(Issued& issued) const;
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
   // MPI need not move what the engine's announcements carry in any case.

@@ -19,13 +19,6 @@ constexpr int kDeviceOrdinal = 9;     // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 constexpr size_t kPageBytes = 65536;
 constexpr size_t kWordBytes = 64;  // a word has a cache line of its own
 
-// Memory that a forked child gets a copy of, as of all memory that CUDA does not make itself.
-void* map_pages(size_t bytes) {
-  void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pages == MAP_FAILED) throw std::runtime_error("no memory");
-  return pages;
-}
-
 }  // namespace
 
 Gpu& Gpu::get(int number) {
@@ -146,8 +139,7 @@ bool Gpu::try_words() {
 
 // With the mutex.
 void Gpu::add_words() {
-  auto* const page = static_cast<std::byte*>(map_pages(kPageBytes));
-  driver_.require(driver_.cuMemHostRegister(page, kPageBytes, kPortable));
+  auto* const page = static_cast<std::byte*>(map_registered(kPageBytes));
   for (size_t at = 0; at < kPageBytes; at += kWordBytes) words_.push_back(reinterpret_cast<Word*>(page + at));
 }
 
@@ -181,6 +173,24 @@ OnGpu::OnGpu(const Gpu& gpu) : driver_(gpu.driver_) {
 
 OnGpu::~OnGpu() {
   if (is_other_) driver_.cuCtxSetCurrent(before_);
+}
+
+void* map_registered(size_t bytes) {
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::runtime_error("the host has no memory that GPUs could copy from and to");
+  const CudaDriver& driver = CudaDriver::get();
+  try {
+    driver.require(driver.cuMemHostRegister(memory, bytes, kPortable));
+  } catch (const std::runtime_error&) {
+    munmap(memory, bytes);
+    throw;
+  }
+  return memory;
+}
+
+void unmap_registered(void* memory, size_t bytes) {
+  CudaDriver::get().cuMemHostUnregister(memory);
+  munmap(memory, bytes);
 }
 
 int gpu_of(CudaAddress address) {

@@ -85,6 +85,11 @@ class OnGpu {
   bool is_other_;
 };
 
+// Memory of the host that GPUs copy from and to asynchronously; a forked child gets a copy of it. A GPU is the current
+// one of the thread. Throws std::runtime_error where there is none.
+void* map_registered(size_t bytes);
+void unmap_registered(void* memory, size_t bytes);
+
 // The GPU whose memory has this address. Throws std::runtime_error for other addresses.
 int gpu_of(CudaAddress address);
 

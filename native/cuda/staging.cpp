@@ -1,6 +1,5 @@
 #include "cuda/staging.hpp"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +14,6 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kSmallestBlock = size_t{1} << 16;
 constexpr size_t kMostFreeBytes = size_t{1} << 28;  // of one GPU, kept for later calls
-constexpr unsigned kPortable = 1;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -50,16 +48,7 @@ class StagingMemory {
         return block;
       }
     }
-    // A forked child gets a copy of it.
-    void* const block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED) throw std::runtime_error("no host memory for the elements of arrays on a GPU");
-    const CudaDriver& driver = CudaDriver::get();
-    try {
-      driver.require(driver.cuMemHostRegister(block, bytes, kPortable));
-    } catch (const std::runtime_error&) {
-      munmap(block, bytes);
-      throw;
-    }
+    void* const block = map_registered(bytes);
     bytes_ += bytes;
     return block;
   }
@@ -112,9 +101,7 @@ class StagingMemory {
       ended.push_back(std::move(used.owner));
       if (used.block == nullptr) continue;
       if (free_bytes_ + used.bytes > kMostFreeBytes) {
-        const CudaDriver& driver = CudaDriver::get();
-        driver.cuMemHostUnregister(used.block);
-        munmap(used.block, used.bytes);
+        unmap_registered(used.block, used.bytes);
         bytes_ -= used.bytes;
         continue;
       }

@@ -8,7 +8,6 @@ uses the array now. torch's tensors are used on torch's current stream; their in
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from procgroup.arrays import torch_tensor
@@ -82,11 +81,6 @@ def current_stream(array: Any) -> int | None:
         return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream) or LEGACY_STREAM
     stream = array.__cuda_array_interface__.get("stream")
     return None if stream is None else int(stream)
-
-
-def current_streams(arrays: Iterable[Any]) -> set[int]:
-    """Return the streams on which these arrays are used, but for those that are used on none."""
-    return {stream for array in arrays if (stream := current_stream(array)) is not None}
 
 
 def _is_tensor(array: Any) -> bool:
