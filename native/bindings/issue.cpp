@@ -84,8 +84,8 @@ bool PythonGroup::is_staged(const ArrayView& view, OpKind op, ReduceOp reduce_op
   return !nccl_ || !nccl_->supports(op, view.dtype(), reduce_op);
 }
 
-// NCCL's call returns when it is queued, where it has a gate. A blocking call that has none, or that is staged, is started
-// as an asynchronous one and awaited.
+// NCCL's call returns when it is queued, where it has a gate. A blocking call that has none, or that is staged, is
+// started as an asynchronous one and awaited.
 nb::object PythonGroup::issue_on_device(Request request, const Options& options, std::shared_ptr<Issued> issued) {
   const Descriptor& call = request.descriptor;
   const bool is_staged = this->is_staged(issued->arrays.front(), call.op, call.reduce_op);

@@ -124,6 +124,11 @@ void NcclBackend::open(uint32_t gate) {
   }
 }
 
+void NcclBackend::keep(std::shared_ptr<const void> owner) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(owner));
+}
+
 // What connects a communicator refers to this backend. Let go of without the mutex, because that may run Python.
 void NcclBackend::drop_connecting() {
   std::vector<std::shared_ptr<Task>> dropped;

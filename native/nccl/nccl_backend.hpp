@@ -97,6 +97,9 @@ class NcclBackend {
   void let_wait(CudaStream stream, uint32_t gate);
   void open(uint32_t gate);
 
+  // Keep what an array's memory belongs to as long as this backend.
+  void keep(std::shared_ptr<const void> owner);
+
   // End all work on the GPU, because the group has failed. From any thread; does not wait.
   void abort();
   // Leave, in order or after a failure. Waits for some seconds at most.
@@ -118,6 +121,7 @@ class NcclBackend {
   std::mutex mutex_;  // guards what follows
   std::map<Pair, NcclQueue> queues_;
   std::vector<std::weak_ptr<NcclCommunicator>> made_;  // also those that are not connected yet
+  std::vector<std::shared_ptr<const void>> kept_;
   bool is_aborted_ = false;
   std::atomic<bool> is_connected_{false};  // the communicator of collectives
   std::mutex issuing_;

@@ -67,13 +67,20 @@ NcclTask::NcclTask(std::shared_ptr<NcclBackend> backend, NcclCall call, std::vec
     if (stream != stream_) events_.push_back(gpu_.record(stream));
 }
 
+// The arrays of a call that failed are kept as long as the group, because the GPU may still use them. Those of the
+// others go with the last owner of the task: the thread that watches over calls would have to wait for Python's lock
+// for that.
+//
 // The events may still be waited for by streams, which is no use of theirs that a later recording changes; but who asks
 // for one must get the answer for this call.
 NcclTask::~NcclTask() {
   if (backend_->was_forked()) return;
   for (const CudaEvent event : events_) gpu_.give_back(event);
   if (ended_.load() != nullptr) gpu_.give_back(ended_.load());
-  if (done_ != nullptr && done_->load() == kDone) gpu_.give_back(done_);
+  if (done_ != nullptr && done_->load() == kDone)
+    gpu_.give_back(done_);
+  else if (communicator_ != nullptr && !has_come_to_its_end_)
+    backend_->keep(std::move(owner_));
 }
 
 void NcclTask::queue_behind_gate() try {
@@ -115,7 +122,10 @@ void NcclTask::start(int root, uint64_t number) {
 Task::State NcclTask::test(std::vector<int>& awaited) {
   require_no_error();
   if (gate_ == 0 && !is_posted_) is_posted_ = post();
-  if (is_queued_.load(std::memory_order_acquire)) return has_ended() ? State::kCompleted : State::kQueued;
+  if (is_queued_.load(std::memory_order_acquire)) {
+    has_come_to_its_end_ = has_come_to_its_end_ || has_ended();
+    return has_come_to_its_end_ ? State::kCompleted : State::kQueued;
+  }
   if (gate_ != 0) return State::kQueued;
   if (!is_message(call_.op)) awaited.clear();
   return State::kPending;
@@ -300,10 +310,7 @@ int NcclTask::call_nccl(NcclHandle communicator) const {
 }
 
 bool NcclTask::has_ended() {
-  if (done_ != nullptr && done_->load(std::memory_order_acquire) == kDone) {
-    owner_.reset();
-    return true;
-  }
+  if (done_ != nullptr && done_->load(std::memory_order_acquire) == kDone) return true;
   const bool is_late = now_ns() - checked_ns_ > kCheckNs;
   if (done_ != nullptr && !is_late) return false;
   const OnGpu on_gpu(gpu_);
@@ -312,9 +319,7 @@ bool NcclTask::has_ended() {
     gpu_.check(backend_->stream_of(NcclBackend::kAll));
   }
   if (is_late) checked_ns_ = now_ns();
-  if (done_ != nullptr || !gpu_.has_come(ended_.load())) return false;
-  owner_.reset();
-  return true;
+  return done_ == nullptr && gpu_.has_come(ended_.load());
 }
 
 void NcclTask::let_wait(const std::vector<CudaStream>& streams) {

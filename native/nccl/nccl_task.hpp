@@ -82,7 +82,8 @@ class NcclTask final : public DeviceTask, public std::enable_shared_from_this<Nc
   int op_ = 0;                       // NCCL's number, of PREMUL_SUM that of the call
   uint32_t gate_ = 0;                // 0: none
   bool is_later_ = false;
-  bool is_posted_ = false;  // it is queued, or the communicator's thread is to queue it
+  bool has_come_to_its_end_ = false;  // a test has seen that
+  bool is_posted_ = false;            // it is queued, or the communicator's thread is to queue it
   uint64_t number_ = 0;
   std::shared_ptr<NcclCommunicator> communicator_;
   Gpu::Word* done_ = nullptr;              // becomes 1 when the GPU has come to the end
