@@ -132,7 +132,7 @@ StagedTask::StagedTask(Gpu& gpu, const std::vector<CudaStream>& streams, std::ve
         return StagingMemory::of(gpu);
       }()),
       owner_(std::move(owner)) {
-  // An array that is read and written has one place.
+  // An array that is read and written has one place. An empty block has one of its own, too: places tell blocks apart.
   std::vector<DeviceSpan> spans;
   std::vector<size_t> places;
   size_t total = 0;
@@ -141,7 +141,7 @@ StagedTask::StagedTask(Gpu& gpu, const std::vector<CudaStream>& streams, std::ve
     if (found != spans.end()) return places[static_cast<size_t>(found - spans.begin())];
     spans.push_back(span);
     places.push_back(total);
-    total += aligned(span.bytes);
+    total += aligned(std::max(span.bytes, size_t{1}));
     return places.back();
   };
   for (const DeviceSpan& span : inputs) place_of(span);

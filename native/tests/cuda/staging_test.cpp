@@ -74,7 +74,7 @@ void calls_give_sums_and_use_memory_again() {
 }
 
 // Inputs and outputs of different sizes each have a place of their own.
-void blocks_have_places_that_do_not_overlap() {
+void blocks_have_places_of_their_own_also_empty_ones() {
   Gpu& gpu = Gpu::get(0);
   CudaStream stream = nullptr;
   {
@@ -83,17 +83,17 @@ void blocks_have_places_that_do_not_overlap() {
   }
   DeviceArray given(gpu, stream, kCount), taken(gpu, stream, kCount);
   given.write(values(0, kCount));
-  const auto task =
-      std::make_shared<StagedTask>(gpu, std::vector{stream}, std::vector{given.part(0, 10), given.part(10, 40)},
-                                   std::vector{taken.part(0, 30), taken.part(30, 20)}, nullptr);
+  const auto task = std::make_shared<StagedTask>(
+      gpu, std::vector{stream}, std::vector{given.part(0, 10), given.part(10, 0), given.part(10, 40)},
+      std::vector{taken.part(0, 0), taken.part(0, 30), taken.part(30, 20)}, nullptr);
   while (!task->ready()) std::this_thread::yield();
   std::vector<int64_t> read(kCount);
   std::memcpy(read.data(), task->inputs()[0], 10 * sizeof(int64_t));
-  std::memcpy(read.data() + 10, task->inputs()[1], 40 * sizeof(int64_t));
+  std::memcpy(read.data() + 10, task->inputs()[2], 40 * sizeof(int64_t));
   CHECK_EQUAL(read, values(0, kCount));
   const std::vector<int64_t> written = values(1, kCount);
-  std::memcpy(task->outputs()[0], written.data(), 30 * sizeof(int64_t));
-  std::memcpy(task->outputs()[1], written.data() + 30, 20 * sizeof(int64_t));
+  std::memcpy(task->outputs()[1], written.data(), 30 * sizeof(int64_t));
+  std::memcpy(task->outputs()[2], written.data() + 30, 20 * sizeof(int64_t));
   std::vector<int> awaited;
   task->start(-1, 1);
   while (task->test(awaited) != Task::State::kCompleted) std::this_thread::yield();
@@ -134,7 +134,7 @@ void a_call_that_fails_writes_nothing() {
 
 int main() {
   use_stand_ins();
-  RUN_TEST(blocks_have_places_that_do_not_overlap);
+  RUN_TEST(blocks_have_places_of_their_own_also_empty_ones);
   RUN_TEST(calls_give_sums_and_use_memory_again);
   RUN_TEST(a_call_that_fails_writes_nothing);
 }
