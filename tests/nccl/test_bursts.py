@@ -22,6 +22,7 @@ from world import run
 
 if gpu_arrays.MISSING:
     pytest.skip(gpu_arrays.MISSING, allow_module_level=True)
+pytestmark = pytest.mark.timeout(650)
 
 CALLS = 10_000
 FEWER = 1_000
@@ -61,7 +62,7 @@ def libraries() -> None:
 
 def joined_group() -> Any:
     gpu_arrays.start()
-    dist.init_process_group("nccl", timeout=60)
+    dist.init_process_group("nccl")
     return dist.group.WORLD
 
 
@@ -121,7 +122,7 @@ def reduce_in_two_groups_in_turn(rank: int, size: int, calls: int) -> None:
 
 
 def play(burst: Any, size: int, setting: Mapping[str, str], calls: int = CALLS) -> None:
-    run(burst, size, args=(calls,), environment={"PROCGROUP_STAND_IN_GPUS": "4", **setting}, timeout=120)
+    run(burst, size, args=(calls,), environment={"PROCGROUP_STAND_IN_GPUS": "4", **setting}, timeout=600)
 
 
 @each_time
