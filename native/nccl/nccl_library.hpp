@@ -21,7 +21,8 @@ struct NcclId {  // ncclUniqueId
   std::array<char, 128> bytes;
 };
 
-class NcclLibrary {
+// Python's objects share it with threads, which let go of it without the language: as its own owner knows how.
+class NcclLibrary : public std::enable_shared_from_this<NcclLibrary> {
  public:
   // The library that this process has loaded already, as torch does; else the one at `path`; else the system's. Throws
   // std::runtime_error, with the loader's text, where there is none.
