@@ -60,6 +60,14 @@ ArrayStreams current_streams(const std::vector<nb::object>& arrays, int device) 
   return used;
 }
 
+bool are_capturing(const ArrayStreams& used, int device) {
+  return with_backend_error([&] {
+    const Gpu& gpu = Gpu::get(device);
+    const OnGpu on_gpu(gpu);
+    return std::ranges::any_of(used.streams, [&](CudaStream stream) { return gpu.is_capturing(stream); });
+  });
+}
+
 std::shared_ptr<StagedTask> stage(Request& request, std::vector<ArrayView> arrays, const ArrayStreams& used, int rank) {
   const Descriptor& call = request.descriptor;
   const int device = arrays.front().device();

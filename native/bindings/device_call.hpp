@@ -23,6 +23,9 @@ struct ArrayStreams {
 CudaStream current_stream(nanobind::handle array, int device);
 ArrayStreams current_streams(const std::vector<nanobind::object>& arrays, int device);
 
+// Whether one of the streams is in a capture. Raises DistBackendError for an error of the driver.
+bool are_capturing(const ArrayStreams& used, int device);
+
 // Let a call move host memory, to and from which the elements are copied: its request gets the addresses there. Raises
 // DistBackendError for an error of the driver.
 std::shared_ptr<StagedTask> stage(Request& request, std::vector<ArrayView> arrays, const ArrayStreams& used, int rank);

@@ -96,7 +96,7 @@ nb::object PythonGroup::issue_on_device(Request request, const Options& options,
   if (request.source == 0) request.source = engine_->source_line();
   engine_->require_not_forked();
   if (!options.async_op) require_outside_transfer(op_name(call.op));
-  const ArrayStreams used = take_device_arrays(*issued);
+  const ArrayStreams used = take_device_arrays(*issued, options.op, !is_staged);
   request.is_unawaited = !options.async_op;
   if (!is_staged) return issue_to_nccl(std::move(request), options, std::move(issued), used);
   const auto staged = stage(request, std::move(issued->arrays), used, group_->rank());
@@ -120,13 +120,17 @@ nb::object PythonGroup::issue_on_device(Request request, const Options& options,
   return nb::none();
 }
 
-ArrayStreams PythonGroup::take_device_arrays(Issued& issued) const {
+ArrayStreams PythonGroup::take_device_arrays(Issued& issued, const char* op, bool can_be_captured) const {
   issued.device = issued.arrays.front().device();
   ArrayStreams used;
   for (const ArrayView& view : issued.arrays) {
     issued.device_arrays.push_back(nb::borrow(view.array()));
     used.add(view.stream() ? *view.stream() : current_stream(view.array(), issued.device));
   }
+  if (!can_be_captured && are_capturing(used, issued.device))
+    site(op).refuse(
+        "the stream of the array is being captured into a CUDA graph, and messages and calls that go through host "
+        "memory cannot be captured. Make the call outside of the capture");
   return used;
 }
 
@@ -137,6 +141,7 @@ nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, s
   issued->device_task = task;
   request.descriptor.external = request.descriptor.on_device = true;
   request.task = task;
+  if (task->is_captured()) return capture(std::move(request), options, std::move(issued), task);
   bool is_queued = false;
   const auto start = [&]() -> std::shared_ptr<GroupOperation> {
     {
@@ -161,6 +166,40 @@ nb::object PythonGroup::issue_to_nccl(Request request, const Options& options, s
   work.add(std::move(issued));
   work.wait_as_blocking();
   return nb::none();
+}
+
+// The ranks agree on the host before the call is captured: no graph has a call on which they disagree.
+nb::object PythonGroup::capture(Request request, const Options& options, std::shared_ptr<Issued> issued,
+                                const std::shared_ptr<NcclTask>& task) {
+  if (!nccl_->is_connected())
+    site(options.op)
+        .refuse(
+            "the stream of the array is being captured into a CUDA graph, and the first call of a group on a GPU, "
+            "which "
+            "connects the ranks, cannot be captured. Make a call before the capture");
+  request.descriptor.captured = true;
+  request.is_unawaited = false;
+  {
+    const Unlocked unlocked;
+    const std::lock_guard issuing(nccl_->issuing());
+    task->queue_later();
+  }
+  nb::object work = adopt(options, issued, [&] {
+    PythonRuntime language(engine_->rank_threads());
+    return group_->start(std::move(request), options.seconds, language);
+  });
+  nb::cast<Work&>(work).wait_as_blocking();
+  const Descriptor call = issued->operation->call();
+  try {
+    const Unlocked unlocked;  // NCCL may wait for other ranks
+    task->capture();
+  } catch (const std::runtime_error& error) {
+    const std::string reason = std::string("the call could not be captured: ") + error.what();
+    group_->fail_call(call, reason);
+    raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(reason));
+  }
+  group_->watch_replays(call, task, options.seconds);
+  return options.async_op ? work : nb::none();
 }
 
 nb::object PythonGroup::open_backend(nb::object start, double seconds) {

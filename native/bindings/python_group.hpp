@@ -128,7 +128,11 @@ class PythonGroup {
   nb::object issue_on_device(Request request, const Options& options, std::shared_ptr<Issued> issued);
   nb::object issue_to_nccl(Request request, const Options& options, std::shared_ptr<Issued> issued,
                            const ArrayStreams& used);
-  ArrayStreams take_device_arrays(Issued& issued) const;
+  nb::object capture(Request request, const Options& options, std::shared_ptr<Issued> issued,
+                     const std::shared_ptr<NcclTask>& task);
+  // The streams of the arrays, which are the call's from now on. Raises for a capture, unless the call
+  // `can_be_captured`.
+  ArrayStreams take_device_arrays(Issued& issued, const char* op, bool can_be_captured) const;
   nb::object run(Request& request, double seconds, const Issued* issued = nullptr);
   // MPI need not move what the engine's announcements carry in any case.
   bool needs_backend(const Request& request) const {

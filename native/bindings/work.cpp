@@ -93,10 +93,11 @@ bool Work::wait_for(const Issued& issued, GroupOperation& operation, Deadline de
 // Let the streams on which the arrays are used wait for the work on a device; the host, where a library states none.
 bool Work::let_streams_wait(const Issued& issued, Deadline deadline) const {
   const std::shared_ptr<GroupOperation>& work = issued.operation->device_work();
-  if (!work || work->is_completed()) return true;
+  const bool is_captured = issued.device_task && issued.operation->call().captured;
+  if (!is_captured && (!work || work->is_completed())) return true;
   const ArrayStreams used = current_streams(issued.device_arrays, issued.device);
   issued.device_task->let_wait(used.streams);
-  return !used.has_unordered || wait_for(issued, *work, deadline);
+  return is_captured || !used.has_unordered || wait_for(issued, *work, deadline);
 }
 
 // To look advances a backend's transfer, too, and a signal handler may raise inside of it: here, not in a later call.

@@ -287,15 +287,18 @@ void CollectiveCall::report_mismatch() {
   const uint64_t sequence = request_.descriptor.sequence;
   std::vector<std::optional<Descriptor>> calls;
   bool places_differ = false;
+  bool captures_differ = false;
   for (int rank = 0; rank < state_.size(); ++rank) {
     std::optional<Descriptor>& call = calls.emplace_back();
     if (!state_.has_announced(rank, sequence)) continue;
     call = Descriptor::copied_from(&state_.member(rank).descriptor(sequence));
     places_differ = places_differ || call->external != request_.descriptor.external ||
                     call->on_device != request_.descriptor.on_device;
+    captures_differ = captures_differ || call->captured != request_.descriptor.captured;
   }
   for (std::optional<Descriptor>& call : calls) {
     if (call && !places_differ) call->external = call->on_device = false;  // which goes without saying
+    if (call && !captures_differ) call->captured = false;
     const char* const where = places_differ && call && !call->on_device ? " on the CPU" : "";
     failure.calls.push_back(call ? call->describe(state_.global_ranks) + where : "nothing yet");
   }

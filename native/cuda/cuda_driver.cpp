@@ -50,6 +50,10 @@ CudaDriver load() {
   PROCGROUP_FIND(cuStreamWaitEvent);
   PROCGROUP_FIND(cuStreamWaitValue32, true);
   PROCGROUP_FIND(cuStreamWriteValue32, true);
+  PROCGROUP_FIND(cuStreamGetCaptureInfo);
+  PROCGROUP_FIND(cuThreadExchangeStreamCaptureMode);
+  PROCGROUP_FIND(cuUserObjectCreate);
+  PROCGROUP_FIND(cuGraphRetainUserObject);
   PROCGROUP_FIND(cuEventCreate);
   PROCGROUP_FIND(cuEventRecord);
   PROCGROUP_FIND(cuEventQuery);

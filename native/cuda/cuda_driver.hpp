@@ -13,6 +13,8 @@ using CudaStream = void*;
 using CudaEvent = void*;
 using CudaContext = void*;
 using CudaMemoryPool = void*;
+using CudaGraph = void*;
+using CudaUserObject = void*;
 inline CudaStream legacy_stream() { return reinterpret_cast<CudaStream>(1); }
 inline CudaStream per_thread_stream() { return reinterpret_cast<CudaStream>(2); }
 using CudaAddress = uintptr_t;
@@ -34,6 +36,11 @@ struct CudaDriver {
   // Not all devices and drivers have the next two.
   int (*cuStreamWaitValue32)(CudaStream stream, CudaAddress address, uint32_t value, unsigned flags);
   int (*cuStreamWriteValue32)(CudaStream stream, CudaAddress address, uint32_t value, unsigned flags);
+  int (*cuStreamGetCaptureInfo)(CudaStream stream, int* status, uint64_t* number, CudaGraph* graph, void* dependencies,
+                                size_t* count);
+  int (*cuThreadExchangeStreamCaptureMode)(int* mode);
+  int (*cuUserObjectCreate)(CudaUserObject* object, void* pointer, void (*end)(void*), unsigned count, unsigned flags);
+  int (*cuGraphRetainUserObject)(CudaGraph graph, CudaUserObject object, unsigned count, unsigned flags);
   int (*cuEventCreate)(CudaEvent* event, unsigned flags);
   int (*cuEventRecord)(CudaEvent event, CudaStream stream);
   int (*cuEventQuery)(CudaEvent event);

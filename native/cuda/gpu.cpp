@@ -16,8 +16,27 @@ constexpr unsigned kNonBlocking = 1;  // of a stream
 constexpr unsigned kPortable = 1;     // registered memory, for all GPUs
 constexpr unsigned kReached = 0;      // CU_STREAM_WAIT_VALUE_GEQ
 constexpr int kDeviceOrdinal = 9;     // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr int kRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
+constexpr int kInvalidated = 2;       // CU_STREAM_CAPTURE_STATUS_INVALIDATED
+constexpr unsigned kNoSync = 1;       // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+constexpr unsigned kMove = 1;         // CU_GRAPH_USER_OBJECT_MOVE
 constexpr size_t kPageBytes = 65536;
 constexpr size_t kWordBytes = 64;  // a word has a cache line of its own
+
+// Lets this thread make calls that could disturb a capture, because they concern nothing of it.
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(const CudaDriver& driver) : driver_(driver) {
+    driver_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  ~BesideCaptures() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  const CudaDriver& driver_;
+  int mode_ = kRelaxed;  // and then the thread's own
+};
 
 }  // namespace
 
@@ -83,6 +102,7 @@ void Gpu::let_wait(CudaStream stream, CudaEvent event) const {
 }
 
 bool Gpu::has_come(CudaEvent event) const {
+  const BesideCaptures beside(driver_);
   const int result = driver_.cuEventQuery(event);
   if (result == kNotReady) return false;
   driver_.require(result);
@@ -90,6 +110,7 @@ bool Gpu::has_come(CudaEvent event) const {
 }
 
 void Gpu::check(CudaStream stream) const {
+  const BesideCaptures beside(driver_);
   const int result = driver_.cuStreamQuery(stream);
   if (result != kNotReady) driver_.require(result);
 }
@@ -108,6 +129,27 @@ CudaAddress Gpu::allocate(CudaStream stream, size_t bytes) const {
 
 void Gpu::free(CudaStream stream, CudaAddress address) const {
   driver_.require(driver_.cuMemFreeAsync(address, stream));
+}
+
+bool Gpu::is_capturing(CudaStream stream) const {
+  if (stream == nullptr || stream == legacy_stream()) return false;  // it cannot be, and must not be asked meanwhile
+  int status = 0;
+  driver_.require(driver_.cuStreamGetCaptureInfo(stream, &status, nullptr, nullptr, nullptr, nullptr));
+  if (status == kInvalidated) throw std::runtime_error("CUDA: the capture of this stream has failed");
+  return status != 0;
+}
+
+void Gpu::keep_with_graph(CudaStream stream, std::shared_ptr<void> kept) const {
+  int status = 0;
+  uint64_t number = 0;
+  CudaGraph graph = nullptr;
+  driver_.require(driver_.cuStreamGetCaptureInfo(stream, &status, &number, &graph, nullptr, nullptr));
+  auto held = std::make_unique<std::shared_ptr<void>>(std::move(kept));
+  CudaUserObject object = nullptr;
+  driver_.require(driver_.cuUserObjectCreate(
+      &object, held.get(), [](void* pointer) { delete static_cast<std::shared_ptr<void>*>(pointer); }, 1, kNoSync));
+  held.release();
+  driver_.require(driver_.cuGraphRetainUserObject(graph, object, 1, kMove));
 }
 
 bool Gpu::has_words() {
@@ -179,6 +221,7 @@ void* map_registered(size_t bytes) {
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::runtime_error("the host has no memory that GPUs could copy from and to");
   const CudaDriver& driver = CudaDriver::get();
+  const BesideCaptures beside(driver);
   try {
     driver.require(driver.cuMemHostRegister(memory, bytes, kPortable));
   } catch (const std::runtime_error&) {

@@ -3,10 +3,14 @@
 // A stream runs what is queued on it in order. An *event* is recorded on one stream; another stream that waits for it
 // runs nothing before the first has come to the event. A *word* is 32 bits of host memory that a stream can wait for
 // and write: cheaper than an event, and the host can write it, too.
+//
+// A stream in a *capture* runs nothing: what is queued on it becomes part of a graph, which the program launches later,
+// and as often as it likes. Meanwhile CUDA forbids threads to ask for the end of any work; those of this library may.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -42,6 +46,12 @@ class Gpu {
   // Memory for what is queued on a stream from now on, until it is freed there.
   CudaAddress allocate(CudaStream stream, size_t bytes) const;
   void free(CudaStream stream, CudaAddress address) const;
+
+  // Whether a stream is in a capture. Throws for one that has failed, too.
+  bool is_capturing(CudaStream stream) const;
+  // Keep something until the graph into which a stream is captured is destroyed, and what was made of it. It ends in a
+  // thread of the driver's, which may not call CUDA.
+  void keep_with_graph(CudaStream stream, std::shared_ptr<void> kept) const;
 
   using Word = std::atomic<uint32_t>;
   // Whether streams can wait for words and write them. Tried out at the first call.

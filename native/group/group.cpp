@@ -12,6 +12,7 @@ namespace {
 
 // In place of a message's operation and peer, in the name of a device's queue.
 constexpr std::pair kCollectives{OpKind::kBarrier, -1};
+constexpr std::pair kReplays{OpKind::kBarrier, -2};
 
 // How long the caller of an asynchronous call waits for the other ranks' part of it.
 constexpr int64_t kAlongNs = 200'000;
@@ -188,6 +189,38 @@ std::shared_ptr<GroupOperation> Group::follow(const Descriptor& call, std::share
   return operation;
 }
 
+void Group::watch_replays(const Descriptor& call, std::shared_ptr<Task> task, double seconds) {
+  {
+    const std::lock_guard lock(queue_mutex_);
+    if (is_completed()) return;  // under the mutex, as in follow()
+    captured_.push_back({call, std::move(task), seconds});
+    has_used_device_.store(true, std::memory_order_release);
+  }
+  engine_.progress().notify();
+}
+
+// Follow the calls of graphs that have begun to run for long, and forget those whose graphs are gone. Whether there are
+// any.
+bool Group::follow_replays() {
+  std::vector<CapturedCall> gone;  // let go of without the mutex: that may run Python
+  const std::lock_guard lock(queue_mutex_);
+  std::vector<int> ignored;
+  for (CapturedCall& one : captured_) {
+    const Task::State state = one.task->test(ignored);
+    if (state == Task::State::kCompleted) gone.push_back(one);
+    const std::shared_ptr<GroupOperation> followed = one.followed.lock();
+    if (state != Task::State::kQueued || (followed && !followed->is_completed())) continue;
+    const auto operation =
+        std::make_shared<DeviceOperation>(*this, one.call, one.task, one.seconds, true, std::optional<Recording>());
+    one.followed = operation;
+    device_queues_[kReplays].push_back(operation);
+  }
+  std::erase_if(captured_, [&](const CapturedCall& one) {
+    return std::ranges::any_of(gone, [&](const CapturedCall& other) { return other.task == one.task; });
+  });
+  return !captured_.empty();
+}
+
 // Of collectives: a barrier does not wait for messages.
 bool Group::has_device_work() {
   if (!has_used_device_.load(std::memory_order_acquire)) return false;
@@ -326,7 +359,7 @@ Progress Group::advance_messages() {
 
 Progress Group::advance_devices() {
   if (!has_used_device_.load(std::memory_order_acquire)) return Progress::kDone;
-  Progress progress = Progress::kDone;
+  Progress progress = follow_replays() ? Progress::kWaiting : Progress::kDone;
   std::vector<std::shared_ptr<GroupOperation>> completed;  // which may run Python when they end
   std::vector<std::pair<OpKind, int>> keys;
   {

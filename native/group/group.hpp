@@ -129,6 +129,9 @@ class Group final : public Source {
   // the group, at its deadline, when a member is lost, and with the group.
   std::shared_ptr<GroupOperation> follow(const Descriptor& call, std::shared_ptr<Task> task, double seconds,
                                          bool is_unawaited = false, std::optional<Recording> recording = {});
+  // Watch over a task that is part of a graph of work on a device, until the graph is gone. When it runs for long, it
+  // fails as the task of a call does that has begun then.
+  void watch_replays(const Descriptor& call, std::shared_ptr<Task> task, double seconds);
   // Called once, when a failure ends the group, from any thread. Set before the first call.
   void on_broken(std::function<void()> end_device_work) { end_device_work_ = std::move(end_device_work); }
 
@@ -260,6 +263,7 @@ class Group final : public Source {
   Progress advance_queue();
   Progress advance_messages();
   Progress advance_devices();
+  bool follow_replays();
   int group_rank(int world_rank) const;
   Descriptor describe(const MessageRequest& request);
 
@@ -283,13 +287,20 @@ class Group final : public Source {
   // messages on devices have been matched of each member. Guarded by the mutex of messages.
   std::vector<const MessageOperation*> external_messages_;
   std::vector<uint64_t> matched_;
-  std::mutex queue_mutex_;  // guards queue_, messages_ and device_queues_
+  std::mutex queue_mutex_;  // guards queue_, messages_, device_queues_ and captured_
   std::deque<std::shared_ptr<GroupOperation>> queue_;
   std::vector<std::shared_ptr<GroupOperation>> messages_;  // completed ones stay for a while
   // Tasks on a device, of collectives, and of messages from and to each member. Those of a queue complete in order, so
   // only the first is looked at.
   std::map<std::pair<OpKind, int>, std::deque<std::shared_ptr<GroupOperation>>> device_queues_;
-  std::atomic<bool> has_used_device_{false};  // whether there are device_queues_, without the mutex
+  struct CapturedCall {
+    Descriptor call;
+    std::shared_ptr<Task> task;
+    double seconds;
+    std::weak_ptr<GroupOperation> followed{};  // while it runs for long
+  };
+  std::vector<CapturedCall> captured_;
+  std::atomic<bool> has_used_device_{false};  // whether there are any of these, without the mutex
   std::function<void()> end_device_work_;
   size_t crowded_ = kFewMessages;                      // messages_ is swept when it is as long as this
   std::atomic<int> receive_credits_{kReceiveCredits};  // see start_at_once()

@@ -295,8 +295,10 @@ void Group::report_unraised() {
 void Group::end_pending() {
   const std::lock_guard driving(driving_);
   std::vector<std::shared_ptr<GroupOperation>> pending;
+  std::vector<CapturedCall> captured;  // let go of without the mutex: that may run Python
   {
     const std::lock_guard lock(queue_mutex_);
+    captured = std::exchange(captured_, {});
     pending = messages_;
     for (const auto& [key, queue] : device_queues_) pending.insert(pending.end(), queue.begin(), queue.end());
     pending.insert(pending.end(), queue_.begin(), queue_.end());

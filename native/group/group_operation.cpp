@@ -348,7 +348,7 @@ Progress DeviceOperation::advance() {
   if (is_completed()) return Progress::kDone;
   bool is_done = false;
   std::vector<int> ignored;
-  const auto look = [&] { is_done = task_->test(ignored) == Task::State::kCompleted; };
+  const auto look = [&] { is_done = task_->test(ignored) != Task::State::kQueued; };
   if (const std::optional<Failure> failure = failure_of(look)) {
     if (group_.is_completed()) return Progress::kWaiting;  // a consequence: examine_pending() has the cause
     end_group(*failure);
@@ -364,7 +364,9 @@ void DeviceOperation::give_up(Failure failure) {
   const std::lock_guard lock(looking_);
   if (is_completed()) return;
   if (failure.kind == Failure::Kind::kTimeout)
-    failure.reason = "the work that it has started on its GPU, which may wait for any of the other ranks";
+    failure.reason = std::string(call_.captured ? "a replay of this call in a CUDA graph"
+                                                : "the work that it has started on its GPU") +
+                     ", which may wait for any of the other ranks";
   failure = group_.own_view(group_.cause_of(std::move(failure)));
   failure.wrote = true;
   end_group(failure);

@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <stdexcept>
+
+#include "base/log.hpp"
 
 namespace procgroup {
 namespace {
@@ -129,6 +132,17 @@ void NcclBackend::keep(std::shared_ptr<const void> owner) {
   kept_.push_back(std::move(owner));
 }
 
+void NcclBackend::add_graph(std::weak_ptr<void> graph) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(graphs_, [](const std::weak_ptr<void>& one) { return one.expired(); });
+  graphs_.push_back(std::move(graph));
+}
+
+bool NcclBackend::has_graphs() {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(graphs_, [](const std::weak_ptr<void>& one) { return !one.expired(); });
+}
+
 // What connects a communicator refers to this backend. Let go of without the mutex, because that may run Python.
 void NcclBackend::drop_connecting() {
   std::vector<std::shared_ptr<Task>> dropped;
@@ -172,7 +186,12 @@ void NcclBackend::close(bool failed) {
     const std::lock_guard lock(mutex_);
     if (std::exchange(is_aborted_, true)) return;
   }
-  NcclCommunicator::close(communicators(), kCloseSeconds);
+  const bool has_graphs = this->has_graphs();
+  if (has_graphs)
+    log_line(LogLevel::kWarning,
+             "this rank leaves a group whose calls are in CUDA graphs that still exist. NCCL's communicator ends with "
+             "them: destroy them first, and do not launch them any more");
+  NcclCommunicator::close(communicators(), has_graphs ? 0 : kCloseSeconds);
 }
 
 }  // namespace procgroup

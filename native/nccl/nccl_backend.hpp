@@ -42,11 +42,12 @@ struct NcclQueue {
   uint64_t next = 0;                               // the number of the next message
 };
 
-class NcclBackend {
+class NcclBackend : public std::enable_shared_from_this<NcclBackend> {  // as NcclLibrary
  public:
   // The ranks of a communicator by group rank, of all ranks or of the sender and the receiver of messages.
   using Pair = std::pair<int, int>;
   static constexpr Pair kAll{-1, -1};
+  static constexpr Pair kCaptured{-2, -2};  // of a stream for what is captured: the others must not be in a capture
   // Returns the task that makes a communicator together with its other ranks, and gives it to set_communicator.
   using Connect = std::function<std::shared_ptr<Task>(Pair ranks)>;
 
@@ -86,6 +87,7 @@ class NcclBackend {
 
   // Held to issue a call: to give it its place in the group's queue and on the stream.
   std::mutex& issuing() { return issuing_; }
+  bool is_connected() const { return is_connected_; }
   // Whether calls can be queued behind gates now. With `issuing`, as the next two.
   bool has_gate();
   // The number of the gate of the next call.
@@ -96,6 +98,12 @@ class NcclBackend {
   // Let a stream wait for the gate of a call.
   void let_wait(CudaStream stream, uint32_t gate);
   void open(uint32_t gate);
+
+  // From the agreement on a call that is captured until that has been done: no later call is queued meanwhile.
+  void set_capturing(bool is_capturing) { is_capturing_ = is_capturing; }
+  bool is_capturing() const { return is_capturing_; }
+  // What lives as long as a graph with calls of this group.
+  void add_graph(std::weak_ptr<void> graph);
 
   // Keep what an array's memory belongs to as long as this backend.
   void keep(std::shared_ptr<const void> owner);
@@ -108,6 +116,7 @@ class NcclBackend {
  private:
   std::vector<std::shared_ptr<NcclCommunicator>> communicators();
   void drop_connecting();
+  bool has_graphs();
 
   const int rank_;
   const int size_;
@@ -122,11 +131,13 @@ class NcclBackend {
   std::map<Pair, NcclQueue> queues_;
   std::vector<std::weak_ptr<NcclCommunicator>> made_;  // also those that are not connected yet
   std::vector<std::shared_ptr<const void>> kept_;
+  std::vector<std::weak_ptr<void>> graphs_;
   bool is_aborted_ = false;
   std::atomic<bool> is_connected_{false};  // the communicator of collectives
   std::mutex issuing_;
   uint32_t gates_ = 0;
   std::atomic<int> ungated_{0};
+  std::atomic<bool> is_capturing_{false};
   std::atomic<Gpu::Word*> gate_{nullptr};
 };
 

@@ -12,7 +12,12 @@ namespace {
 
 constexpr int64_t kCheckNs = 50'000'000;
 constexpr int kHostValue = 1;  // ncclScalarHostImmediate: the factor is read at once
+constexpr int64_t kLongReplayNs = 100'000'000;
+// Values of a call's word, which the GPU writes when it has come to the end, and, in a graph, to the begin. A look at
+// the latter leaves a mark: while that stays, one and the same replay runs.
 constexpr uint32_t kDone = 1;
+constexpr uint32_t kBegun = 2;
+constexpr uint32_t kSeen = 3;
 
 void* pointer(CudaAddress address) { return reinterpret_cast<void*>(address); }
 void* pointer(const DeviceSpan& span) { return pointer(span.address); }
@@ -63,6 +68,7 @@ NcclTask::NcclTask(std::shared_ptr<NcclBackend> backend, NcclCall call, std::vec
   if (call_.reduce_op == ReduceOp::kAvg && backend_->size() == 1) call_.reduce_op = ReduceOp::kSum;  // see supports()
   if (stays_) stream_ = streams_[0];
   const OnGpu on_gpu(gpu_);
+  for (const CudaStream stream : streams_) is_captured_ = is_captured_ || gpu_.is_capturing(stream);
   for (const CudaStream stream : streams_)
     if (stream != stream_) events_.push_back(gpu_.record(stream));
 }
@@ -72,11 +78,15 @@ NcclTask::NcclTask(std::shared_ptr<NcclBackend> backend, NcclCall call, std::vec
 // for that.
 //
 // The events may still be waited for by streams, which is no use of theirs that a later recording changes; but who asks
-// for one must get the answer for this call.
+// for one must get the answer for this call. A graph that still exists may write the word.
 NcclTask::~NcclTask() {
   if (backend_->was_forked()) return;
   for (const CudaEvent event : events_) gpu_.give_back(event);
   if (ended_.load() != nullptr) gpu_.give_back(ended_.load());
+  if (is_captured_) {
+    if (done_ != nullptr && graph_.expired()) gpu_.give_back(done_);
+    return;
+  }
   if (done_ != nullptr && done_->load() == kDone)
     gpu_.give_back(done_);
   else if (communicator_ != nullptr && !has_come_to_its_end_)
@@ -97,10 +107,22 @@ void NcclTask::queue_behind_gate() try {
 void NcclTask::queue_later() {
   is_later_ = true;
   backend_->add_ungated();
-  if (stream_ != per_thread_stream()) return;
+  if (is_captured_ || stream_ != per_thread_stream()) return;
   stays_ = false;
   const OnGpu on_gpu(gpu_);
   events_.push_back(gpu_.record(stream_));
+}
+
+void NcclTask::capture() {
+  const OnGpu on_gpu(gpu_);
+  if (!stays_) stream_ = backend_->stream_of(NcclBackend::kCaptured);
+  communicator_ = backend_->communicator_for(NcclBackend::kAll, 0);
+  queue();
+  const auto graph = std::make_shared<char>();
+  graph_ = graph;
+  backend_->add_graph(graph);
+  gpu_.keep_with_graph(stream_, graph);
+  backend_->set_capturing(false);
 }
 
 void NcclTask::require_no_error() const {
@@ -114,6 +136,7 @@ bool NcclTask::ready() {
 
 void NcclTask::start(int root, uint64_t number) {
   require_no_error();
+  if (is_captured_) return backend_->set_capturing(true);
   if (gate_ != 0) return backend_->open(gate_);
   call_.root = root;
   number_ = number;
@@ -121,6 +144,7 @@ void NcclTask::start(int root, uint64_t number) {
 
 Task::State NcclTask::test(std::vector<int>& awaited) {
   require_no_error();
+  if (is_captured_) return replay();
   if (gate_ == 0 && !is_posted_) is_posted_ = post();
   if (is_queued_.load(std::memory_order_acquire)) {
     has_come_to_its_end_ = has_come_to_its_end_ || has_ended();
@@ -133,6 +157,7 @@ Task::State NcclTask::test(std::vector<int>& awaited) {
 
 // Whether it is done: the communicator may not be there yet. NCCL may wait for other ranks, but not for the only one.
 bool NcclTask::post() {
+  if (backend_->is_capturing()) return false;
   communicator_ = backend_->communicator_for(ranks(), number_);
   if (communicator_ == nullptr) return false;
   if (backend_->size() == 1) {
@@ -165,16 +190,15 @@ void NcclTask::queue() {
   const OnGpu on_gpu(gpu_);
   if (!stays_) stream_ = backend_->stream_of(ranks());
   for (const CudaEvent event : events_) gpu_.let_wait(stream_, event);
-  if (has_bytes(call_.inputs) || has_bytes(call_.outputs)) make(*communicator_);
   const bool has_words = gpu_.has_words();
-  if (!stays_ || streams_.size() > 1 || !has_words) ended_.store(gpu_.record(stream_));
-  if (stays_ && gate_ != 0)  // in the caller's thread, which does not wait for the call
+  if (has_words) done_ = gpu_.take_word();
+  if (has_words && is_captured_) gpu_.write(stream_, done_, kBegun);
+  if (has_bytes(call_.inputs) || has_bytes(call_.outputs)) make(*communicator_);
+  if (!stays_ || streams_.size() > 1 || !has_words || is_captured_) ended_.store(gpu_.record(stream_));
+  if (stays_ && (gate_ != 0 || is_captured_))  // in the caller's thread, which does not wait for the call
     for (const CudaStream stream : streams_)
       if (stream != stream_) gpu_.let_wait(stream, ended_.load());
-  if (has_words) {
-    done_ = gpu_.take_word();
-    gpu_.write(stream_, done_, kDone);
-  }
+  if (has_words) gpu_.write(stream_, done_, kDone);
   is_queued_.store(true, std::memory_order_release);
   if (is_message(call_.op)) backend_->finish_turn(ranks());
   if (is_later_) backend_->remove_ungated();
@@ -311,15 +335,31 @@ int NcclTask::call_nccl(NcclHandle communicator) const {
 
 bool NcclTask::has_ended() {
   if (done_ != nullptr && done_->load(std::memory_order_acquire) == kDone) return true;
-  const bool is_late = now_ns() - checked_ns_ > kCheckNs;
-  if (done_ != nullptr && !is_late) return false;
+  check_sometimes();
+  if (done_ != nullptr) return false;
   const OnGpu on_gpu(gpu_);
-  if (is_late && checked_ns_ != 0) {
+  return gpu_.has_come(ended_.load());
+}
+
+// Throw for errors of what is queued. Not at the first look: most calls end soon.
+void NcclTask::check_sometimes() {
+  if (now_ns() - checked_ns_ <= kCheckNs) return;
+  if (checked_ns_ != 0) {
+    const OnGpu on_gpu(gpu_);
     communicator_->check();
     gpu_.check(backend_->stream_of(NcclBackend::kAll));
   }
-  if (is_late) checked_ns_ = now_ns();
-  return done_ == nullptr && gpu_.has_come(ended_.load());
+  checked_ns_ = now_ns();
+}
+
+Task::State NcclTask::replay() {
+  if (!is_queued_.load(std::memory_order_acquire) || graph_.expired()) return State::kCompleted;
+  if (done_ == nullptr) return State::kIdle;
+  uint32_t value = done_->load(std::memory_order_acquire);
+  if (value == kBegun && done_->compare_exchange_strong(value, kSeen)) seen_ns_ = now_ns();
+  if (value != kSeen || now_ns() - seen_ns_ < kLongReplayNs) return State::kIdle;
+  check_sometimes();
+  return State::kQueued;
 }
 
 void NcclTask::let_wait(const std::vector<CudaStream>& streams) {

@@ -2,6 +2,7 @@
 //
 //     behind a gate    take_gate, queue_behind_gate    start: open the gate    test: until the GPU has come to its end
 //     otherwise                                        test: post it           test: the same
+//     in a capture                                     start                   then `capture`, in the caller's thread
 #pragma once
 
 #include <atomic>
@@ -44,6 +45,10 @@ class NcclTask final : public DeviceTask, public std::enable_shared_from_this<Nc
   void queue_behind_gate();
   // With NcclBackend::issuing: the call has no gate, and later ones have none before it is queued.
   void queue_later();
+  // Whether the arrays' streams are in a capture: then, when the ranks have agreed, the call becomes part of the graph.
+  // From now on a test tells whether the graph has run the call for long. Throws std::runtime_error for an error.
+  bool is_captured() const { return is_captured_; }
+  void capture();
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
 
   bool ready() override;
@@ -68,6 +73,8 @@ class NcclTask final : public DeviceTask, public std::enable_shared_from_this<Nc
   void require_no_error() const;
   void fail(const char* error);
   bool has_ended();
+  State replay();
+  void check_sometimes();
 
   const std::shared_ptr<NcclBackend> backend_;
   const NcclLibrary& nccl_;
@@ -81,13 +88,16 @@ class NcclTask final : public DeviceTask, public std::enable_shared_from_this<Nc
   CudaAddress scratch_ = 0;          // of blocks that are joined, or are still to be copied to their places
   int op_ = 0;                       // NCCL's number, of PREMUL_SUM that of the call
   uint32_t gate_ = 0;                // 0: none
+  bool is_captured_ = false;
   bool is_later_ = false;
   bool has_come_to_its_end_ = false;  // a test has seen that
   bool is_posted_ = false;            // it is queued, or the communicator's thread is to queue it
   uint64_t number_ = 0;
   std::shared_ptr<NcclCommunicator> communicator_;
-  Gpu::Word* done_ = nullptr;              // becomes 1 when the GPU has come to the end
+  Gpu::Word* done_ = nullptr;              // becomes kDone when the GPU has come to the end
   std::atomic<CudaEvent> ended_{nullptr};  // there, too, where a stream may have to wait for it, and without words
+  std::weak_ptr<void> graph_;              // lives as long as the graph into which the call was captured
+  int64_t seen_ns_ = 0;                    // when a replay of it was first seen
   int64_t checked_ns_ = 0;                 // when NCCL was last asked for errors
   std::atomic<bool> is_queued_{false};     // all of the above is set
   std::atomic<bool> has_failed_{false};

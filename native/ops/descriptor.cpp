@@ -25,7 +25,7 @@ Descriptor Descriptor::copied_from(const void* written) {
 uint64_t Descriptor::fingerprint() const {
   const uint64_t kinds = uint64_t{static_cast<uint8_t>(op)} | uint64_t{static_cast<uint8_t>(dtype)} << 8 |
                          uint64_t{static_cast<uint8_t>(reduce_op)} << 16 | uint64_t{ordered} << 24 |
-                         uint64_t{external} << 25 | uint64_t{on_device} << 26 |
+                         uint64_t{external} << 25 | uint64_t{on_device} << 26 | uint64_t{captured} << 27 |
                          uint64_t{static_cast<uint32_t>(root)} << 32;
   return mix(mix(mix(mix(mix(0x70726f6367726f75, group), sequence), kinds), count), splits);
 }
@@ -57,6 +57,7 @@ std::string Descriptor::describe(const std::vector<int>* global_ranks) const {
     text += " on a GPU";
   else if (external)
     text += " by another backend";
+  if (captured) text += ", captured in a CUDA graph,";
   if (root >= 0) text += (comes ? " from " : " to ") + rank_name(root, global_ranks);
   return text;
 }

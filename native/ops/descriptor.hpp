@@ -27,7 +27,9 @@ struct Descriptor {
   bool external : 1 = false;
   // The arrays are in the memory of a device, and so the backend is that of the device.
   bool on_device : 1 = false;
-  uint8_t unused : 5 = 0;  // every bit has a value: descriptors are compared as bytes
+  // The call becomes part of a graph of such work, which is launched later, and moves nothing now.
+  bool captured : 1 = false;
+  uint8_t unused : 4 = 0;  // every bit has a value: descriptors are compared as bytes
   int32_t root = -1;
   // Elements of the array, or of one block; of all blocks together where they differ by rank (`splits`); zero where
   // they differ by pair, because they are compared by pair.

@@ -27,6 +27,7 @@ class Task {
     kPending,
     kQueued,  // on a device, in order with whatever uses the arrays there: the call ends, and the group follows the
               // task
+    kIdle,    // a call in a graph of such work that runs again when the program launches it, and does not run now
     kCompleted,
   };
 

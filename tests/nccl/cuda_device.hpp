@@ -18,6 +18,9 @@
 // PROCGROUP_STAND_IN_STRICT_EVENTS=1 makes it a fault to record an event whose last recording is not reached yet:
 // CUDA allows it, and who then asks for the end of the earlier work gets that of the later work.
 //
+// A *capture* takes what is queued on a stream, and on those that wait for its events, for a *graph* instead of running
+// it. A launch of the graph queues all of that on one stream, in the order in which it was captured.
+//
 // One mutex guards everything, and one condition variable announces every completion: simple, and fast enough for
 // tests. Nothing is freed at exit, because threads still run then.
 #pragma once
@@ -56,6 +59,14 @@ enum Result : int {  // CUresult
   kNotReady = 600,
   kIllegalAddress = 700,
   kNotSupported = 801,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kCaptureMerge = 902,
+  kCaptureUnmatched = 903,
+  kCaptureUnjoined = 904,
+  kCaptureIsolation = 905,
+  kCapturedEvent = 907,
+  kCaptureWrongThread = 908,
 };
 
 inline int64_t number_from_environment(const char* name, int64_t otherwise) {
@@ -101,6 +112,23 @@ struct Channel {
   bool is_closing = false;
 };
 
+// The work of a graph: each launch makes what it queues, because NCCL numbers its work when it is launched.
+struct Graph {
+  using Make = std::function<std::function<void()>()>;
+  std::vector<Make> work{};
+  std::vector<std::shared_ptr<void>> kept{};  // until the graph and what was made of it are destroyed
+};
+
+enum CaptureMode : int { kGlobal, kThreadLocal, kRelaxed };
+
+struct Capture {
+  uint64_t id;
+  std::thread::id thread;
+  CaptureMode mode;
+  std::shared_ptr<Graph> graph = std::make_shared<Graph>();
+  bool is_invalid = false;
+};
+
 struct Stream {
   int device;
   bool waits_for_legacy;  // created without CU_STREAM_NON_BLOCKING
@@ -109,6 +137,9 @@ struct Stream {
   uint64_t submitted = 0;
   uint64_t completed = 0;
   std::shared_ptr<Channel> channel{};
+  std::shared_ptr<Capture> capture{};
+  bool began_capture = false;
+  bool is_joined = true;  // nothing of the capture was queued here since a stream of it waited for an event here
 };
 
 struct Position {
@@ -122,6 +153,8 @@ struct Position {
 struct Event {
   Position position;
   std::chrono::steady_clock::time_point time{};
+  std::weak_ptr<Capture> capture{};      // where it was recorded, in place of a position
+  std::shared_ptr<Stream> captured_on{};  // then
 };
 
 class Devices {
@@ -200,12 +233,94 @@ class Devices {
 
   Position enqueue(const std::shared_ptr<Stream>& stream, std::function<void()> work) {
     std::lock_guard lock(mutex_);
+    if (stream->capture != nullptr) return capture(*stream, [work = std::move(work)] { return work; }), Position{};
     return push_in_order(stream, std::move(work));
+  }
+
+  // Capture work that is made anew at each launch; false where the stream is not in a capture.
+  bool enqueue_captured(const std::shared_ptr<Stream>& stream, Graph::Make make) {
+    std::lock_guard lock(mutex_);
+    if (stream->capture == nullptr) return false;
+    capture(*stream, std::move(make));
+    return true;
+  }
+
+  Result begin_capture(const std::shared_ptr<Stream>& stream, CaptureMode mode) {
+    std::lock_guard lock(mutex_);
+    if (stream->is_legacy) return kCaptureUnsupported;
+    if (stream->capture != nullptr) return kInvalidValue;
+    stream->capture = std::make_shared<Capture>(++captures_begun_, std::this_thread::get_id(), mode);
+    stream->began_capture = true;
+    captures_.push_back(stream->capture);
+    return kSuccess;
+  }
+
+  Result end_capture(const std::shared_ptr<Stream>& stream, std::shared_ptr<Graph>& graph) {
+    std::lock_guard lock(mutex_);
+    const auto capture = stream->capture;
+    if (capture == nullptr || !stream->began_capture) return capture == nullptr ? kInvalidValue : kCaptureUnmatched;
+    if (capture->mode != kRelaxed && capture->thread != std::this_thread::get_id()) return kCaptureWrongThread;
+    bool is_joined = true;
+    for (auto& [key, other] : streams_) {
+      if (other->capture != capture) continue;
+      is_joined = is_joined && (other->began_capture || other->is_joined);
+      other->capture = nullptr;
+      other->began_capture = false;
+      other->is_joined = true;
+    }
+    std::erase(captures_, capture);
+    if (capture->is_invalid || !is_joined) return capture->is_invalid ? kCaptureInvalidated : kCaptureUnjoined;
+    graph = capture->graph;
+    return kSuccess;
+  }
+
+  std::shared_ptr<Capture> capture_of(const Stream& stream) {
+    std::lock_guard lock(mutex_);
+    return stream.capture;
+  }
+
+  // A call that CUDA forbids to threads that could disturb a capture: it invalidates the capture.
+  bool disturbs_capture(CaptureMode mode) {
+    std::lock_guard lock(mutex_);
+    bool disturbs = false;
+    for (const auto& capture : captures_) {
+      const bool is_own = capture->thread == std::this_thread::get_id() && capture->mode != kRelaxed;
+      if (mode == kRelaxed || !(is_own || (mode == kGlobal && capture->mode == kGlobal))) continue;
+      capture->is_invalid = disturbs = true;
+    }
+    return disturbs;
+  }
+
+  void launch(const Graph& graph, const std::shared_ptr<Stream>& stream) {
+    for (const auto& make : graph.work) enqueue(stream, make());
+  }
+
+  // Let a stream wait for an event; into the capture where the event was recorded in one.
+  Result let_wait(const std::shared_ptr<Stream>& stream, Event& event) {
+    std::lock_guard lock(mutex_);
+    if (event.captured_on != nullptr) {
+      const auto capture = event.capture.lock();
+      if (capture == nullptr || event.captured_on->capture != capture) return kCapturedEvent;
+      if (stream->capture != nullptr && stream->capture != capture) return kCaptureMerge;
+      if (stream->capture == nullptr) stream->is_joined = false;
+      stream->capture = capture;
+      if (stream != event.captured_on) event.captured_on->is_joined = true;
+      return kSuccess;
+    }
+    if (stream->capture != nullptr) {
+      stream->capture->is_invalid = true;
+      return kCaptureIsolation;
+    }
+    push_in_order(stream, [this, position = event.position] { wait(position); });
+    return kSuccess;
   }
 
   // Record an event on a stream; false where it is recorded again too early, and this is a fault.
   bool record(const std::shared_ptr<Event>& event, const std::shared_ptr<Stream>& stream) {
     std::lock_guard lock(mutex_);
+    event->captured_on = stream->capture == nullptr ? nullptr : stream;
+    event->capture = stream->capture;
+    if (event->captured_on != nullptr) return true;
     if (Settings::get().has_strict_events && !event->position.is_reached()) {
       std::fputs("stand-in CUDA: cuEventRecord on an event whose last recording is not reached yet\n", stderr);
       has_fault = true;
@@ -221,6 +336,11 @@ class Devices {
   Position position_of(const Event& event) {
     std::lock_guard lock(mutex_);
     return event.position;
+  }
+
+  bool is_captured(const Event& event) {
+    std::lock_guard lock(mutex_);
+    return event.captured_on != nullptr;
   }
 
   std::chrono::steady_clock::time_point time_of(const Event& event) {
@@ -263,6 +383,11 @@ class Devices {
   }
 
   // The functions below need the mutex.
+
+  static void capture(Stream& stream, Graph::Make make) {
+    stream.capture->graph->work.push_back(std::move(make));
+    stream.is_joined = false;
+  }
 
   void start(const std::shared_ptr<Stream>& stream) {
     streams_[stream.get()] = stream;
@@ -357,6 +482,8 @@ class Devices {
   std::map<uintptr_t, std::shared_ptr<Allocation>> allocations_;
   std::map<Stream*, std::shared_ptr<Stream>> streams_;
   std::map<std::pair<int, std::thread::id>, std::shared_ptr<Stream>> default_streams_;
+  std::vector<std::shared_ptr<Capture>> captures_;
+  uint64_t captures_begun_ = 0;
   // The shared channels of a device and priority, and how many streams they have got.
   std::map<std::pair<int, int>, std::pair<std::vector<std::shared_ptr<Channel>>, size_t>> channels_;
 };

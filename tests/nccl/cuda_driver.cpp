@@ -2,7 +2,8 @@
 //
 // cuda.core and cuda.bindings know one symbol, cuGetProcAddress_v2, and ask it for every function by its name without
 // a suffix: hence the functions have those names, with the newest signature. A function that is missing here raises
-// "function ... is not found" in Python when it is called. Kernels, graphs, IPC and peer access are missing.
+// "function ... is not found" in Python when it is called. Kernels, IPC and peer access are missing, and of
+// graphs all but capture, launch and what is kept with them.
 //
 // Copies are as asynchronous as CUDA documents: from pageable memory the bytes are taken at the call, to pageable
 // memory the call waits for the copy, and between device and pinned memory all happens when the stream gets there.
@@ -29,7 +30,7 @@ constexpr uintptr_t kPools = 0x2000;
 constexpr uintptr_t kHostPool = 0x3000;
 
 thread_local std::vector<int> current_contexts;  // each thread's stack, of the devices of its contexts
-thread_local int capture_mode = 0;               // CU_STREAM_CAPTURE_MODE_GLOBAL
+thread_local int capture_mode = kGlobal;
 
 int current_device() { return current_contexts.empty() ? -1 : current_contexts.back(); }
 int device_of(Handle context) { return static_cast<int>(uintptr_t(context) - kContexts); }
@@ -65,6 +66,19 @@ Result submit(Handle handle, std::function<void()> work, Position* position = nu
   });
 }
 
+// Whether this thread may not make a call now that could disturb a capture: see cudaStreamBeginCapture.
+bool is_forbidden() { return devices().disturbs_capture(static_cast<CaptureMode>(capture_mode)); }
+
+// What a program gives a graph to keep, and what is called when nothing keeps it any more: by a thread of the driver.
+struct UserObject {
+  UserObject(void* pointer, void (*end)(void*)) : pointer(pointer), end(end) {}
+  UserObject(const UserObject&) = delete;
+  ~UserObject() { std::thread(end, pointer).detach(); }
+  void* pointer;
+  void (*end)(void*);
+};
+using Graphs = std::shared_ptr<Graph>;  // a handle of a graph, or of what was made of it, is a pointer to one
+
 // Memory as an argument of a copy: in an allocation, or pageable.
 struct Place {
   uintptr_t address;
@@ -95,6 +109,7 @@ Result copy(uintptr_t to_address, uintptr_t from_address, size_t bytes, Handle s
     if (!is_fault) std::memmove(destination, source, bytes);
   };
   Position done;
+  if (waits && is_forbidden()) return kCaptureUnsupported;
   const auto result = submit(stream, std::move(work), &done);
   if (result == kSuccess && (waits || to.is_pageable())) devices().wait(done);
   return result;
@@ -115,6 +130,7 @@ Result fill(uintptr_t address, T element, size_t count, Handle stream) {
 Result allocate(uintptr_t* address, size_t bytes, int device, bool is_pinned_host) {
   if (device < 0) return kInvalidContext;
   if (bytes == 0) return kInvalidValue;
+  if (is_forbidden()) return kCaptureUnsupported;
   return give(address, devices().allocate(bytes, device, is_pinned_host));
 }
 
@@ -123,6 +139,7 @@ Result free_now(uintptr_t address) {
   auto allocation = devices().find(address);
   if (address == 0) return kSuccess;
   if (allocation == nullptr || allocation->address != address) return kInvalidValue;
+  if (is_forbidden()) return kCaptureUnsupported;
   devices().synchronize(allocation->device);
   devices().free(address);
   return kSuccess;
@@ -182,7 +199,15 @@ const char* name_of(int result) {
                                                     {kNotFound, "CUDA_ERROR_NOT_FOUND"},
                                                     {kNotReady, "CUDA_ERROR_NOT_READY"},
                                                     {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-                                                    {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"}};
+                                                    {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
+                                                    {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+                                                    {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+                                                    {kCaptureMerge, "CUDA_ERROR_STREAM_CAPTURE_MERGE"},
+                                                    {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"},
+                                                    {kCaptureUnjoined, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
+                                                    {kCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
+                                                    {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"},
+                                                    {kCaptureWrongThread, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"}};
   const auto found = kNames.find(result);
   return found == kNames.end() ? nullptr : found->second;
 }
@@ -195,6 +220,11 @@ using namespace stand_in;  // NOLINT: the rest of the file is the API
 // For libnccl's stand-in: the allocation in which an address lies.
 __attribute__((visibility("default"))) std::shared_ptr<Allocation> stand_in_find_memory(const void* address) {
   return devices().find(reinterpret_cast<uintptr_t>(address));
+}
+// And work for the graph into which a stream is captured; false where it is not.
+__attribute__((visibility("default"))) bool stand_in_capture(void* handle, const Graph::Make& make) {
+  const auto stream = devices().stream(handle, current_device());
+  return stream != nullptr && devices().enqueue_captured(stream, make);
 }
 
 // Initialisation and errors
@@ -261,6 +291,7 @@ CUDA_API int cuCtxGetDevice(int* device) {
 }
 CUDA_API int cuCtxGetStreamPriorityRange(int* least, int* greatest) { return give(least, 0), give(greatest, -5); }
 CUDA_API int cuCtxSynchronize() {
+  if (is_forbidden()) return kCaptureUnsupported;
   devices().synchronize(current_device());
   return current_device() < 0 ? kInvalidContext : fault_or(kSuccess);
 }
@@ -276,12 +307,14 @@ CUDA_API int cuStreamDestroy(Handle handle) {
 }
 CUDA_API int cuStreamSynchronize(Handle handle) {
   return with_stream(handle, [](auto& stream) {
+    if (is_forbidden()) return kCaptureUnsupported;
     devices().wait(devices().end_of(stream));
     return fault_or(kSuccess);
   });
 }
 CUDA_API int cuStreamQuery(Handle handle) {
   return with_stream(handle, [](auto& stream) {
+    if (is_forbidden()) return kCaptureUnsupported;
     return fault_or(devices().is_reached(devices().end_of(stream)) ? kSuccess : kNotReady);
   });
 }
@@ -298,14 +331,21 @@ CUDA_API int cuStreamGetFlags(Handle handle, unsigned* flags) {
 CUDA_API int cuStreamGetPriority(Handle handle, int* priority) {
   return with_stream(handle, [&](auto& stream) { return give(priority, stream->priority); });
 }
-CUDA_API int cuStreamIsCapturing(Handle, int* status) { return give(status, 0); }
+CUDA_API int cuStreamIsCapturing(Handle handle, int* status) {
+  return with_stream(handle, [&](auto& stream) {
+    const auto capture = devices().capture_of(*stream);
+    return give(status, capture == nullptr ? 0 : capture->is_invalid ? 2 : 1);
+  });
+}
 CUDA_API int cuThreadExchangeStreamCaptureMode(int* mode) {
   if (*mode < 0 || *mode > 2) return kInvalidValue;
   std::swap(capture_mode, *mode);
   return kSuccess;
 }
-CUDA_API int cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
-  return submit(stream, [position = devices().position_of(*event_of(event))] { devices().wait(position); });
+CUDA_API int cuStreamWaitEvent(Handle handle, Handle event, unsigned) {
+  return with_stream(handle, [&](auto& stream) {
+    return devices().has_fault ? kIllegalAddress : devices().let_wait(stream, *event_of(event));
+  });
 }
 CUDA_API int cuStreamWaitValue32(Handle stream, uintptr_t address, uint32_t value, unsigned condition) {
   if (!has_memory_operations()) return kNotSupported;
@@ -328,6 +368,59 @@ CUDA_API int cuLaunchHostFunc(Handle stream, void (*function)(void*), void* argu
   return submit(stream, [function, argument] { function(argument); });
 }
 
+// Graphs
+
+CUDA_API int cuStreamBeginCapture(Handle handle, int mode) {
+  if (mode < kGlobal || mode > kRelaxed) return kInvalidValue;
+  return with_stream(handle,
+                     [&](auto& stream) { return devices().begin_capture(stream, static_cast<CaptureMode>(mode)); });
+}
+CUDA_API int cuStreamEndCapture(Handle handle, Handle* graph) {
+  return with_stream(handle, [&](auto& stream) {
+    Graphs captured;
+    const auto result = devices().end_capture(stream, captured);
+    return result == kSuccess ? give<Handle>(graph, new Graphs(captured)) : (give<Handle>(graph, nullptr), result);
+  });
+}
+// The graph is that of the capture itself: it must not be destroyed.
+CUDA_API int cuStreamGetCaptureInfo(Handle handle, int* status, uint64_t* id, Handle* graph, const Handle**, size_t*) {
+  return with_stream(handle, [&](auto& stream) {
+    const auto capture = devices().capture_of(*stream);
+    if (id != nullptr && capture != nullptr) *id = capture->id;
+    if (graph != nullptr && capture != nullptr) *graph = &capture->graph;
+    return give(status, capture == nullptr ? 0 : capture->is_invalid ? 2 : 1);
+  });
+}
+CUDA_API int cuGraphInstantiateWithFlags(Handle* made, Handle graph, uint64_t) {
+  return give<Handle>(made, new Graphs(*static_cast<Graphs*>(graph)));
+}
+CUDA_API int cuGraphInstantiate(Handle* made, Handle graph, uint64_t flags) {
+  return cuGraphInstantiateWithFlags(made, graph, flags);
+}
+CUDA_API int cuGraphLaunch(Handle made, Handle handle) {
+  return with_stream(handle, [&](auto& stream) {
+    if (devices().has_fault) return kIllegalAddress;
+    devices().launch(**static_cast<Graphs*>(made), stream);
+    return kSuccess;
+  });
+}
+CUDA_API int cuGraphDestroy(Handle graph) {
+  delete static_cast<Graphs*>(graph);
+  return kSuccess;
+}
+CUDA_API int cuGraphExecDestroy(Handle made) { return cuGraphDestroy(made); }
+CUDA_API int cuUserObjectCreate(Handle* object, void* pointer, void (*end)(void*), unsigned count, unsigned flags) {
+  if (count != 1 || flags != 1) return kInvalidValue;  // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+  return give<Handle>(object, new std::shared_ptr<UserObject>(new UserObject(pointer, end)));
+}
+CUDA_API int cuGraphRetainUserObject(Handle graph, Handle handle, unsigned count, unsigned flags) {
+  if (count != 1 || flags != 1) return kInvalidValue;  // CU_GRAPH_USER_OBJECT_MOVE
+  auto* const object = static_cast<std::shared_ptr<UserObject>*>(handle);
+  (*static_cast<Graphs*>(graph))->kept.push_back(*object);
+  delete object;
+  return kSuccess;
+}
+
 // Events
 
 CUDA_API int cuEventCreate(Handle* event, unsigned) {
@@ -345,9 +438,13 @@ CUDA_API int cuEventRecord(Handle event, Handle handle) {
   });
 }
 CUDA_API int cuEventQuery(Handle event) {
+  if (is_forbidden()) return kCaptureUnsupported;
+  if (devices().is_captured(*event_of(event))) return kCapturedEvent;
   return fault_or(devices().is_reached(devices().position_of(*event_of(event))) ? kSuccess : kNotReady);
 }
 CUDA_API int cuEventSynchronize(Handle event) {
+  if (is_forbidden()) return kCaptureUnsupported;
+  if (devices().is_captured(*event_of(event))) return kCapturedEvent;
   devices().wait(devices().position_of(*event_of(event)));
   return fault_or(kSuccess);
 }
@@ -377,6 +474,7 @@ CUDA_API int cuMemHostGetDevicePointer(uintptr_t* on_device, uintptr_t address, 
 CUDA_API int cuMemFreeHost(uintptr_t address) { return free_now(address); }
 CUDA_API int cuMemHostRegister(uintptr_t address, size_t bytes, unsigned) {
   if (current_device() < 0) return kInvalidContext;
+  if (is_forbidden()) return kCaptureUnsupported;
   return devices().add_registered(address, bytes, current_device()) ? kSuccess : kAlreadyRegistered;
 }
 CUDA_API int cuMemHostUnregister(uintptr_t address) {
@@ -384,10 +482,16 @@ CUDA_API int cuMemHostUnregister(uintptr_t address) {
 }
 CUDA_API int cuMemAllocFromPoolAsync(uintptr_t* address, size_t bytes, Handle pool, Handle) {
   const bool is_host = uintptr_t(pool) == kHostPool;
-  return allocate(address, bytes, is_host ? current_device() : static_cast<int>(uintptr_t(pool) - kPools), is_host);
+  const int device = is_host ? current_device() : static_cast<int>(uintptr_t(pool) - kPools);
+  if (device < 0 || bytes == 0) return kInvalidValue;
+  return give(address, devices().allocate(bytes, device, is_host));
 }
-CUDA_API int cuMemFreeAsync(uintptr_t address, Handle stream) {
-  return submit(stream, [address] { devices().free(address); });
+// Memory of a graph has one address at all launches: here it is never freed.
+CUDA_API int cuMemFreeAsync(uintptr_t address, Handle handle) {
+  return with_stream(handle, [&](auto& stream) -> Result {
+    if (devices().capture_of(*stream) != nullptr) return kSuccess;
+    return submit(handle, [address] { devices().free(address); });
+  });
 }
 
 CUDA_API int cuDeviceGetMemPool(Handle* pool, int device) { return give(pool, handle_of(kPools + device)); }

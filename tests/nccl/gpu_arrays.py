@@ -102,6 +102,38 @@ def held(stream: int) -> Iterator[None]:
     assert passed.is_set()
 
 
+class Graph:
+    """What was queued on a stream while it was captured; `launch` runs it, as often as one likes."""
+
+    _made: Any = None
+
+    def launch(self, stream: int) -> None:
+        with _on(_Home.gpu):
+            _call("cuGraphLaunch", self._made, stream)
+
+    def destroy(self) -> None:
+        with _on(_Home.gpu):
+            _call("cuGraphExecDestroy", self._made)
+
+
+@contextmanager
+def captured(stream: int) -> Iterator[Graph]:
+    """Capture what the body queues on a stream, as torch.cuda.graph does; the graph is made at the end of the body."""
+    from cuda.bindings import driver
+
+    graph = Graph()
+    with _on(_Home.gpu):
+        _call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+        try:
+            yield graph
+        except BaseException:
+            driver.cuStreamEndCapture(stream)
+            raise
+        taken = _call("cuStreamEndCapture", stream)
+        graph._made = _call("cuGraphInstantiate", taken, 0)
+        _call("cuGraphDestroy", taken)
+
+
 def await_frees() -> None:
     """Wait until the memory of dropped arrays has been freed."""
     with _on(_Home.gpu):

@@ -248,6 +248,7 @@ NCCL_API Status ncclCommDestroy(Comm comm) {
     const bool is_usable = communicator->state() == kSuccess && !communicator->is_revoked();
     if (is_usable && !communicator->is_finalized) finalize(communicator);
     communicator->join();
+    communicator->wait_for_graphs();
     take(comm, "CommDestroy");
     communicator->abort();
     communicator->wait_for_kernels();

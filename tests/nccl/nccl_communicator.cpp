@@ -406,7 +406,7 @@ void Communicator::wait_for_device() {
   Kernels::get().wait_for_device(device);
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return completed_ == issued_; });
+    changed_.wait(lock, [this] { return completed_ == issued_ && graphs_ == 0; });
   }
   end_threads();
 }
@@ -414,6 +414,21 @@ void Communicator::wait_for_device() {
 void Communicator::wait_for_kernels() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return running_ == 0; });
+}
+
+std::shared_ptr<void> Communicator::keep_for_graph() {
+  std::lock_guard lock(mutex_);
+  ++graphs_;
+  return {nullptr, [this](void*) {
+            std::lock_guard lock(mutex_);
+            --graphs_;
+            changed_.notify_all();
+          }};
+}
+
+void Communicator::wait_for_graphs() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return graphs_ == 0; });
 }
 
 void Communicator::end_threads() {

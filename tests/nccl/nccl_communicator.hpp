@@ -156,6 +156,9 @@ class Communicator {
   void wait_for_device();
   // Wait until no kernel of this communicator runs.
   void wait_for_kernels();
+  // Kept by a graph into which work was captured. As NCCL's, the communicator does not end before the graph has.
+  std::shared_ptr<void> keep_for_graph();
+  void wait_for_graphs();
   bool is_revoked() const { return is_revoked_; }
   // Wait for an abort, as whatever hangs does.
   void hang();
@@ -219,6 +222,7 @@ class Communicator {
   uint64_t issued_ = 0;
   uint64_t completed_ = 0;
   int running_ = 0;
+  int graphs_ = 0;
 };
 
 // A call on a communicator, while it lasts.

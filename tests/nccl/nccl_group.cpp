@@ -15,9 +15,11 @@ int cuEventCreate(void** event, unsigned flags);
 int cuEventDestroy(void* event);
 int cuEventRecord(void* event, void* stream);
 int cuLaunchHostFunc(void* stream, void (*function)(void*), void* argument);
+int cuStreamIsCapturing(void* stream, int* status);
 int cuStreamWaitEvent(void* stream, void* event, unsigned flags);
 }
 std::shared_ptr<stand_in::Allocation> stand_in_find_memory(const void* address);
+bool stand_in_capture(void* stream, const stand_in::Graph::Make& make);
 
 namespace stand_in::nccl {
 namespace {
@@ -77,6 +79,22 @@ void join(Stream waiting, Stream first) {
   cuEventDestroy(event);
 }
 
+// Into a graph, where the first stream is in a capture: numbered at each launch. After an abort it leaves at once.
+bool capture(const Batch& batch) {
+  int status = 0;
+  if (cuStreamIsCapturing(batch.streams[0], &status) != 0 || status == 0) return false;
+  return stand_in_capture(
+      batch.streams[0], [batch, kept = batch.communicator->keep_for_graph()]() -> std::function<void()> {
+        uint64_t number = 0;
+        try {
+          number = batch.communicator->issue();
+        } catch (const Refused&) {
+          return [] {};
+        }
+        return [batch, number] { batch.communicator->run(number, batch.operations); };
+      });
+}
+
 // The batch runs on its first stream; the others wait for it, and it waits for them.
 void launch(Batch batch) {
   auto run = [](void* argument) {
@@ -88,6 +106,12 @@ void launch(Batch batch) {
   const auto streams = batch.streams;
   for (auto stream : streams) {
     if (stream != streams[0]) join(streams[0], stream);
+  }
+  if (capture(batch)) {
+    for (auto stream : streams) {
+      if (stream != streams[0]) join(stream, streams[0]);
+    }
+    return;
   }
   batch.number = communicator->issue();
   auto argument = std::make_unique<Batch>(std::move(batch));
