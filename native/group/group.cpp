@@ -202,11 +202,13 @@ void Group::watch_replays(const Descriptor& call, std::shared_ptr<Task> task, do
 // Follow the calls of graphs that have begun to run for long, and forget those whose graphs are gone. Whether there are
 // any.
 bool Group::follow_replays() {
+  if (is_completed()) return false;
   std::vector<CapturedCall> gone;  // let go of without the mutex: that may run Python
   const std::lock_guard lock(queue_mutex_);
   std::vector<int> ignored;
   for (CapturedCall& one : captured_) {
-    const Task::State state = one.task->test(ignored);
+    Task::State state = Task::State::kQueued;  // what it throws here, it throws again when it is followed
+    failure_of([&] { state = one.task->test(ignored); });
     if (state == Task::State::kCompleted) gone.push_back(one);
     const std::shared_ptr<GroupOperation> followed = one.followed.lock();
     if (state != Task::State::kQueued || (followed && !followed->is_completed())) continue;

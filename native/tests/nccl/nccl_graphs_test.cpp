@@ -95,19 +95,36 @@ void captured_calls_run_at_each_launch(int size) {
   });
 }
 
+void expect_failure(const std::function<void()>& call, int rank) {
+  try {
+    call();
+  } catch (const OperationFailed&) {
+    return;
+  }
+  check(false, "expected an error", rank);
+}
+
 // The graph of one rank is launched, and those of the others are not: the group ends, and the stream runs on.
 void a_launch_that_the_others_do_not_make_ends_the_group() {
-  NcclWorld world(2);
-  std::barrier<> all(2);
-  world.in_all_ranks([&](NcclRank& mine) {
-    ReducingGraph graph(mine, all, 0.3);
-    if (mine.rank() == 0) {
-      graph.launch();
-      while (!mine.group.is_completed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      graph.array.read();
-    }
-    all.arrive_and_wait();
-  });
+  std::weak_ptr<const NcclLibrary> library;
+  {
+    NcclWorld world(2);
+    std::barrier<> all(2);
+    world.in_all_ranks([&](NcclRank& mine) {
+      ReducingGraph graph(mine, all, 0.3);
+      if (mine.rank() == 0) {
+        graph.launch();
+        while (!mine.group.is_completed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        graph.array.read();
+      }
+      all.arrive_and_wait();
+      Request barrier;  // by which the other rank learns that the group has ended
+      NoRuntime language;
+      expect_failure([&] { mine.group.run(barrier, kLong, language); }, mine.rank());
+    });
+    library = world.library();
+  }
+  while (!library.expired()) std::this_thread::yield();  // the communicators end with the graphs
 }
 
 }  // namespace
