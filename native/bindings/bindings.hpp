@@ -15,3 +15,4 @@ void bind_permutation(nanobind::module_& module);
 void bind_stores(nanobind::module_& module);
 void bind_timeouts(nanobind::module_& module);
 void bind_work(nanobind::module_& module);
+void bind_xla(nanobind::module_& module);

@@ -307,8 +307,10 @@ void bind_group(nb::module_& module) {
       .def("leave", &PythonGroup::leave)
       .def("checks", &PythonGroup::checks)
       .def("direct", &PythonGroup::direct)
-      .def("intercept", &PythonGroup::intercept, "issue"_a.none(),
-           nb::sig("def intercept(self, issue: collections.abc.Callable[..., typing.Any] | None) -> None"))
+      .def("intercept", &PythonGroup::intercept, "issue"_a.none(), "only_awaits"_a = false,
+           nb::sig("def intercept(self, issue: collections.abc.Callable[..., typing.Any] | None, "
+                   "only_awaits: bool = False) -> None"))
+      .def("source_line", &PythonGroup::source_line)
       .def("allow_unknown_threads", [](const PythonGroup&) { unknown_threads_may_call = true; })
       .def("set_timeout", &PythonGroup::set_timeout, "seconds"_a)
       .def("try_send", &PythonGroup::try_send, "array"_a.none(), "peer"_a.none(), "tag"_a.none(), "async_op"_a,

@@ -28,4 +28,5 @@ NB_MODULE(_native, module) {
   bind_permutation(module);
   bind_stores(module);
   bind_timeouts(module);
+  bind_xla(module);
 }

@@ -20,12 +20,6 @@ using namespace procgroup;
 
 namespace {
 
-OpKind op_from_name(const std::string& name) {
-  for (size_t op = 0; op < kOperations; ++op)
-    if (name == op_name(static_cast<OpKind>(op))) return static_cast<OpKind>(op);
-  return OpKind::kBarrier;  // which NCCL does not have
-}
-
 ReduceOp reduce_op_from_name(const std::string& name) {
   for (int op = 0; op < kReduceOps; ++op)
     if (name == reduce_op_name(static_cast<ReduceOp>(op))) return static_cast<ReduceOp>(op);

@@ -9,6 +9,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,8 +51,12 @@ class PythonGroup {
   PythonGroup checks() const;
   // A second object for the same group, whose methods are not intercepted.
   PythonGroup direct() const;
-  // Call `issue`, with an operation's name and arguments, in place of every method; None ends that.
-  void intercept(nb::object issue) { intercept_ = std::move(issue); }
+  // Call `issue`, with an operation's name and arguments, in place of every method; None ends that. With `only_awaits`
+  // it does no more than await the calls of compiled functions: those pass it by.
+  void intercept(nb::object issue, bool only_awaits) {
+    intercept_ = std::move(issue);
+    shared_->lets_compiled_pass = only_awaits || !is_intercepted();
+  }
   bool is_intercepted() const { return intercept_.is_valid() && !intercept_.is_none(); }
   template <class... Arguments>
   nb::object pass_on(const char* op, Arguments... arguments) const {
@@ -99,9 +104,20 @@ class PythonGroup {
   nb::object try_send(nb::handle array, nb::handle peer, nb::handle tag, bool async_op);
   nb::object try_recv(nb::handle array, nb::handle peer, nb::handle tag, bool async_op);
   // The timeout of calls without one of their own.
-  void set_timeout(double seconds) { seconds_ = seconds; }
+  void set_timeout(double seconds) { shared_->seconds = seconds; }
   // That of a call which is given None: see timeouts.hpp.
-  double seconds_in_force() const { return context_seconds().value_or(seconds_); }
+  double seconds_in_force() const { return context_seconds().value_or(shared_->seconds); }
+
+  // For compiled functions, whose threads do not have the interpreter's lock: see xla.cpp.
+  const std::shared_ptr<PythonEngine>& engine() const { return engine_; }
+  const std::shared_ptr<Group>& group() const { return group_; }
+  double seconds() const { return shared_->seconds; }
+  // Whether the engine makes their calls, without Python.
+  bool runs_compiled() const { return shared_->lets_compiled_pass && !has_backend() && !engine_->forked(); }
+  // The call site of a function of procgroup, for errors.
+  CallSite site(const char* function) const { return {function, *group_}; }
+  // The number of the line of the program that makes, or traces, a call now.
+  uint32_t source_line() const { return engine_->forked() ? 0 : engine_->source_line(); }
 
   // Broadcast from this rank, and all_gather, of an array of bytes in several buffers: see InputIovecs. The
   // other ranks make the ordinary calls.
@@ -111,7 +127,6 @@ class PythonGroup {
 
  private:
   bool was_forked() const;
-  CallSite site(const char* function) const { return {function, *group_}; }
 
   // How to issue a call; `results` is what the result() of its Work gives: see Work.
   struct Options {
@@ -160,8 +175,13 @@ class PythonGroup {
 
   std::shared_ptr<PythonEngine> engine_;
   std::shared_ptr<Group> group_;
+  // What its copies share.
+  struct Shared {
+    std::atomic<double> seconds{0};
+    std::atomic<bool> lets_compiled_pass{true};
+  };
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   bool only_checks_ = false;
-  double seconds_ = 0;
   nb::object intercept_;
   nb::object prepare_;
   MpiBackend mpi_;                     // null unless MPI moves the bytes

@@ -159,4 +159,31 @@ class PythonRuntime final : public LanguageRuntime {
   std::exception_ptr raised_;
 };
 
+// For a call of a thread that does not have the interpreter's lock, and that Python need not know. Other threads may
+// make calls meanwhile: it is never alone.
+class UnlockedPythonRuntime final : public LanguageRuntime {
+ public:
+  void unlock() override {}
+  void lock() override {}
+  bool interrupted() override {
+    // Python runs the handlers of signals in a thread that it knows.
+    if (PyThreadState* const state = PyGILState_GetThisThreadState(); state != nullptr) {
+      take_lock_back(state);
+      if (PyErr_CheckSignals() != 0) raised_ = std::make_exception_ptr(nanobind::python_error());
+      PyEval_SaveThread();
+    }
+    return raised_ != nullptr || raised_in_transfer != nullptr;
+  }
+  // As PythonRuntime::rethrow().
+  void rethrow() const {
+    if (raised_) std::rethrow_exception(raised_);
+    if (raised_in_transfer == nullptr) return;
+    const Relocked relocked;
+    raise_what_a_transfer_raised();
+  }
+
+ private:
+  std::exception_ptr raised_;
+};
+
 }  // namespace procgroup

@@ -91,6 +91,8 @@ std::vector<Block> outputs_of(const Request& request, int rank) {
   return {{request.output, by_rank ? request.inputs[static_cast<size_t>(rank)].count : call.count}};
 }
 
+bool inside_transfer() { return is_inside_transfer; }
+
 void require_outside_transfer(const char* what) {
   if (!is_inside_transfer) return;
   const std::string text = std::string(what) + " was called inside a backend's transfer, which must not wait: yield " +

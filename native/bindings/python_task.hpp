@@ -61,5 +61,6 @@ std::vector<Block> outputs_of(const Request& request, int rank);
 // Raise DistBackendError if this thread is inside a backend's generator: the call `what` may wait there for what only
 // this thread moves, or for a lock that it holds.
 void require_outside_transfer(const char* what);
+bool inside_transfer();
 
 }  // namespace procgroup

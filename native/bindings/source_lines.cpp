@@ -9,8 +9,8 @@
 namespace procgroup {
 namespace {
 
-// Deeper than any path from a program's line to its call.
-constexpr int kMostFrames = 32;
+// Deeper than any path from a program's line to its call, which JAX may trace.
+constexpr int kMostFrames = 64;
 
 std::string file_of(nb::handle code) { return nb::cast<std::string>(code.attr("co_filename")); }
 
@@ -60,7 +60,8 @@ bool SourceLines::is_library(nb::handle object) {
   Code& code = code_of(object.ptr());
   if (code.object == object.ptr()) return code.is_library;
   const std::string file = file_of(object);
-  const bool is_library = file.starts_with(own_directory_) || file.find("-packages/torch/") != std::string::npos;
+  const bool is_library = file.starts_with(own_directory_) || file.find("-packages/torch/") != std::string::npos ||
+                          file.find("-packages/jax/") != std::string::npos;
   if (kept_.size() < kMostCodes) {
     kept_.try_emplace(object.ptr(), nb::borrow(object));
     code = {object.ptr(), is_library};

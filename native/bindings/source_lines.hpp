@@ -1,4 +1,4 @@
-// Finds the line of the program that makes a call: the innermost frame that is not procgroup's own, nor PyTorch's.
+// Finds the line of the program that makes a call: the innermost frame that is not of procgroup, PyTorch or JAX.
 #pragma once
 
 #include <nanobind/nanobind.h>

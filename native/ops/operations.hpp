@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace procgroup {
 
@@ -89,6 +90,12 @@ constexpr const OperationRow& row_of(OpKind op) { return kOperationTable[static_
 
 constexpr const char* op_name(OpKind op) {
   return is_operation(op) ? row_of(op).name : op == kMakesGroup ? "new_group" : "unknown operation";
+}
+// A barrier where no operation has that name.
+constexpr OpKind op_from_name(std::string_view name) {
+  for (size_t op = 0; op < kOperations; ++op)
+    if (name == kOperationTable[op].name) return static_cast<OpKind>(op);
+  return OpKind::kBarrier;
 }
 constexpr bool reduces(OpKind op) { return row_of(op).reduces; }
 constexpr bool is_message(OpKind op) { return is_operation(op) && row_of(op).is_message; }

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from procgroup.errors import ArgumentError
 from procgroup.functional.fusing import Bundle, Leaf
@@ -25,7 +25,16 @@ from procgroup.groups.group import ProcessGroup
 from procgroup.types import AnyReduceOp, PremulSum, ReduceOp
 
 # Far from what programs use, so that no message of send, recv or sendrecv meets one of procgroup.send.
-_TAG = (1 << 63) - 4
+TAG = (1 << 63) - 4
+
+
+class EngineCall(NamedTuple):
+    """A call of the engine: its operation, a root or the destination of a message, its source, and a reduce op."""
+
+    op: str
+    root: int = -1
+    source: int = -1
+    reduce_op: AnyReduceOp | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,10 @@ class Operation(ABC):
     @abstractmethod
     def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
         """Raise what the group's call would raise for these arrays; nothing is issued."""
+
+    @abstractmethod
+    def engine_call(self) -> EngineCall:
+        """Return the call that ``run`` makes, for functions that JAX compiles."""
 
     def part_shape(self, leaf: Leaf, size: int) -> tuple[int, ...]:
         """Return the shape of what moves between two ranks. Raises ArgumentError for another first dimension."""
@@ -109,6 +122,9 @@ class AllReduce(Collective):
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return given.array, self.op
 
+    def engine_call(self) -> EngineCall:
+        return EngineCall("all_reduce", reduce_op=self.op)
+
     def transposed(self) -> Operation | None:
         return self if self.op in (ReduceOp.SUM, ReduceOp.AVG) else None
 
@@ -127,6 +143,9 @@ class Broadcast(Collective):
 
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return given.array, self.root
+
+    def engine_call(self) -> EngineCall:
+        return EngineCall("broadcast", self.root)
 
     def transposed(self) -> Operation:
         return ReduceToRoot(self.root)
@@ -149,6 +168,9 @@ class ReduceToRoot(Collective):
         if group.rank() != self.root:
             given.clear()
 
+    def engine_call(self) -> EngineCall:
+        return EngineCall("reduce", self.root, reduce_op=ReduceOp.SUM)
+
     def transposed(self) -> Operation:
         return Broadcast(self.root)
 
@@ -163,6 +185,9 @@ class AllGather(Collective):
 
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return result.array, given.array
+
+    def engine_call(self) -> EngineCall:
+        return EngineCall("all_gather")
 
     def transposed(self) -> Operation:
         return ReduceScatter(ReduceOp.SUM)
@@ -179,6 +204,9 @@ class ReduceScatter(Collective):
 
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return result.array, given.array, self.op
+
+    def engine_call(self) -> EngineCall:
+        return EngineCall("reduce_scatter", reduce_op=self.op)
 
     def transposed(self) -> Operation | None:
         return AllGather() if self.op in (ReduceOp.SUM, ReduceOp.AVG) else None
@@ -202,6 +230,9 @@ class AllToAll(Collective):
     def arguments(self, given: Bundle, result: Bundle) -> tuple[Any, ...]:
         return result.array, given.array, None, None
 
+    def engine_call(self) -> EngineCall:
+        return EngineCall("all_to_all")
+
     def transposed(self) -> Operation:
         return self
 
@@ -218,14 +249,17 @@ class SendRecv(Operation):
         if self._stays_here(group):
             result.copy_from(given)
             return
-        sending = group.send(given.array, self.destination, _TAG, True)
-        group.recv(result.array, self.source, _TAG)
+        sending = group.send(given.array, self.destination, TAG, True)
+        group.recv(result.array, self.source, TAG)
         assert sending is not None
         sending.wait()
 
     def check(self, group: ProcessGroup, given: Bundle, result: Bundle) -> None:
         if not self._stays_here(group):
-            group.check_message("send", given.array, self.destination, _TAG)
+            group.check_message("send", given.array, self.destination, TAG)
+
+    def engine_call(self) -> EngineCall:
+        return EngineCall("send", self.destination, self.source)
 
     def _stays_here(self, group: ProcessGroup) -> bool:
         return self.destination == self.source == group.rank()

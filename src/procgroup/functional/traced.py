@@ -1,18 +1,23 @@
 """The functions of procgroup.functional inside of JAX's transformations: jit, grad, vmap, scan, cond and while_loop.
 
-A call is one equation of one JAX primitive, whatever the operation. Compiled, the equation is a
-``jax.experimental.io_callback(ordered=True)``: JAX neither drops such a callback nor repeats or reorders it, which it
-may do with a ``jax.pure_callback``. So the ranks, which trace the same function, make the same calls in the same order.
-The primitive has rules of its own because JAX's io_callback has none for derivatives and batches, and because
-jax.custom_vjp refuses functions with ordered effects.
+A call is one equation of one JAX primitive, whatever the operation. It has the effect of a
+``jax.experimental.io_callback(ordered=True)``: JAX neither drops such an equation nor repeats or reorders it. So the
+ranks, which trace the same function, make the same calls in the same order. The primitive has rules of its own for
+derivatives and batches:
 
     jvp         every operation here is linear (others are refused): the tangents take the same operation
     transpose   the operation that operations.py lists beside it
     vmap        one call for the whole batch: the batch is one more dimension of each array
 
-Ordered callbacks of one thread run one after the other, in that thread or in one of XLA's, while the function that was
-called may have returned already. A call outside of the compiled function must not overtake them: once a call on a group
-is compiled, every other call on that group first awaits them (``ProcessGroup.await_before_calls``).
+Compiled for a CPU, the equation is a custom call of XLA. Its handler (native/bindings/xla.cpp) passes XLA's buffers to
+the engine, and no Python runs. The token of the effect is its first argument and its first result. The handler knows a
+call by its number. The compiled function keeps the object to which the number belongs, and with it the group. Where the
+engine does not move the elements, or where the group is in another state of groups/issue.py, the handler calls
+``_run_on``. For other devices, and for several devices of one process, the equation is an io_callback.
+
+Calls of one thread run one after the other, in that thread or in one of XLA's, while the function that was called may
+have returned already. A call outside of the compiled function must not overtake them: once a call on a group is
+compiled, every other call on that group first awaits them (``ProcessGroup.await_before_calls``).
 """
 
 from __future__ import annotations
@@ -29,12 +34,13 @@ from jax.experimental import io_callback
 from jax.extend.core import Primitive, get_opaque_trace_state
 from jax.interpreters import ad, batching, mlir
 
+from procgroup import _native
 from procgroup.api import default_group
 from procgroup.arrays.array_view import DTYPES, ArrayView
 from procgroup.errors import DistBackendError
 from procgroup.functional.calls import perform as perform_now
 from procgroup.functional.fusing import Leaf, LeafName, Leaves
-from procgroup.functional.operations import Operation
+from procgroup.functional.operations import TAG, EngineCall, Operation
 from procgroup.functional.trees import flatten
 from procgroup.groups.group import ProcessGroup
 from procgroup.groups.issue import inside_awaited_call
@@ -42,10 +48,14 @@ from procgroup.groups.issue import inside_awaited_call
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A call as JAX keeps it; no operation means a barrier. The group is the one of the moment of the trace."""
+    """A call as JAX keeps it; no operation means a barrier. The group is the one of the moment of the trace.
+
+    ``line`` is the number of the line of the program that was traced, which errors and flight records name.
+    """
 
     operation: Operation | None
     group: ProcessGroup
+    line: int
 
     def result_shapes(self, arrays: Sequence[Any]) -> list[tuple[int, ...]]:
         """Return the shapes of the results for arrays, or what has their shapes and dtypes."""
@@ -76,14 +86,14 @@ def perform(tree: Any, operation: Operation, group: ProcessGroup) -> Any:
     """Make an operation part of what is traced; return the tree of its results."""
     values, rebuild = flatten(tree)
     arrays = [_as_jax(LeafName(tree, index), value) for index, value in enumerate(values)]
-    call = TracedCall(operation, group)
+    call = TracedCall(operation, group, group.calls.source_line())
     call.result_shapes(arrays)  # raises here, in the user's own call
     return rebuild(iter(_call_p.bind(*arrays, call=call) if arrays else []))
 
 
 def barrier(group: ProcessGroup) -> None:
     """Make a barrier part of what is traced."""
-    _call_p.bind(call=TracedCall(None, group))
+    _call_p.bind(call=TracedCall(None, group, group.calls.source_line()))
 
 
 def quoted_in(error: RuntimeError) -> BaseException | None:
@@ -91,20 +101,23 @@ def quoted_in(error: RuntimeError) -> BaseException | None:
     if not isinstance(error, jax.errors.JaxRuntimeError):
         return None
     text = str(error)
-    return next((own for own in reversed(_raised) if f"{type(own).__name__}: {own}".rstrip(": ") in text), None)
+    return next((own for own in reversed(_raised) if _quoted(own) in text), None)
 
 
 _call_p = Primitive("procgroup")
 _call_p.multiple_results = True
 
-# What JAX raises for an error in a callback has only the error's text. So the last few are kept.
+# What JAX raises for an error in a compiled call has only the error's text. So the last few are kept.
 _raised: deque[BaseException] = deque(maxlen=4)
 
 with jax.core.eval_context():
     _NOT_TRACING = get_opaque_trace_state(convention="nnx")
 
-# The effect of an ordered io_callback, as JAX names it.
-_EFFECTS = frozenset(jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().jaxpr.effects)
+# The effect of an ordered io_callback, as JAX names it, and the type of the token that orders it.
+(_EFFECT,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().jaxpr.effects
+(_TOKEN,) = jax.make_jaxpr(jax.lax.create_token)().out_avals
+
+_HANDLER = "procgroup_call"
 
 
 def _as_jax(name: LeafName, value: Any) -> Any:
@@ -147,14 +160,24 @@ def _callback(call: TracedCall, *arrays: Any) -> list[Any]:
         with inside_awaited_call():
             return call.run([np.asarray(array) for array in arrays])
     except BaseException as error:
-        _raised.append(error)
+        _keep(error)
         raise
 
 
-def _abstract_eval(*arrays: Any, call: TracedCall) -> tuple[list[Any], frozenset[Any]]:
+def _keep(error: BaseException) -> str:
+    """Keep an error for ``quoted_in``; return the text by which it is found."""
+    _raised.append(error)
+    return _quoted(error)
+
+
+def _quoted(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _abstract_eval(*arrays: Any, call: TracedCall) -> tuple[list[Any], set[Any]]:
     shapes = call.result_shapes(arrays)
     results = [jax.core.ShapedArray(shape, array.dtype) for shape, array in zip(shapes, arrays, strict=False)]
-    return results, _EFFECTS
+    return results, {_EFFECT}
 
 
 def _lower(context: Any, *arrays: Any, call: TracedCall) -> Any:
@@ -172,7 +195,53 @@ def _lower(context: Any, *arrays: Any, call: TracedCall) -> Any:
             "`procgroup run --nproc-per-node` does, or make the call outside of shard_map."
         )
     call.group.await_before_calls(jax.effects_barrier)
-    return mlir.lower_fun(_run_as_callback, multiple_results=True)(context, *arrays, call=call)
+    if context.module_context.platforms != ("cpu",) or getattr(where, "num_devices", 1) > 1:
+        return mlir.lower_fun(_run_as_callback, multiple_results=True)(context, *arrays, call=call)
+    _register_handler()
+    compiled = _compile(call, context.avals_in, context.avals_out)
+    context.module_context.add_keepalive(compiled)
+    given = context.replace(avals_in=[_TOKEN, *context.avals_in], avals_out=[_TOKEN, *context.avals_out])
+    lower = jax.ffi.ffi_lowering(_HANDLER, has_side_effect=True)
+    token, *results = lower(given, context.tokens_in.get(_EFFECT), *arrays, call=np.uint64(compiled.number))
+    context.set_tokens_out(context.tokens_in.update_tokens(mlir.TokenSet({_EFFECT: token})))
+    return results
+
+
+@functools.cache
+def _register_handler() -> None:
+    jax.ffi.register_ffi_target(_HANDLER, _native.xla_handler(), platform="cpu")
+
+
+def _compile(call: TracedCall, arguments: Sequence[Any], results: Sequence[Any]) -> _native.CompiledCall:
+    """Give a call a number. Raises what the group's method would raise for these dtypes."""
+    made = EngineCall("barrier") if call.operation is None else call.operation.engine_call()
+    return _native.CompiledCall(
+        call.group.calls,
+        made.op,
+        [array.dtype.name for array in arguments],
+        root=made.root,
+        source=made.source,
+        op=made.reduce_op,
+        tag=TAG,
+        line=call.line,
+        run=functools.partial(_run_on, call, arguments, results),
+        describe_error=_keep,
+    )
+
+
+def _run_on(
+    call: TracedCall,
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    given: Sequence[memoryview],
+    made: Sequence[memoryview],
+) -> None:
+    """Make a call on memory of XLA."""
+    arrays = [np.ndarray(one.shape, one.dtype, view) for one, view in zip(arguments, given, strict=True)]
+    with inside_awaited_call():
+        found = call.run(arrays)
+    for one, view, result in zip(results, made, found, strict=True):
+        np.ndarray(one.shape, one.dtype, view)[...] = result
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: TracedCall) -> tuple[list[Any], list[Any]]:
@@ -197,7 +266,7 @@ def _transpose(cotangents: Sequence[Any], *arrays: Any, call: TracedCall) -> lis
     assert transposed is not None
     size = call.group.size()
     given = [call.operation.cotangent(ad.instantiate_zeros(cotangent), size) for cotangent in cotangents]
-    found = _call_p.bind(*given, call=TracedCall(transposed, call.group))
+    found = _call_p.bind(*given, call=TracedCall(transposed, call.group, call.line))
     return [change if ad.is_undefined_primal(array) else None for change, array in zip(found, arrays, strict=True)]
 
 

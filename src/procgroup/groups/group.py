@@ -311,7 +311,7 @@ class ProcessGroup(GroupCalls):
         return remove
 
     def _intercept(self) -> None:
-        self.calls.intercept(self._issue if self._issue.is_needed else None)
+        self.calls.intercept(self._issue if self._issue.is_needed else None, self._issue.only_awaits)
 
     def _close(self, error: Callable[[], DistError]) -> None:
         """Let every call raise ``error()``, which must not refer to the group: the engine would keep it alive."""

@@ -7,10 +7,11 @@ call to ``Issue``, which issues it when all states permit::
 
 ``closed`` is a group that was destroyed, or that a fork has copied. To *coalesce* is to queue calls, and to issue them
 together later. To *await* is to wait, before each call, for calls that another library makes from a thread of its own:
-a function that JAX compiled may still run after its call has returned, and make calls on the group then. To *defer* a
-call is to let a thread issue it when its input is ready, as a tensor that is still being copied from a device; later
-calls wait until the deferred call has been issued, not until it has completed. Ranks match calls by the order in which
-each rank issues them, so no state may change that order.
+a function that JAX compiled may still run after its call has returned, and make calls on the group then. Those calls
+themselves are not passed to ``Issue`` unless the group is in another state, too (``only_awaits``). To *defer* a call is
+to let a thread issue it when its input is ready, as a tensor that is still being copied from a device; later calls wait
+until the deferred call has been issued, not until it has completed. Ranks match calls by the order in which each rank
+issues them, so no state may change that order.
 """
 
 from __future__ import annotations
@@ -63,8 +64,12 @@ class Issue:
     @property
     def is_needed(self) -> bool:
         """Whether the group is in one of the states."""
-        states = (self.closed, self.queue, self.await_others, self.deferral)
-        return any(state is not None for state in states) or bool(self.hooks)
+        return self.await_others is not None or not self.only_awaits
+
+    @property
+    def only_awaits(self) -> bool:
+        """Whether calls do no more than await others, so that those others themselves need not be passed to this."""
+        return not self.hooks and all(state is None for state in (self.closed, self.queue, self.deferral))
 
     def __call__(self, op: str, *arguments: Any) -> Any:
         """Issue a call of the native group when all states permit, and return its result."""

@@ -1,0 +1,171 @@
+// The calls of functions that JAX has compiled: XLA calls a handler here, in any thread, without the interpreter's
+// lock.
+//
+// A call has a number, which is an attribute of XLA's custom call. The object of Python that has the number is kept by
+// the compiled function; the registry finds it for as long as it lives.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "bindings.hpp"
+#include "python_group.hpp"
+#include "xla/compiled_call.hpp"
+
+using namespace nanobind::literals;
+
+namespace procgroup {
+namespace {
+
+constexpr const char* kAttribute = "call";
+
+class PythonCompiledCall {
+ public:
+  PythonCompiledCall(const PythonGroup& group, const CompiledCall::Options& options, const std::vector<Dtype>& dtypes,
+                     nb::object run, nb::object describe_error)
+      : group_(group.direct()),
+        call_(options, dtypes),
+        run_(std::move(run)),
+        describe_error_(std::move(describe_error)) {}
+
+  // Throws nb::python_error, and what CompiledCall::run() throws but for OperationFailed.
+  void run(const std::vector<XlaArray>& given, const std::vector<XlaArray>& results) const {
+    if (!group_.runs_compiled() || inside_transfer()) return run_in_python(given, results);
+    group_.engine()->engine()->note_caller();
+    UnlockedPythonRuntime language;
+    try {
+      call_.run(*group_.group(), given, results, group_.seconds(), language);
+      language.rethrow();
+    } catch (const OperationFailed& failed) {
+      language.rethrow();
+      const Relocked relocked;
+      raise(build_exception(failed.failure, failed.call, *group_.group()));
+    }
+  }
+
+  // The text of XLA's error. The exception itself is kept for procgroup.functional.jit_errors.
+  std::string describe(const nb::python_error& error) const {
+    const Relocked relocked;
+    try {
+      return nb::cast<std::string>(describe_error_(error.value()));
+    } catch (const std::exception&) {  // a signal's handler raises, or the text is not Unicode
+      return error.what();
+    }
+  }
+
+ private:
+  // By the group's methods, where another backend moves the elements, or the group is in a state that looks at its
+  // calls.
+  void run_in_python(const std::vector<XlaArray>& given, const std::vector<XlaArray>& results) const {
+    const Relocked relocked;
+    const auto views = [](const std::vector<XlaArray>& arrays, int access) {
+      nb::list list;
+      for (const XlaArray& array : arrays)
+        list.append(nb::steal(PyMemoryView_FromMemory(
+            static_cast<char*>(array.data), static_cast<Py_ssize_t>(array.count * dtype_size(array.dtype)), access)));
+      return list;
+    };
+    run_(views(given, PyBUF_READ), views(results, PyBUF_WRITE));
+  }
+
+  const PythonGroup group_;
+  const CompiledCall call_;
+  const nb::object run_;
+  const nb::object describe_error_;
+};
+
+// Threads of XLA may use it while the process ends.
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<uint64_t, std::shared_ptr<const PythonCompiledCall>> calls;
+  uint64_t last = 0;
+};
+Registry& registry() {
+  static auto& one = *new Registry;
+  return one;
+}
+
+std::shared_ptr<const PythonCompiledCall> find(uint64_t number) {
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().calls.find(number);
+  return found == registry().calls.end() ? nullptr : found->second;
+}
+
+// The registration of a call, as an object of Python.
+class Registered {
+ public:
+  explicit Registered(std::shared_ptr<const PythonCompiledCall> call) {
+    const std::lock_guard lock(registry().mutex);
+    number_ = ++registry().last;
+    registry().calls.emplace(number_, std::move(call));
+  }
+  Registered(const Registered&) = delete;
+  Registered& operator=(const Registered&) = delete;
+  ~Registered() {
+    std::shared_ptr<const PythonCompiledCall> ended;  // without the mutex: it may run Python
+    const std::lock_guard lock(registry().mutex);
+    ended = std::move(registry().calls.extract(number_).mapped());
+  }
+
+  uint64_t number() const { return number_; }
+
+ private:
+  uint64_t number_;
+};
+
+void compile(Registered* self, const PythonGroup& group, const char* name, const std::vector<std::string>& dtypes,
+             int root, int source, nb::handle op, uint64_t tag, uint32_t line, nb::object run,
+             nb::object describe_error) {
+  CompiledCall::Options options{.op = op_from_name(name), .root = root, .source = source, .tag = tag, .line = line};
+  std::vector<Dtype> types;
+  for (const std::string& dtype : dtypes) types.push_back(dtype_from_name(dtype.c_str()));
+  if (reduces(options.op))
+    for (const Dtype dtype : types) {
+      const Reduction reduction = group.site(name).reduction(op, dtype);
+      options.reduce_op = reduction.op;
+      options.factor = reduction.factor;
+    }
+  new (self) Registered(std::shared_ptr<const PythonCompiledCall>(
+      new PythonCompiledCall(group, options, types, std::move(run), std::move(describe_error)),
+      &delete_with_lock<const PythonCompiledCall>));
+}
+
+xla::Error* handle(xla::CallFrame* frame) {
+  std::shared_ptr<const PythonCompiledCall> call;
+  try {
+    if (const std::string misfit = misfit_of(*frame); !misfit.empty()) return make_error(*frame->api, misfit);
+    if (answer_metadata(*frame)) return nullptr;
+    const uint64_t number = attribute_of(frame->attributes, kAttribute);
+    call = find(number);
+    if (!call)
+      return make_error(*frame->api, "This process has no call of procgroup number " + std::to_string(number) +
+                                         ": the function was compiled by another process. Compile it in this one.");
+    call->run(arrays_of(frame->arguments), arrays_of(frame->results));
+    return nullptr;
+  } catch (const nb::python_error& error) {
+    return make_error(*frame->api, call->describe(error));
+  } catch (const std::exception& error) {
+    return make_error(*frame->api, error.what());
+  }
+}
+
+}  // namespace
+}  // namespace procgroup
+
+using namespace procgroup;
+
+void bind_xla(nb::module_& module) {
+  module.def(
+      "xla_handler", [] { return nb::capsule(reinterpret_cast<const void*>(&handle)); },
+      nb::sig("def xla_handler() -> object"), "Return the address of the handler of XLA's custom calls, in a capsule.");
+  nb::class_<Registered>(module, "CompiledCall",
+                         "A call of a function that XLA has compiled; found by its number while this object lives.")
+      .def("__init__", &compile, "group"_a, "name"_a, "dtypes"_a, nb::kw_only(), "root"_a, "source"_a, "op"_a.none(),
+           "tag"_a, "line"_a, "run"_a, "describe_error"_a)
+      .def_prop_ro("number", &Registered::number);
+}

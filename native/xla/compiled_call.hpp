@@ -1,0 +1,69 @@
+// A call that XLA has compiled as part of a function, on the buffers that XLA gives it.
+//
+// Arrays of one dtype go through one call, side by side as procgroup.functional.fusing has them, so that ranks inside
+// and outside of a compiled function make the same calls. One array of a dtype is used where it is; several are copied.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "group/group.hpp"
+#include "xla/ffi.hpp"
+
+namespace procgroup {
+
+// An array in memory, as one of XLA's.
+struct XlaArray {
+  void* data;  // never null
+  Dtype dtype;
+  size_t count;
+};
+
+// Read the buffers of a call but for tokens, which order calls and have no memory. Throws std::invalid_argument for
+// what is not a buffer of a dtype that can be sent.
+std::vector<XlaArray> arrays_of(const xla::Buffers& buffers);
+// Return the attribute `name`, a scalar of uint64. Throws std::invalid_argument where there is none.
+uint64_t attribute_of(const xla::Attributes& attributes, const char* name);
+xla::Error* make_error(const xla::Api& api, const std::string& text);
+// Return why the frame cannot be read: it is of another version. Empty where it can be.
+std::string misfit_of(const xla::CallFrame& frame);
+// Answer a call that asks for the handler's version; return false for other calls.
+bool answer_metadata(const xla::CallFrame& frame);
+
+class CompiledCall {
+ public:
+  struct Options {
+    OpKind op;        // kSend also receives
+    int root = -1;    // of kSend the destination
+    int source = -1;  // of kSend
+    ReduceOp reduce_op = ReduceOp::kSum;
+    double factor = 1.0;  // of PREMUL_SUM
+    uint64_t tag = 0;     // of kSend
+    uint32_t line = 0;    // number of the source line that was traced: see Recorder
+  };
+
+  CompiledCall(Options options, const std::vector<Dtype>& dtypes);
+
+  // Blocking, for at most that many seconds per dtype. Throws OperationFailed, and std::invalid_argument for other
+  // arrays than those that were compiled.
+  void run(Group& group, const std::vector<XlaArray>& given, const std::vector<XlaArray>& results, double seconds,
+           LanguageRuntime& language) const;
+
+ private:
+  class Bundle;
+
+  void require_compiled(const std::vector<XlaArray>& arrays) const;
+  void run_bundle(Group& group, const Bundle& given, const Bundle& result, double seconds,
+                  LanguageRuntime& language) const;
+  void exchange(Group& group, const Bundle& given, const Bundle& result, double seconds,
+                LanguageRuntime& language) const;
+
+  Options options_;
+  std::vector<Dtype> dtypes_;
+  std::vector<std::vector<size_t>> bundles_;  // the indices of the arrays of one dtype, by its name
+};
+
+}  // namespace procgroup

@@ -1,0 +1,141 @@
+// The functions by which XLA calls a handler of another library (XLA FFI), declared without XLA's headers.
+//
+// Structures and numbers are those of version 0.3 of xla/ffi/api/c_api.h, which jaxlib ships
+// (https://github.com/openxla/xla/blob/main/xla/ffi/api/c_api.h). A structure begins with its size in bytes, and a
+// newer version appends to it: so a handler has to check that what it reads is there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace procgroup::xla {
+
+inline constexpr int kMajorVersion = 0;
+inline constexpr int kMinorVersion = 3;
+
+struct Error;    // opaque; the caller of a handler destroys it
+struct Context;  // opaque
+
+enum class ErrorCode : int { kInternal = 13 };
+enum class ExtensionType : int { kMetadata = 1 };
+enum class Stage : int { kInstantiate, kPrepare, kInitialize, kExecute };
+enum class AttributeType : int { kArray = 1, kDictionary, kScalar, kString };
+enum class DataType : int {
+  kBool = 1,
+  kInt8 = 2,
+  kInt16 = 3,
+  kInt32 = 4,
+  kInt64 = 5,
+  kUint8 = 6,
+  kUint16 = 7,
+  kUint32 = 8,
+  kUint64 = 9,
+  kFloat16 = 10,
+  kFloat32 = 11,
+  kFloat64 = 12,
+  kComplex64 = 15,
+  kBfloat16 = 16,
+  kToken = 17,
+  kComplex128 = 18,
+  kFloat8E5m2 = 19,
+  kFloat8E4m3fn = 20,
+  kFloat8E5m2fnuz = 24,
+  kFloat8E4m3fnuz = 25,
+  kFloat8E8m0fnu = 33,
+};
+
+// What XLA attaches to a structure: a list.
+struct Extension {
+  size_t struct_size;
+  ExtensionType type;
+  Extension* next;
+};
+
+struct Version {
+  size_t struct_size;
+  Extension* extensions;
+  int major;
+  int minor;
+};
+
+struct Buffer {
+  size_t struct_size;
+  Extension* extensions;
+  DataType dtype;
+  void* data;
+  int64_t rank;
+  int64_t* dimensions;
+};
+
+struct ByteSpan {
+  const char* data;
+  size_t size;
+};
+
+struct Scalar {
+  DataType dtype;
+  void* value;
+};
+
+// Arguments, or results. XLA has no other types than buffers yet: `types` are all 1.
+struct Buffers {
+  size_t struct_size;
+  Extension* extensions;
+  int64_t size;
+  int* types;
+  Buffer** buffers;
+};
+inline constexpr int kBufferType = 1;
+
+struct Attributes {
+  size_t struct_size;
+  Extension* extensions;
+  int64_t size;
+  AttributeType* types;
+  ByteSpan** names;
+  void** values;
+};
+
+struct ErrorArguments {
+  size_t struct_size;
+  Extension* extensions;
+  const char* message;
+  ErrorCode code;
+};
+
+// The functions of XLA; the others come after these.
+struct Api {
+  size_t struct_size;
+  Extension* extensions;
+  Version version;
+  const void* internal;
+  Error* (*create_error)(ErrorArguments*);
+};
+
+struct CallFrame {
+  size_t struct_size;
+  Extension* extensions;
+  const Api* api;
+  Context* context;
+  Stage stage;
+  Buffers arguments;
+  Buffers results;
+  Attributes attributes;
+};
+
+// A call with this extension asks for the handler's version, and moves nothing.
+struct Metadata {
+  size_t struct_size;
+  Version version;  // out
+  uint32_t traits;  // out
+};
+
+struct MetadataExtension {
+  Extension base;
+  Metadata* metadata;
+};
+
+// Returns null for success.
+using Handler = Error*(CallFrame*);
+
+}  // namespace procgroup::xla
