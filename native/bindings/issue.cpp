@@ -171,7 +171,10 @@ nb::object PythonGroup::capture(Request request, const Options& options, std::sh
     raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(reason));
   }
   group_->watch_replays(call, task, options.seconds);
-  return options.async_op ? work : nb::none();
+  if (options.async_op) return work;
+  issued->device_arrays.clear();  // the task keeps them as long as the graph
+  issued->device_task.reset();
+  return nb::none();
 }
 
 nb::object PythonGroup::open_backend(nb::object start, double seconds) {

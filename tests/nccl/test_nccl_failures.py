@@ -425,6 +425,12 @@ def test_a_rank_that_is_killed_while_gpus_work_is_named_by_whatever_comes_next(w
     with start(lose_a_rank_on_the_gpu, SIZE, args=(way,), environments=environments) as world:
         killed, outcomes = kill_in_a_call(world, "queued")
     for rank in SURVIVORS:
+        seen = outcomes[rank].value
+        if (
+            seen is not None and seen.kind == "GroupBroken"
+        ):  # the first of the next calls came after the end of the group
+            assert way.startswith("the next calls") and f"lost rank {ABSENT}" in seen.text, seen
+            continue
         expect_error(outcomes[rank], "PeerLost", ABSENT, killed)
 
 

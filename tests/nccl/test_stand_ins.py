@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nccl import stand_ins
+from nccl.gpu_arrays import comes_true
 
 from world import attempt, run, run_command, start
 
@@ -674,11 +675,15 @@ def ask_from_two_threads(rank: int, size: int) -> str:
         with lock:
             ask()
 
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
     def operate(also: Callable[[], Any]) -> int:
         """Ask for the state of an operation that is enqueued, in two threads."""
         with lock:
+            before = threads()
             me.call(*all_reduce)
-        time.sleep(0.02)  # for NCCL's thread to end
+        assert comes_true(lambda: threads() <= before)  # NCCL's has ended, and nobody has joined it
         barrier = threading.Barrier(2)
         other = threading.Thread(target=lambda: (barrier.wait(), also()))
         other.start()
