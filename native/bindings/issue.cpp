@@ -171,10 +171,8 @@ nb::object PythonGroup::capture(Request request, const Options& options, std::sh
     raise(nb::module_::import_("procgroup.errors").attr("DistBackendError")(reason));
   }
   group_->watch_replays(call, task, options.seconds);
-  if (options.async_op) return work;
-  issued->device_arrays.clear();  // the task keeps them as long as the graph
-  issued->device_task.reset();
-  return nb::none();
+  engine_->sweep();  // the arrays go with the graph, which a later call need not follow
+  return options.async_op ? work : nb::none();
 }
 
 nb::object PythonGroup::open_backend(nb::object start, double seconds) {
