@@ -146,9 +146,8 @@ nb::object PythonGroup::capture(Request request, const Options& options, std::sh
   if (!nccl_->is_connected())
     site(options.op)
         .refuse(
-            "the stream of the array is being captured into a CUDA graph, and the first call of a group on a GPU, "
-            "which "
-            "connects the ranks, cannot be captured. Make a call before the capture");
+            "the stream of the array is being captured into a CUDA graph, and the first call of a group on a GPU "
+            "cannot be captured, because it connects the ranks. Make a call before the capture");
   request.descriptor.captured = true;
   request.is_unawaited = false;
   {

@@ -232,6 +232,7 @@ void* map_registered(size_t bytes) {
 }
 
 void unmap_registered(void* memory, size_t bytes) {
+  const BesideCaptures beside(CudaDriver::get());
   CudaDriver::get().cuMemHostUnregister(memory);
   munmap(memory, bytes);
 }

@@ -203,13 +203,13 @@ void Group::watch_replays(const Descriptor& call, std::shared_ptr<Task> task, do
 // any.
 bool Group::follow_replays() {
   if (is_completed()) return false;
-  std::vector<CapturedCall> gone;  // let go of without the mutex: that may run Python
+  std::vector<std::shared_ptr<Task>> gone;  // let go of without the mutex: that may run Python
   const std::lock_guard lock(queue_mutex_);
   std::vector<int> ignored;
   for (CapturedCall& one : captured_) {
     Task::State state = Task::State::kQueued;  // what it throws here, it throws again when it is followed
     failure_of([&] { state = one.task->test(ignored); });
-    if (state == Task::State::kCompleted) gone.push_back(one);
+    if (state == Task::State::kCompleted) gone.push_back(one.task);
     const std::shared_ptr<GroupOperation> followed = one.followed.lock();
     if (state != Task::State::kQueued || (followed && !followed->is_completed())) continue;
     const auto operation =
@@ -217,9 +217,7 @@ bool Group::follow_replays() {
     one.followed = operation;
     device_queues_[kReplays].push_back(operation);
   }
-  std::erase_if(captured_, [&](const CapturedCall& one) {
-    return std::ranges::any_of(gone, [&](const CapturedCall& other) { return other.task == one.task; });
-  });
+  std::erase_if(captured_, [&](const CapturedCall& one) { return std::ranges::find(gone, one.task) != gone.end(); });
   return !captured_.empty();
 }
 

@@ -1,9 +1,11 @@
 // A task: what moves the bytes of one call in place of the engine's transport, or beside it.
 //
-//     MPI                  a request of MPI, polled                                        mpi/mpi_transfer.hpp
-//     NCCL                 work on a GPU                                                   nccl/nccl_task.hpp
-//     a program's backend  a generator of Python bindings/backend_transfer.hpp staging              copies between a
-//     GPU and host memory, around one of these, or around the engine's transport
+//     MPI                  a request of MPI, polled   mpi/mpi_transfer.hpp
+//     NCCL                 work on a GPU              nccl/nccl_task.hpp
+//     staging              copies from and to a GPU   cuda/staging.hpp
+//     a program's backend  a generator of Python      bindings/python_task.hpp
+//
+// Staging is around another task, or around the engine's transport.
 //
 //                  issued        the ranks agree                      the bytes have moved
 //     the engine ----+----------------+----------------------------------------+------------
